@@ -1,0 +1,42 @@
+# The targets people use; .ci/run calls `make test` and nothing else.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Every target that runs skyward sees the engine, registry, base image and index map of `make engine`.
+ENV := set -a; [ -f .engine/env ] && . ./.engine/env; set +a;
+
+.PHONY: demo test lint typing engine engine-down venv bench clean
+
+demo: engine venv  ## set up everything, then train on two containers
+	@$(ENV) $(BIN)/python examples/digits.py
+
+test: engine venv lint typing  ## the whole suite, unit and end to end on real containers
+	@$(ENV) $(BIN)/python -m pytest
+
+lint: venv
+	@$(BIN)/ruff check -q . && $(BIN)/ruff format --check -q .
+
+typing: venv
+	@$(BIN)/mypy --no-error-summary
+
+bench: engine venv  ## dispatch figures as JSON
+	@$(ENV) $(BIN)/python benchmarks/dispatch.py
+
+engine:  ## a reachable Docker engine, a registry on loopback, the default base image
+	@$(PYTHON) scripts/engine up
+
+engine-down:
+	@$(PYTHON) scripts/engine down
+
+venv: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml
+	@echo "venv: creating $(VENV) and installing skyward with its development tools"
+	@$(PYTHON) -c 'import sys; sys.exit("skyward needs Python 3.11 or newer, found " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -q -e '.[dev]'
+	@touch $@
+
+clean:
+	@$(PYTHON) scripts/engine down --purge
+	@rm -rf $(VENV)

@@ -1,0 +1,151 @@
+"""The private dockerd: its settings, its start, its end. Data, sockets and logs stay inside the clone's place."""
+
+import http.client
+import json
+import os
+import re
+import shutil
+import socket
+import time
+from pathlib import Path
+
+from . import processes
+from .console import SetupError, capture, say, step, tail
+from .place import Place
+
+START_LIMIT_S = 60
+STOP_LIMIT_S = 30
+# A login shell of a plain user, and some build systems, leave the system folders out.
+_SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin"
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+def answers(path: Path, *, timeout_s: float = 5) -> bool:
+    """Whether a Docker engine answers on a unix socket. `PermissionError` is the caller's to explain."""
+    connection = _UnixConnection(str(path), timeout_s)
+    try:
+        connection.request("GET", "/_ping")
+        return connection.getresponse().read() == b"OK"
+    except PermissionError:
+        raise
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def daemon_path() -> str:
+    """PATH for the engine's programs: the caller's, then the system's folders."""
+    return f"{os.environ.get('PATH', '')}:{_SYSTEM_PATH}"
+
+
+def command(place: Place) -> list[str]:
+    """The private engine's command line: no bridge, no packet filter rules, nothing outside its place."""
+    argv = [
+        shutil.which("dockerd", path=daemon_path()) or "dockerd",
+        f"--config-file={place.root / 'daemon.json'}",
+        f"--data-root={place.data}",
+        f"--exec-root={place.run}",
+        f"--pidfile={place.run / 'docker.pid'}",
+        f"--host={place.docker_host}",
+        "--bridge=none",
+        "--iptables=false",
+        "--ip6tables=false",
+        "--ip-forward=false",
+    ]
+    if not Path("/run/systemd/system").is_dir():
+        argv.append("--exec-opt=native.cgroupdriver=cgroupfs")
+    return argv
+
+
+def pid(place: Place) -> int | None:
+    """The private engine's process, when it runs."""
+    return processes.ours(place.run / "docker.pid", place.root)
+
+
+def ensure(place: Place) -> None:
+    """Start the private engine unless it answers already."""
+    running = pid(place)
+    if running and answers(place.socket):
+        say(f"the private engine already answers at {place.socket}")
+        return
+    if place.run.parent != place.root:
+        say(f"the clone's path is too long for sockets, so they lie in {place.run}")
+    log = place.log("dockerd")
+    before = log.stat().st_size if log.exists() else 0
+    with step(f"starting a private engine with its data in {place.data}"):
+        _await_answer(place, running or _start(place, log), log, before)
+
+
+def _start(place: Place, log: Path) -> int:
+    place.run.mkdir(mode=0o700, parents=True, exist_ok=True)
+    place.data.mkdir(mode=0o711, exist_ok=True)
+    # A configuration of its own: /etc/docker belongs to the system's engine.
+    (place.root / "daemon.json").write_text(json.dumps(_settings(place)) + "\n")
+    # dockerd refuses to start while its old pid file names any live process, be it a stranger's, and waits in vain
+    # for a killed containerd where process 1 does not reap it.
+    (place.run / "docker.pid").unlink(missing_ok=True)
+    if processes.ours(place.run / "containerd" / "containerd.pid", place.run) is None:
+        (place.run / "containerd" / "containerd.pid").unlink(missing_ok=True)
+    env = {name: value for name, value in os.environ.items() if name not in {"DOCKER_HOST", "NOTIFY_SOCKET"}}
+    return processes.start(command(place), log=log, env={**env, "PATH": daemon_path()})
+
+
+def _settings(place: Place) -> dict[str, str]:
+    # An engine older than 23 keeps a key in /etc/docker unless told otherwise; newer ones refuse the setting.
+    version = major_version(capture([command(place)[0], "--version"]) or "")
+    return {"deprecated-key-path": str(place.root / "key.json")} if 0 < version < 23 else {}
+
+
+def major_version(version_line: str) -> int:
+    """The major version in what `docker --version` or `dockerd --version` prints; 0 when there is none."""
+    found = re.search(r"version (\d+)\.", version_line)
+    return int(found[1]) if found else 0
+
+
+def _await_answer(place: Place, process: int, log: Path, before: int) -> None:
+    deadline_s = time.monotonic() + START_LIMIT_S
+    while not answers(place.socket):
+        if not processes.alive(process):
+            raise SetupError(
+                f"dockerd ended at its start. Its last words:\n{tail(log, start=before)}\n"
+                f"The whole log is {log}. Where the machine forbids an engine (an unprivileged container, say), "
+                "set DOCKER_HOST to one that is reachable and run this again."
+            )
+        if time.monotonic() > deadline_s:
+            processes.stop(process, patience_s=5)
+            raise SetupError(
+                f"dockerd did not answer within {START_LIMIT_S} s and was stopped. Its last words:\n"
+                f"{tail(log, start=before)}\nThe whole log is {log}; run this again once it says nothing alarming."
+            )
+        time.sleep(0.05)
+
+
+def end(place: Place) -> None:
+    """Stop the private engine and everything that it started, also after it was killed."""
+    running = pid(place)
+    if running:
+        with step("stopping the private engine"):
+            processes.stop(running, patience_s=STOP_LIMIT_S)
+    _end_orphans(place)
+
+
+def _end_orphans(place: Place) -> None:
+    """A killed dockerd leaves its containers, their shims and containerd behind; end these by their own records."""
+    runtime_root = place.run / "runtime-runc" / "moby"
+    runc = shutil.which("runc", path=daemon_path())
+    if runc and runtime_root.is_dir():
+        for container in sorted(runtime_root.iterdir()):
+            capture([runc, "--root", str(runtime_root), "delete", "--force", container.name])
+    for orphan in processes.naming(place.run / "containerd"):
+        processes.stop(orphan, patience_s=5)

@@ -1,0 +1,85 @@
+"""Where the Docker engine is: found as the docker CLI finds it, because the SDK knows nothing of contexts.
+
+Order: the caller's address, `DOCKER_HOST`, the context named by `DOCKER_CONTEXT` or by the CLI's configuration, the
+default socket.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from skyward.errors import ConfigError
+
+DEFAULT_URL = "unix:///var/run/docker.sock"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAddress:
+    """An engine's socket on this machine.
+
+    Attributes:
+        path: the unix socket.
+        origin: who said so, in words for error messages.
+    """
+
+    path: Path
+    origin: str
+
+    @property
+    def url(self) -> str:
+        """The address in the form of `DOCKER_HOST`."""
+        return f"unix://{self.path}"
+
+
+def find_engine(base_url: str | None = None, env: Mapping[str, str] = os.environ) -> EngineAddress:
+    """The engine the docker CLI would use, or the one at `base_url`.
+
+    Raises:
+        ConfigError: the address is not a unix socket of this machine, or the context named does not exist.
+    """
+    if base_url:
+        return _socket(base_url, "the provider's base_url")
+    if env.get("DOCKER_HOST"):
+        return _socket(env["DOCKER_HOST"], "DOCKER_HOST")
+    folder = Path(env.get("DOCKER_CONFIG") or Path(env.get("HOME") or Path.home()) / ".docker")
+    name, said_by = env.get("DOCKER_CONTEXT"), "DOCKER_CONTEXT"
+    if not name:
+        name, said_by = _read(folder / "config.json").get("currentContext"), str(folder / "config.json")
+    if not name or name == "default":
+        return _socket(DEFAULT_URL, "the default address")
+    # the CLI keeps each context in a folder named by the SHA-256 of the context's name
+    meta = folder / "contexts" / "meta" / hashlib.sha256(name.encode()).hexdigest() / "meta.json"
+    url = _read(meta).get("Endpoints", {}).get("docker", {}).get("Host")
+    if not url:
+        raise ConfigError(
+            f"The docker context {name!r}, named by {said_by}, has no engine address in {meta}. "
+            "Choose another with `docker context use`, or set DOCKER_HOST."
+        )
+    return _socket(url, f"the docker context {name!r}")
+
+
+def _socket(url: str, origin: str) -> EngineAddress:
+    scheme, _, rest = url.partition("://")
+    if scheme == "unix" and rest:
+        return EngineAddress(Path("/" + rest.lstrip("/")), origin)
+    raise ConfigError(
+        f"The Docker engine at {url!r} (from {origin}) is not on this machine: sky.Docker() talks to its containers "
+        "through a directory it shares with them, so it needs an address of the form unix:///path/to/docker.sock."
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; empty where there is no such file."""
+    try:
+        document = json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"Docker's configuration file {path} cannot be read: {error}.") from error
+    return document if isinstance(document, dict) else {}

@@ -1,0 +1,208 @@
+"""One Docker engine on this machine: its images, its containers, what it can grant.
+
+Knows nothing of pools; safe to use from several threads.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import struct
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from skyward.engine.address import EngineAddress, find_engine
+from skyward.engine.container import Container, ContainerSpec, attach, create
+from skyward.engine.failures import ADVICE, LimitRefusedError, engine_call, translate
+from skyward.engine.gpus import gives_gpus
+from skyward.engine.limits import wanted_limits
+from skyward.engine.watch import Watch
+from skyward.errors import EngineError, EngineMissingError, ImageNotFoundError, SkywardError
+
+_log = logging.getLogger(__name__)
+_CALL_TIMEOUT_S = 120  # a start on a busy machine takes seconds; silence for longer is a hung engine
+_LEAST_API = (1, 41)  # engine 20.10
+_engines: dict[tuple[str, int | None], Engine] = {}
+_engines_lock = threading.Lock()
+
+
+class Engine:
+    """A running Docker engine.
+
+    Attributes:
+        url: its address in the form of `DOCKER_HOST`.
+        version: its version.
+        product: what it calls itself; empty for a plain engine.
+    """
+
+    def __init__(self, address: EngineAddress, pid: int | None) -> None:
+        from docker.api.client import APIClient
+
+        self.url, self._pid = address.url, pid
+        with engine_call("say its version", self.url):
+            with _client(APIClient, self.url, "1.41") as first:
+                about = first.version(api_version=False)
+            self.version, self.product = str(about["Version"]), str((about.get("Platform") or {}).get("Name") or "")
+            if tuple(map(int, about["ApiVersion"].split("."))) < _LEAST_API:
+                raise EngineError(
+                    f"The Docker engine at {self.url} is version {self.version}; skyward needs 20.10 or newer."
+                )
+            self._api = _client(APIClient, self.url, about["ApiVersion"])
+        self._limits = wanted_limits(pid)
+        self._told = False
+
+    @classmethod
+    def connect(cls, base_url: str | None = None) -> Engine:
+        """The engine at `base_url`, or the one the docker CLI would use. The same object while that engine lives.
+
+        Raises:
+            ConfigError: the address is not one of this machine.
+            EngineMissingError: no engine answers there.
+        """
+        address = find_engine(base_url)
+        pid = _knock(address)
+        with _engines_lock:
+            if (address.url, pid) not in _engines:
+                _engines[address.url, pid] = cls(address, pid)
+            return _engines[address.url, pid]
+
+    def image(self, ref: str) -> Mapping[str, Any] | None:
+        """The engine's description of an image; None if it does not have it."""
+        import docker.errors
+
+        with engine_call(f"look for image {ref}", self.url):
+            try:
+                return dict(self._api.inspect_image(ref))
+            except docker.errors.ImageNotFound:
+                return None
+
+    def pull(self, ref: str) -> None:
+        """Fetch an image from its registry.
+
+        Raises:
+            ImageNotFoundError: the registry has no such image, refuses it, or cannot be reached.
+        """
+        import docker.errors
+
+        with engine_call(f"pull image {ref}", self.url):
+            try:
+                for news in self._api.pull(ref, stream=True, decode=True):
+                    if "error" in news:
+                        raise _not_pulled(ref, self.url, news["error"])
+            except docker.errors.APIError as error:
+                raise _not_pulled(ref, self.url, str(error.explanation)) from error
+
+    def run(self, spec: ContainerSpec) -> Container:
+        """Create and start a container; whatever fails, none is left.
+
+        Limits the engine may not grant are given up one by one, for all later containers too, with one warning.
+        """
+        while True:
+            limits = self._limits
+            try:
+                container = self._run(spec, limits)
+            except LimitRefusedError as refusal:
+                if refusal.limit not in limits:
+                    raise
+                self._limits = {name: value for name, value in self._limits.items() if name != refusal.limit}
+                continue
+            self._tell_limits(limits)
+            return container
+
+    def containers(self, *labels: str, state: str | None = None) -> Sequence[Mapping[str, Any]]:
+        """Containers in any state, or in one, that carry all the given labels (`name` or `name=value`)."""
+        filters: dict[str, Any] = {"label": list(labels)} | ({"status": state} if state else {})
+        with engine_call("list containers", self.url):
+            return list(self._api.containers(all=True, filters=filters))
+
+    def remove(self, container_id: str) -> None:
+        """End a container at once and wait until it is gone; nothing happens if it is gone already."""
+        import docker.errors
+
+        with engine_call(f"remove container {container_id[:12]}", self.url):
+            try:
+                self._api.remove_container(container_id, force=True, v=True)
+            except docker.errors.NotFound:
+                return
+            except docker.errors.APIError as error:
+                if error.status_code != 409:
+                    raise
+                self._wait_gone(container_id)  # its own end is removing it at this moment
+
+    def watch(self, labels: Mapping[str, str]) -> Watch:
+        """Follow the ends of all containers with these labels; open it before they are started."""
+        return Watch(self._api, self.url, labels)
+
+    def gives_gpus(self) -> bool | None:
+        """Whether containers can get GPUs here; None when only trying tells."""
+        with engine_call("describe itself", self.url):
+            return gives_gpus(self._api.info(), self._pid)
+
+    def _run(self, spec: ContainerSpec, limits: Mapping[str, int]) -> Container:
+        with engine_call(f"start container {spec.name} from image {spec.image}", self.url):
+            container_id = create(self._api, spec, limits)
+            stream = None
+            try:
+                stream = attach(self._api, container_id)
+                self._api.start(container_id)
+            except BaseException:
+                if stream is not None:
+                    stream.close()
+                self.remove(container_id)
+                raise
+        return Container(self.url, container_id, spec.name, stream)
+
+    def _wait_gone(self, container_id: str) -> None:
+        import docker.errors
+
+        try:
+            self._api.wait(container_id, timeout=30, condition="removed")
+        except docker.errors.NotFound:
+            return
+
+    def _tell_limits(self, limits: Mapping[str, int]) -> None:
+        missing = [name for name in ("memlock", "stack") if name not in limits]
+        if missing and not self._told:
+            self._told = True
+            _log.warning(
+                "The Docker engine at %s may not raise the %s limit of its containers; they keep the engine's own. "
+                "An engine that has CAP_SYS_RESOURCE may.",
+                self.url,
+                " and ".join(missing),
+            )
+
+
+def _knock(address: EngineAddress) -> int | None:
+    """Whether somebody answers at the engine's socket, and which process; None if that is outside this namespace."""
+    where = f"No Docker engine answers at {address.url} (from {address.origin})"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.settimeout(10)
+        try:
+            sock.connect(str(address.path))
+        except FileNotFoundError as error:
+            raise EngineMissingError(f"{where}: there is no such socket. {ADVICE}") from error
+        except ConnectionRefusedError as error:
+            raise EngineMissingError(f"{where}: the socket exists, but nobody listens. {ADVICE}") from error
+        except PermissionError as error:
+            raise EngineMissingError(
+                f"{where}: permission denied, this user may not open it. Add the user to the group that owns it "
+                "(`sudo usermod -aG docker $USER`, then log in again), or use provider=sky.Local()."
+            ) from error
+        except OSError as error:
+            raise EngineMissingError(f"{where}: {error}. {ADVICE}") from error
+        if not hasattr(socket, "SO_PEERCRED"):  # only Linux has it
+            return None
+        pid, _, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        return pid or None
+
+
+def _client(make: Any, url: str, version: str) -> Any:
+    api = make(base_url=url, version=version, timeout=_CALL_TIMEOUT_S)
+    api.trust_env = False  # no proxy and no netrc stands before a local socket; looking for them costs 0.3 ms a call
+    return api
+
+
+def _not_pulled(ref: str, url: str, answer: str) -> SkywardError:
+    advice = "Check the name, your login (`docker login`) and the way to the registry."
+    return translate(f"pull image {ref}", url, answer, otherwise=(ImageNotFoundError, advice))

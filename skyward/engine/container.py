@@ -1,0 +1,111 @@
+"""One container: what it is to be, its creation and start, its output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from skyward.engine.failures import engine_call
+from skyward.engine.limits import shm_bytes
+
+_FRAME_HEADER = 8  # one byte for the stream, three of padding, four for the length
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerSpec:
+    """What a container is to be. It shares the host's network, has an init process and vanishes when it ends.
+
+    Attributes:
+        image: reference of an image the engine has.
+        command: what it runs, instead of the image's own command.
+        name: unique on the engine.
+        labels: labels by which it is found again.
+        env: environment in addition to the image's.
+        mounts: directories of this machine and where the container sees them.
+        gpus: number of NVIDIA GPUs, or their indexes; None for none.
+        cpus: limit in CPUs; None for no limit.
+        memory_bytes: limit of memory; None for no limit.
+    """
+
+    image: str
+    command: tuple[str, ...]
+    name: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    mounts: tuple[tuple[Path, str], ...] = ()
+    gpus: int | tuple[int, ...] | None = None
+    cpus: float | None = None
+    memory_bytes: int | None = None
+
+
+class Container:
+    """A started container and everything it prints."""
+
+    def __init__(self, engine: str, container_id: str, name: str, stream: Any) -> None:
+        self.id, self.name = container_id, name
+        self._engine, self._stream = engine, stream
+
+    def output(self) -> Iterator[bytes]:
+        """What it prints on both streams from its first byte on, ending when the container or the engine ends.
+
+        It has to be read: a container whose reader stands still blocks once the engine's buffer (1 MB) is full.
+        """
+        with engine_call(f"read the output of container {self.name}", self._engine):
+            try:
+                while len(header := self._stream.raw.read(_FRAME_HEADER)) == _FRAME_HEADER:
+                    yield self._stream.raw.read(int.from_bytes(header[4:], "big"))
+            finally:
+                self._stream.close()
+
+
+def create(api: Any, spec: ContainerSpec, limits: Mapping[str, int]) -> str:
+    """Create a container without starting it; its id."""
+    made = api.create_container(
+        spec.image,
+        list(spec.command),
+        name=spec.name,
+        labels=dict(spec.labels),
+        environment=dict(spec.env),
+        host_config=_host_config(api, spec, limits),
+    )
+    return str(made["Id"])
+
+
+def attach(api: Any, container_id: str) -> Any:
+    """A stream of what a created container will print.
+
+    Attached before the start, because the log of a container that removes itself is gone with it. Without the Upgrade
+    headers that the SDK's own attach sends, and read through the HTTP response, nothing is lost (docker-py#3332).
+    """
+    url = f"{api.base_url}/v{api.api_version}/containers/{container_id}/attach"
+    params = {"stream": 1, "stdout": 1, "stderr": 1}
+    answer = api.post(url, params=params, stream=True, timeout=None)
+    answer.raise_for_status()
+    return answer
+
+
+def _host_config(api: Any, spec: ContainerSpec, limits: Mapping[str, int]) -> Any:
+    from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
+
+    # of type "bind", so that a directory the engine does not see is an error and not made empty
+    mounts = [Mount(target=target, source=str(source), type="bind") for source, target in spec.mounts]
+    wishes: dict[str, Any] = {}
+    if spec.gpus is not None:
+        which = {"count": spec.gpus} if isinstance(spec.gpus, int) else {"device_ids": [str(i) for i in spec.gpus]}
+        wishes["device_requests"] = [DeviceRequest(**which, capabilities=[["gpu", "compute", "utility"]])]
+    if spec.cpus is not None:
+        wishes["nano_cpus"] = int(spec.cpus * 1e9)
+    if spec.memory_bytes is not None:  # with swap included: a node over its limit ends instead of crawling
+        wishes |= {"mem_limit": spec.memory_bytes, "memswap_limit": spec.memory_bytes}
+    return api.create_host_config(
+        network_mode="host",
+        init=True,
+        auto_remove=True,
+        mounts=mounts,
+        shm_size=shm_bytes(spec.memory_bytes),
+        ulimits=[Ulimit(name=name, soft=value, hard=value) for name, value in limits.items()],
+        log_config=LogConfig(type=LogConfig.types.JSON, config={"max-size": "10m", "max-file": "2"}),
+        **wishes,
+    )

@@ -1,0 +1,110 @@
+"""The boundary to the docker SDK: whatever it raises leaves this room as an error of skyward."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from skyward.errors import EngineError, EngineMissingError, ImageNotFoundError, SkywardError
+
+ADVICE = (
+    "Start Docker (for example `systemctl start docker`), or run `make engine` in a checkout of skyward and "
+    "source .engine/env, or use provider=sky.Local() to run without containers."
+)
+
+_NO_GPU = (
+    "Containers on this engine get no GPU: install the NVIDIA driver and the NVIDIA Container Toolkit on the machine, "
+    "run `nvidia-ctk runtime configure --runtime=docker`, and restart the engine."
+)
+# what engines answer, and what to do; the first that matches is used
+_KNOWN: tuple[tuple[str, type[SkywardError], str], ...] = (
+    (
+        r"no space left on device",
+        EngineError,
+        "Free some space, for example with `docker system prune`.",
+    ),
+    (
+        r"no such image|manifest.* (unknown|not found)|pull access denied|repository does not exist",
+        ImageNotFoundError,
+        "Check the image's name and tag.",
+    ),
+    (
+        r"container name .* already in use|name is reserved",
+        EngineError,
+        "`docker rm -f` removes the other container.",
+    ),
+    (
+        r"could not select device driver|nvidia-container|unresolvable CDI devices|unknown or invalid runtime name",
+        EngineError,
+        _NO_GPU,
+    ),
+    (
+        r"bind source path does not exist",
+        EngineError,
+        "The engine does not see this machine's files: it runs elsewhere or in another mount namespace, and "
+        "sky.Docker() needs one that shares them.",
+    ),
+    (
+        r"docker-init",
+        EngineError,
+        "The engine's init binary (docker-init, in package tini) is missing; install it.",
+    ),
+)
+
+
+class LimitRefusedError(EngineError):
+    """The engine may not grant a resource limit; `limit` is its name."""
+
+    def __init__(self, message: str, limit: str) -> None:
+        super().__init__(message)
+        self.limit = limit
+
+
+@contextmanager
+def engine_call(action: str, engine: str) -> Iterator[None]:
+    """Map failures of the SDK; `action` completes "The Docker engine at X could not ..."."""
+    import docker.errors
+    import urllib3.exceptions
+
+    try:
+        yield
+    except docker.errors.APIError as error:
+        raise translate(action, engine, str(error.explanation or error)) from error
+    except (docker.errors.DockerException, urllib3.exceptions.HTTPError, OSError) as error:
+        # requests' exceptions are OSErrors
+        raise EngineMissingError(
+            f"The Docker engine at {engine} broke off when asked to {action} ({_innermost(error)}). {ADVICE}"
+        ) from error
+
+
+def translate(
+    action: str, engine: str, answer: str, otherwise: tuple[type[SkywardError], str] = (EngineError, "")
+) -> SkywardError:
+    """The error for an engine's answer; `otherwise` is its kind and advice where the answer is not a known one."""
+    answer = answer.strip().rstrip(".")
+    message = f"The Docker engine at {engine} could not {action}. It answered: {answer}."
+    limit = refused_limit(answer)
+    if limit:
+        return LimitRefusedError(message, limit)
+    for pattern, kind, advice in _KNOWN:
+        if re.search(pattern, answer, re.IGNORECASE):
+            return kind(f"{message} {advice}")
+    kind, advice = otherwise
+    return kind(f"{message} {advice}".rstrip())
+
+
+def refused_limit(answer: str) -> str | None:
+    """The resource limit an engine's answer says it may not set, None if the answer is about something else."""
+    by_number = re.search(r"setting rlimit type (\d+)", answer)  # runc; numbers of Linux' resource.h
+    if by_number:
+        return {"3": "stack", "7": "nofile", "8": "memlock"}.get(by_number[1])
+    by_name = re.search(r"setrlimit `?RLIMIT_(\w+)", answer)  # crun
+    return by_name[1].lower() if by_name else None
+
+
+def _innermost(error: BaseException) -> BaseException:
+    """The system's own words, from under the layers of HTTP libraries."""
+    while error.__cause__ or error.__context__:
+        error = error.__cause__ or error.__context__  # type: ignore[assignment]
+    return error

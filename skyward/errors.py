@@ -1,0 +1,190 @@
+"""Every error skyward raises, in one tree.
+
+```
+SkywardError                     what was tried, what was found, what to do
+├─ ConfigError                   the caller's mistake, found before anything is created (also ValueError)
+│  └─ UnknownNameError           nothing of that name is registered (also AttributeError)
+├─ PluginError                   a plugin cannot be loaded, pickled, or its hook failed
+├─ ImageError                    an image cannot be had
+│  ├─ BuildError                 a build failed: step, who asked for it, last lines
+│  └─ ImageNotFoundError         no such base image here or in its registry
+├─ EngineError                   a Docker engine refused or failed
+│  └─ EngineMissingError         no engine answers
+├─ ProviderError                 machines or nodes cannot be had
+│  └─ NodeStartError             a node ended or stayed silent before it was ready
+├─ WireError                     a connection broke or spoke nonsense
+│  ├─ AuthenticationError        the other side does not hold the pool's key
+│  └─ VersionError               client and node cannot understand each other
+├─ PoolError                     a pool is used wrongly (also RuntimeError)
+│  ├─ NoActivePoolError          `>> sky` with no pool open
+│  └─ PoolClosedError            the pool has ended
+└─ TaskError                     a call could not be carried out
+   ├─ SerializationError         a function, argument or result cannot be pickled or unpickled
+   ├─ TaskTimeoutError           the call ran longer than its limit (also TimeoutError)
+   ├─ TaskCancelledError         the call was cancelled
+   ├─ WorkerLostError            the process, container or machine that ran the call is gone
+   └─ RemoteError                a user exception that cannot be rebuilt here: type name, text, traceback
+```
+
+A user's own exception is re-raised as itself; its `__cause__` is a `RemoteTraceback`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class SkywardError(Exception):
+    """Base of every error raised by skyward itself."""
+
+
+class ConfigError(SkywardError, ValueError):
+    """A value given by the caller is wrong; nothing has been created yet."""
+
+
+class UnknownNameError(ConfigError, AttributeError):
+    """No plugin of that name is known; the message offers names that come close."""
+
+
+class PluginError(SkywardError):
+    """A plugin cannot be loaded or pickled, or one of its hooks failed."""
+
+
+class ImageError(SkywardError):
+    """An image cannot be compiled, found or built."""
+
+
+class BuildError(ImageError):
+    """A build failed.
+
+    Attributes:
+        step: the failing instruction, as BuildKit names it, or "" when no step was reached.
+        origin: who asked for that step (a line of the user's, a plugin), or "".
+        log: the last lines of the build's output.
+    """
+
+    def __init__(self, message: str, *, step: str = "", origin: str = "", log: str = "") -> None:
+        super().__init__(message)
+        self.step, self.origin, self.log = step, origin, log
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), str(self), {"step": self.step, "origin": self.origin, "log": self.log})
+
+
+class ImageNotFoundError(ImageError):
+    """A base image is neither on the engine nor in its registry."""
+
+
+class EngineError(SkywardError):
+    """A Docker engine refused a request or failed while carrying it out."""
+
+
+class EngineMissingError(EngineError):
+    """No Docker engine answers at the address in use."""
+
+
+class ProviderError(SkywardError):
+    """Machines or nodes cannot be had."""
+
+
+class NodeStartError(ProviderError):
+    """A node ended, or stayed silent, before it was ready; the message holds its last lines."""
+
+
+class WireError(SkywardError):
+    """A connection between client and node broke or carried bytes that are not of the protocol."""
+
+
+class AuthenticationError(WireError):
+    """The other side of a connection does not hold the pool's key."""
+
+
+class VersionError(WireError):
+    """Client and node run versions that cannot understand each other."""
+
+
+class PoolError(SkywardError, RuntimeError):
+    """A pool is used in a state that does not allow it."""
+
+
+class NoActivePoolError(PoolError):
+    """A call was sent to `sky`, but no pool is open in this context."""
+
+
+class PoolClosedError(PoolError):
+    """The pool has ended, or is ending."""
+
+
+class TaskError(SkywardError):
+    """A call could not be carried out."""
+
+
+class SerializationError(TaskError):
+    """A function, an argument or a result cannot be pickled, or not be unpickled on the other side."""
+
+
+class TaskTimeoutError(TaskError, TimeoutError):
+    """A call ran longer than its limit and was stopped."""
+
+
+class TaskCancelledError(TaskError):
+    """A call was cancelled before it finished."""
+
+
+class WorkerLostError(TaskError):
+    """The worker that ran a call is gone.
+
+    Attributes:
+        node: index of the node in the pool.
+        rank: index of the worker over all nodes.
+        exit_code: exit status of the process or container, if known.
+        signal: number of the signal that ended it, if one did.
+        oom: whether the kernel ended it for want of memory.
+        log: its last output lines.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        node: int,
+        rank: int,
+        exit_code: int | None = None,
+        signal: int | None = None,
+        oom: bool = False,
+        log: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.node, self.rank = node, rank
+        self.exit_code, self.signal, self.oom, self.log = exit_code, signal, oom, log
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        facts = {name: getattr(self, name) for name in ("node", "rank", "exit_code", "signal", "oom", "log")}
+        return _rebuild, (type(self), str(self), facts)
+
+
+class RemoteError(TaskError):
+    """A user exception that cannot be rebuilt on this side.
+
+    Attributes:
+        type_name: qualified name of its class over there.
+        traceback: its formatted traceback.
+    """
+
+    def __init__(self, message: str, *, type_name: str, traceback: str) -> None:
+        super().__init__(message)
+        self.type_name, self.traceback = type_name, traceback
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), str(self), {"type_name": self.type_name, "traceback": self.traceback})
+
+
+class RemoteTraceback(Exception):  # noqa: N818 - it is the cause of an error, never an error by itself
+    """The traceback text of the other side; the `__cause__` of a user exception raised here."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}" if self.args else ""
+
+
+def _rebuild(cls: type[SkywardError], message: str, facts: dict[str, Any]) -> SkywardError:
+    return cls(message, **facts)

@@ -1,0 +1,67 @@
+"""Accelerators by their common names, and what an image compiler has to know of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from skyward.errors import ConfigError
+
+# memory of one device in GB, by the name people use; every one of them runs CUDA
+_NVIDIA = {
+    "T4": 16, "T4G": 16, "L4": 24, "L40S": 48, "A10": 24, "A10G": 24, "V100": 16, "P100": 16, "K80": 12,
+    "A100": 40, "A100-80GB": 80, "H100": 80, "H200": 141, "B200": 180, "B300": 270,
+    "RTX3090": 24, "RTX4090": 24, "RTX5090": 32, "A6000": 48,
+}  # fmt: skip
+_OTHER = {"Trainium": 32, "Trainium2": 96, "Inferentia2": 32, "MI300X": 192, "MI250X": 128}
+_SPELLING = {name.lower(): name for name in (*_NVIDIA, *_OTHER)}
+
+
+@dataclass(frozen=True, slots=True)
+class Accelerator:
+    """A kind and number of accelerators on each node.
+
+    Attributes:
+        name: common name such as "A100" or "T4"; any other name is kept as it is and taken for an NVIDIA GPU.
+        count: devices per node.
+        memory_gb: memory of one device in GB; None for what the name usually has.
+        cuda: whether it runs CUDA; None for what the name says.
+
+    Raises:
+        ConfigError: the name is empty or the count is below 1.
+    """
+
+    name: str
+    count: int = 1
+    memory_gb: float | None = None
+    cuda: bool | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name.strip():
+            raise ConfigError("An accelerator needs a name such as 'A100'; found an empty one.")
+        if self.count < 1:
+            raise ConfigError(
+                f"An accelerator's count is the number of devices per node, at least 1; found {self.count}."
+            )
+        name = _SPELLING.get(self.name.strip().lower(), self.name.strip())
+        object.__setattr__(self, "name", name)
+        if self.memory_gb is None:
+            object.__setattr__(self, "memory_gb", {**_NVIDIA, **_OTHER}.get(name))
+        if self.cuda is None:
+            object.__setattr__(self, "cuda", name not in _OTHER)
+
+    @classmethod
+    def of(cls, value: Accelerator | str | None) -> Accelerator | None:
+        """The accelerator a caller means: an object, a name ("A100"), a name with a count ("A100:4"), or None."""
+        if value is None or isinstance(value, Accelerator):
+            return value
+        name, _, count = value.partition(":")
+        if count and not count.isdigit():
+            raise ConfigError(
+                f"Accelerator {value!r}: after the colon stands the number of devices per node, as in 'A100:4'."
+            )
+        return cls(name, int(count) if count else 1)
+
+    @property
+    def is_trainium(self) -> bool:
+        """Whether this is one of AWS's own training chips."""
+        return self.name.startswith("Trainium")

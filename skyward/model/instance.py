@@ -1,0 +1,141 @@
+"""A worker's place in its pool: the `COMPUTE_POOL` document and the value made of it.
+
+Standard library only: this module is imported inside the container, before any user code.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from dataclasses import asdict, dataclass, field, fields
+from functools import lru_cache
+from typing import Any
+
+from skyward.errors import ConfigError
+
+ENV_VAR = "COMPUTE_POOL"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """A node as the other nodes reach it."""
+
+    node: int
+    private_ip: str
+    public_ip: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """What is known of the network between nodes; `interface` feeds `GLOO_SOCKET_IFNAME` and the like."""
+
+    interface: str | None = None
+    bandwidth_gbps: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceleratorInfo:
+    """The accelerators of one node: type by its common name, number, memory of one in GB."""
+
+    type: str
+    count: int
+    memory_gb: float | None = None
+    is_trainium: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceInfo:
+    """A worker's position in the pool.
+
+    Attributes:
+        node: index of this node, 0 to `total_nodes - 1`.
+        total_nodes: number of nodes in the pool.
+        head_addr: address of node 0, reachable from every node.
+        head_port: coordination port on the head, the same on all nodes and unique to the pool.
+        accelerators: number of GPUs on this node; 0 without.
+        total_accelerators: number of GPUs in the pool.
+        peers: all nodes, this one included, in node order.
+        worker: index of this worker on its node.
+        workers_per_node: number of workers on each node.
+        job_id: identifier of the pool.
+        accelerator: kind of the GPUs, None without.
+        network: what is known of the network.
+    """
+
+    node: int
+    total_nodes: int
+    head_addr: str
+    head_port: int
+    accelerators: int = 0
+    total_accelerators: int = 0
+    peers: tuple[Peer, ...] = ()
+    worker: int = 0
+    workers_per_node: int = 1
+    job_id: str = ""
+    accelerator: AcceleratorInfo | None = None
+    network: Network = field(default_factory=Network)
+
+    @property
+    def is_head(self) -> bool:
+        """Whether this is the first worker of node 0."""
+        return self.global_worker_index == 0
+
+    @property
+    def global_worker_index(self) -> int:
+        """The rank of this worker over all nodes."""
+        return self.node * self.workers_per_node + self.worker
+
+    @property
+    def total_workers(self) -> int:
+        """Number of workers in the pool."""
+        return self.total_nodes * self.workers_per_node
+
+    @property
+    def hostname(self) -> str:
+        """Host name of the machine or container."""
+        return socket.gethostname()
+
+    @classmethod
+    def current(cls) -> InstanceInfo | None:
+        """The place of the calling process, None outside a pool. The same as `sky.instance_info()`."""
+        text = os.environ.get(ENV_VAR)
+        return _parse(text) if text else None
+
+    def to_json(self) -> str:
+        """The `COMPUTE_POOL` document of this place."""
+        return json.dumps(asdict(self), separators=(",", ":"), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> InstanceInfo:
+        """Read a `COMPUTE_POOL` document.
+
+        Raises:
+            ConfigError: the text is not such a document; the message names the key at fault.
+        """
+        try:
+            document = json.loads(text)
+        except ValueError as error:
+            raise ConfigError(
+                f"{ENV_VAR} is not JSON ({error}). It is set by the pool; do not set it by hand."
+            ) from None
+        if not isinstance(document, dict):
+            raise ConfigError(f"{ENV_VAR} must hold a JSON object, found {type(document).__name__}.")
+        known = {f.name for f in fields(cls)}
+        try:
+            values: dict[str, Any] = {k: v for k, v in document.items() if k in known}
+            values["peers"] = tuple(Peer(**p) for p in document.get("peers") or ())
+            values["network"] = Network(**(document.get("network") or {}))
+            accelerator = document.get("accelerator")
+            values["accelerator"] = AcceleratorInfo(**accelerator) if accelerator else None
+            info = cls(**values)
+        except TypeError as error:
+            raise ConfigError(f"{ENV_VAR} does not describe a place in a pool: {error}.") from None
+        if not 0 <= info.node < info.total_nodes:
+            raise ConfigError(f"{ENV_VAR} says node {info.node} of {info.total_nodes}; a node is 0 to total_nodes - 1.")
+        return info
+
+
+@lru_cache(maxsize=4)
+def _parse(text: str) -> InstanceInfo:
+    return InstanceInfo.from_json(text)

@@ -1,0 +1,97 @@
+"""What a pool is asked to be: nodes, workers, and the plan plugins see before any machine exists."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from skyward.errors import ConfigError
+from skyward.model.accelerator import Accelerator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nodes:
+    """How many nodes a pool wants: `desired`, and the bounds within which it may work."""
+
+    desired: int
+    min: int | None = None
+    max: int | None = None
+
+    def __post_init__(self) -> None:
+        low, high = self.min or self.desired, self.max or self.desired
+        if not 1 <= low <= self.desired <= high:
+            raise ConfigError(
+                f"nodes: 1 <= min <= desired <= max must hold; found min={low}, desired={self.desired}, max={high}."
+            )
+
+    @classmethod
+    def of(cls, value: int | tuple[int, int] | Nodes) -> Nodes:
+        """The nodes a caller means: a number, `(min, max)`, or a `Nodes`."""
+        if isinstance(value, Nodes):
+            return value
+        if isinstance(value, tuple):
+            low, high = value
+            return cls(desired=high, min=low, max=high)
+        return cls(desired=value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """How calls run on a node.
+
+    Attributes:
+        concurrency: calls that run at once on a node.
+        buffer: calls a node may hold beyond the running ones; 0 lets the pool choose by the calls' duration.
+        executor: where concurrent calls run: "thread" (one process, the default), "process" (one process per
+            slot, for code that holds the interpreter lock), "auto" (thread).
+    """
+
+    concurrency: int = 1
+    buffer: int = 0
+    executor: Literal["auto", "thread", "process"] = "auto"
+
+    def __post_init__(self) -> None:
+        if self.concurrency < 1:
+            raise ConfigError(
+                f"concurrency is the number of calls at once per node, at least 1; found {self.concurrency}."
+            )
+        if self.buffer < 0:
+            raise ConfigError(f"buffer is a number of calls, at least 0; found {self.buffer}.")
+        if self.executor not in ("auto", "thread", "process"):
+            raise ConfigError(f"executor must be 'auto', 'thread' or 'process'; found {self.executor!r}.")
+
+    @property
+    def processes(self) -> int:
+        """Worker processes per node."""
+        return self.concurrency if self.executor == "process" else 1
+
+    @property
+    def slots(self) -> int:
+        """Calls at once per process."""
+        return 1 if self.executor == "process" else self.concurrency
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSpec:
+    """The planned pool, as a plugin's image transform may read it: known before anything is provisioned.
+
+    Attributes:
+        nodes: number of nodes.
+        accelerator: accelerators of each node, None for CPU nodes.
+        platform: OCI platform of the nodes, such as "linux/amd64".
+        python: minor version of Python in the image, such as "3.11".
+        workers_per_node: ranks on each node.
+    """
+
+    nodes: int = 1
+    accelerator: Accelerator | None = None
+    platform: str = "linux/amd64"
+    python: str = "3.11"
+    workers_per_node: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """What plugin hooks on the client see: the plan in `spec`."""
+
+    spec: ClusterSpec

@@ -1,0 +1,164 @@
+"""`Plugin`: what a framework adds to a pool's image, nodes, workers, calls and client, as one frozen value.
+
+It holds the hooks and never calls them; `client` and `node` in this package do. Standard library and cloudpickle only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from skyward.errors import ConfigError, PluginError
+
+if TYPE_CHECKING:
+    from skyward.model.image import Image
+    from skyward.model.instance import InstanceInfo
+    from skyward.model.spec import Cluster
+
+# a shell text (run by `sh -e`), a function without parameters, or a sequence of these
+Op: TypeAlias = "str | Callable[[], object] | Sequence[Op]"
+Transform: TypeAlias = "Callable[[Image, Cluster], Image]"
+Bootstrap: TypeAlias = "Callable[[Cluster], Sequence[Op]]"
+Decorate: TypeAlias = "Callable[[Callable[..., Any]], Callable[..., Any]]"
+AroundWorker: TypeAlias = "Callable[[InstanceInfo], AbstractContextManager[Any]]"
+AroundClient: TypeAlias = "Callable[[Any, Cluster], AbstractContextManager[Any]]"
+
+HOOKS = ("transform", "bootstrap", "decorate", "around_app", "around_process", "around_client")
+WORKER_HOOKS = ("decorate", "around_app", "around_process")  # these travel to the nodes
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Plugin:
+    """What is added to every pool that lists it: a name and up to six hooks.
+
+    Made by `Plugin.create(name)` and the `with_...` methods, each of which returns a new value. A plugin with
+    settings is a function that returns a `Plugin`. Hooks may hold secrets: a plugin's repr shows only their names.
+
+    Order, over the pool's list of plugins: all `transform`s, image built, node started, all `bootstrap`s, all
+    `around_app`s, all `around_process`es, then calls through the `decorate` chain; contexts are left in reverse.
+
+    Attributes:
+        name: what messages call it; unique in a pool.
+        transform: `(Image, Cluster) -> Image`, on the client, pure. Sees the image the previous plugin returned and
+            adds to it: it may not take packages or indexes away. No machine exists yet; `cluster.spec` is the plan.
+        bootstrap: `(Cluster) -> ops`, on the client; the ops run once on every node when it starts, in order, in one
+            of its workers, also when the image was there already. They are for the node's files and services: what
+            a process needs (its environment, say) is for `around_app`.
+        decorate: `(fn) -> fn`, on the worker; wraps every function that is called. The first plugin is outermost.
+        around_app: `(InstanceInfo) -> context manager`, entered once per worker process, in its main thread, before
+            its first call, and left when the worker ends.
+        around_process: the same, after all `around_app`s, and only where nodes have several worker processes.
+        around_client: `(ComputePool, Cluster) -> context manager`, on the client, entered when the pool is ready and
+            left before it ends.
+    """
+
+    name: str
+    transform: Transform | None = None
+    bootstrap: Bootstrap | None = None
+    decorate: Decorate | None = None
+    around_app: AroundWorker | None = None
+    around_process: AroundWorker | None = None
+    around_client: AroundClient | None = None
+
+    def __post_init__(self) -> None:
+        name: object = self.name
+        if not isinstance(name, str) or not name.strip():
+            raise ConfigError(f"A plugin needs a name that messages can call it by; found {name!r}.")
+        for hook in HOOKS:
+            value = getattr(self, hook)
+            if value is not None and not callable(value):
+                raise ConfigError(f"Plugin {self.name!r}: {hook} must be a function; found {type(value).__name__}.")
+
+    @classmethod
+    def create(cls, name: str) -> Plugin:
+        """A plugin without hooks."""
+        return cls(name)
+
+    def with_image_transform(self, fn: Transform) -> Plugin:
+        """Add the `transform` hook."""
+        return self._with("transform", fn)
+
+    def with_bootstrap(self, fn: Bootstrap) -> Plugin:
+        """Add the `bootstrap` hook."""
+        return self._with("bootstrap", fn)
+
+    def with_decorator(self, fn: Decorate) -> Plugin:
+        """Add the `decorate` hook."""
+        return self._with("decorate", fn)
+
+    def with_around_app(self, fn: AroundWorker) -> Plugin:
+        """Add the `around_app` hook."""
+        return self._with("around_app", fn)
+
+    def with_around_process(self, fn: AroundWorker) -> Plugin:
+        """Add the `around_process` hook."""
+        return self._with("around_process", fn)
+
+    def with_around_client(self, fn: AroundClient) -> Plugin:
+        """Add the `around_client` hook."""
+        return self._with("around_client", fn)
+
+    def _with(self, hook: str, fn: object) -> Plugin:
+        if getattr(self, hook) is not None:
+            raise ConfigError(
+                f"Plugin {self.name!r} has a {hook} hook, which a second one would silently replace; list two plugins."
+            )
+        if fn is None:
+            raise ConfigError(f"Plugin {self.name!r}: {hook} must be a function; found None.")
+        changed: dict[str, Any] = {hook: fn}
+        return replace(self, **changed)
+
+    def __repr__(self) -> str:
+        hooks = [hook for hook in HOOKS if getattr(self, hook) is not None]
+        return f"<plugin {self.name}: {', '.join(hooks) or 'no hooks'}>"
+
+
+def check(plugins: Sequence[Plugin]) -> None:
+    """Find what is wrong with a pool's plugins before anything is created.
+
+    Raises:
+        ConfigError: an entry is no plugin, or two have one name.
+        PluginError: a hook that runs on the nodes cannot be pickled; the message names plugin and hook.
+    """
+    seen: dict[str, int] = {}
+    for position, plugin in enumerate(plugins):
+        if not isinstance(plugin, Plugin):
+            raise ConfigError(f"plugins[{position}] {_not_a_plugin(plugin)}")
+        if plugin.name in seen:
+            raise ConfigError(
+                f"plugins[{seen[plugin.name]}] and plugins[{position}] are both named {plugin.name!r}; list it once."
+            )
+        seen[plugin.name] = position
+        for hook in WORKER_HOOKS:
+            check_pickles(getattr(plugin, hook), plugin.name, hook)
+
+
+def check_pickles(value: object, plugin: str, hook: str) -> None:
+    """Raise PluginError, naming plugin and hook, if a value that goes to the nodes cannot be pickled."""
+    import cloudpickle  # not needed to look at a plugin
+
+    try:
+        cloudpickle.dumps(value)
+    except Exception as error:  # whatever some object's own pickling raises
+        raise PluginError(
+            f"Plugin {plugin!r}: its {hook} hook goes to the nodes, but cannot be pickled "
+            f"({type(error).__name__}: {error}). Create locks, connections and open files inside the hook."
+        ) from error
+
+
+def hook_failed(plugin: str, hook: str, error: Exception, when: str = "") -> PluginError:
+    """The error that says whose hook failed, with the hook's own error as its cause."""
+    failure = PluginError(f"Plugin {plugin!r}: its {hook} hook failed{when}: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure
+
+
+def _not_a_plugin(found: object) -> str:
+    if isinstance(found, str):
+        return f"is the text {found!r}; write sky.plugins.{found}()."
+    if callable(found):
+        name = getattr(found, "__name__", type(found).__name__)
+        return f"is {name!r} itself, which makes a plugin when called: write {name}() with parentheses."
+    return f"is a {type(found).__name__}, not a plugin; write something like sky.plugins.torch()."

@@ -1,0 +1,120 @@
+"""What plugins do on the client: change the image, stand around the open pool, and say what goes to the nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from skyward.errors import PluginError
+from skyward.model.image import Image
+from skyward.model.spec import Cluster
+from skyward.plugins.base import HOOKS, WORKER_HOOKS, Plugin, check_pickles
+from skyward.plugins.contexts import Entered, Hook
+from skyward.plugins.node import NodeSetup, Step
+
+_KEPT = ("pip", "pip_indexes", "apt", "run")  # of these a plugin may take nothing away
+_STAYS: dict[str, Any] = {hook: None for hook in HOOKS if hook not in WORKER_HOOKS}
+
+
+def transform_all(image: Image, plugins: Sequence[Plugin], cluster: Cluster) -> Image:
+    """The image with what all plugins add, in their order; what one added is noted in `Image.origins` under its name.
+
+    Raises:
+        PluginError: a transform failed, returned something else, or took away what was there.
+    """
+    for plugin in plugins:
+        if plugin.transform is not None:
+            image = _transform(image, plugin, cluster)
+    return image
+
+
+def _transform(image: Image, plugin: Plugin, cluster: Cluster) -> Image:
+    assert plugin.transform is not None
+    try:
+        after = plugin.transform(image, cluster)
+    except Exception as error:  # a third party's code
+        raise PluginError(
+            f"Plugin {plugin.name!r}: its transform hook failed: {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(after, Image):
+        raise PluginError(
+            f"Plugin {plugin.name!r}: its transform hook must return the changed Image, as in "
+            f"`return image.pip_install(...)`; it returned {type(after).__name__}."
+        )
+    was, now = _entries(image), _entries(after)
+    if gone := [entry for entry in was if entry.partition(":")[0] in _KEPT and entry not in now]:
+        raise PluginError(
+            f"Plugin {plugin.name!r}: its transform hook took {', '.join(map(repr, gone))} out of the image. A plugin adds "
+            "to what is there: build on the image it is given, as `image.pip_install(...)` does."
+        )
+    added = tuple((entry, plugin.name) for entry, value in now.items() if entry not in was or was[entry] != value)
+    return replace(after, origins=(*after.origins, *added))
+
+
+def _entries(image: Image) -> dict[str, object]:
+    """Everything in an image that has an origin, by the key `Image.origins` uses, with what may change about it."""
+    entries: dict[str, object] = {
+        f"{name}:{entry}": None for name in ("apt", "pip", "run", "includes") for entry in getattr(image, name)
+    }
+    entries |= {f"pip_indexes:{index.url}": None for index in image.pip_indexes}
+    entries |= {f"pip_indexes:{index.url}:{package}": None for index in image.pip_indexes for package in index.packages}
+    entries |= {f"env:{name}": value for name, value in image.env.items()}
+    return entries
+
+
+def node_setup(plugins: Sequence[Plugin], cluster: Cluster) -> NodeSetup:
+    """What every worker of the pool is sent: the bootstrap steps and the hooks that run there.
+
+    Raises:
+        PluginError: a bootstrap hook failed, or one of its ops is none or cannot be pickled.
+    """
+    steps = [step for plugin in plugins for step in _steps(plugin, cluster)]
+    return NodeSetup(tuple(steps), tuple(replace(plugin, **_STAYS) for plugin in plugins))
+
+
+def _steps(plugin: Plugin, cluster: Cluster) -> list[Step]:
+    if plugin.bootstrap is None:
+        return []
+    try:
+        ops = plugin.bootstrap(cluster)
+    except Exception as error:  # a third party's code
+        raise PluginError(
+            f"Plugin {plugin.name!r}: its bootstrap hook failed: {type(error).__name__}: {error}"
+        ) from error
+    found = list(_flat(ops))
+    for op in found:
+        if not isinstance(op, str) and not callable(op):
+            raise PluginError(
+                f"Plugin {plugin.name!r}: its bootstrap hook must return shell texts and functions; found {type(op).__name__}."
+            )
+        check_pickles(op, plugin.name, "bootstrap")
+    return [Step(plugin.name, number, len(found), op) for number, op in enumerate(found, 1)]
+
+
+def _flat(op: Any) -> Iterator[Any]:
+    if isinstance(op, list | tuple):
+        for inner in op:
+            yield from _flat(inner)
+    else:
+        yield op
+
+
+@contextmanager
+def around_client(plugins: Sequence[Plugin], pool: object, cluster: Cluster) -> Iterator[None]:
+    """Enter the plugins' contexts around an open pool, in their order; leave them in reverse.
+
+    Raises:
+        PluginError: one failed; those entered have been left.
+    """
+    entered = Entered(
+        Hook(plugin.name, "around_client", partial(plugin.around_client, pool, cluster))
+        for plugin in plugins
+        if plugin.around_client is not None
+    )
+    try:
+        yield
+    finally:
+        entered.close()

@@ -1,0 +1,168 @@
+"""What plugins do on a node: bootstrap it once, and set up each of its worker processes.
+
+A pool sends one `NodeSetup` to all its workers at once; each calls it with its place. The runner that calls it knows
+no plugins: it sees a callable that returns something with `decorate` and `close`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from skyward.errors import PluginError
+from skyward.model.instance import InstanceInfo
+from skyward.plugins.base import Plugin
+from skyward.plugins.contexts import Entered, Hook
+from skyward.runner.config import RUN_DIR_VAR
+
+_SHOWN_LINES = 20  # of a failed command's output
+_SHOWN_CHARACTERS = 80  # of the command itself
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One op of a plugin's bootstrap: a shell text or a function without parameters."""
+
+    plugin: str
+    number: int
+    total: int
+    op: str | Callable[[], object]
+
+    def __str__(self) -> str:
+        if isinstance(self.op, str):
+            line = next((line.strip() for line in self.op.splitlines() if line.strip()), "")
+            what = repr(line if len(line) <= _SHOWN_CHARACTERS else line[:_SHOWN_CHARACTERS] + "...")
+        else:
+            what = f"{getattr(self.op, '__name__', type(self.op).__name__)}()"
+        return f"Plugin {self.plugin!r}: bootstrap step {self.number} of {self.total}, {what},"
+
+    def run(self) -> None:
+        """Run it to its end.
+
+        Raises:
+            PluginError: a command's exit status was not 0, or a function raised.
+        """
+        if isinstance(self.op, str):
+            self._run_shell(self.op)
+            return
+        try:
+            self.op()
+        except Exception as error:  # a third party's code
+            raise PluginError(f"{self} failed: {type(error).__name__}: {error}") from error
+
+    def _run_shell(self, text: str) -> None:
+        done = subprocess.run(
+            ["/bin/sh", "-ec", text],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
+            check=False,
+        )
+        if done.returncode != 0:
+            how = f"status {done.returncode}" if done.returncode > 0 else f"signal {-done.returncode}"
+            last = "\n".join(done.stdout.splitlines()[-_SHOWN_LINES:]) or "(it printed nothing)"
+            raise PluginError(f"{self} ended with {how}. Its last output:\n{last}")
+
+
+class Session:
+    """The plugins of a pool as one worker process has them set up."""
+
+    def __init__(self, plugins: tuple[Plugin, ...], place: InstanceInfo) -> None:
+        """Enter all `around_app` hooks, then all `around_process` hooks.
+
+        Raises:
+            PluginError: one failed; those before it have been left.
+        """
+        self._plugins = plugins
+        self._entered = Entered(_worker_hooks(plugins, place))
+
+    def decorate(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """The function inside all `decorate` hooks, the first plugin's outermost.
+
+        Raises:
+            PluginError: a hook failed or returned no function.
+        """
+        for plugin in reversed(self._plugins):
+            if plugin.decorate is None:
+                continue
+            try:
+                decorated = plugin.decorate(fn)
+            except Exception as error:  # a third party's code
+                raise PluginError(
+                    f"Plugin {plugin.name!r}: its decorate hook failed: {type(error).__name__}: {error}"
+                ) from error
+            if not callable(decorated):
+                raise PluginError(
+                    f"Plugin {plugin.name!r}: its decorate hook must return a function; it returned "
+                    f"{type(decorated).__name__}."
+                )
+            fn = decorated
+        return fn
+
+    def close(self) -> None:
+        """Leave the hooks in reverse order; a second call does nothing.
+
+        Raises:
+            PluginError: one or more failed; all have been left.
+        """
+        self._entered.close()
+
+
+def _worker_hooks(plugins: tuple[Plugin, ...], place: InstanceInfo) -> Iterator[Hook]:
+    for plugin in plugins:
+        if plugin.around_app is not None:
+            yield Hook(plugin.name, "around_app", partial(plugin.around_app, place))
+    if place.workers_per_node > 1:
+        for plugin in plugins:
+            if plugin.around_process is not None:
+                yield Hook(plugin.name, "around_process", partial(plugin.around_process, place))
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSetup:
+    """What a worker is sent of a pool's plugins.
+
+    Attributes:
+        steps: the bootstrap of the node.
+        plugins: the plugins, with only the hooks that run in workers.
+    """
+
+    steps: tuple[Step, ...]
+    plugins: tuple[Plugin, ...]
+
+    def __call__(self, place: InstanceInfo) -> Session:
+        """Bootstrap the node unless that has been done, then enter the hooks in this process.
+
+        Raises:
+            PluginError: a bootstrap step or a hook failed.
+        """
+        if self.steps:
+            _once_per_node(self.steps, Path(os.environ[RUN_DIR_VAR]))
+        return Session(self.plugins, place)
+
+
+def _once_per_node(steps: tuple[Step, ...], run_dir: Path) -> None:
+    """Run the steps in the worker that comes first; the others wait for it, and share its failure."""
+    with (run_dir / "bootstrap").open("a+", encoding="utf-8") as record:
+        fcntl.flock(record, fcntl.LOCK_EX)
+        record.seek(0)
+        outcome = record.read()
+        if outcome == "done":
+            return
+        if outcome:
+            raise PluginError(outcome)
+        try:
+            for step in steps:
+                step.run()
+        except PluginError as error:
+            record.write(str(error))
+            raise
+        record.write("done")

@@ -1,0 +1,1 @@
+"""Pools: lifecycle, scheduling, node health. Knows no provider by name."""

@@ -1,0 +1,292 @@
+"""The local code that nodes must have: found without importing anything, sent as files.
+
+What lives in `__main__` travels inside the pickle. Everything else that a function refers to, or imports, and that is
+neither of the standard library nor installed, is sent as a file and importable on the node by the same name.
+"""
+
+from __future__ import annotations
+
+import ast
+import dis
+import fnmatch
+import functools
+import hashlib
+import io
+import os
+import pkgutil
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+from skyward.errors import ConfigError, SerializationError, SkywardError
+from skyward.wire import payload
+
+MAX_BYTES = 20 * 1024 * 1024
+EXCLUDES = ("__pycache__", "*.pyc", ".git", ".venv", "node_modules", "*.egg-info")
+
+_INSTALLED = {"site-packages", "dist-packages"}
+_STDLIB = tuple({os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")})
+_SKYWARD = os.path.realpath(Path(__file__).parents[1])
+_MAIN = ("__main__", "__mp_main__")
+
+
+@dataclass(frozen=True, slots=True)
+class CodeBundle:
+    """Files to be sent to nodes: paths relative to a directory that is on `sys.path` there, with their content."""
+
+    files: tuple[tuple[str, bytes], ...] = field(default=(), repr=False)
+    digest: str = ""
+
+    @classmethod
+    def of(cls, files: dict[str, bytes]) -> CodeBundle:
+        """The bundle of these files, in the order of their paths."""
+        digest = hashlib.sha256()
+        for path, data in sorted(files.items()):
+            digest.update(b"%d %d %b" % (len(path.encode()), len(data), path.encode()) + data)
+        return cls(tuple(sorted(files.items())), digest.hexdigest())
+
+
+def local_modules(obj: object) -> CodeBundle:
+    """The files of all local modules that a function (or any other object) needs in order to be loaded and run.
+
+    Raises:
+        SerializationError: a file cannot be read, or all together are larger than 20 MB.
+    """
+    found: dict[str, _Module | None] = {}
+    files: dict[str, bytes] = {}
+    todo, seen, size = list(_modules_of(obj)), set[str](), 0
+    while todo:
+        name = todo.pop()
+        if not name or name in seen or name in _MAIN:
+            continue
+        seen.add(name)
+        todo.append(name.rpartition(".")[0])
+        module = _find(name, found)
+        if module is None or module.file is None:
+            continue
+        path, data = module.path(name), _read(module.file, SerializationError)
+        files[path] = data
+        size += len(data)
+        if size > MAX_BYTES:
+            raise SerializationError(_too_large(files, "The local modules that a function imports", "install them"))
+        if path.endswith(".py"):
+            todo += _imports(data, name if module.is_package else name.rpartition(".")[0])
+    return CodeBundle.of(files)
+
+
+def bundle_paths(includes: Iterable[str | Path], excludes: Sequence[str] = EXCLUDES) -> CodeBundle:
+    """The files of `Image.includes`: files and directories, relative to the working directory.
+
+    What lies below the working directory keeps its relative path, anything else its name. A file is left out when its
+    name, its path, or that of a directory on the way to it, matches one of the patterns in `excludes`.
+
+    Raises:
+        ConfigError: a path is missing or cannot be read, or all together are larger than 20 MB.
+    """
+    here = Path.cwd()
+    files: dict[str, bytes] = {}
+    size = 0
+    for include in includes:
+        start = Path(os.path.normpath(here / include))
+        if not start.exists():
+            raise ConfigError(f"Image(includes=...) names {str(include)!r}, which does not exist in {here}.")
+        root = here if start.is_relative_to(here) else start.parent
+        for file in _walk(start, root, excludes):
+            data = _read(file, ConfigError)
+            files[file.relative_to(root).as_posix()] = data
+            size += len(data)
+            if size > MAX_BYTES:
+                raise ConfigError(_too_large(files, "The files of Image(includes=...)", "exclude what is not code"))
+    return CodeBundle.of(files)
+
+
+class _Module(NamedTuple):
+    """A module that may be local.
+
+    Attributes:
+        file: where its code is; None for a namespace package.
+        places: directories of its submodules; None if it is not a package.
+    """
+
+    file: Path | None
+    places: tuple[str, ...] | None
+
+    @property
+    def is_package(self) -> bool:
+        return self.places is not None
+
+    def path(self, name: str) -> str:
+        """Where its file belongs, relative to a directory on `sys.path`; the file's own name may be another."""
+        assert self.file is not None
+        suffix = ".py" if self.file.suffix == ".py" else "." + self.file.name.partition(".")[2]
+        return name.replace(".", "/") + ("/__init__" if self.is_package else "") + suffix
+
+
+class _Noting(payload.Pickler):
+    """Pickles to nowhere and notes the modules it meets."""
+
+    def __init__(self) -> None:
+        super().__init__(io.BytesIO(), 5, lambda _buffer: False)
+        self.modules: set[str] = set()
+
+    def reducer_override(self, obj: Any) -> Any:
+        reduced = super().reducer_override(obj)
+        kind = type(obj)
+        if issubclass(kind, ModuleType):
+            self.modules.add(_namespace(obj)["__name__"])
+            return reduced
+        name = obj.__module__ if hasattr(obj, "__module__") else kind.__module__
+        if isinstance(name, str):
+            self.modules.add(name)
+        if kind is FunctionType:
+            self.modules.update(_code_imports(obj.__code__, obj.__globals__.get("__package__") or ""))
+            if reduced is not NotImplemented and name in _MAIN:
+                self.modules.update(_neighbours(obj.__globals__))
+        return reduced
+
+
+def _modules_of(obj: object) -> set[str]:
+    noting = _Noting()
+    try:
+        noting.dump(obj)
+    except Exception:  # noqa: S110 - what cannot be pickled is reported, with its name, by whoever pickles it to send it
+        pass
+    return noting.modules
+
+
+def _neighbours(names: dict[str, Any]) -> Iterator[str]:
+    """The modules of what `__main__` has imported: arguments may be of classes that the function never mentions."""
+    for value in list(names.values()):
+        kind = type(value)
+        if issubclass(kind, ModuleType):
+            yield _namespace(value)["__name__"]
+        else:
+            yield str(value.__module__ if kind is FunctionType or issubclass(kind, type) else kind.__module__)
+
+
+def _code_imports(code: CodeType, package: str) -> Iterator[str]:
+    """What the import statements in a function's body name."""
+    before: list[Any] = [None, None]
+    for step in dis.get_instructions(code):
+        if step.opname == "IMPORT_NAME":
+            level, names = before[-2:]
+            yield from _named(step.argval, names or (), level or 0, package)
+        before = [before[-1], step.argval]
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _code_imports(constant, package)
+
+
+@functools.lru_cache(maxsize=512)
+def _imports(source: bytes, package: str) -> tuple[str, ...]:
+    """What the import statements of a module name, those inside functions included."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):  # it cannot be imported there either, and says so itself if that is tried
+        return ()
+    names: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            names += _named(node.module or "", [alias.name for alias in node.names], node.level, package)
+    return tuple(names)
+
+
+def _named(name: str, members: Iterable[str], level: int, package: str) -> Iterator[str]:
+    """The modules an import statement may mean: the one named, and each member, which may be a submodule."""
+    if level and not package:
+        return
+    if level:
+        base = package.rsplit(".", level - 1)[0] if package.count(".") >= level - 1 else ""
+        name = f"{base}.{name}".strip(".")
+    yield name
+    yield from (f"{name}.{member}".strip(".") for member in members if member != "*")
+
+
+def _find(name: str, found: dict[str, _Module | None]) -> _Module | None:
+    """A module by name; None if it is not local or not there."""
+    if name not in found:
+        parent = name.rpartition(".")[0]
+        above = _find(parent, found) if parent else None
+        module = _loaded(name) if above or not parent else None
+        if module is None and (above.places if above else not parent):
+            module = _on_path(name, above.places if above else None)
+        found[name] = module if module and (module.file is None or _is_local(module.file)) else None
+    return found[name]
+
+
+def _loaded(name: str) -> _Module | None:
+    module = sys.modules.get(name)
+    if module is None or not issubclass(type(module), ModuleType):
+        return None
+    names = _namespace(module)
+    file, places = names.get("__file__"), names.get("__path__")
+    return _Module(Path(file) if file else None, None if places is None else tuple(places))
+
+
+def _on_path(name: str, places: Sequence[str] | None) -> _Module | None:
+    """Look a module up as an import would, except that no package on the way to it is imported."""
+    portions: list[str] = []
+    for place in sys.path if places is None else places:
+        finder = pkgutil.get_importer(place or os.getcwd())  # noqa: PTH109 - as the import system does
+        spec = finder.find_spec(name) if finder is not None else None
+        if spec is not None and spec.loader is not None:
+            return _Module(Path(spec.origin), _places(spec)) if spec.has_location and spec.origin else None
+        portions += (spec and spec.submodule_search_locations) or ()
+    if portions:
+        return _Module(None, tuple(portions))
+    for other in sys.meta_path if places is None else ():  # those of editable installs, for one
+        if other not in (BuiltinImporter, FrozenImporter, PathFinder):
+            spec = other.find_spec(name, None)
+            if spec is not None and spec.has_location and spec.origin:
+                return _Module(Path(spec.origin), _places(spec))
+    return None
+
+
+def _places(spec: Any) -> tuple[str, ...] | None:
+    return None if spec.submodule_search_locations is None else tuple(spec.submodule_search_locations)
+
+
+def _is_local(file: Path) -> bool:
+    real = os.path.realpath(file)
+    inside = any(real.startswith(root + os.sep) for root in (*_STDLIB, _SKYWARD))
+    return not inside and not _INSTALLED.intersection((*file.parts, *Path(real).parts)) and file.is_file()
+
+
+def _namespace(module: ModuleType) -> dict[str, Any]:
+    """A module's names, past any `__getattribute__` of its own, which may load it."""
+    names: dict[str, Any] = ModuleType.__getattribute__(module, "__dict__")
+    return names
+
+
+def _walk(start: Path, root: Path, excludes: Sequence[str]) -> Iterator[Path]:
+    for path in [start] if start.is_file() else sorted(start.iterdir()):
+        relative = path.relative_to(root).as_posix()
+        if any(fnmatch.fnmatch(path.name, p) or fnmatch.fnmatch(relative, p.rstrip("/")) for p in excludes):
+            continue
+        if path.is_dir() and not path.is_symlink():  # a link may lead back to here
+            yield from _walk(path, root, excludes)
+        elif path.is_file():
+            yield path
+
+
+def _read(file: Path, error: type[SkywardError]) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as problem:
+        raise error(f"{file} must be sent to the nodes but cannot be read: {problem.strerror}.") from problem
+
+
+def _too_large(files: dict[str, bytes], what: str, remedy: str) -> str:
+    largest = sorted(files, key=lambda path: -len(files[path]))[:3]
+    listed = ", ".join(f"{path} ({len(files[path]) / 1e6:.1f} MB)" for path in largest)
+    return (
+        f"{what} are larger than {MAX_BYTES >> 20} MB; the largest are {listed}. They are sent to every node when the "
+        f"pool starts: {remedy}, or put them into the image (Image(pip=[...]), Image(run=[...]))."
+    )

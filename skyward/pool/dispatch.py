@@ -1,0 +1,346 @@
+"""Who runs what: calls to workers, answers to callers, and what becomes of calls whose worker is lost.
+
+One lock guards the state; nothing is sent, unpickled or called back under it. A call that had started on a lost worker
+is lost with it, unless its function allows retries; one that had not started runs elsewhere.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from skyward.errors import (
+    PoolClosedError,
+    SkywardError,
+    TaskCancelledError,
+    TaskTimeoutError,
+    WireError,
+    WorkerLostError,
+)
+from skyward.pool.clock import Clock
+from skyward.pool.stream import RemoteStream
+from skyward.pool.task import Task
+from skyward.pool.worker import WorkerLink
+from skyward.wire.frames import Frame
+from skyward.wire.messages import RESULT_HEAD, Kind, encode
+
+GRACE_S = 5.0  # between the interrupt of a call and the end of the worker that does not heed it
+TICK_S = 0.05
+STALE_S = 0.02  # a call that waits on a busy worker for longer is given to an idle one
+Lost = Callable[[str], WorkerLostError]  # the error for a lost call, given its function's name
+_LAST = frozenset((Kind.RESULT, Kind.ERROR, Kind.END))
+
+
+class Dispatcher:
+    """Sends calls to the least loaded worker and brings their outcomes back."""
+
+    def __init__(self, clock: Clock, kill: Callable[[WorkerLink], None]) -> None:
+        self._clock, self._kill = clock, kill
+        self._lock = threading.Lock()
+        self._ids = itertools.count(1)
+        self._workers: dict[int, WorkerLink] = {}  # by rank
+        self._queue: deque[Task] = deque()
+        self._pinned: dict[int, list[Task]] = {}  # calls for a worker that is being started again
+        self._dropped: deque[Task] = deque()  # streams that were garbage-collected before their end
+        self._expected = 0  # workers that are here or will come back
+        self._limits: dict[int, tuple[float, Task]] = {}  # running calls that have a time limit
+        self._ticking = False
+        self._closed: SkywardError | None = None
+
+    def next_id(self) -> int:
+        """An id for a call, unique in this pool."""
+        return next(self._ids)
+
+    # workers ---------------------------------------------------------------------------------------------------
+
+    def expect(self, workers: int) -> None:
+        """Say how many workers there will be, before the first one is added."""
+        self._expected = workers
+
+    def add(self, worker: WorkerLink) -> None:
+        """Let a connected worker take calls."""
+        with self._lock:
+            self._workers[worker.rank] = worker
+            for task in self._pinned.pop(worker.rank, ()):
+                if task.stopping is None:
+                    self._assign(task, worker)
+            self._refill(worker)
+        _flush((worker,))
+
+    def lose(self, worker: WorkerLink, lost: Lost, *, forever: bool) -> None:
+        """Settle the calls of a worker that is gone; `forever` when none will take its place."""
+        with self._lock:
+            if self._workers.get(worker.rank) is worker:
+                del self._workers[worker.rank]
+            worker.alive = False
+            orphans = list(worker.outstanding.values())
+            worker.outstanding.clear()
+            self._expected -= forever
+            failed = self._resettle(worker, orphans, lost, forever=forever)
+            touched = self._spread()
+        _flush(touched)
+        for task, error in failed:
+            settle(task, error)
+
+    def _resettle(
+        self, worker: WorkerLink, orphans: list[Task], lost: Lost, *, forever: bool
+    ) -> list[tuple[Task, SkywardError]]:
+        """Sort the calls of a lost worker into those that failed (returned) and those that run again."""
+        killed = any(task.stopping for task in orphans)
+        failed: list[tuple[Task, SkywardError]] = []
+        again: list[Task] = []
+        for position, task in enumerate(orphans):
+            started = position < worker.slots or task.stream is not None
+            if task.stopping is not None:
+                failed.append((task, task.stopping))
+            elif task.stream is not None or (task.pin is not None and forever):
+                failed.append((task, lost(task.function.name)))
+            elif not started or killed:
+                again.append(task)
+            elif task.retries > 0:
+                task.retries -= 1
+                again.append(task)
+            else:
+                failed.append((task, lost(task.function.name)))
+        for task in reversed(again):
+            self._requeue(task)
+        if forever:
+            failed += [(task, lost(task.function.name)) for task in self._pinned.pop(worker.rank, ())]
+        if self._expected <= 0:
+            failed += [(task, lost(task.function.name)) for task in self._queue]
+            self._queue.clear()
+        return failed
+
+    @property
+    def workers(self) -> Sequence[WorkerLink]:
+        """The connected workers, by rank."""
+        with self._lock:
+            return [self._workers[rank] for rank in sorted(self._workers)]
+
+    # calls -----------------------------------------------------------------------------------------------------
+
+    def submit(self, tasks: Iterable[Task]) -> None:
+        """Send calls, or queue them until a worker has room.
+
+        Raises:
+            PoolClosedError: the pool has ended, or has no nodes left.
+        """
+        touched: dict[int, WorkerLink] = {}
+        with self._lock:
+            if self._closed is not None:
+                raise self._closed
+            if self._expected <= 0:
+                raise PoolClosedError("All nodes of this pool are gone; close it and open another one.")
+            for task in tasks:
+                worker = self._home(task)
+                if worker is not None:
+                    self._assign(task, worker)
+                    touched[worker.rank] = worker
+            if not self._ticking:
+                self._ticking = True
+                self._clock.after(TICK_S, self._tick)
+        _flush(touched.values())
+
+    def cancel(self, task: Task, reason: SkywardError | None = None) -> None:
+        """Stop a call wherever it is; its outcome is `reason`. Does nothing if it has ended."""
+        reason = reason or TaskCancelledError(f"{task.function.name}() was cancelled.")
+        worker = None
+        with self._lock:
+            if task.done and task.stream is None:
+                return
+            task.stopping = task.stopping or reason  # a queued call is skipped when its turn comes
+            worker = self._workers.get(task.rank) if task.sent_at else None
+            if worker is not None and task.id in worker.outstanding:
+                worker.post_frame(Frame(Kind.CANCEL, task.id))
+        if task.stream is None:
+            task.resolve(error=reason)
+        if worker is not None:
+            self._clock.after(GRACE_S, lambda: self._end_if_stuck(worker, task))
+            _flush((worker,))
+
+    def close(self, reason: SkywardError) -> None:
+        """Take no more calls; those that have not ended fail with `reason`."""
+        with self._lock:
+            self._closed = self._closed or reason
+            left = [*self._queue, *(t for w in self._workers.values() for t in w.outstanding.values())]
+            left += [t for tasks in self._pinned.values() for t in tasks]
+            self._queue.clear()
+            self._pinned.clear()
+        for task in left:
+            settle(task, reason)
+
+    # what workers say ------------------------------------------------------------------------------------------
+
+    def on_frames(self, worker: WorkerLink, frames: list[Frame]) -> None:
+        """Handle what a worker sent; called by the thread that reads from it."""
+        heard: list[tuple[Task, Frame]] = []
+        touched: Sequence[WorkerLink] = ()
+        with self._lock:
+            for frame in frames:
+                task = worker.outstanding.get(frame.id)
+                if task is None:
+                    continue  # lost and settled before
+                if frame.kind == Kind.DROPPED:
+                    del worker.outstanding[frame.id]
+                    self._requeue(task)
+                    touched = self._spread()
+                    continue
+                if frame.kind in _LAST:
+                    del worker.outstanding[frame.id]
+                    self._limits.pop(frame.id, None)
+                    worker.observe(RESULT_HEAD.unpack_from(frame.head)[0])
+                elif frame.kind == Kind.STARTED and task.timeout is not None:
+                    self._limits[frame.id] = (time.monotonic() + task.timeout, task)
+                heard.append((task, frame))
+            self._refill(worker)
+        _flush((worker, *touched))
+        for task, frame in heard:
+            self._answer(worker, task, frame)
+
+    def _answer(self, worker: WorkerLink, task: Task, frame: Frame) -> None:
+        match frame.kind:
+            case Kind.RESULT:
+                task.resolve(frame)
+            case Kind.STREAM:
+                task.resolve(stream=self._open_stream(worker, task))
+            case Kind.ITEM | Kind.END:
+                if task.stream is not None:
+                    task.stream.put(frame)
+            case Kind.ERROR if task.stream is not None:
+                task.stream.put(task.stopping or frame)
+            case Kind.ERROR:
+                task.resolve(frame, error=task.stopping)
+
+    def _open_stream(self, worker: WorkerLink, task: Task) -> RemoteStream[object]:
+        def credit(items: int) -> None:
+            try:
+                worker.connection.send(Frame(Kind.CREDIT, task.id, encode({"items": items})))
+            except WireError:
+                pass  # its reader notices the same and ends this stream with the reason
+
+        return RemoteStream(task, credit, lambda: self.cancel(task), lambda: self._dropped.append(task))
+
+    def _end_if_stuck(self, worker: WorkerLink, task: Task) -> None:
+        if worker.alive and task.id in worker.outstanding:
+            self._kill(worker)
+
+    # at regular times, while there is work ----------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        """Stop calls beyond their limit, give stale calls to idle workers, stop streams nobody holds any more."""
+        now = time.monotonic()
+        with self._lock:
+            overdue = [task for deadline, task in self._limits.values() if deadline <= now]
+            for task in overdue:
+                del self._limits[task.id]
+            touched = self._recall(now)
+            self._ticking = bool(self._queue or any(w.outstanding for w in self._workers.values()))
+            if self._ticking:
+                self._clock.after(TICK_S, self._tick)
+        _flush(touched)
+        for task in overdue:
+            self.cancel(task, _timeout(task))
+        while self._dropped:
+            self.cancel(self._dropped.popleft())
+
+    def _recall(self, now: float) -> list[WorkerLink]:
+        """Ask busy workers for calls they have not started, when others have nothing to do."""
+        idle = sum(w.slots for w in self._workers.values() if not w.outstanding)
+        if not idle or self._queue:
+            return []
+        touched = []
+        for worker in self._workers.values():
+            waiting = [t for t in list(worker.outstanding.values())[worker.slots :] if t.pin is None]
+            stale = [t for t in waiting if now - t.sent_at > STALE_S][-idle:]
+            for task in stale:
+                worker.post_frame(Frame(Kind.RECALL, task.id))
+            if stale:
+                touched.append(worker)
+                idle -= len(stale)
+            if not idle:
+                break
+        return touched
+
+    # scheduling; all of it under the lock ----------------------------------------------------------------------
+
+    def _home(self, task: Task) -> WorkerLink | None:
+        """The worker a new call goes to, None when it was queued."""
+        if task.pin is not None:
+            worker = self._workers.get(task.pin)
+            if worker is None:
+                self._pinned.setdefault(task.pin, []).append(task)
+            return worker
+        worker = None if self._queue else self._least_loaded()
+        if worker is None:
+            self._queue.append(task)
+        return worker
+
+    def _least_loaded(self) -> WorkerLink | None:
+        """The worker with most of its window free, None when all are full."""
+        best, best_load = None, 1.0
+        for worker in self._workers.values():
+            load = len(worker.outstanding) / worker.window
+            if load < best_load:
+                best, best_load = worker, load
+        return best
+
+    def _next(self) -> Task | None:
+        """The oldest queued call that nobody has cancelled."""
+        while self._queue:
+            task = self._queue.popleft()
+            if task.stopping is None:
+                return task
+        return None
+
+    def _assign(self, task: Task, worker: WorkerLink) -> None:
+        task.place, task.rank = str(worker), worker.rank
+        task.sent_at = time.monotonic()
+        worker.outstanding[task.id] = task
+        worker.post(task)
+
+    def _refill(self, worker: WorkerLink) -> None:
+        room = worker.window - len(worker.outstanding)
+        while room > 0 and worker.alive and (task := self._next()) is not None:
+            self._assign(task, worker)
+            room -= 1
+
+    def _spread(self) -> list[WorkerLink]:
+        """Give queued calls to workers with room, the least loaded first."""
+        touched: dict[int, WorkerLink] = {}
+        while self._queue and (worker := self._least_loaded()) is not None and (task := self._next()) is not None:
+            self._assign(task, worker)
+            touched[worker.rank] = worker
+        return list(touched.values())
+
+    def _requeue(self, task: Task) -> None:
+        """Put a call that did not run back, before all that came after it."""
+        task.sent_at = 0.0
+        if task.pin is not None:
+            self._pinned.setdefault(task.pin, []).insert(0, task)
+        elif task.stopping is None:
+            self._queue.appendleft(task)
+
+
+def settle(task: Task, error: SkywardError) -> None:
+    """End a call, or the stream it returned, with an error."""
+    if task.stream is not None:
+        task.stream.put(error)
+    else:
+        task.resolve(error=error)
+
+
+def _flush(workers: Iterable[WorkerLink]) -> None:
+    for worker in workers:
+        try:
+            worker.flush()
+        except WireError:
+            pass  # its reader notices the same, learns the reason from the node and settles its calls
+
+
+def _timeout(task: Task) -> TaskTimeoutError:
+    return TaskTimeoutError(
+        f"{task.function.name}() ran longer than its limit of {task.timeout:g} s on {task.place} and was stopped."
+    )

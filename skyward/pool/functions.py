@@ -1,0 +1,42 @@
+"""Calls made ready to be sent: each function is pickled once, each call's arguments once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from skyward.pool.code import CodeBundle, local_modules
+from skyward.pool.task import Function
+from skyward.wire import payload
+
+
+class Functions:
+    """The functions a pool has seen. A function is a snapshot of the moment it is first sent: what it closes over, and
+    the globals it uses, stay as they were then. Equal content is sent once, whichever object holds it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._by_object: dict[int, tuple[Callable[..., Any], Function]] = {}  # the object is kept, so that its id is
+        self._by_digest: dict[bytes, Function] = {}
+
+    def get(self, fn: Callable[..., Any]) -> Function:
+        """The function as nodes get it.
+
+        Raises:
+            SerializationError: it cannot be pickled; the message says what in it cannot.
+        """
+        known = self._by_object.get(id(fn))
+        if known is not None:
+            return known[1]
+        bundle: CodeBundle = local_modules(fn)
+        digest, data = payload.dumps_function(fn)
+        with self._lock:
+            function = self._by_digest.get(digest)
+            if function is None:
+                name = getattr(fn, "__qualname__", type(fn).__name__).rpartition("<locals>.")[2]
+                function = Function(len(self._by_digest) + 1, name, data, bundle)
+                self._by_digest[digest] = function
+            self._by_object[id(fn)] = (fn, function)
+        return function

@@ -1,0 +1,265 @@
+"""The client's end of one node: its agent, its workers, and why they ended when they do."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from signal import Signals
+from typing import Any
+
+from skyward.errors import ProviderError, SkywardError, WireError, WorkerLostError
+from skyward.pool.dispatch import Dispatcher
+from skyward.pool.output import Printer
+from skyward.pool.worker import WorkerLink
+from skyward.providers.base import Exit, Node
+from skyward.wire import payload
+from skyward.wire.frames import Connection, Frame
+from skyward.wire.handshake import agent_endpoint, connect, worker_endpoint
+from skyward.wire.messages import RESULT_HEAD, STDERR, Kind, decode, encode
+
+BEAT_S = 1.0
+SILENCE_S = 10.0  # a node that answers no heartbeat for so long is lost
+_REASON_S = 2.0  # how long the reason of a worker's end is waited for; it is usually there within 0.1 s
+SETUP = 0  # id of the SETUP message and of its answer
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLink:
+    """What a node shares with its pool."""
+
+    key: bytes
+    dispatcher: Dispatcher
+    printer: Printer
+    setup: Callable[[NodeLink, WorkerLink], None]  # prepares a worker that was started again
+
+
+class NodeLink:
+    """A running node. `gone` is how it ended, None while it lives."""
+
+    def __init__(self, index: int, node: Node, slots: int, processes: int, pool: PoolLink) -> None:
+        self.index, self._node, self._slots, self._processes, self._pool = index, node, slots, processes, pool
+        self.gone: Exit | None = None
+        self.setups: dict[int, Future[None]] = {}
+        self._closing = False
+        self._changed = threading.Condition()
+        self._reports: dict[tuple[int, int], dict[str, Any]] = {}
+        self._readers: list[threading.Thread] = []
+        self._workers: dict[int, WorkerLink] = {}
+        self._agent: Connection | None = None
+        self._heard = time.monotonic()
+        self._verdict: str | None = None
+
+    def open(self, timeout_s: float) -> list[WorkerLink]:
+        """Wait for the node's announcement and connect to its agent and workers.
+
+        Raises:
+            NodeStartError, WireError, AuthenticationError, VersionError: as their names say.
+        """
+        announced = self._node.wait_ready(timeout_s)
+        self._agent = connect(self._node.connect(announced.agent), self._pool.key, agent_endpoint(self.index))
+        self._heard = time.monotonic()
+        self._spawn(self._read_agent, self._agent)
+        return [self._open_worker(number, 0, address) for number, address in enumerate(announced.workers)]
+
+    def _open_worker(self, number: int, generation: int, address: str) -> WorkerLink:
+        endpoint = worker_endpoint(self.index, number, generation)
+        connection = connect(self._node.connect(address), self._pool.key, endpoint)
+        rank = self.index * self._processes + number
+        worker = WorkerLink(self.index, number, rank, generation, self._slots, connection)
+        self._workers[number] = worker
+        self.setups[rank] = Future()
+        self._spawn(self._read_worker, worker)
+        return worker
+
+    def _spawn(self, target: Callable[..., None], *args: object) -> None:
+        thread = threading.Thread(target=target, args=args, name=f"skyward-node-{self.index}", daemon=True)
+        self._readers.append(thread)
+        thread.start()
+
+    # readers ---------------------------------------------------------------------------------------------------
+
+    def _read_worker(self, worker: WorkerLink) -> None:
+        dispatcher = self._pool.dispatcher
+        try:
+            while frames := worker.connection.receive():
+                calls = [f for f in frames if f.kind != Kind.OUTPUT and f.id != SETUP]
+                if len(calls) != len(frames):
+                    for frame in frames:
+                        if frame.kind == Kind.OUTPUT:
+                            self._show(worker, frame)
+                        elif frame.id == SETUP:
+                            self._on_setup(worker, frame)
+                if calls:
+                    dispatcher.on_frames(worker, calls)
+        except WireError:
+            pass  # its end is what matters; the agent and the host know the reason
+        if self._closing:
+            return
+        report = self._reason(worker)
+        setup = self.setups[worker.rank]
+        if not setup.done():
+            setup.set_exception(self._lost(worker, report, "its plugins were set up"))
+        dispatcher.lose(worker, lambda call: self._lost(worker, report, f"it ran {call}()"), forever=report is None)
+
+    def _read_agent(self, agent: Connection) -> None:
+        try:
+            while frames := agent.receive():
+                self._heard = time.monotonic()
+                for frame in frames:
+                    self._on_agent(frame)
+        except WireError:
+            pass  # its end is what matters
+        if not self._closing:
+            self._on_gone()
+
+    def _on_agent(self, frame: Frame) -> None:
+        match frame.kind:
+            case Kind.PONG:
+                rtt_s = (time.monotonic_ns() - frame.id) / 1e9
+                for worker in self._workers.values():
+                    worker.rtt_s = min(worker.rtt_s, rtt_s) if worker.rtt_s else rtt_s
+            case Kind.WORKER_OUTPUT:
+                self._show(self._workers[frame.id], frame)
+            case Kind.WORKER_EXIT:
+                report = decode(frame.head)
+                with self._changed:
+                    self._reports[report["worker"], report["generation"]] = report
+                    self._changed.notify_all()
+            case Kind.WORKER_UP:
+                self._spawn(self._on_worker_up, decode(frame.head))
+
+    def _on_worker_up(self, news: dict[str, Any]) -> None:
+        """A worker that ended has been started again: connect, set its plugins up, let it take calls."""
+        try:
+            worker = self._open_worker(news["worker"], news["generation"], news["address"])
+            self._pool.setup(self, worker)
+        except SkywardError as error:
+            if not self._closing and self.gone is None:
+                self.declare_lost(f"its worker {news['worker']} was started again but is of no use: {error}")
+            return
+        self._pool.dispatcher.add(worker)
+
+    def _on_gone(self) -> None:
+        exit_ = self._node.wait_exit(_REASON_S) or Exit(code=None, text="its agent closed the connection")
+        if self._verdict is not None:
+            exit_ = Exit(code=exit_.code, text=self._verdict)
+        with self._changed:
+            self.gone = exit_
+            self._changed.notify_all()
+        for worker in self._workers.values():
+            worker.connection.close()
+        try:
+            self._node.remove()
+        except ProviderError:
+            pass  # the pool's end tries again, and reports
+
+    def _show(self, worker: WorkerLink, frame: Frame) -> None:
+        text = str(memoryview(frame.head)[1:], "utf-8", "replace")
+        worker.tail.extend(text.splitlines())
+        self._pool.printer.put(self.index, text, error=frame.head[0] == STDERR)
+
+    def _on_setup(self, worker: WorkerLink, frame: Frame) -> None:
+        setup = self.setups[worker.rank]
+        if frame.kind == Kind.READY:
+            setup.set_result(None)
+        else:
+            error = payload.load_exception(bytes(memoryview(frame.head)[RESULT_HEAD.size :]))
+            error.add_note(f"raised while the plugins were set up on {worker}")
+            setup.set_exception(error)
+
+    # why a worker ended ----------------------------------------------------------------------------------------
+
+    def _reason(self, worker: WorkerLink) -> dict[str, Any] | None:
+        """The agent's report of a worker's end; None when the whole node is gone."""
+        key = (worker.index, worker.generation)
+        with self._changed:
+            known = self._changed.wait_for(lambda: key in self._reports or self.gone is not None, _REASON_S)
+            report = self._reports.get(key)
+        if not known:
+            self.declare_lost("its worker's connection ended and its agent does not say why")
+            with self._changed:
+                self._changed.wait_for(lambda: self.gone is not None, 2 * _REASON_S)
+        return report if self.gone is None else None
+
+    def _lost(self, worker: WorkerLink, report: dict[str, Any] | None, doing: str) -> WorkerLostError:
+        facts: dict[str, Any] = report or {}
+        if report is None:
+            gone = self.gone or Exit(code=None)
+            facts = {"code": gone.code, "signal": gone.signal, "oom": gone.oom}
+            subject = f"Node {self.index} is gone"
+            how = gone.text or ended_in_words(gone.code, gone.signal, gone.oom)
+        else:
+            subject = f"The worker process on {worker} (rank {worker.rank}) ended"
+            how = ended_in_words(facts.get("code"), facts.get("signal"), bool(facts.get("oom")))
+        lines = [*worker.tail, *str(facts.get("log") or "").splitlines()][-20:]
+        message = f"{subject} while {doing}: {how}."
+        if lines:
+            message += " Its last output:\n" + "\n".join(f"  {line}" for line in lines)
+        return WorkerLostError(
+            message,
+            node=self.index,
+            rank=worker.rank,
+            exit_code=facts.get("code"),
+            signal=facts.get("signal"),
+            oom=bool(facts.get("oom")),
+            log="\n".join(lines),
+        )
+
+    # what the pool asks of it ----------------------------------------------------------------------------------
+
+    def beat(self) -> None:
+        """Ask for a sign of life; declare the node lost after too long a silence."""
+        if self.gone is not None or self._agent is None or self._closing:
+            return
+        silence_s = time.monotonic() - self._heard
+        if silence_s > SILENCE_S:
+            self.declare_lost(f"it has answered nothing for {silence_s:.0f} s")
+            return
+        self._tell(Frame(Kind.PING, time.monotonic_ns()))
+
+    def kill(self, worker: WorkerLink) -> None:
+        """End a worker at once; the agent starts it again."""
+        self._tell(Frame(Kind.KILL, 0, encode({"worker": worker.index})))
+
+    def declare_lost(self, verdict: str) -> None:
+        """Give the node up; its calls are settled and it is removed."""
+        self._verdict = self._verdict or verdict
+        if self._agent is not None:
+            self._agent.close()
+
+    def close(self, grace_s: float) -> None:
+        """Let the node leave its plugins and end; whatever is not gone after `grace_s` is removed."""
+        self._closing = True
+        try:
+            if self._agent is not None and self.gone is None:
+                self._tell(Frame(Kind.SHUTDOWN, 0, encode({"grace_s": grace_s})))
+                self._node.wait_exit(grace_s + 1.0)
+        finally:
+            for worker in self._workers.values():
+                worker.connection.close()
+            if self._agent is not None:
+                self._agent.close()
+            self._node.remove()
+
+    def _tell(self, frame: Frame) -> None:
+        try:
+            assert self._agent is not None
+            self._agent.send(frame)
+        except WireError:
+            pass  # the agent's reader notices the same and settles what depends on it
+
+
+def ended_in_words(code: int | None, signal: int | None, oom: bool) -> str:
+    """How a process ended, for an error message."""
+    if oom:
+        return "the kernel killed it for want of memory; give the node more (memory_gb=), or the call less to hold"
+    if signal:
+        try:
+            name = Signals(signal).name
+        except ValueError:
+            name = "unknown"
+        return f"it was killed by signal {signal} ({name})"
+    return f"it left with exit status {code}" if code is not None else "the reason is not known"

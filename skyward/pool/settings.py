@@ -1,0 +1,180 @@
+"""What a caller asks of a pool, checked as a whole before anything is created."""
+
+from __future__ import annotations
+
+import difflib
+import platform as host
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from skyward.errors import ConfigError
+from skyward.model.accelerator import Accelerator
+from skyward.model.image import Image
+from skyward.model.instance import AcceleratorInfo
+from skyward.model.spec import Cluster, ClusterSpec, Nodes, Worker
+
+if TYPE_CHECKING:
+    from skyward.plugins import Plugin
+    from skyward.providers.base import Provider
+
+Display = Literal["auto", "quiet"]
+_PLATFORMS = {"x86_64": "linux/amd64", "amd64": "linux/amd64", "arm64": "linux/arm64", "aarch64": "linux/arm64"}
+_GB = {"": 1.0, "GB": 1.0, "G": 1.0, "GIB": 1.073741824, "MB": 1e-3, "M": 1e-3, "MIB": 1.048576e-3, "TB": 1e3}
+# parameters that providers of rented machines bring; none of today's providers can honour them
+_OF_RENTED_MACHINES = frozenset(
+    {
+        "allocation", "autoscale_cooldown", "autoscale_idle_timeout", "machine", "max_hourly_cost", "max_provision_attempts",
+        "provision_retry_delay", "reconcile_tick_interval", "selection", "ssh_retry_interval", "ssh_timeout", "volume",
+        "volumes",
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSettings:
+    """A pool's parameters in their final form."""
+
+    provider: Provider
+    nodes: Nodes
+    accelerator: Accelerator | None
+    plugins: tuple[Plugin, ...]
+    image: Image
+    worker: Worker
+    cpus: float | None
+    memory_gb: float | None
+    platform: str
+    env: tuple[tuple[str, str], ...] = field(repr=False)  # may hold secrets
+    lease_s: float
+    provision_timeout_s: float
+    default_timeout_s: float | None
+    display: Display
+
+    @property
+    def cluster(self) -> Cluster:
+        """The plan that plugins see."""
+        python = self.image.python if self.image.python != "auto" else local_minor()
+        spec = ClusterSpec(
+            nodes=self.nodes.desired, accelerator=self.accelerator, platform=self.platform, python=python
+        )
+        return Cluster(spec=spec)
+
+
+def local_minor() -> str:
+    """The client's minor version of Python, such as "3.11"."""
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def provider_of(value: Provider | None) -> Provider:
+    """The provider of a pool; containers of the engine on this machine when none is given."""
+    from skyward import providers
+
+    if value is None:
+        return providers.default()
+    if not hasattr(value, "acquire"):
+        raise ConfigError(f"provider= takes a provider such as sky.Docker() or sky.Local(); found {value!r}.")
+    return value
+
+
+def image_of(value: Image | None) -> Image:
+    """The image of a pool; a plain one when none is given."""
+    if value is not None and not isinstance(value, Image):
+        raise ConfigError(f"image= takes a sky.Image(...); found {value!r}.")
+    return value or Image()
+
+
+def display_of(value: str) -> Display:
+    """How much a pool shows."""
+    if value not in ("auto", "quiet"):
+        raise ConfigError(f"display must be 'auto' or 'quiet'; found {value!r}.")
+    return "auto" if value == "auto" else "quiet"
+
+
+def accelerator_info(accelerator: Accelerator | None) -> AcceleratorInfo | None:
+    """What nodes are told of their accelerators."""
+    if accelerator is None:
+        return None
+    return AcceleratorInfo(
+        type=accelerator.name,
+        count=accelerator.count,
+        memory_gb=accelerator.memory_gb,
+        is_trainium=accelerator.is_trainium,
+    )
+
+
+def worker_of(worker: Worker | None, concurrency: int | None) -> Worker:
+    """The worker shape meant by two parameters of which one may be given."""
+    if worker is not None and concurrency is not None:
+        raise ConfigError("Give either worker=Worker(concurrency=...) or concurrency=, not both.")
+    return worker or Worker(concurrency=1 if concurrency is None else concurrency)
+
+
+def plugins_of(value: Sequence[Plugin]) -> tuple[Plugin, ...]:
+    """The pool's plugins, checked."""
+    from skyward.plugins import check
+
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise ConfigError(f"plugins= takes a list such as [sky.plugins.torch()]; found {value!r}.")
+    plugins = tuple(value)
+    check(plugins)
+    return plugins
+
+
+def platform_of(architecture: str | None) -> str:
+    """The OCI platform of an architecture's name; None means this machine's."""
+    name = (architecture or host.machine()).lower()
+    if name not in _PLATFORMS:
+        raise ConfigError(f"architecture must be 'x86_64' or 'arm64'; found {architecture!r}.")
+    return _PLATFORMS[name]
+
+
+def memory_of(memory: str | float | None, memory_gb: float | None) -> float | None:
+    """Gigabytes of memory per node, from `memory="32GB"` or `memory_gb=32`."""
+    if memory is not None and memory_gb is not None:
+        raise ConfigError("Give either memory= or memory_gb=, not both.")
+    if memory is None:
+        amount = memory_gb
+    else:
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(memory))
+        if match is None or match[2].upper() not in _GB:
+            raise ConfigError(f"memory= takes an amount such as '32GB' or '512MB'; found {memory!r}.")
+        amount = float(match[1]) * _GB[match[2].upper()]
+    return positive("memory", amount)
+
+
+def either(name: str, first: float | None, other: str, second: float | None) -> float | None:
+    """The one of two spellings that was given."""
+    if first is not None and second is not None:
+        raise ConfigError(f"{name}= and {other}= mean the same; give one of them.")
+    return first if first is not None else second
+
+
+def positive(name: str, value: float | None) -> float | None:
+    """The value, refused unless it is a number above 0 (or None)."""
+    if value is not None and not value > 0:
+        raise ConfigError(f"{name} must be above 0; found {value!r}.")
+    return value
+
+
+def env_of(env: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
+    """The run-time environment as sorted pairs; values must be text."""
+    for name, value in (env or {}).items():
+        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise ConfigError(f"env: {name!r} is not a name of an environment variable.")
+        if not isinstance(value, str) or "\0" in value:
+            raise ConfigError(f"env: the value of {name} must be text without NUL; found {type(value).__name__}.")
+        if name == "COMPUTE_POOL" or name.startswith("SKYWARD_"):
+            raise ConfigError(f"env: {name} is set by the pool itself; choose another name.")
+    return tuple(sorted((env or {}).items()))
+
+
+def refuse_unknown(others: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Raise for parameters this pool does not have; none is ignored."""
+    for name in others:
+        if name in _OF_RENTED_MACHINES:
+            raise ConfigError(f"{name}= is for providers of rented machines; this pool's provider rents none.")
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {close[0]}=?" if close else "."
+        raise ConfigError(f"ComputePool has no parameter {name!r}{hint}")

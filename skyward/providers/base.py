@@ -1,0 +1,147 @@
+"""What a provider of machines must be able to do, as the pool uses it.
+
+A provider gives hosts; a host starts nodes (one task-runner each) and knows how to reach, watch and remove them.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from skyward.errors import NodeStartError
+from skyward.model.accelerator import Accelerator
+from skyward.model.image import Image
+from skyward.model.spec import Cluster
+
+ANNOUNCEMENT = "skyward-ready "  # what the runner's one line on its standard output starts with
+Report = Callable[[str], None]  # a line of progress for people
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """Everything a host needs to start one node.
+
+    Attributes:
+        pool: identifier of the pool; becomes the label `skyward.pool`.
+        node: index of the node; becomes the label `skyward.node`.
+        name: name of the container or process: `skyward-<pool>-<node>`.
+        image: reference of the image to run, None where nodes are plain processes.
+        compute_pool: the node's COMPUTE_POOL document.
+        runner: the runner's own settings (JSON), injected as SKYWARD_RUNNER.
+        key: the pool's secret key; reaches the node through a file that only its owner can read, never by
+            environment, label or command line.
+        env: the user's run-time environment.
+    """
+
+    pool: str
+    node: int
+    name: str
+    image: str | None
+    compute_pool: str
+    runner: str
+    key: bytes = field(repr=False)
+    env: Mapping[str, str] = field(default_factory=dict)
+    accelerator: Accelerator | None = None
+    cpus: float | None = None
+    memory_gb: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Announcement:
+    """What a runner says once it listens: the address of its agent and of each of its workers.
+
+    An address is `unix:<file name in the run directory>` or `tcp:<ip>:<port>`; only the node's host can resolve it.
+    """
+
+    agent: str
+    workers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exit:
+    """How a node ended: exit status, signal number, whether the kernel killed it for memory, in words, its last lines.
+
+    `text` completes a sentence that starts with the node: "ended with exit status 1". A `code` of None: nobody knows.
+    """
+
+    code: int | None
+    signal: int | None = None
+    oom: bool = False
+    text: str = ""
+    log: str = ""
+
+
+class Node(Protocol):
+    """A started task-runner."""
+
+    def wait_ready(self, timeout_s: float) -> Announcement:
+        """Block until the runner has announced itself.
+
+        Raises:
+            NodeStartError: it ended, or said nothing in time; the message holds its last lines.
+        """
+        ...
+
+    def connect(self, address: str) -> socket.socket:
+        """A connected, blocking stream socket to an announced address."""
+        ...
+
+    def wait_exit(self, timeout_s: float) -> Exit | None:
+        """How it ended; None if it still runs after `timeout_s`."""
+        ...
+
+    def remove(self) -> None:
+        """End it at once if it runs, and remove what it leaves. Does nothing the second time."""
+        ...
+
+
+class Host(Protocol):
+    """A machine that can run nodes."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def address(self) -> str: ...  # IP address at which the other hosts' nodes reach this host
+    def claim_port(self) -> int:
+        """A TCP port on this host that no other pool gets while this one lives."""
+        ...
+
+    def start(self, launch: Launch) -> Node: ...
+
+
+class Provider(Protocol):
+    """Where hosts come from."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def lease_s(self) -> float: ...  # how long a node lives without a client, unless the pool says otherwise
+    def acquire(self, pool: str, nodes: int, accelerator: Accelerator | None) -> Sequence[Host]:
+        """One host per node, in node order; the same host may appear more than once. Checks first, creates after."""
+        ...
+
+    def prepare(self, hosts: Sequence[Host], image: Image, cluster: Cluster, report: Report) -> str | None:
+        """Compile the image (plugins applied) for this cluster, make it available on the hosts (build it if it is nowhere) and return what they run."""
+        ...
+
+    def release(self, pool: str) -> None:
+        """Remove everything of this pool that is still there, found by its label. Idempotent."""
+        ...
+
+    def find(self) -> Iterable[Mapping[str, Any]]:
+        """What of skyward's exists at this provider, by label: pool, node, name, state."""
+        ...
+
+
+def parse_announcement(line: str) -> Announcement | None:
+    """The announcement in a line of a runner's standard output, None if it is some other line."""
+    if not line.startswith(ANNOUNCEMENT):
+        return None
+    try:
+        document = json.loads(line.removeprefix(ANNOUNCEMENT))
+        return Announcement(agent=document["agent"], workers=tuple(document["workers"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise NodeStartError(f"A node announced itself in an unknown form ({error}): {line!r}.") from None

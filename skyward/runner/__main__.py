@@ -1,0 +1,48 @@
+"""Entry of `python -m skyward.runner`: what a node's container runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from skyward.errors import ConfigError
+from skyward.runner.children import Child
+from skyward.runner.config import (
+    RUN_DIR_VAR,
+    SETTINGS_VAR,
+    RunnerSettings,
+    WorkerStart,
+    read_place,
+    take_key,
+)
+
+
+def main() -> int:
+    """Read what this node is to be and start its workers, then become its agent."""
+    try:
+        place = read_place()
+        settings = RunnerSettings.from_json(_variable(SETTINGS_VAR))
+        run_dir = Path(_variable(RUN_DIR_VAR))
+        key = take_key(run_dir)
+    except ConfigError as error:
+        print(f"skyward: {error}", file=sys.stderr)  # noqa: T201 - for whoever started this node
+        return 2
+    children = [
+        Child(WorkerStart(index=i, generation=0, slots=settings.slots, run_dir=str(run_dir), key=key.hex()))
+        for i in range(settings.processes)
+    ]
+    from skyward.runner.agent import Agent  # only now: its imports take as long as a worker's first steps
+
+    return Agent(place.node, settings.lease_s, run_dir, key, children).run()
+
+
+def _variable(name: str) -> str:
+    value = os.environ.get(name)
+    if not value:
+        raise ConfigError(f"{name} is not set: a runner is started by a pool, which sets it.")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,290 @@
+"""The agent of a node: starts, watches and restarts its workers, answers clients, enforces the lease.
+
+It never runs user code, so that it always answers: one C call that holds the GIL would silence it for its whole length.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import NamedTuple
+
+from skyward.errors import WireError
+from skyward.runner.children import Child, Ended
+from skyward.runner.clients import Client
+from skyward.runner.door import Door
+from skyward.runner.memory import OomCounter
+from skyward.wire.frames import Connection, Frame
+from skyward.wire.handshake import agent_endpoint, versions
+from skyward.wire.listen import listen
+from skyward.wire.messages import Kind, decode, encode
+
+ANNOUNCEMENT = "skyward-ready "
+EXIT_FAILED, EXIT_CONFIG, EXIT_LEASE = 1, 2, 3  # exit statuses besides 0
+_TERM_GRACE_S = 5.0  # `docker stop` kills after ten seconds
+_KILLED_S = 1.0  # how long a killed process may take to vanish
+_MAX_FAILED_STARTS = 3  # in a row
+
+
+class End(NamedTuple):
+    """Why the node is to end."""
+
+    status: int
+    text: str = ""
+    grace_s: float = 0.0
+
+
+class Agent:
+    """One node. `run` is the main thread; everything that is to end the node reaches it through a queue."""
+
+    def __init__(self, node: int, lease_s: float, run_dir: Path, key: bytes, children: list[Child]) -> None:
+        self._node, self._lease_s, self._run_dir, self._key = node, lease_s, run_dir, key
+        self._inbox: SimpleQueue[End | None] = SimpleQueue()  # None: look again
+        self._lock = threading.Lock()  # guards what follows
+        self._children = children
+        self._clients: list[Client] = []
+        self._ready = self._stopping = False
+        self._contact = time.monotonic()
+        self._oom = OomCounter()
+        self._watchers = [self._thread(self._keep_alive, child) for child in children]
+
+    def run(self) -> int:
+        """Serve until told to end, or until no client has been there for the lease; returns the exit status."""
+        threading.excepthook = self._on_thread_error
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self._inbox.put(End(0, grace_s=_TERM_GRACE_S)))
+        end = End(EXIT_FAILED)
+        try:
+            end = self._serve()
+            if end.text:
+                say(end.text)
+        finally:
+            self._stop(end.grace_s)
+        return end.status
+
+    def _serve(self) -> End:
+        listener, address = listen(self._run_dir, "agent.sock")
+        door = Door(listener, self._key, agent_endpoint(self._node), serve=self._welcome, say=say)
+        for thread in (*self._watchers, self._thread(door.run)):
+            thread.start()
+        versions()  # imports cloudpickle, while the workers start, for the first client not to wait
+        end = self._wait(lambda: all(child.address for child in self._children))
+        if end is None:
+            self._ready = True
+            try:
+                os.write(1, f"{ANNOUNCEMENT}{encode(self._addresses(address)).decode()}\n".encode())
+            except OSError as error:
+                return End(EXIT_FAILED, f"Node {self._node} could not announce itself ({error}).")
+            end = self._wait(lambda: False)
+        return end or End(0)
+
+    def _addresses(self, agent: str) -> dict[str, object]:
+        return {"agent": agent, "workers": [child.address for child in self._children]}
+
+    def _wait(self, done: Callable[[], bool]) -> End | None:
+        """Block until `done` or the end of the node, whichever comes first."""
+        while not done():
+            left = self._contact + self._lease_s - time.monotonic()
+            if left <= 0:
+                return End(EXIT_LEASE, f"Node {self._node} ends: no client for {self._lease_s:g} s (its lease).")
+            try:
+                end = self._inbox.get(timeout=min(left, threading.TIMEOUT_MAX))
+            except Empty:
+                self._drop_silent()
+                continue
+            if end is not None:
+                return end
+        return None
+
+    def _drop_silent(self) -> None:
+        """Let go of clients whose machine is gone without a word; another client has kept the node alive."""
+        with self._lock:
+            silent = [c for c in self._clients if time.monotonic() - c.heard > self._lease_s]
+        for client in silent:
+            client.close()
+
+    def _stop(self, grace_s: float) -> None:
+        """End the workers, then the connections, and leave nothing in the run directory."""
+        with self._lock:
+            self._stopping = True
+            children = tuple(self._children)
+        started = [thread for thread in self._watchers if thread.ident]
+        deadline = time.monotonic() + grace_s
+        if grace_s > 0:
+            for child in children:
+                child.ask_exit(grace_s)
+            _join(started, deadline)
+        for child in children:
+            child.kill()
+        _join(started, time.monotonic() + _KILLED_S)
+        with self._lock:
+            clients = tuple(self._clients)
+        for client in clients:
+            client.say_goodbye()
+        for path in self._run_dir.glob("*.sock"):
+            path.unlink(missing_ok=True)
+
+    # Workers
+
+    def _keep_alive(self, child: Child) -> None:
+        """Watch one worker; when it ends, report that and start it again (a thread per worker)."""
+        failed_starts = 0
+        while True:
+            pump = self._thread(self._pump, child)
+            pump.start()
+            ended = child.wait()
+            oom = ended.signal == signal.SIGKILL and not ended.asked and self._oom.take()
+            pump.join()
+            child.close()
+            self._report(child, ended, oom=oom)
+            failed_starts = 0 if child.address else failed_starts + 1
+            if self._stopping:
+                return
+            if not self._ready or failed_starts == _MAX_FAILED_STARTS:
+                self._inbox.put(self._failed(child, ended, oom=oom, starts=failed_starts))
+                return
+            try:
+                fresh = self._restart(child)
+            except OSError as error:
+                text = f"Worker {child.start.index} of node {self._node} could not be started again ({error})."
+                self._inbox.put(End(EXIT_FAILED, text))
+                return
+            if fresh is None:
+                return
+            child = fresh
+
+    def _pump(self, child: Child) -> None:
+        worker = child.start.index
+
+        def on_listening(_address: str) -> None:
+            with self._lock:
+                if child.start.generation:
+                    self._tell_all(_worker_up(child))
+            self._inbox.put(None)
+
+        def on_output(stream: int, text: str) -> None:
+            with self._lock:
+                self._tell_all(Frame(Kind.WORKER_OUTPUT, worker, bytes((stream,)) + text.encode()))
+
+        child.pump(on_listening, on_output)
+
+    def _report(self, child: Child, ended: Ended, *, oom: bool) -> None:
+        document = {
+            "worker": child.start.index,
+            "generation": child.start.generation,
+            "code": ended.code,
+            "signal": ended.signal,
+            "oom": oom,
+            "log": child.log(),
+        }
+        with self._lock:
+            self._tell_all(Frame(Kind.WORKER_EXIT, 0, encode(document)))
+
+    def _restart(self, child: Child) -> Child | None:
+        """The next life of a worker; None when the node is ending."""
+        if child.address and child.address.startswith("unix:"):
+            (self._run_dir / child.address.removeprefix("unix:")).unlink(missing_ok=True)
+        with self._lock:
+            if self._stopping:
+                return None
+            fresh = Child(replace(child.start, generation=child.start.generation + 1))
+            self._children[child.start.index] = fresh
+            return fresh
+
+    def _failed(self, child: Child, ended: Ended, *, oom: bool, starts: int) -> End:
+        how = f"signal {ended.signal}" if ended.signal else f"exit status {ended.code}"
+        if oom:
+            how += ", killed for want of memory"
+        when = "before the node was ready" if not self._ready else f"{starts} times in a row before it listened"
+        text = f"Worker {child.start.index} of node {self._node} ended {when} ({how})."
+        log = child.log().rstrip()
+        return End(EXIT_FAILED, f"{text} Its last lines:\n{log}" if log else f"{text} It wrote nothing.")
+
+    # Clients
+
+    def _welcome(self, connection: Connection) -> None:
+        """Serve an authenticated client to its end (a thread per connection)."""
+        client = Client(connection)
+        with self._lock:
+            for child in self._children:
+                if child.start.generation and child.address:  # not where the announcement said
+                    client.post(_worker_up(child))
+            self._clients.append(client)
+        self._thread(client.send).start()
+        try:
+            self._converse(client)
+        finally:
+            with self._lock:
+                self._clients.remove(client)
+            self._contact = time.monotonic()
+            client.close()
+
+    def _converse(self, client: Client) -> None:
+        client.heard = self._contact = time.monotonic()
+        try:
+            while frames := client.connection.receive():
+                client.heard = self._contact = time.monotonic()
+                for frame in frames:
+                    self._take(client, frame)
+        except WireError:
+            return  # it is gone; the lease decides what follows
+        except (ValueError, KeyError, TypeError) as error:
+            say(f"A client sent a message that is not understood ({error!r}); its connection was closed.")
+
+    def _take(self, client: Client, frame: Frame) -> None:
+        match frame.kind:
+            case Kind.PING:
+                client.connection.send(Frame(Kind.PONG, frame.id))
+            case Kind.KILL:
+                self._kill(decode(frame.head))
+            case Kind.SHUTDOWN:
+                self._inbox.put(End(0, grace_s=float(decode(frame.head)["grace_s"])))
+            case _:
+                raise ValueError(f"kind {frame.kind}")
+
+    def _kill(self, order: dict[str, int]) -> None:
+        """End a worker; an order that names a generation must not hit the one that has replaced it."""
+        with self._lock:
+            child = {c.start.index: c for c in self._children}[order["worker"]]
+        if order.get("generation", child.start.generation) == child.start.generation:
+            child.kill()
+
+    def _tell_all(self, frame: Frame) -> None:
+        for client in self._clients:
+            client.post(frame)
+
+    # Threads
+
+    def _thread(self, target: Callable[..., None], *args: object) -> threading.Thread:
+        return threading.Thread(target=target, args=args, daemon=True)
+
+    def _on_thread_error(self, args: threading.ExceptHookArgs) -> None:
+        """Never limp on half-dead: whatever a thread did not expect ends the node."""
+        if args.exc_value is not None:
+            sys.excepthook(args.exc_type, args.exc_value, args.exc_traceback)
+        self._inbox.put(End(EXIT_FAILED, f"Node {self._node} ends: its agent failed, see above."))
+
+
+def say(text: str) -> None:
+    """Write a line for whoever started this node."""
+    try:
+        os.write(2, f"skyward: {text}\n".encode(errors="replace"))
+    except OSError:
+        pass  # they no longer listen
+
+
+def _worker_up(child: Child) -> Frame:
+    document = {"worker": child.start.index, "address": child.address, "generation": child.start.generation}
+    return Frame(Kind.WORKER_UP, 0, encode(document))
+
+
+def _join(threads: list[threading.Thread], deadline: float) -> None:
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))

@@ -1,0 +1,80 @@
+"""How a runner is told what to be: environment, key file, and the document its agent hands to each worker."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from skyward.errors import ConfigError
+from skyward.model.instance import ENV_VAR, InstanceInfo
+
+SETTINGS_VAR = "SKYWARD_RUNNER"
+RUN_DIR_VAR = "SKYWARD_RUN_DIR"
+KEY_FILE = "key"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerSettings:
+    """The pool's wishes for one node's runner, injected as `SKYWARD_RUNNER` (JSON).
+
+    Attributes:
+        processes: worker processes on this node.
+        slots: calls at once in each of them.
+        lease_s: seconds without an authenticated client after which the runner ends itself.
+    """
+
+    processes: int = 1
+    slots: int = 1
+    lease_s: float = 600.0
+
+    def to_json(self) -> str:
+        """The text for `SKYWARD_RUNNER`."""
+        return json.dumps(asdict(self), separators=(",", ":"), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> RunnerSettings:
+        """Read `SKYWARD_RUNNER`; raises ConfigError when it is not such a document."""
+        try:
+            return cls(**json.loads(text))
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"{SETTINGS_VAR} is not a runner's settings ({error}); it is set by the pool.") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStart:
+    """What an agent hands to a worker over their private socket, before anything else.
+
+    Attributes:
+        index: index of the worker process on its node.
+        generation: how often this worker has been started before.
+        slots: calls at once.
+        run_dir: directory for its listening socket.
+        key: the pool's key, hexadecimal.
+    """
+
+    index: int
+    generation: int
+    slots: int
+    run_dir: str
+    key: str
+
+
+def read_place() -> InstanceInfo:
+    """This node's place, from `COMPUTE_POOL`; raises ConfigError when it is missing or broken."""
+    text = os.environ.get(ENV_VAR)
+    if not text:
+        raise ConfigError(f"{ENV_VAR} is not set: a runner is started by a pool, which tells it its place there.")
+    return InstanceInfo.from_json(text)
+
+
+def take_key(run_dir: Path) -> bytes:
+    """Read the pool's key and remove the file at once, so that user code cannot find it."""
+    path = run_dir / KEY_FILE
+    try:
+        key = path.read_bytes()
+        path.unlink()
+    except OSError as error:
+        raise ConfigError(f"The pool's key is not at {path} ({error.strerror}); it is put there by the pool.") from None
+    return key

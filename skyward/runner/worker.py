@@ -1,0 +1,218 @@
+"""A worker: the process that runs user code. It listens for itself; the client talks straight to it.
+
+The socket is served by a thread of its own; calls run in the main thread (one slot) or in threads (several).
+Its agent holds the other end of a private socket, whose end means that the agent is gone and ends the worker.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TextIO
+
+from skyward.errors import SkywardError, WireError
+from skyward.model.instance import InstanceInfo
+from skyward.runner.calls import Calls, failure
+from skyward.runner.config import WorkerStart, read_place
+from skyward.runner.slots import IDLE, Interrupted, MainSlot, Slot, ThreadSlot
+from skyward.runtime import output
+from skyward.wire import payload
+from skyward.wire.frames import Connection, Frame
+from skyward.wire.handshake import accept, worker_endpoint
+from skyward.wire.listen import listen, tune
+from skyward.wire.messages import NO_CALL, STDERR, STDOUT, Kind, decode
+
+CODE_DIR = ".skyward-code"  # below the working directory: local modules that the client sends
+
+
+class Worker:
+    """Serves one client at a time; one that connects after another has gone starts afresh."""
+
+    def __init__(self, start: WorkerStart, place: InstanceInfo) -> None:
+        self._start, self._place = start, place
+        self._main_work: SimpleQueue[Frame | None] = SimpleQueue()  # plugins are set up in the main thread
+        self._main = MainSlot()
+        if start.slots == 1:
+            self._work, self._slots = self._main_work, [self._main]
+        else:
+            self._work, self._slots = SimpleQueue(), [ThreadSlot() for _ in range(start.slots)]
+        self._queued: set[int] = set()
+        self._calls = Calls(place)
+        self._connection: Connection | None = None
+
+    def run(self) -> None:
+        """Run what arrives until told to leave, then leave the plugins (the main thread)."""
+        for slot in self._slots:
+            if isinstance(slot, ThreadSlot):
+                threading.Thread(target=self._run_slot, args=(slot, self._work), daemon=True).start()
+        self._run_slot(self._main, self._main_work)
+        self._calls.close()
+
+    def leave(self) -> None:
+        """Interrupt what runs and let `run` return."""
+        for slot in self._slots:
+            slot.interrupt(slot.running)
+            self._work.put(None)
+        self._main_work.put(None)
+
+    def serve(self, listener: socket.socket) -> None:
+        """Accept clients for as long as the process lives (a thread of its own)."""
+        endpoint = worker_endpoint(self._place.node, self._start.index, self._start.generation)
+        while True:
+            sock, _ = listener.accept()
+            tune(sock)
+            try:
+                connection = accept(sock, bytes.fromhex(self._start.key), endpoint)
+            except WireError as error:
+                _say(f"refused a connection: {error}")
+                continue
+            self._connection, self._calls = connection, Calls(self._place)
+            try:
+                while frames := connection.receive():
+                    for frame in frames:
+                        self._take(frame)
+            except WireError:
+                pass  # the client is gone; the agent's lease decides what follows
+            except Exception:
+                _say(traceback.format_exc())
+                os._exit(1)  # a message nobody understands: never limp on; the agent reports it and starts afresh
+            finally:
+                self._connection = None
+                self._queued.clear()
+                connection.close()
+
+    def _take(self, frame: Frame) -> None:
+        """Handle one message; in the thread that serves the socket, so nothing here may block."""
+        match frame.kind:
+            case Kind.CALL:
+                self._queued.add(frame.id)
+                self._work.put(frame)
+            case Kind.CANCEL | Kind.RECALL:
+                self._stop(frame)
+            case Kind.CREDIT:
+                self._calls.credit(frame.id, decode(frame.head)["items"])
+            case Kind.FUNCTION:
+                self._calls.keep_function(frame)
+            case Kind.CODE:
+                _write_code(payload.loads(frame.head, frame.buffers))
+            case Kind.SETUP:
+                self._main_work.put(frame)
+            case _:
+                raise WireError(f"A worker cannot be sent a message of kind {frame.kind}.")
+
+    def _stop(self, frame: Frame) -> None:
+        try:
+            self._queued.remove(frame.id)  # one indivisible step: either the slot takes the call, or we do
+        except KeyError:
+            if frame.kind == Kind.CANCEL:
+                any(slot.interrupt(frame.id) for slot in self._slots)
+        else:
+            self._send(Frame(Kind.DROPPED, frame.id))
+
+    def _run_slot(self, slot: Slot, work: SimpleQueue[Frame | None]) -> None:
+        slot.attach()
+        while (frame := work.get()) is not None:
+            if frame.kind == Kind.SETUP:
+                self._send(self._calls.setup(frame))
+                continue
+            answer = None
+            started = time.perf_counter()
+            try:
+                slot.running = frame.id
+                if frame.id in self._queued:
+                    answer = self._start_call(frame, slot)
+                slot.running = IDLE
+            except Interrupted as interrupt:
+                slot.running = IDLE
+                answer = answer or failure(frame.id, interrupt, started)
+            if answer is not None:
+                self._send(answer)
+            frame = answer = None  # payloads must not live until the next call
+
+    def _start_call(self, frame: Frame, slot: Slot) -> Frame | None:
+        try:
+            self._queued.remove(frame.id)
+        except KeyError:  # recalled, or the client that sent it is gone
+            return None
+        return self._calls.run(frame, slot, self._send)
+
+    def _send(self, frame: Frame) -> None:
+        connection = self._connection
+        if connection is not None:
+            try:
+                connection.send(frame)
+            except WireError:
+                pass  # nobody is there to hear it; the serving thread notices the same
+
+    def write(self, task: int | None, stream: str, text: str) -> None:
+        """Send what user code printed; called by the replaced `sys.stdout` and `sys.stderr`."""
+        head = bytes((STDERR if stream == "stderr" else STDOUT,)) + text.encode("utf-8", "replace")
+        frame = Frame(Kind.OUTPUT, task or NO_CALL, head)
+        for slot in self._slots:
+            if slot.running != IDLE and slot.is_current():
+                with slot.shield():
+                    self._send(frame)
+                return
+        self._send(frame)
+
+
+def _write_code(files: tuple[tuple[str, bytes], ...]) -> None:
+    """Place local modules where they can be imported; a file appears whole or not at all."""
+    root = Path.cwd() / CODE_DIR
+    for name, data in files:
+        path = root / name
+        if not path.resolve().is_relative_to(root.resolve()):
+            raise WireError(f"The client sent a module outside its directory: {name!r}.")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        partial.write_bytes(data)
+        partial.replace(path)
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    import importlib
+
+    importlib.invalidate_caches()
+
+
+def _say(text: str) -> None:
+    print(f"skyward worker: {text}", file=sys.__stderr__, flush=True)
+
+
+def _obey(lines: TextIO, worker: Worker) -> None:
+    """Wait for the agent's word, or its end (a thread of its own)."""
+    for line in lines:
+        if "exit" in json.loads(line):
+            worker.leave()
+    os._exit(1)  # the agent is gone: nothing this process does could be reported
+
+
+def main() -> None:
+    """Entry of `python -m skyward.runner.worker FD`, FD being the socket to the agent."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    try:
+        lines = control.makefile("r", encoding="utf-8")
+        start = WorkerStart(**json.loads(lines.readline()))
+        listener, address = listen(Path(start.run_dir), f"w{start.index}.{start.generation}.sock")
+        control.sendall(json.dumps({"listening": address}).encode() + b"\n")
+        worker = Worker(start, read_place())
+    except SkywardError as error:
+        _say(str(error))
+        sys.exit(2)
+    output.install(worker)
+    threading.Thread(target=worker.serve, args=(listener,), daemon=True).start()
+    threading.Thread(target=_obey, args=(lines, worker), daemon=True).start()
+    worker.run()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # frameworks' threads may outlive their hooks and abort a normal exit (seen with gloo: status -6)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,269 @@
+"""A worker's `sys.stdout` and `sys.stderr`: every text goes to the task that printed it, in whole lines, unless muted.
+
+Task and muting are found in the context of the printing code, never in process-wide state, so that calls in threads of
+one worker do not mix. Only what Python code prints passes here: bytes that subprocesses, C code or NCCL write to
+descriptors 1 and 2 do not, and are neither muted nor told apart by task.
+"""
+
+from __future__ import annotations
+
+import codecs
+import io
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, Protocol, TextIO, cast
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+StreamName = Literal["stdout", "stderr"]
+LONGEST_PART = 64 * 1024  # characters of an unfinished line that are held back before they are passed on
+
+_DESCRIPTOR: dict[StreamName, int] = {"stdout": 1, "stderr": 2}
+_NEW_DECODER = codecs.getincrementaldecoder("utf-8")
+
+
+class Sink(Protocol):
+    """Where a worker's output goes."""
+
+    def write(self, task: int | None, stream: StreamName, text: str, /) -> None:
+        """Take text a task has printed; task None is output of no task.
+
+        The text is one or more whole lines; without a newline at its end it is a flushed or overlong part of a line.
+        Called in the printing thread, from many threads at once: it must not raise, and must not print.
+        """
+        ...
+
+
+class _Task:
+    """What a running task has printed but not finished, and how many of its calls are muted at this moment."""
+
+    __slots__ = ("decoders", "id", "muted", "parts")
+
+    def __init__(self, number: int | None) -> None:
+        self.id = number
+        self.parts: dict[tuple[StreamName, int], str] = {}  # by stream and thread: threads never share a line
+        self.decoders: dict[tuple[StreamName, int], codecs.IncrementalDecoder] = {}
+        self.muted: dict[StreamName, int] = {"stdout": 0, "stderr": 0}
+
+
+class _Scope(NamedTuple):
+    task: _Task | None
+    muted: frozenset[StreamName]
+
+
+_NOBODY = _Task(None)
+_OUTSIDE = _Scope(None, frozenset())
+_scope: ContextVar[_Scope] = ContextVar("skyward_output", default=_OUTSIDE)
+_lock = threading.Lock()
+_running: dict[int, _Task] = {}  # by thread: an entry that an interrupt left behind goes with the thread's next task
+_lone = _NOBODY  # the task that runs, when exactly one does: threads that user code starts carry no context
+_streams: dict[StreamName, TaskStream] = {}
+
+
+class TaskStream(io.TextIOBase):
+    """A text stream that hands what is written to a sink, by task and in whole lines, and drops what is muted."""
+
+    encoding = "utf-8"
+    errors = "backslashreplace"
+    mode = "w"
+    line_buffering = True
+
+    def __init__(self, stream: StreamName, sink: Sink) -> None:
+        self._stream: StreamName = stream
+        self._sink = sink
+        self.name = f"<{stream}>"
+        self.buffer: BinaryIO = cast(BinaryIO, _ByteSide(self, stream))
+
+    def write(self, text: str, /) -> int:
+        if not isinstance(text, str):
+            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+        task, muted = _scope.get()
+        if task is None:
+            task = _lone
+            if task.muted[self._stream]:
+                return len(text)
+        if self._stream in muted:
+            return len(text)
+        key = (self._stream, get_ident())
+        part = task.parts.pop(key, "")
+        end = text.rfind("\n") + 1
+        if end:
+            self._sink.write(task.id, self._stream, part + text[:end])
+            part = text[end:]
+        else:
+            part += text
+        if len(part) >= LONGEST_PART:
+            self._sink.write(task.id, self._stream, part)
+        elif part:
+            task.parts[key] = part
+        return len(text)
+
+    def flush(self) -> None:
+        task = _scope.get().task or _lone
+        self.pass_on(task, (self._stream, get_ident()))
+
+    def pass_on(self, task: _Task, key: tuple[StreamName, int]) -> None:
+        """Send an unfinished line on its way."""
+        if part := task.parts.pop(key, ""):
+            self._sink.write(task.id, self._stream, part)
+
+    def become_descriptor(self) -> None:
+        """Write to the process's own descriptor from now on: in a forked child nobody serves the sink."""
+        self._sink = _DescriptorSink()
+
+    def writable(self) -> bool:
+        return True
+
+    def isatty(self) -> bool:
+        return False
+
+    def fileno(self) -> int:
+        """The process's own descriptor, for subprocesses and the like; what they write to it is not muted."""
+        return _DESCRIPTOR[self._stream]
+
+    def reconfigure(self, **_settings: object) -> None:
+        """Accepted for the sake of code that sets an encoding or line buffering; this stream is UTF-8 and by line."""
+
+    def close(self) -> None:
+        """Flush; a process's standard streams stay open."""
+        self.flush()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _standard, (self._stream,)  # a value that holds sys.stdout comes back holding the other side's
+
+
+class _ByteSide(io.BufferedIOBase):
+    """The `.buffer` of a stream: takes UTF-8, also when a character's bytes come in two writes."""
+
+    def __init__(self, text: TaskStream, stream: StreamName) -> None:
+        self._text = text
+        self._stream: StreamName = stream
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        task = _scope.get().task or _lone
+        key = (self._stream, get_ident())
+        decoder = task.decoders.get(key) or task.decoders.setdefault(key, _NEW_DECODER("replace"))
+        content = bytes(data)
+        self._text.write(decoder.decode(content))
+        return len(content)
+
+    def flush(self) -> None:
+        self._text.flush()
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._text.fileno()
+
+    def close(self) -> None:
+        self.flush()
+
+
+class _DescriptorSink:
+    """Writes straight to descriptors 1 and 2, without any lock a fork could have left closed."""
+
+    def write(self, _task: int | None, stream: StreamName, text: str, /) -> None:
+        data = text.encode("utf-8", "replace")
+        while data:
+            data = data[os.write(_DESCRIPTOR[stream], data) :]
+
+
+def _standard(stream: StreamName) -> TextIO:
+    return sys.stdout if stream == "stdout" else sys.stderr
+
+
+def install(sink: Sink) -> Callable[[], None]:
+    """Put task streams in the place of `sys.stdout` and `sys.stderr`; the returned function takes that back.
+
+    A process forked from this one (multiprocessing, data loaders) writes to its own descriptors; what was muted where
+    it was forked stays muted in it.
+    """
+    before = sys.stdout, sys.stderr
+    _streams["stdout"], _streams["stderr"] = TaskStream("stdout", sink), TaskStream("stderr", sink)
+    sys.stdout, sys.stderr = cast(TextIO, _streams["stdout"]), cast(TextIO, _streams["stderr"])
+
+    def remove() -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        sys.stdout, sys.stderr = before
+        _streams.clear()
+
+    return remove
+
+
+@contextmanager
+def task_output(number: int) -> Iterator[None]:
+    """Take what this thread prints for the output of task `number`; at the end, unfinished lines are passed on.
+
+    Threads that user code starts have no context. Their output counts as this task's, and is muted when it is muted,
+    while no other task runs in the process; while others do, it counts as nobody's.
+    """
+    task = _Task(number)
+    _note_running(task)
+    token = _scope.set(_Scope(task, frozenset()))
+    try:
+        yield
+    finally:
+        _scope.reset(token)
+        _note_running(None)
+        _finish(task)
+
+
+@contextmanager
+def muted(streams: frozenset[StreamName]) -> Iterator[None]:
+    """Drop what the calling code prints to these streams; other threads' and tasks' output is untouched."""
+    task, before = _scope.get()
+    token = _scope.set(_Scope(task, before | streams))
+    _count_muted(task, streams, 1)
+    try:
+        yield
+    finally:
+        _count_muted(task, streams, -1)
+        _scope.reset(token)
+
+
+def _count_muted(task: _Task | None, streams: frozenset[StreamName], change: int) -> None:
+    if task is None:
+        return
+    with _lock:
+        for stream in streams:
+            task.muted[stream] += change
+
+
+def _note_running(task: _Task | None) -> None:
+    global _lone
+    with _lock:
+        if task is None:
+            _running.pop(get_ident(), None)
+        else:
+            _running[get_ident()] = task
+        _lone = next(iter(_running.values())) if len(_running) == 1 else _NOBODY
+
+
+def _finish(task: _Task) -> None:
+    for key, decoder in tuple(task.decoders.items()):
+        if rest := decoder.decode(b"", final=True):  # bytes that never became a character
+            task.parts[key] = task.parts.get(key, "") + rest
+    for key in tuple(task.parts):
+        if stream := _streams.get(key[0]):
+            stream.pass_on(task, key)
+
+
+def _after_fork() -> None:
+    global _lock, _lone
+    _lock = threading.Lock()  # another thread may have held it at the fork
+    _lone = _scope.get().task or _lone
+    _running.clear()  # the parent's; so are the lines it has begun
+    _lone.parts.clear()
+    for stream in _streams.values():
+        stream.become_descriptor()
+
+
+os.register_at_fork(after_in_child=_after_fork)

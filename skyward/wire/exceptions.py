@@ -1,0 +1,121 @@
+"""Exceptions on their way between processes: how they are taken apart, and what is kept when they cannot be.
+
+Pickling itself is in `payload`; nothing here reads bytes.
+"""
+
+from __future__ import annotations
+
+import linecache
+import re
+import traceback
+from types import FunctionType, TracebackType
+from typing import Any, NamedTuple
+
+from skyward.errors import RemoteError, RemoteTraceback
+
+_FRAME = re.compile(r'^(?P<indent>[ |]*)File "(?P<file>[^"]+)", line (?P<line>\d+), in .*$')
+_HEAP_TYPE = 1 << 9  # flag of classes that are not built into the interpreter
+_OURS = ("skyward.runner", "skyward.wire")  # frames below the user's code, which say nothing about it
+
+
+class Record(NamedTuple):
+    """What is sent of an exception.
+
+    Attributes:
+        type_name: qualified name of its class.
+        text: its own text.
+        trace: the formatted traceback, with those of its causes.
+        ordinary: whether it derives from Exception.
+        data: its pickle, None if it is not sent itself.
+        problem: why it is not.
+    """
+
+    type_name: str
+    text: str
+    trace: str
+    ordinary: bool
+    data: bytes | None = None
+    problem: str = ""
+
+    @classmethod
+    def of(cls, error: BaseException) -> Record:
+        """The record of an exception that has been raised, or is about to be."""
+        kind = type(error)
+        name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+        try:
+            text = str(error)
+        except Exception as problem:  # a user's __str__
+            text = f"<its text cannot be had: {type(problem).__name__}>"
+        lines = traceback.format_exception(kind, error, _user_frames(error.__traceback__))
+        return cls(name, text, "".join(lines), isinstance(error, Exception))
+
+    def as_remote_error(self) -> RemoteError:
+        """The stand-in for an exception that is not raised as itself."""
+        said = f"{self.type_name}: {self.text}" if self.text else self.type_name
+        if self.ordinary:
+            message = f"The function raised {said} (which cannot be raised here as itself: {self.problem})."
+        else:
+            message = (
+                f"The function was left by {said}, which ends a process and is therefore not passed on. "
+                "A function ends by returning or by raising an ordinary exception."
+            )
+        error = RemoteError(message, type_name=self.type_name, traceback=self.trace)
+        self.give_cause(error)
+        return error
+
+    def give_cause(self, error: BaseException) -> BaseException:
+        """Make the remote traceback the cause of an exception, and return that."""
+        error.__cause__ = RemoteTraceback(_with_source(self.trace))
+        return error
+
+
+def reduce(error: BaseException) -> tuple[Any, ...] | None:
+    """How to pickle an exception whose class has an `__init__` of its own and says nothing about pickling.
+
+    Python's way calls that `__init__` with `args`, which are whatever was given to `super().__init__`: it fails, or
+    quietly makes another exception. None for all other exceptions.
+    """
+    kind = type(error)
+    if isinstance(kind.__reduce__, FunctionType) or isinstance(kind.__reduce_ex__, FunctionType):
+        return None
+    if not isinstance(kind.__init__, FunctionType) and not isinstance(kind.__new__, FunctionType):
+        return None
+    reduced: Any = error.__reduce__()
+    _, args, *state = reduced
+    return rebuild, (kind, args), state[0] if state else None, None, None, restore
+
+
+def rebuild(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+    """An exception made by the built-in part of its class alone."""
+    base: Any = next(base for base in kind.__mro__ if not base.__flags__ & _HEAP_TYPE)
+    error: BaseException = base.__new__(kind, *args)
+    base.__init__(error, *args)
+    return error
+
+
+def restore(error: BaseException, state: dict[str, Any]) -> None:
+    """Set an exception's attributes, past any `__setattr__` of its class."""
+    for name, value in state.items():
+        object.__setattr__(error, name, value)
+
+
+def _user_frames(trace: TracebackType | None) -> TracebackType | None:
+    """A traceback from the first frame that is not the runner's; all of it if there is no other."""
+    rest = trace
+    while rest is not None and rest.tb_frame.f_globals.get("__name__", "").startswith(_OURS):
+        rest = rest.tb_next
+    return rest or trace
+
+
+def _with_source(trace: str) -> str:
+    """A traceback's text with the source lines that only this side has: those of code sent by value."""
+    lines = trace.splitlines()
+    full = []
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        full.append(line)
+        frame = _FRAME.match(line)
+        if frame and not following.startswith(frame["indent"] + "  "):
+            source = linecache.getline(frame["file"], int(frame["line"])).strip()
+            if source:
+                full.append(f"{frame['indent']}  {source}")
+    return "\n".join(full)

@@ -1,0 +1,154 @@
+"""Mutual authentication before anything else is read, then the comparison of versions.
+
+Both sides send `magic, protocol, nonce`. Each then proves with HMAC-SHA256 over both nonces that it holds the pool's
+key: the runner first, so that a client never answers an impostor. The label of the endpoint (node and process) is
+part of the proof, so that a connection cannot be passed on to another node. Nothing is unpickled here.
+"""
+
+from __future__ import annotations
+
+import hmac
+import platform
+import secrets
+import socket
+import struct
+from typing import Any
+
+from skyward._version import __version__
+from skyward.errors import AuthenticationError, VersionError, WireError
+from skyward.wire.frames import Connection, Frame
+from skyward.wire.messages import PROTOCOL, Kind, decode, encode
+
+KEY_BYTES = 32
+TIMEOUT_S = 10.0  # for the whole handshake; a peer that is slower is not one of ours
+_MAGIC = b"SKYWARD\0"
+_HELLO = struct.Struct("!8sH32s")
+_PROOF_BYTES = 32
+
+
+def new_key() -> bytes:
+    """A fresh key for one pool."""
+    return secrets.token_bytes(KEY_BYTES)
+
+
+def versions() -> dict[str, Any]:
+    """What this side runs, as compared at connect."""
+    import cloudpickle
+
+    return {
+        "skyward": __version__,
+        "protocol": PROTOCOL,
+        "python": platform.python_version(),
+        "cloudpickle": cloudpickle.__version__,
+    }
+
+
+def agent_endpoint(node: int) -> str:
+    """The name under which a node's agent is authenticated."""
+    return f"node {node} agent"
+
+
+def worker_endpoint(node: int, worker: int, generation: int) -> str:
+    """The name under which a worker is authenticated; `generation` counts its restarts."""
+    return f"node {node} worker {worker}.{generation}"
+
+
+def connect(sock: socket.socket, key: bytes, endpoint: str) -> Connection:
+    """The client's side.
+
+    Args:
+        sock: a connected stream socket; closed on failure.
+        key: the pool's key.
+        endpoint: what the socket should lead to, such as "node 1 agent".
+
+    Raises:
+        AuthenticationError: the other side does not hold the key.
+        VersionError: it runs versions this client cannot work with.
+        WireError: the connection broke.
+    """
+    try:
+        ours, theirs = _exchange_hellos(sock, endpoint)
+        if not hmac.compare_digest(
+            _receive(sock, _PROOF_BYTES, endpoint), _proof(key, b"runner", endpoint, ours, theirs)
+        ):
+            raise AuthenticationError(
+                f"{endpoint} does not hold this pool's key; the connection was closed. "
+                "Another program may have taken its address: close the pool and open it again."
+            )
+        sock.sendall(_proof(key, b"client", endpoint, ours, theirs))
+        connection = Connection(sock)
+        first = connection.receive()
+        if not first or first[0].kind != Kind.VERSIONS:
+            raise AuthenticationError(f"{endpoint} refused this client: the keys differ.")
+        check_versions(versions(), decode(first[0].head), endpoint)
+        return connection
+    except OSError as error:
+        sock.close()
+        raise WireError(f"The connection to {endpoint} broke during the handshake ({error}).") from error
+    except BaseException:
+        sock.close()
+        raise
+
+
+def accept(sock: socket.socket, key: bytes, endpoint: str) -> Connection:
+    """The runner's side; closes the socket and raises as `connect` does."""
+    try:
+        ours, theirs = _exchange_hellos(sock, "the client")
+        sock.sendall(_proof(key, b"runner", endpoint, theirs, ours))
+        if not hmac.compare_digest(
+            _receive(sock, _PROOF_BYTES, "the client"), _proof(key, b"client", endpoint, theirs, ours)
+        ):
+            raise AuthenticationError("A client without the pool's key tried to connect.")
+        connection = Connection(sock)
+        connection.send(Frame(Kind.VERSIONS, 0, encode(versions())))
+        return connection
+    except OSError as error:
+        sock.close()
+        raise WireError(f"A client's connection broke during the handshake ({error}).") from error
+    except BaseException:
+        sock.close()
+        raise
+
+
+def check_versions(client: dict[str, Any], node: dict[str, Any], endpoint: str) -> None:
+    """Raise VersionError unless a client and a node of these versions can work together."""
+    minor = [".".join(str(side.get("python")).split(".")[:2]) for side in (client, node)]
+    if minor[0] != minor[1]:
+        raise VersionError(
+            f"This client runs Python {client['python']}, {endpoint} runs Python {node.get('python')}; functions "
+            f"cannot be sent between minor versions. Use Image(python={minor[0]!r}) or run the client with Python {minor[1]}."
+        )
+    if client["cloudpickle"] != node.get("cloudpickle"):
+        raise VersionError(
+            f"This client has cloudpickle {client['cloudpickle']}, {endpoint} has {node.get('cloudpickle')}; functions "
+            "pickled by one may not load in the other. Rebuild the image, or install the same version here."
+        )
+
+
+def _exchange_hellos(sock: socket.socket, peer: str) -> tuple[bytes, bytes]:
+    sock.settimeout(TIMEOUT_S)
+    ours = secrets.token_bytes(32)
+    sock.sendall(_HELLO.pack(_MAGIC, PROTOCOL, ours))
+    magic, protocol, theirs = _HELLO.unpack(_receive(sock, _HELLO.size, peer))
+    if magic != _MAGIC:
+        raise WireError(f"{peer} does not speak skyward's protocol; the connection was closed.")
+    if protocol != PROTOCOL:
+        raise VersionError(
+            f"This side speaks version {PROTOCOL} of skyward's protocol (skyward {__version__}), {peer} speaks version "
+            f"{protocol}. Rebuild the image with this client, or install the same skyward on both sides."
+        )
+    return ours, theirs
+
+
+def _proof(key: bytes, side: bytes, endpoint: str, client_nonce: bytes, runner_nonce: bytes) -> bytes:
+    return hmac.digest(key, b"\0".join((_MAGIC, side, endpoint.encode(), client_nonce + runner_nonce)), "sha256")
+
+
+def _receive(sock: socket.socket, size: int, peer: str) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        chunk = sock.recv(size - len(data))
+        if not chunk:
+            raise WireError(f"{peer} closed the connection during the handshake.")
+        data += chunk
+    return bytes(data)

@@ -1,0 +1,73 @@
+"""The messages of the protocol: their kinds, who sends them, and the packing of the two frequent ones.
+
+A message is a frame (see `frames`): kind, id, head, out-of-band buffers. For calls the id is the call's; the head of
+a control message is JSON. Raise `PROTOCOL` whenever either side would misread the other.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from enum import IntEnum
+from typing import Any
+
+PROTOCOL = 1
+
+
+class Kind(IntEnum):
+    """Kind of a message; the comment says who sends it and what it carries."""
+
+    VERSIONS = 1  # runner -> client, once: JSON of `handshake.versions()`
+
+    # client -> worker
+    CODE = 10  # pickled tuple of (path, bytes): files that functions import
+    SETUP = 11  # pickled plugins and node bootstrap; answered by READY or ERROR
+    FUNCTION = 12  # id = number of the function on this connection; pickled function
+    CALL = 13  # CALL_HEAD, then pickled (args, kwargs)
+    CANCEL = 14  # interrupt the call; answered by its RESULT, ERROR or DROPPED
+    RECALL = 15  # give the call back if it has not started; answered by DROPPED or not at all
+    CREDIT = 16  # JSON number of further items of a stream that may be sent
+
+    # worker -> client
+    READY = 30  # id of the SETUP
+    STARTED = 31  # the call left the queue (sent for calls that asked for it)
+    RESULT = 32  # RESULT_HEAD, then pickled value
+    ERROR = 33  # RESULT_HEAD, then dumped exception
+    STREAM = 34  # the call returned a generator; items follow
+    ITEM = 35  # pickled item
+    END = 36  # RESULT_HEAD; the generator is exhausted
+    DROPPED = 37  # the call was given back unstarted
+    OUTPUT = 38  # stream byte (1 or 2), then UTF-8 text; id = call, NO_CALL when unknown
+
+    # client -> agent
+    PING = 50  # answered by PONG with the same id
+    KILL = 51  # JSON {"worker": i}: end this worker at once; it is started again
+    SHUTDOWN = 52  # JSON {"grace_s": s}: leave hooks, end workers, exit
+
+    # agent -> client
+    PONG = 70
+    WORKER_EXIT = 71  # JSON {"worker", "generation", "code", "signal", "oom", "log"}
+    WORKER_UP = 72  # JSON {"worker", "generation", "address"}: a fresh worker listens
+    WORKER_OUTPUT = 73  # id = worker; stream byte (1 or 2), then UTF-8 text written below Python
+    STACKS = 74  # reserved for the answer to a request for Python stacks
+
+
+NO_CALL = 0
+CALL_HEAD = struct.Struct("<IB")  # number of the function, flags
+RESULT_HEAD = struct.Struct("<d")  # seconds the call ran
+WANT_STARTED = 1  # flag of a CALL: send STARTED
+
+STDOUT, STDERR = 1, 2
+
+
+def encode(document: dict[str, Any]) -> bytes:
+    """The head of a control message."""
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
+def decode(head: bytes | bytearray | memoryview) -> dict[str, Any]:
+    """The document of a control message; only ever called on what an authenticated peer sent."""
+    document = json.loads(bytes(head))
+    if not isinstance(document, dict):
+        raise ValueError(f"a control message must hold an object, found {type(document).__name__}")
+    return document

@@ -1,0 +1,233 @@
+"""Functions, arguments, results and exceptions as bytes, and back.
+
+Pickle protocol 5 through cloudpickle, so that what lives in `__main__` travels by value; large buffers stay out of the
+pickle and are never copied here. Only call `loads` and `load_exception` on what an authenticated peer sent.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import io
+import os
+import pickle
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from types import FunctionType, NoneType
+from typing import Any
+
+import cloudpickle
+
+from skyward.errors import SerializationError
+from skyward.model.instance import ENV_VAR
+from skyward.wire import exceptions
+
+OUT_OF_BAND = 64 * 1024  # bytes; smaller buffers cost more as a separate part of a message than as a copy
+_GC_PAUSE = (
+    64 * 1024
+)  # bytes of pickle from which the cyclic collector costs more than switching it (87 -> 36 ms at 5 MB)
+_SCALARS = frozenset({int, float, complex, bool, str, bytes, NoneType})
+_PLAIN_ITEMS = 32  # looking at more costs more than the general pickler does
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    """cloudpickle's, with three things of our own: decorated functions, views of buffers, exceptions."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        kind = type(obj)
+        if kind is FunctionType:
+            if found := _decorated(obj):
+                return undecorated, found
+        elif kind is memoryview:
+            if obj.c_contiguous and obj.ndim and len(obj.format) == 1:
+                return _view, (pickle.PickleBuffer(obj), obj.format, obj.shape)
+        elif issubclass(kind, BaseException) and (reduced := exceptions.reduce(obj)):
+            return reduced
+        return super().reducer_override(obj)
+
+
+def dumps(obj: object, *, what: str = "A value") -> tuple[bytes, list[memoryview]]:
+    """Pickle `obj`; buffers of 64 KiB and more are returned beside the pickle, as views of the original memory.
+
+    An error calls the object `what`, which starts a sentence.
+
+    Raises:
+        SerializationError: something in it cannot be pickled.
+    """
+    if _plain(obj, 3):
+        return pickle.dumps(obj, 5), []
+    buffers: list[memoryview] = []
+
+    def in_band(buffer: pickle.PickleBuffer) -> bool:
+        view = buffer.raw()
+        if view.nbytes < OUT_OF_BAND:
+            return True
+        buffers.append(view)
+        return False
+
+    try:
+        return _pickle(obj, in_band), buffers
+    except Exception as error:  # reducers are other people's code and may raise anything
+        raise SerializationError(f"{what} cannot be pickled: {_text(error)}.") from error
+
+
+def dumps_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any], *, of: str) -> tuple[bytes, list[memoryview]]:
+    """Pickle the arguments of the function named `of`; `loads` gives `(args, kwargs)`.
+
+    Raises:
+        SerializationError: one of them cannot be pickled; the message says which.
+    """
+    try:
+        return dumps((args, kwargs), what=f"The arguments of {of}()")
+    except SerializationError:
+        named = [(f"Argument {i + 1}", arg) for i, arg in enumerate(args)]
+        named += [(f"Argument {name!r}", arg) for name, arg in kwargs.items()]
+        for name, arg in named:  # the first that fails by itself raises with its own name
+            dumps(arg, what=f"{name} of {of}() (a {type(arg).__name__})")
+        raise
+
+
+def dumps_function(fn: Callable[..., Any]) -> tuple[bytes, bytes]:
+    """Pickle a function: a 16-byte digest of its content, and the pickle.
+
+    Raises:
+        SerializationError: it, or something it refers to, cannot be pickled.
+    """
+    name = getattr(fn, "__qualname__", None) or repr(fn)
+    try:
+        data = _pickle(fn)
+    except Exception as error:  # see dumps
+        raise SerializationError(
+            f"Function {name}() cannot be pickled: {_text(error)}. It is sent with the variables it uses: "
+            "create what cannot be sent (locks, connections, open files) inside the function."
+        ) from error
+    return hashlib.blake2b(data, digest_size=16).digest(), data
+
+
+def loads(data: Buffer, buffers: Iterable[Buffer] = (), *, what: str = "A payload") -> Any:
+    """Unpickle what `dumps` made. The result uses the memory of `buffers`: arrays are writable if the buffers are.
+
+    An error calls the object `what`, which starts a sentence.
+
+    Raises:
+        SerializationError: it cannot be unpickled here, mostly for want of a module.
+    """
+    pause = len(data) >= _GC_PAUSE and gc.isenabled()
+    try:
+        if pause:
+            gc.disable()
+        return pickle.loads(data, buffers=buffers)
+    except ModuleNotFoundError as error:
+        raise SerializationError(_missing(what, error)) from error
+    except Exception as error:  # constructors are other people's code and may raise anything
+        raise SerializationError(f"{what} cannot be unpickled here: {_text(error)}.") from error
+    finally:
+        if pause:
+            gc.enable()
+
+
+def dump_exception(error: BaseException) -> bytes:
+    """Pickle an exception raised by user code, with the text of its traceback and of its own causes.
+
+    Never fails: what cannot be pickled, or could end the client (`SystemExit` and the like), travels as text.
+    """
+    record = exceptions.Record.of(error)
+    if record.ordinary:
+        try:
+            data = _pickle(error)
+            pickle.loads(data)  # what cannot be rebuilt here will not be rebuilt there
+            record = record._replace(data=data)
+        except Exception as problem:  # reducers and constructors are other people's code
+            record = record._replace(problem=_text(problem))
+    return pickle.dumps(tuple(record), 5)
+
+
+def load_exception(data: Buffer) -> BaseException:
+    """The exception that `dump_exception` was given, its remote traceback as its cause.
+
+    A `RemoteError` with its type's name, text and traceback where the exception itself cannot be rebuilt.
+    """
+    record = exceptions.Record(*pickle.loads(data))
+    if record.data is None:
+        return record.as_remote_error()
+    try:
+        error = pickle.loads(record.data)
+    except Exception as problem:  # constructors are other people's code
+        return record._replace(problem=_text(problem)).as_remote_error()
+    if not isinstance(error, BaseException):
+        return record._replace(problem=f"Its class makes a {type(error).__name__} of it").as_remote_error()
+    return record.give_cause(error)
+
+
+def _pickle(obj: object, in_band: Callable[[pickle.PickleBuffer], bool] | None = None) -> bytes:
+    file = io.BytesIO()
+    Pickler(file, 5, in_band).dump(obj)
+    return file.getvalue()
+
+
+def _plain(obj: object, depth: int) -> bool:
+    """Whether `obj` is small and made of exact built-in types only, so that the plain pickler does as well."""
+    kind = type(obj)
+    if kind in _SCALARS:
+        return True
+    if depth and (kind is tuple or kind is list):
+        items: Any = obj
+    elif depth and kind is dict:
+        items = obj.values()  # type: ignore[attr-defined]
+        for key in obj:  # type: ignore[attr-defined]
+            if type(key) is not str:
+                return False
+    else:
+        return False
+    if len(items) > _PLAIN_ITEMS:
+        return False
+    for item in items:  # noqa: SIM110 - all() with a generator takes three times as long, on the way of every call
+        if type(item) not in _SCALARS and not _plain(item, depth - 1):
+            return False
+    return True
+
+
+def _decorated(fn: FunctionType) -> tuple[str, str] | None:
+    """Where `fn` is found as the `.fn` of a module's attribute: a function under `@sky.compute`.
+
+    Such a function is sent by reference like its neighbours, so that it shares its module's globals on the node.
+    """
+    module = sys.modules.get(fn.__module__)
+    if module is None or fn.__module__ in ("__main__", "__mp_main__"):
+        return None
+    found: Any = module
+    for name in fn.__qualname__.split("."):
+        found = getattr(found, name, None)
+    by_value = cloudpickle.cloudpickle.list_registry_pickle_by_value()
+    if getattr(found, "fn", None) is not fn or fn.__module__ in by_value:
+        return None
+    return fn.__module__, fn.__qualname__
+
+
+def undecorated(module: str, qualname: str) -> Any:
+    __import__(module)
+    found: Any = sys.modules[module]
+    for name in (*qualname.split("."), "fn"):
+        found = getattr(found, name)
+    return found
+
+
+def _view(buffer: Any, form: str, shape: tuple[int, ...]) -> memoryview:
+    view = memoryview(buffer)
+    return view.cast("B").cast(form, shape) if 0 not in shape else view  # type: ignore[call-overload]
+
+
+def _missing(what: str, error: ModuleNotFoundError) -> str:
+    name = (error.name or "?").partition(".")[0]
+    if ENV_VAR in os.environ:
+        return (
+            f"{what} needs the module {name!r}, which the image does not have. "
+            f"Add the package that provides it to Image(pip=[...]), or its file to Image(includes=[...])."
+        )
+    return f"{what} needs the module {name!r}, which is not installed here. Install it, or return plain data instead."
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".rstrip(". ")

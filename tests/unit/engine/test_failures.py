@@ -1,0 +1,62 @@
+import docker.errors
+import pytest
+import requests
+
+from skyward.engine.failures import LimitRefusedError, engine_call, translate
+from skyward.errors import EngineError, EngineMissingError, ImageNotFoundError, SkywardError
+
+_RUNC = "OCI runtime create failed: runc create failed: error setting rlimit type 8: operation not permitted: unknown"
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "advice"),
+    [
+        ("write /x: no space left on device", EngineError, "docker system prune"),
+        ("No such image: nope:1", ImageNotFoundError, "name and tag"),
+        ("manifest for x:1 not found: manifest unknown", ImageNotFoundError, "name and tag"),
+        ('Conflict. The container name "/a" is already in use by container "b"', EngineError, "docker rm -f"),
+        ('could not select device driver "" with capabilities: [[gpu]]', EngineError, "NVIDIA Container Toolkit"),
+        ("invalid mount config: bind source path does not exist: /x", EngineError, "does not see this machine's files"),
+        ('exec: "docker-init": executable file not found in $PATH', EngineError, "tini"),
+        ("something nobody has seen", EngineError, "It answered: something nobody has seen."),
+    ],
+)
+def test_answers_become_sentences(answer: str, kind: type[SkywardError], advice: str) -> None:
+    """What an engine answers is repeated, with what was tried, at which engine, and what to do."""
+    error = translate("start container a", "unix:///e.sock", answer)
+    assert type(error) is kind
+    assert advice in str(error)
+    assert str(error).startswith("The Docker engine at unix:///e.sock could not start container a. It answered: ")
+
+
+@pytest.mark.parametrize(
+    ("answer", "limit"),
+    [
+        (_RUNC, "memlock"),
+        (_RUNC.replace("type 8", "type 7"), "nofile"),
+        ("crun: setrlimit `RLIMIT_MEMLOCK`: Operation not permitted: OCI permission denied", "memlock"),
+    ],
+)
+def test_refused_limits_are_told_apart(answer: str, limit: str) -> None:
+    """A refusal of runc or crun to set a limit names which one, so that only that one is given up."""
+    error = translate("start container a", "unix:///e.sock", answer)
+    assert isinstance(error, LimitRefusedError)
+    assert error.limit == limit
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [requests.exceptions.ReadTimeout("slow"), ConnectionResetError(104, "reset"), docker.errors.DockerException("odd")],
+)
+def test_nothing_foreign_leaves_the_room(foreign: Exception) -> None:
+    """A broken connection is an error of skyward's, caused by the library's."""
+    broke_off = pytest.raises(EngineMissingError, match="broke off when asked to list containers")
+    with broke_off as caught, engine_call("list containers", "unix:///e.sock"):
+        raise foreign
+    assert caught.value.__cause__ is foreign
+
+
+def test_own_errors_pass() -> None:
+    """An error of skyward's is not wrapped again."""
+    with pytest.raises(ImageNotFoundError, match="mine"), engine_call("x", "unix:///e.sock"):
+        raise ImageNotFoundError("mine")

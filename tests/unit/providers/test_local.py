@@ -1,0 +1,209 @@
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from skyward.errors import NodeStartError, PoolClosedError, ProviderError, WireError
+from skyward.model.accelerator import Accelerator
+from skyward.providers import Local
+from skyward.providers import gpus as gpus_module
+from skyward.providers.base import Node
+from tests.standin import ask, install, launch
+
+Start = Callable[..., Node]
+
+
+@pytest.fixture
+def pool() -> str:
+    return uuid.uuid4().hex[:8]
+
+
+@pytest.fixture
+def provider(pool: str) -> Iterator[Local]:
+    local = Local()
+    yield local
+    local.release(pool)
+
+
+@pytest.fixture
+def start(provider: Local, pool: str, tmp_path: Path) -> Start:
+    (host, _) = provider.acquire(pool, 2, None)
+    standin = install(tmp_path / "standin")
+
+    def _start(node: int = 0, how: str = "serve", **env: str) -> Node:
+        return host.start(launch(pool, node, how, env={"PYTHONPATH": str(standin), **env}))
+
+    return _start
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_node_is_a_process_of_this_interpreter(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the client's interpreter, environment and modules, a private working directory, and the pool's words."""
+    monkeypatch.setenv("FROM_CLIENT", "1")
+    monkeypatch.syspath_prepend("/somewhere/of/mine")
+    node = start(0, MINE="2")
+    announced = node.wait_ready(20)
+    assert (announced.agent, announced.workers) == ("unix:agent.sock", ("unix:w0.sock",))
+    facts = ask(node.connect(announced.agent), "facts")
+    assert facts["executable"] == sys.executable
+    assert facts["env"]["FROM_CLIENT"] == "1"
+    assert facts["env"]["MINE"] == "2"
+    assert "/somewhere/of/mine" in facts["path"]
+    assert str(Path.cwd()) in facts["path"]
+    assert facts["cwd"] != str(Path.cwd())
+    assert not list(Path(facts["cwd"]).iterdir())
+
+
+def test_the_key_reaches_the_node_by_file_alone(start: Start) -> None:
+    """The node has the key; its environment does not, and the file is gone once it has been read."""
+    node = start()
+    facts = ask(node.connect(node.wait_ready(20).agent), "facts")
+    assert bytes.fromhex(facts["key"]) == b"the pool's key"
+    assert not any("the pool's key" in value for value in facts["env"].values())
+    assert not (Path(facts["env"]["SKYWARD_RUN_DIR"]) / "key").exists()
+
+
+def test_a_node_that_cannot_start_says_why(start: Start) -> None:
+    """The error names node, pool and exit status, and holds the last lines of both streams."""
+    with pytest.raises(NodeStartError, match="ended with exit status 1 before it was ready") as caught:
+        start(1, "fail").wait_ready(20)
+    message = str(caught.value)
+    assert message.startswith("Node 1 of pool ")
+    assert message.endswith("the stand-in starts\nit cannot start")
+
+
+def test_a_silent_node_is_given_up_in_time(start: Start) -> None:
+    """After the time given, the error says that the node still runs and what it said."""
+    node = start(0, "silent")
+    with pytest.raises(NodeStartError, match="was not ready within 0.4 s and still runs") as caught:
+        node.wait_ready(0.4)
+    assert "Its last lines:\n" in str(caught.value) or "It printed nothing." in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("request_", "code", "signal_", "words"),
+    [(7, 7, None, "ended with exit status 7"), (-9, 137, 9, r"was ended by signal 9 \(SIGKILL\)")],
+)
+def test_how_a_node_ends_is_told_at_once(
+    start: Start, request_: int, code: int, signal_: int | None, words: str
+) -> None:
+    """Exit status or signal arrive as such, while somebody waits for them."""
+    node = start()
+    agent = node.wait_ready(20).agent
+    assert node.wait_exit(0) is None
+    seen: list[float] = []
+    waiter = threading.Thread(target=lambda: node.wait_exit(20) and seen.append(time.monotonic()))
+    waiter.start()
+    asked = time.monotonic()
+    ask(node.connect(agent), request_)
+    waiter.join(20)
+    ended = node.wait_exit(0)
+    assert ended is not None
+    assert (ended.code, ended.signal, ended.oom) == (code, signal_, False)
+    assert re.fullmatch(words, ended.text)
+    assert "half a line" in ended.log
+    assert seen[0] - asked < 1.0
+
+
+@pytest.mark.parametrize("how", ["serve", "deaf"])
+def test_removal_ends_everything_the_node_started(start: Start, how: str) -> None:
+    """Its children end with it, even if it will not listen; its directory goes; a second removal does nothing."""
+    node = start(0, how)
+    agent = node.wait_ready(20).agent
+    directory = Path(ask(node.connect(agent), "facts")["env"]["SKYWARD_RUN_DIR"])
+    child = ask(node.connect(agent), "child")
+    assert _runs(child)
+    node.remove()
+    node.remove()
+    assert not _runs(child)
+    assert not directory.exists()
+    with pytest.raises(WireError):
+        node.connect(agent)
+
+
+def test_children_end_with_the_first_process(start: Start) -> None:
+    """As in a container, nothing outlives the node's first process."""
+    node = start()
+    agent = node.wait_ready(20).agent
+    child = ask(node.connect(agent), "child")
+    ask(node.connect(agent), -signal.SIGKILL)
+    assert node.wait_exit(5) is not None
+    deadline = time.monotonic() + 5
+    while _runs(child) and time.monotonic() < deadline:
+        os.sched_yield()
+    assert not _runs(child)
+
+
+def test_a_talkative_node_is_not_blocked(start: Start) -> None:
+    """What a node prints after its announcement is read, or it would stand still at a full pipe."""
+    node = start()
+    assert ask(node.connect(node.wait_ready(20).agent), "chatter") == 99_999
+
+
+def test_release_ends_all_nodes_and_lets_no_other_start(provider: Local, start: Start, pool: str) -> None:
+    """After release nothing of the pool runs or lies about, and nothing new can begin."""
+    nodes = [start(n) for n in range(2)]
+    facts = [ask(n.connect(n.wait_ready(20).agent), "facts") for n in nodes]
+    assert {(f["pool"], f["node"], f["state"]) for f in provider.find() if f["pool"] == pool} == {
+        (pool, 0, "running"),
+        (pool, 1, "running"),
+    }
+    provider.release(pool)
+    assert not any(_runs(f["pid"]) for f in facts)
+    assert not any(Path(f["env"]["SKYWARD_RUN_DIR"]).parent.exists() for f in facts)
+    assert pool not in {f["pool"] for f in provider.find()}
+    with pytest.raises(PoolClosedError):
+        start(0)
+    provider.release(pool)
+
+
+def test_release_from_another_process_ends_the_nodes(provider: Local, start: Start, pool: str) -> None:
+    """A pool is found and ended by who did not start it."""
+    node = start()
+    node.wait_ready(20)
+    code = f"from skyward.providers import Local; Local().release({pool!r})"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+    ended = node.wait_exit(5)
+    assert ended is not None
+    assert ended.signal == signal.SIGKILL
+
+
+def test_two_pools_never_get_the_same_port(provider: Local, pool: str) -> None:
+    """Ports are claimed until the pool is released."""
+    other = Local()
+    (one,), (two,) = provider.acquire(pool, 1, None), other.acquire(f"{pool}x", 1, None)
+    assert len({one.claim_port(), two.claim_port()}) == 2
+    other.release(f"{pool}x")
+
+
+def test_gpus_are_counted_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More GPUs than the machine shows are a mistake found at once."""
+    monkeypatch.setattr(gpus_module, "visible_gpus", lambda: 2)
+    with pytest.raises(ProviderError, match="2 x T4 on each of 2 nodes, 4 in all; this machine shows 2 GPUs"):
+        Local().acquire("p", 2, Accelerator("T4", 2))
+
+
+def test_each_node_gets_gpus_of_its_own(
+    provider: Local, pool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes on one machine share it by CUDA_VISIBLE_DEVICES."""
+    monkeypatch.setattr(gpus_module, "visible_gpus", lambda: 4)
+    host = provider.acquire(pool, 2, Accelerator("T4", 2))[1]
+    env = {"PYTHONPATH": str(install(tmp_path / "standin"))}
+    node = host.start(launch(pool, 1, env=env, accelerator=Accelerator("T4", 2)))
+    facts = ask(node.connect(node.wait_ready(20).agent), "facts")
+    assert facts["env"]["CUDA_VISIBLE_DEVICES"] == "2,3"

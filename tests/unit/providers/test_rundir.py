@@ -1,0 +1,114 @@
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from skyward.errors import ProviderError
+from skyward.providers import rundir
+from skyward.providers.owner import Owner
+from skyward.providers.rundir import PoolDirectory, note_process, pool_directories, sweep_orphans
+
+
+@pytest.fixture
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(rundir, "runtime_base", lambda: tmp_path)
+    monkeypatch.setattr(rundir, "temporary_base", lambda: tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def gone() -> Owner:
+    """A process that has ended."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        owner = Owner.of(process.pid)
+        assert not owner.is_gone()
+    return owner
+
+
+def _mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_only_the_owner_can_open_anything(base: Path) -> None:
+    """Directories are 0700, the key's file 0600 whatever the umask is."""
+    before = os.umask(0)
+    try:
+        directory = PoolDirectory.create("p", base)
+        node = directory.add(0, b"secret")
+    finally:
+        os.umask(before)
+    assert [_mode(directory.path), _mode(node), _mode(node / "key")] == [0o700, 0o700, 0o600]
+    assert (node / "key").read_bytes() == b"secret"
+
+
+def test_a_replaced_node_gets_a_directory_of_its_own(base: Path) -> None:
+    """The same node started again does not find what the first one left."""
+    directory = PoolDirectory.create("p", base)
+    first, second = directory.add(3, b"a"), directory.add(3, b"b")
+    assert first != second
+    assert (first / "key").read_bytes() == b"a"
+
+
+def test_a_pool_directory_is_made_once(base: Path) -> None:
+    """A directory that exists is never taken over, since somebody else may have made it."""
+    PoolDirectory.create("p", base)
+    with pytest.raises(ProviderError, match="skyward-p of pool p cannot be made"):
+        PoolDirectory.create("p", base)
+
+
+def test_what_ended_clients_left_is_swept(base: Path, gone: Owner) -> None:
+    """The directory of an ended client goes, that of a living one stays."""
+    alive, dead = PoolDirectory.create("alive", base), PoolDirectory.create("dead", base)
+    dead.add(0, b"k")
+    (dead.path / "owner").write_text(gone.text)
+    sweep_orphans()
+    assert alive.path.exists()
+    assert not dead.path.exists()
+
+
+def test_nodes_that_outlive_their_client_keep_their_directory(base: Path, gone: Owner) -> None:
+    """Until its lease ends, a process whose client is gone can still be found."""
+    directory = PoolDirectory.create("p", base)
+    (directory.path / "owner").write_text(gone.text)
+    note_process(directory.add(0, b"k"), os.getpid(), node=0, name="skyward-p-0")
+    sweep_orphans()
+    (left,) = pool_directories()
+    assert [about for about, _ in left.processes()] == [{"node": 0, "name": "skyward-p-0"}]
+
+
+def test_a_directory_that_is_just_being_made_is_left_alone(base: Path) -> None:
+    """Between the directory and its owner file another client may sweep; old ones without owner go."""
+    fresh, old = base / "skyward-fresh", base / "skyward-old"
+    fresh.mkdir()
+    old.mkdir()
+    os.utime(old, (0, 0))
+    sweep_orphans()
+    assert fresh.exists()
+    assert not old.exists()
+
+
+def test_owners_in_other_namespaces_are_never_called_gone() -> None:
+    """A process number means nothing in another process namespace."""
+    assert not Owner(2**22, "1", "pid:[1]").is_gone()
+
+
+def test_a_reused_process_number_is_another_process() -> None:
+    """The start time tells a process from a later one with the same number."""
+    me = Owner.of(os.getpid())
+    assert not me.is_gone()
+    assert Owner(me.pid, "1", me.namespace).is_gone()
+    assert Owner.parse(me.text) == me
+    assert Owner.parse("nonsense") is None
+
+
+def test_long_names_give_way_to_short_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paths of sockets must be short, so a base with a long name is not used."""
+    long = tmp_path / ("x" * 60)
+    long.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
+    assert rundir.runtime_base() == Path("/tmp")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/nonexistent")
+    assert rundir.runtime_base() == rundir.temporary_base()

@@ -1,0 +1,287 @@
+from __future__ import annotations
+
+import contextvars
+import io
+import logging
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from skyward.runtime import output
+from tests.unit.runtime.conftest import Record
+
+BOTH: frozenset[output.StreamName] = frozenset(("stdout", "stderr"))
+
+
+def run_thread(target: object, *args: object) -> None:
+    thread = threading.Thread(target=target, args=args)  # type: ignore[arg-type]
+    thread.start()
+    thread.join()
+
+
+def test_a_line_goes_to_its_task_as_one_piece(sink: Record) -> None:
+    """print writes several texts; the sink sees one whole line, with task and stream."""
+    with output.task_output(7):
+        print("one", 2, sep=", ")
+        print("trouble", file=sys.stderr)
+    print("after")
+    assert sink.written == [(7, "stdout", "one, 2\n"), (7, "stderr", "trouble\n"), (None, "stdout", "after\n")]
+
+
+def test_an_unfinished_line_comes_with_flush_or_the_end_of_the_task(sink: Record) -> None:
+    """Progress bars flush; what is left at the end of a task is not lost."""
+    with output.task_output(1):
+        print("10 %", end="")
+        assert sink.written == []
+        sys.stdout.flush()
+        assert sink.written == [(1, "stdout", "10 %")]
+        print("rest", end="")
+    assert sink.written[1:] == [(1, "stdout", "rest")]
+
+
+def test_several_lines_in_one_write_are_one_piece(sink: Record) -> None:
+    """Whole lines pass at once; only the unfinished end is held back."""
+    with output.task_output(1):
+        assert sys.stdout.write("a\nb\nc") == 5
+        assert sink.written == [(1, "stdout", "a\nb\n")]
+        sys.stdout.writelines(["d", "\n"])
+    assert sink.text(1) == "a\nb\ncd\n"
+
+
+def test_an_endless_line_is_passed_on_in_parts(sink: Record) -> None:
+    """Nothing piles up in memory when no newline ever comes."""
+    with output.task_output(1):
+        for _ in range(3):
+            sys.stdout.write("x" * 30_000)
+        assert [len(text) for _, _, text in sink.written] == [90_000]
+
+
+def test_threads_never_share_a_line(sink: Record) -> None:
+    """Two threads of one task that write piece by piece at the same time: each line belongs to one of them."""
+    turns = [threading.Semaphore(1), threading.Semaphore(0)]
+
+    def write(own: int) -> None:
+        for _ in range(5):
+            turns[own].acquire()
+            sys.stdout.write("ab"[own])
+            turns[1 - own].release()
+        turns[own].acquire()
+        sys.stdout.write("\n")
+        turns[1 - own].release()
+
+    with output.task_output(1):
+        threads = [threading.Thread(target=write, args=(own,)) for own in (0, 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(sink.written) == [(1, "stdout", "aaaaa\n"), (1, "stdout", "bbbbb\n")]
+
+
+def test_concurrent_tasks_keep_their_output_apart(sink: Record) -> None:
+    """Tasks in threads of one process print at the same time; each line arrives with the task that printed it."""
+    together = threading.Barrier(4)
+
+    def task(number: int) -> None:
+        with output.task_output(number):
+            together.wait()
+            for line in range(200):
+                print(number, line)
+
+    threads = [threading.Thread(target=task, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number in range(4):
+        assert sink.text(number) == "".join(f"{number} {line}\n" for line in range(200))
+
+
+def test_a_users_thread_counts_as_the_only_task(sink: Record) -> None:
+    """A new thread carries no context; while one task runs it can only be that task's."""
+    with output.task_output(5):
+        run_thread(print, "from a thread")
+    assert sink.text(5) == "from a thread\n"
+
+
+def test_a_users_thread_is_nobodys_while_two_tasks_run(sink: Record) -> None:
+    """With two tasks it cannot be told whose a thread is; its output is kept, as nobody's."""
+    inside, leave = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with output.task_output(2):
+            inside.set()
+            leave.wait()
+
+    neighbour = threading.Thread(target=other)
+    neighbour.start()
+    inside.wait()
+    with output.task_output(1):
+        run_thread(print, "whose?")
+        context = contextvars.copy_context()
+        run_thread(context.run, print, "mine")
+    leave.set()
+    neighbour.join()
+    assert sink.text(None) == "whose?\n"
+    assert sink.text(1) == "mine\n"
+
+
+def test_muting_covers_only_the_muted_call(sink: Record) -> None:
+    """Another task that prints in the middle of a muted one is heard; so is the same task afterwards."""
+    inside, printed = threading.Event(), threading.Event()
+
+    def quiet() -> None:
+        with output.task_output(1):
+            with output.muted(BOTH):
+                inside.set()
+                print("never")
+                printed.wait()
+                print("never", file=sys.stderr)
+            print("again")
+
+    thread = threading.Thread(target=quiet)
+    thread.start()
+    inside.wait()
+    with output.task_output(2):
+        print("heard")
+    printed.set()
+    thread.join()
+    assert sink.written == [(2, "stdout", "heard\n"), (1, "stdout", "again\n")]
+
+
+def test_muting_one_stream_leaves_the_other(sink: Record) -> None:
+    """Nested mutings add up and are taken back one by one."""
+    with output.task_output(1), output.muted(frozenset(("stdout",))):
+        print("no")
+        print("yes", file=sys.stderr)
+        with output.muted(frozenset(("stderr",))):
+            print("no")
+            print("no", file=sys.stderr)
+        print("no")
+        print("yes", file=sys.stderr)
+    assert sink.written == [(1, "stderr", "yes\n")] * 2
+
+
+def test_threads_of_a_muted_task_are_muted(sink: Record) -> None:
+    """A thread without context is muted while the only task's call is."""
+    with output.task_output(1):
+        with output.muted(BOTH):
+            run_thread(print, "no")
+        run_thread(print, "yes")
+    assert sink.text(1) == "yes\n"
+
+
+def test_a_task_that_an_interrupt_tore_out_leaves_no_muting_behind(sink: Record) -> None:
+    """A thread's next task starts afresh, whatever the last one could not take back."""
+    torn_task, torn_mute = output.task_output(1), output.muted(BOTH)
+    torn_task.__enter__()
+    torn_mute.__enter__()
+    with output.task_output(2):
+        print("heard")
+        run_thread(print, "too")
+    assert sink.text(2) == "heard\ntoo\n"
+    torn_mute.__exit__(None, None, None)
+    torn_task.__exit__(None, None, None)
+
+
+def test_bytes_written_to_buffer_are_text_of_the_task(sink: Record) -> None:
+    """UTF-8 whose bytes come in two writes is one character; what is no UTF-8 is replaced."""
+    with output.task_output(1):
+        sys.stdout.buffer.write(b"caf\xc3")
+        assert sys.stdout.buffer.write(bytearray(b"\xa9\n")) == 2
+        sys.stdout.buffer.write(b"\xff\n\xc3")
+    assert sink.text(1) == "café\n\ufffd\n\ufffd"
+
+
+def test_a_text_wrapper_around_buffer_works_and_may_be_closed(sink: Record) -> None:
+    """Programs that re-wrap stdout keep working, and closing their wrapper does not close ours."""
+    with output.task_output(1):
+        with io.TextIOWrapper(sys.stdout.buffer, encoding="utf-8") as wrapper:
+            wrapper.write("wrapped\n")
+        sys.stdout.close()
+        print("still open")
+    assert sink.text(1) == "wrapped\nstill open\n"
+
+
+def test_it_looks_like_a_standard_stream(sink: Record) -> None:
+    """What libraries ask of sys.stdout is answered."""
+    assert (sys.stdout.fileno(), sys.stderr.fileno(), sys.stdout.buffer.fileno()) == (1, 2, 1)
+    assert (sys.stdout.encoding, sys.stdout.isatty(), sys.stdout.writable(), sys.stdout.closed) == (
+        "utf-8",
+        False,
+        True,
+        False,
+    )
+    assert sys.stderr.name == "<stderr>"
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    assert pickle.loads(pickle.dumps(sys.stdout)) is sys.stdout
+    with pytest.raises(TypeError, match="must be str, not int"):
+        sys.stdout.write(3)
+
+
+def test_logging_through_handlers_made_before_and_after(sink: Record) -> None:
+    """A handler made before keeps its old stream; one made after prints for the task that logs."""
+    old = io.StringIO()
+    logger = logging.Logger("test")
+    logger.addHandler(logging.StreamHandler(old))
+    logger.addHandler(logging.StreamHandler())
+    with output.task_output(1):
+        logger.warning("careful")
+    assert old.getvalue() == "careful\n"
+    assert sink.written == [(1, "stderr", "careful\n")]
+
+
+def test_removing_gives_the_streams_back() -> None:
+    """After removal the process prints as before, and unfinished output has been passed on."""
+    before, record = sys.stdout, Record()
+    remove = output.install(record)
+    print("last words", end="")
+    remove()
+    assert sys.stdout is before
+    assert record.written == [(None, "stdout", "last words")]
+
+
+FORKING = """
+import os, sys
+from skyward.runtime import output
+from tests.unit.runtime.conftest import Record
+
+class Lost:
+    def write(self, task, stream, text): os.write(2, f"sink {os.getpid() == parent}: {text}".encode())
+
+parent = os.getpid()
+output.install(Lost())
+with output.task_output(1):
+    print("begun ", end="")
+    for quiet in (False, True):
+        with output.muted(frozenset(["stdout"] if quiet else [])):
+            if (child := os.fork()) == 0:
+                print("from a", "muted" if quiet else "heard", "child")
+                sys.stdout.flush()
+                os._exit(0)
+            os.waitpid(child, 0)
+    print("ended")
+"""
+
+
+def test_forked_children_write_to_their_own_descriptor(tmp_path: Path) -> None:
+    """Nobody serves the sink in a forked process: it writes to descriptor 1, once, and muting still holds there."""
+    script = tmp_path / "forking.py"
+    script.write_text(FORKING)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout == "from a heard child\n"
+    assert done.stderr == "sink True: begun ended\n"
+
+
+def test_subprocesses_inherit_the_real_descriptor(sink: Record, capfd: pytest.CaptureFixture[str]) -> None:
+    """A subprocess given sys.stdout writes past the sink, to descriptor 1."""
+    with output.task_output(1):
+        subprocess.run(["echo", "raw"], stdout=sys.stdout, check=True)
+    assert capfd.readouterr().out == "raw\n"
+    assert sink.written == []

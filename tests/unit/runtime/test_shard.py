@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import deque
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skyward.errors import ConfigError
+from skyward.runtime.shard import shard
+from tests.unit.runtime.conftest import Place
+
+SECOND_OF_FOUR: dict[str, Any] = {"node": 1, "total_nodes": 4}
+
+
+def test_outside_a_pool_the_part_is_everything() -> None:
+    """Node 0 of 1 has all rows, in their order."""
+    assert shard([3, 1, 2]) == [3, 1, 2]
+
+
+def test_the_part_follows_the_place_in_the_pool(place: Place) -> None:
+    """Without arguments the node and the number of nodes are the pool's."""
+    place(1, 4)
+    assert shard(list(range(10))) == [1, 5, 9]
+
+
+def test_several_workers_on_a_node_have_different_parts(place: Place) -> None:
+    """The rank over all workers decides, not the node alone."""
+    parts = []
+    for node in range(2):
+        for worker in range(2):
+            place(node, 2, worker=worker, workers_per_node=2)
+            parts.append(shard(list(range(8))))
+    assert parts == [[0, 4], [1, 5], [2, 6], [3, 7]]
+
+
+def test_reference_values() -> None:
+    """Striding, blocks and the seeded permutation are those users already rely on."""
+    assert shard(range(10), **SECOND_OF_FOUR) == range(1, 10, 4)
+    assert list(shard(range(10), drop_last=True, **SECOND_OF_FOUR)) == [2, 3]
+    assert shard(tuple(range(10)), shuffle=True, seed=42, **SECOND_OF_FOUR) == (3, 6, 1)
+
+
+@given(
+    length=st.integers(0, 40),
+    total=st.integers(1, 7),
+    shuffle=st.booleans(),
+    drop_last=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_parts_cover_the_data_once(length: int, total: int, shuffle: bool, drop_last: bool, seed: int) -> None:
+    """Over all nodes no row comes twice; none is missing, except that drop_last leaves out the remainder."""
+    data = list(range(length))
+    parts = [
+        shard(data, shuffle=shuffle, seed=seed, drop_last=drop_last, node=node, total_nodes=total)
+        for node in range(total)
+    ]
+    rows = [row for part in parts for row in part]
+    assert len(set(rows)) == len(rows)
+    if drop_last:
+        assert {len(part) for part in parts} == {length // total}
+    else:
+        assert sorted(rows) == data
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@given(length=st.integers(0, 40), shuffle=st.booleans(), drop_last=st.booleans())
+def test_every_type_gives_the_same_rows(length: int, shuffle: bool, drop_last: bool) -> None:
+    """List, tuple, range, array, column, table, index and any other sequence are cut alike, and stay aligned."""
+    frame = pd.DataFrame({"a": range(length)}, index=range(100, 100 + length))
+    collections: tuple[Any, ...] = (
+        range(length),
+        tuple(range(length)),
+        np.arange(length),
+        frame,
+        frame["a"],
+        pd.Index(range(length)),
+        deque(range(length)),
+    )
+    expected, *others = shard(list(range(length)), *collections, shuffle=shuffle, drop_last=drop_last, **SECOND_OF_FOUR)
+    numbers, items, array, table, column, index, sequence = others
+    assert list(numbers) == list(items) == array.tolist() == table["a"].tolist() == expected
+    assert column.tolist() == index.tolist() == sequence == expected
+    assert table.index.tolist() == [100 + row for row in expected]
+
+
+@pytest.mark.parametrize("shuffle", [False, True], ids=["in order", "shuffled"])
+@pytest.mark.parametrize(
+    "data",
+    [
+        [0] * 9,
+        (0,) * 9,
+        np.zeros((9, 2)),
+        pd.Series([0] * 9),
+        pd.DataFrame({"a": [0] * 9}),
+        pd.Index(list("abcdefghi")),
+    ],
+    ids=lambda data: type(data).__name__,
+)
+def test_the_type_is_kept(data: Any, shuffle: bool) -> None:
+    """One argument comes back as its own type."""
+    assert type(shard(data, shuffle=shuffle, **SECOND_OF_FOUR)) is type(data)
+
+
+def test_a_record_is_a_plain_tuple_afterwards() -> None:
+    """Part of a named tuple cannot be that named tuple; it is a tuple."""
+
+    class Point(NamedTuple):
+        x: int
+        y: int
+
+    part: object = shard(Point(1, 2), node=1, total_nodes=2)
+    assert part == (2,)
+
+
+def test_several_arguments_give_a_tuple() -> None:
+    """Two in, two out, each of its own type."""
+    x, y = shard(np.arange(8), list(range(8)), shuffle=True, seed=3, **SECOND_OF_FOUR)
+    assert isinstance(x, np.ndarray)
+    assert x.tolist() == y
+
+
+@pytest.mark.parametrize("drop_last", [False, True], ids=["stride", "block"])
+def test_unshuffled_arrays_are_views(drop_last: bool) -> None:
+    """No copy is made of data that is only cut."""
+    data = np.arange(12).reshape(6, 2)
+    part = shard(data, drop_last=drop_last, node=1, total_nodes=2)
+    assert np.shares_memory(part, data)
+
+
+def test_shuffled_arrays_keep_their_shape_and_dtype() -> None:
+    """Only rows are permuted."""
+    data = np.arange(12, dtype=np.int16).reshape(6, 2)
+    part = shard(data, shuffle=True, node=1, total_nodes=2)
+    assert part.shape == (3, 2)
+    assert part.dtype == np.int16
+    assert all(right - left == 1 for left, right in part.tolist())
+
+
+def test_an_empty_part_of_an_array_keeps_its_kind() -> None:
+    """More nodes than rows: the last ones have none, of the right dtype."""
+    part = shard(np.zeros((2, 3), np.float32), shuffle=True, node=4, total_nodes=5)
+    assert part.shape == (0, 3)
+    assert part.dtype == np.float32
+
+
+def test_a_memory_map_stays_on_disk(tmp_path: Path) -> None:
+    """Cutting a memory map maps the same file; nothing is read."""
+    data = np.memmap(tmp_path / "rows", dtype=np.int64, mode="w+", shape=(10,))
+    data[:] = np.arange(10)
+    part = shard(data, **SECOND_OF_FOUR)
+    assert isinstance(part, np.memmap)
+    assert np.shares_memory(part, data)
+    assert part.tolist() == [1, 5, 9]
+
+
+def test_no_argument_is_refused() -> None:
+    """shard() of nothing has no meaning."""
+    with pytest.raises(ValueError, match="at least one collection"):
+        shard()  # type: ignore[call-arg]
+
+
+def test_unequal_lengths_are_refused() -> None:
+    """Rows could not be aligned; the message says how long each argument is."""
+    with pytest.raises(ConfigError, match="their lengths are 3, 2, 3"):
+        shard([1, 2, 3], np.zeros(2), (1, 2, 3))
+
+
+@pytest.mark.parametrize(("node", "total"), [(4, 4), (-1, 4), (0, 0), (1, None)])
+def test_an_impossible_node_is_refused(node: int, total: int | None) -> None:
+    """A part is 0 to total_nodes - 1."""
+    with pytest.raises(ValueError, match="node must be 0 to total_nodes - 1"):
+        shard([1, 2], node=node, total_nodes=total)
+
+
+@pytest.mark.parametrize(
+    ("data", "remedy"),
+    [
+        ("text", "a list of the texts"),
+        (b"bytes", "a list of the texts"),
+        ({"x": [1]}, "its values as separate arguments"),
+        ({1, 2}, "sorted"),
+        ({1: 2}.keys(), "sorted"),
+        (iter([1, 2]), "makes one of an iterator"),
+        (7, "a sequence, an array or a table"),
+        (np.float64(1), "a sequence, an array or a table"),
+        (np.array(1), "a sequence, an array or a table"),
+    ],
+    ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",
+)
+def test_what_has_no_rows_is_refused(data: object, remedy: str) -> None:
+    """The message names the position and type, and says what to pass."""
+    with pytest.raises(TypeError, match="argument 1 is") as caught:
+        shard([1, 2], data)
+    assert type(data).__name__ in str(caught.value)
+    assert remedy in str(caught.value)
+
+
+def test_nothing_heavy_is_imported() -> None:
+    """Sharding a list in a bare process loads neither numpy nor any framework."""
+    code = (
+        "import sys; from skyward.runtime.shard import shard; shard([1, 2], shuffle=True);"
+        "print([m for m in ('numpy', 'torch', 'pandas', 'datasets') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_torch_tensors_and_parameters() -> None:
+    """Tensors give tensors: views in order, rows by index when shuffled; a parameter's part keeps its gradient."""
+    torch = pytest.importorskip("torch")
+    data = torch.arange(10.0)
+    part = shard(data, **SECOND_OF_FOUR)
+    assert part.tolist() == [1, 5, 9]
+    assert part.untyped_storage().data_ptr() == data.untyped_storage().data_ptr()
+    weights = torch.nn.Parameter(data)
+    shuffled, order = shard(weights, list(range(10)), shuffle=True, seed=42, **SECOND_OF_FOUR)
+    assert shuffled.tolist() == order == [3, 6, 1]
+    shuffled.sum().backward()
+    assert weights.grad.nonzero().flatten().tolist() == [1, 3, 6]
+    assert shard(torch.zeros(1, 2), shuffle=True, node=1, total_nodes=2).shape == (0, 2)
+
+
+def test_torch_tensors_stay_on_their_device() -> None:
+    """A CUDA tensor is indexed where it is."""
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    data = torch.arange(10, device="cuda")
+    for shuffle in (False, True):
+        part = shard(data, shuffle=shuffle, **SECOND_OF_FOUR)
+        assert part.device == data.device
+        assert part.tolist() == shard(list(range(10)), shuffle=shuffle, **SECOND_OF_FOUR)
+
+
+def test_hugging_face_datasets() -> None:
+    """Data sets give data sets, by select."""
+    datasets = pytest.importorskip("datasets")
+    data = datasets.Dataset.from_dict({"text": list("abcdefghij")})
+    part, shuffled = (shard(data, shuffle=shuffle, seed=42, **SECOND_OF_FOUR) for shuffle in (False, True))
+    assert isinstance(part, datasets.Dataset)
+    assert part["text"][:] == ["b", "f", "j"]
+    assert shuffled["text"][:] == ["d", "g", "b"]

@@ -1,0 +1,465 @@
+"""What travels between client and nodes: arguments, functions, results, exceptions."""
+
+from __future__ import annotations
+
+import array
+import gc
+import io
+import pickle
+import subprocess
+import sys
+import threading
+import traceback
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from skyward.errors import RemoteError, RemoteTraceback, SerializationError, WorkerLostError
+from skyward.wire import payload
+
+LOCK = threading.Lock()
+
+
+def there_and_back(value: Any) -> Any:
+    data, buffers = payload.dumps(value)
+    return payload.loads(data, [bytearray(b) for b in buffers])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        ((), {}),
+        ((1, 2.5, "x", b"y", None, True, 1j), {"key": [1, {"a": (2,)}]}),
+        {1: "int keys"},
+        list(range(1000)),
+        {"deep": [[[[[[1]]]]]]},
+        "text" * 100_000,
+        {1, 2},
+        range(3),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_plain_values_come_back_equal(value: Any) -> None:
+    """Built-in values of any size and depth come back equal and of the same type."""
+    back = there_and_back(value)
+
+    assert value == back
+    assert type(value) is type(back)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: np.arange(100_000),
+        lambda: np.arange(100_000).reshape(100, 1000).T,
+        lambda: np.arange(100_000)[::2],
+        lambda: np.arange(100_000).reshape(100, 1000)[:, 10:20],
+        lambda: np.zeros((0, 3)),
+        lambda: np.array(["a", None], dtype=object),
+        lambda: np.float32(1.5),
+        lambda: np.array(3),
+    ],
+    ids=["contiguous", "fortran", "strided", "columns", "empty", "objects", "scalar", "zero-dim"],
+)
+def test_arrays_come_back_equal(make: Callable[[], Any]) -> None:
+    """Arrays of every layout come back equal, with dtype and shape."""
+    value = make()
+
+    back = there_and_back(value)
+
+    assert value.dtype == back.dtype
+    np.testing.assert_array_equal(value, back)
+
+
+def test_large_buffers_are_views_of_the_original() -> None:
+    """A large array is not copied into the pickle: the buffer is its own memory."""
+    value = np.arange(1_000_000)
+
+    data, buffers = payload.dumps(((value,), {}))
+
+    assert len(data) < 1000
+    assert 1 == len(buffers)
+    assert np.shares_memory(value, np.frombuffer(buffers[0], dtype=value.dtype))
+
+
+def test_small_buffers_stay_in_the_pickle() -> None:
+    """A small array costs no separate buffer."""
+    assert [] == payload.dumps(np.arange(100))[1]
+
+
+@pytest.mark.parametrize("size", [10, 100_000])
+def test_arrays_are_writable_where_they_were(size: int) -> None:
+    """A writable array arrives writable, a read-only one read-only."""
+    writable, fixed = np.arange(size), np.arange(size)
+    fixed.flags.writeable = False
+
+    back = there_and_back((writable, fixed))
+
+    assert [True, False] == [a.flags.writeable for a in back]
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        memoryview(b"abc"),
+        memoryview(bytearray(200_000)),
+        memoryview(b""),
+        memoryview(array.array("d", range(20_000))),
+        memoryview(np.arange(12).reshape(3, 4)),
+    ],
+    ids=["small", "large", "empty", "doubles", "matrix"],
+)
+def test_memoryviews_come_back_as_memoryviews(view: memoryview) -> None:
+    """A contiguous view arrives as a view of the same format, shape and content."""
+    back = there_and_back(view)
+
+    assert isinstance(back, memoryview)
+    assert (view.format, view.shape, view.tolist()) == (back.format, back.shape, back.tolist())
+
+
+def test_a_view_with_gaps_comes_back_as_its_bytes() -> None:
+    """A view that is not contiguous has no buffer to send; its bytes are sent."""
+    assert b"ace" == there_and_back(memoryview(b"abcdef")[::2])
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "said"),
+    [
+        ((1, LOCK), {}, r"Argument 2 of train\(\) \(a lock\) cannot be pickled: TypeError: cannot pickle '_thread.lock'"),
+        (([1], [2]), {"files": [LOCK]}, r"Argument 'files' of train\(\) \(a list\)"),
+    ],
+    ids=["position", "keyword"],
+)
+def test_an_unpicklable_argument_is_named(args: tuple[Any, ...], kwargs: dict[str, Any], said: str) -> None:
+    """The error says which argument cannot be pickled, and why."""
+    with pytest.raises(SerializationError, match=said) as caught:
+        payload.dumps_arguments(args, kwargs, of="train")
+
+    assert isinstance(caught.value.__cause__, TypeError)
+
+
+def test_an_unpicklable_value_is_named_as_the_caller_says() -> None:
+    """The error starts with the caller's name for the object."""
+    with pytest.raises(SerializationError, match=r"^The result of train\(\) cannot be pickled: TypeError"):
+        payload.dumps(LOCK, what="The result of train()")
+
+
+def test_a_function_with_an_unpicklable_variable_is_named() -> None:
+    """A function is refused with its name and what to do."""
+    lock = threading.Lock()
+
+    def train() -> bool:
+        return lock.locked()
+
+    with pytest.raises(SerializationError, match=r"train\(\) cannot be pickled: TypeError.*inside the function"):
+        payload.dumps_function(train)
+
+
+def test_a_function_has_a_digest_of_its_content() -> None:
+    """Equal functions have equal digests, others have others; the digest has 16 bytes."""
+
+    def make(n: int) -> Callable[[], int]:
+        return lambda: n
+
+    first, again, other = (payload.dumps_function(make(n))[0] for n in (1, 1, 2))
+
+    assert first == again != other
+    assert 16 == len(first)
+    assert 2 == payload.loads(payload.dumps_function(make(2))[1])()
+
+
+def test_a_decorated_function_of_a_module_travels_by_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The function under a decorator that keeps it as `.fn` is found there again: it shares its module's globals."""
+    module = types.ModuleType("trainer")
+    exec("calls = []\ndef train():\n    calls.append(1)\n    return len(calls)", vars(module))
+    inner = module.train
+    module.__dict__["train"] = types.SimpleNamespace(fn=inner)
+    monkeypatch.setitem(sys.modules, "trainer", module)
+
+    assert inner is payload.loads(payload.dumps_function(inner)[1])
+
+
+def test_functions_of_main_travel_by_value(tmp_path: Path) -> None:
+    """A function, and a class it uses, defined in a script can be loaded by a process that does not have the script."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys\n"
+        "from skyward.wire import payload\n"
+        "class Point:\n    def __init__(self, x): self.x = x\n"
+        "def double(x): return Point(2 * x)\n"
+        "sys.stdout.buffer.write(payload.dumps_function(double)[1])\n"
+    )
+    data = subprocess.run([sys.executable, script], capture_output=True, check=True).stdout
+
+    assert 42 == payload.loads(data)(21).x
+
+
+def test_a_missing_module_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a node the error says what to add to the image; elsewhere, what to install."""
+    data = b"cno_such_package.module\nThing\n."
+
+    with pytest.raises(SerializationError, match=r"needs the module 'no_such_package', which is not installed here"):
+        payload.loads(data)
+    monkeypatch.setenv("COMPUTE_POOL", "{}")
+    with pytest.raises(SerializationError, match=r"the image does not have.*Image\(pip=\[...\]\)") as caught:
+        payload.loads(data, what="Function train()")
+
+    assert isinstance(caught.value.__cause__, ModuleNotFoundError)
+
+
+def test_any_failure_to_load_is_a_serialization_error() -> None:
+    """A constructor that raises, or bytes that are no pickle, end in SerializationError."""
+    with pytest.raises(SerializationError, match="cannot be unpickled here: UnpicklingError"):
+        payload.loads(b"garbage")
+
+
+def test_the_collector_runs_again_after_a_large_load() -> None:
+    """Loading pauses the cyclic collector and switches it on again, also on failure; it stays off where it was."""
+    data, _ = payload.dumps([[i] for i in range(50_000)])
+    seen: list[bool] = []
+
+    class Spy:
+        def __reduce__(self) -> Any:
+            return note, ()
+
+    def note() -> None:
+        seen.append(gc.isenabled())
+
+    spying, _ = payload.dumps([Spy(), [[i] for i in range(50_000)]])
+    spying = spying.replace(b"", b"")
+    payload.loads(data)
+    assert gc.isenabled()
+    with pytest.raises(SerializationError):
+        payload.loads(data[:-2])
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        payload.loads(data)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+# exceptions ------------------------------------------------------------------------------------------------------------
+
+
+class Simple(Exception):
+    pass
+
+
+class TwoArguments(Exception):
+    """Passes one text to Exception, from two arguments: the ordinary way of unpickling calls it with one."""
+
+    def __init__(self, code: int, detail: str) -> None:
+        super().__init__(f"{code}: {detail}")
+        self.code, self.detail = code, detail
+
+
+class Quiet(Exception):
+    """The ordinary way of unpickling succeeds and changes the text."""
+
+    def __init__(self, code: object, detail: str = "none") -> None:
+        super().__init__(f"{code} ({detail})")
+        self.code, self.detail = code, detail
+
+
+class KeywordOnly(ValueError):
+    def __init__(self, *, limit: int) -> None:
+        super().__init__()
+        self.limit = limit
+
+
+class Connection(OSError):
+    def __init__(self, host: str) -> None:
+        super().__init__(111, f"cannot reach {host}", host)
+        self.host = host
+
+
+@dataclass(frozen=True)
+class Frozen(Exception):  # noqa: N818
+    code: int
+
+
+class OwnNew(Exception):
+    def __new__(cls, a: int, b: int) -> OwnNew:
+        return super().__new__(cls, a + b)
+
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__(a, b)
+
+
+class OwnReduce(Exception):
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__("text")
+        self.a, self.b = a, b
+
+    def __reduce__(self) -> Any:
+        return OwnReduce, (self.a, self.b)
+
+
+class Unpicklable(Exception):
+    def __init__(self) -> None:
+        super().__init__("holds a lock")
+        self.lock = LOCK
+
+
+class NoText(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class NotRebuilt(Exception):
+    def __reduce__(self) -> Any:
+        return str, ("not an exception",)
+
+
+def raised(error: BaseException) -> BaseException:
+    """The error as it arrives after it was raised in a function on the other side."""
+    try:
+        raise error
+    except BaseException as caught:
+        return payload.load_exception(payload.dump_exception(caught))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Simple("a", 1),
+        TwoArguments(5, "bad"),
+        Quiet(5, "bad"),
+        KeywordOnly(limit=3),
+        Connection("example"),
+        Frozen(3),
+        OwnNew(1, 2),
+        OwnReduce(1, 2),
+        KeyError("k"),
+        FileNotFoundError(2, "No such file", "x.txt"),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid"),
+        ModuleNotFoundError("No module named 'x'", name="x"),
+        StopIteration(3),
+        WorkerLostError("gone", node=1, rank=2, signal=9),
+        ExceptionGroup("several", [TwoArguments(1, "x"), ValueError("y")]),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_exception_arrives_as_itself(error: Exception) -> None:
+    """Type, text, args and attributes of an exception survive, whatever its constructor looks like."""
+    error.add_note("seen on Monday")
+
+    back = raised(error)
+
+    assert type(error) is type(back)
+    assert (str(error), repr(error.args)) == (str(back), repr(back.args))
+    assert repr(vars(error)) == repr(vars(back))
+
+
+@pytest.mark.parametrize(("error", "name"), [(OSError(2, "x", "f"), "errno"), (StopIteration(3), "value")])
+def test_built_in_attributes_survive(error: Exception, name: str) -> None:
+    """Attributes that built-in classes keep beside `__dict__` arrive as well."""
+    assert getattr(error, name) == getattr(raised(error), name)
+
+
+def test_the_cause_is_the_remote_traceback() -> None:
+    """The cause holds the other side's traceback, with the chain of its own causes and the notes."""
+
+    def train() -> None:
+        try:
+            int("many")
+        except ValueError as error:
+            raise Simple("cannot train") from error
+
+    try:
+        train()
+    except Simple as error:
+        error.add_note("epoch 3")
+        back = payload.load_exception(payload.dump_exception(error))
+    cause = str(back.__cause__)
+
+    assert isinstance(back.__cause__, RemoteTraceback)
+    for part in ("in train", 'int("many")', "invalid literal", "direct cause", "Simple: cannot train", "epoch 3"):
+        assert part in cause
+    assert cause in "".join(traceback.format_exception(back))
+
+
+def test_source_lines_are_added_where_only_this_side_has_them(tmp_path: Path) -> None:
+    """Code sent by value has no file on the node; its lines are filled in from the client's."""
+    file = tmp_path / "main.py"
+    file.write_text("def f():\n    raise ValueError('from the script')\n")
+    names: dict[str, Any] = {}
+    exec(compile("def f():\n    raise ValueError('from the script')\n", str(file), "exec"), names)
+    hidden = file.rename(tmp_path / "hidden.py")
+    try:
+        names["f"]()
+    except ValueError as error:
+        dumped = payload.dump_exception(error)
+    hidden.rename(file)
+
+    assert "    raise ValueError('from the script')" in str(payload.load_exception(dumped).__cause__)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (Unpicklable(), r"raised .*Unpicklable: holds a lock \(which cannot be raised here as itself: TypeError.*lock"),
+        (NotRebuilt("x"), "Its class makes a str of it"),
+        (SystemExit(3), "left by SystemExit: 3, which ends a process"),
+        (KeyboardInterrupt(), "left by KeyboardInterrupt, which"),
+        (GeneratorExit(), "left by GeneratorExit"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_cannot_be_raised_here_arrives_as_remote_error(error: BaseException, said: str) -> None:
+    """An exception that cannot be rebuilt, or would end the client, arrives as RemoteError with all its facts."""
+    back = raised(error)
+
+    assert isinstance(back, RemoteError)
+    with pytest.raises(RemoteError, match=said):
+        raise back
+    assert type(error).__name__ == back.type_name.rpartition(".")[2]
+    assert "Traceback" in back.traceback
+    assert isinstance(back.__cause__, RemoteTraceback)
+
+
+def test_an_exception_without_text_is_sent() -> None:
+    """An exception whose own `__str__` fails cannot hide that it was raised."""
+    back = payload.load_exception(payload.dump_exception(NoText()))
+
+    assert isinstance(back, NoText)
+
+
+def test_an_exception_whose_class_is_missing_here_arrives_as_remote_error() -> None:
+    """A class that this side cannot import does not hide the error."""
+    module = types.ModuleType("only_there")
+    exec("class Lost(Exception): pass", vars(module))
+    module.Lost.__module__ = "only_there"
+    sys.modules["only_there"] = module
+    try:
+        dumped = payload.dump_exception(module.Lost("x"))
+    finally:
+        del sys.modules["only_there"]
+
+    back = payload.load_exception(dumped)
+
+    assert isinstance(back, RemoteError)
+    assert "only_there.Lost" == back.type_name
+    assert "No module named 'only_there'" in str(back)
+
+
+def test_an_exception_as_a_value_is_a_value() -> None:
+    """Exceptions inside results come back as objects, whatever their constructors look like."""
+    back = there_and_back({"error": TwoArguments(5, "bad")})["error"]
+
+    assert isinstance(back, TwoArguments)
+    assert (5, "bad", "5: bad") == (back.code, back.detail, str(back))
+
+
+def test_the_pickles_are_those_of_the_standard_protocol() -> None:
+    """What is dumped is an ordinary protocol 5 pickle."""
+    data, buffers = payload.dumps(io.BytesIO)
+
+    assert io.BytesIO is pickle.loads(data, buffers=buffers)

@@ -1,0 +1,157 @@
+"""Both sides prove that they hold the key before anything else is read; versions are compared after."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import struct
+import threading
+from typing import Any
+
+import pytest
+
+from skyward.errors import AuthenticationError, VersionError, WireError
+from skyward.wire import handshake
+from skyward.wire.frames import Connection
+
+KEY = secrets.token_bytes(32)
+
+
+def _meet(client_key: bytes, runner_key: bytes, client_at: str = "node 0 agent", runner_at: str = "node 0 agent") -> Any:
+    """Let both sides run their half; returns (client's result, runner's result), exceptions as values."""
+    left, right = socket.socketpair()
+    outcome: dict[str, Any] = {}
+
+    def runner() -> None:
+        try:
+            outcome["runner"] = handshake.accept(right, runner_key, runner_at)
+        except Exception as error:
+            outcome["runner"] = error
+
+    thread = threading.Thread(target=runner)
+    thread.start()
+    try:
+        outcome["client"] = handshake.connect(left, client_key, client_at)
+    except Exception as error:
+        outcome["client"] = error
+    thread.join(15)
+    for side in outcome.values():
+        if isinstance(side, Connection):
+            side.close()
+    return outcome["client"], outcome["runner"]
+
+
+def test_same_key_connects() -> None:
+    """Two sides with one key get a connection."""
+    client, runner = _meet(KEY, KEY)
+
+    assert isinstance(client, Connection)
+    assert isinstance(runner, Connection)
+
+
+def test_client_refuses_a_runner_without_the_key() -> None:
+    """A client notices an impostor and sends it no proof of its own."""
+    client, runner = _meet(KEY, secrets.token_bytes(32))
+
+    assert isinstance(client, AuthenticationError)
+    assert "does not hold this pool's key" in str(client)
+    assert isinstance(runner, WireError)
+
+
+def test_a_proof_is_bound_to_its_endpoint() -> None:
+    """A connection relayed to another node of the same pool fails."""
+    client, _ = _meet(KEY, KEY, client_at="node 1 agent", runner_at="node 0 agent")
+
+    assert isinstance(client, AuthenticationError)
+
+
+def test_runner_refuses_a_client_without_the_key() -> None:
+    """A peer that speaks the protocol but lacks the key is refused after its proof, before any frame."""
+    left, right = socket.socketpair()
+    refused: list[BaseException] = []
+
+    def runner() -> None:
+        try:
+            handshake.accept(right, KEY, "node 0 agent")
+        except AuthenticationError as error:
+            refused.append(error)
+
+    thread = threading.Thread(target=runner)
+    thread.start()
+    left.sendall(struct.pack("!8sH32s", b"SKYWARD\0", handshake.PROTOCOL, bytes(32)))
+    left.recv(1000)
+    left.sendall(bytes(32))
+    thread.join(15)
+    left.close()
+
+    assert "without the pool's key" in str(refused[0])
+
+
+def test_a_replayed_conversation_fails() -> None:
+    """What a genuine client once sent does not open a second connection: the runner's nonce has changed."""
+    said: list[bytes] = []
+
+    class Recorder(socket.socket):
+        def sendall(self, data: Any, flags: int = 0) -> None:
+            said.append(bytes(data))
+            super().sendall(data, flags)
+
+    left, right = socket.socketpair()
+    recorder = Recorder(fileno=left.detach())
+    accepted: list[Connection] = []
+    thread = threading.Thread(target=lambda: accepted.append(handshake.accept(right, KEY, "node 0 agent")))
+    thread.start()
+    client = handshake.connect(recorder, KEY, "node 0 agent")
+    thread.join(15)
+    client.close()
+    accepted[0].close()
+
+    again_left, again_right = socket.socketpair()
+    again_left.sendall(b"".join(said))
+    with pytest.raises(AuthenticationError):
+        handshake.accept(again_right, KEY, "node 0 agent")
+    again_left.close()
+
+
+@pytest.mark.parametrize("noise", [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + bytes(40), bytes(100)], ids=["http", "zeros"])
+def test_strangers_are_refused(noise: bytes) -> None:
+    """Bytes of another protocol end the connection."""
+    left, right = socket.socketpair()
+    left.sendall(noise)
+
+    with pytest.raises(WireError, match="does not speak"):
+        handshake.accept(right, KEY, "node 0 agent")
+    left.close()
+
+
+def test_another_protocol_version_names_both() -> None:
+    """The error says which versions met and what to do."""
+    left, right = socket.socketpair()
+    left.sendall(struct.pack("!8sH32s", b"SKYWARD\0", 999, bytes(32)))
+
+    with pytest.raises(VersionError, match=rf"version {handshake.PROTOCOL} .* version 999"):
+        handshake.accept(right, KEY, "node 0 agent")
+    left.close()
+
+
+@pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        ({"python": "3.12.1"}, r"client runs Python 3\.11\.7, node 1 agent runs Python 3\.12\.1"),
+        ({"cloudpickle": "2.0.0"}, r"client has cloudpickle 3\.1\.2, node 1 agent has 2\.0\.0"),
+    ],
+    ids=["python minor", "cloudpickle"],
+)
+def test_versions_that_do_not_fit(node: dict[str, str], message: str) -> None:
+    """A difference that breaks pickles is refused, naming both sides."""
+    client = {"python": "3.11.7", "cloudpickle": "3.1.2", "skyward": "0.1.0"}
+
+    with pytest.raises(VersionError, match=message):
+        handshake.check_versions(client, client | node, "node 1 agent")
+
+
+def test_another_patch_version_of_python_fits() -> None:
+    """Only the minor version matters."""
+    client = {"python": "3.11.7", "cloudpickle": "3.1.2", "skyward": "0.1.0"}
+
+    handshake.check_versions(client, client | {"python": "3.11.2", "skyward": "0.1.1"}, "node 0 agent")
