@@ -108,9 +108,10 @@ class PendingCompute(Generic[R_co]):
         """A group of calls to be run at once: `(p & q) >> pool`."""
         return Group((self, *_operands(other)))
 
-    def __rand__(self, other: object) -> NoReturn:
-        _operands(other)
-        raise AssertionError  # a call or a group on the left would have handled `&` itself
+    if not TYPE_CHECKING:  # type checkers see no such operator and refuse it on their own
+
+        def __rand__(self, other: object) -> NoReturn:
+            _operands(other)
 
     def __repr__(self) -> str:
         texts = [reprlib.repr(arg) for arg in self.args] + [f"{k}={reprlib.repr(v)}" for k, v in self.kwargs.items()]
@@ -152,11 +153,8 @@ class Group(Generic[*Ts]):
         """The group with further calls."""
         return Group((*self.calls, *_operands(other)))
 
-    def __rand__(self, other: object) -> NoReturn:
-        _operands(other)
-        raise AssertionError  # see PendingCompute
-
-    if not TYPE_CHECKING:  # type checkers see no such operators and refuse them on their own
+    if not TYPE_CHECKING:  # see PendingCompute
+        __rand__ = PendingCompute.__rand__
         __matmul__, __gt__ = _refuse_matmul, _refuse_gt
 
     def __repr__(self) -> str:
@@ -184,7 +182,7 @@ class Stream(Generic[R_co]):
         pool = _resolve(target, self, ">>")
         return pool.run_stream(self.calls, ordered=self.ordered) if self.calls else iter(())
 
-    if not TYPE_CHECKING:  # type checkers see no such operators and refuse them on their own
+    if not TYPE_CHECKING:  # see PendingCompute
         __matmul__, __gt__ = _refuse_matmul, _refuse_gt
 
     def __repr__(self) -> str:

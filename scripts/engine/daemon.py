@@ -92,8 +92,8 @@ def _start(place: Place, log: Path) -> int:
     place.data.mkdir(mode=0o711, exist_ok=True)
     # A configuration of its own: /etc/docker belongs to the system's engine.
     (place.root / "daemon.json").write_text(json.dumps(_settings(place)) + "\n")
-    # dockerd refuses to start while its old pid file names any live process, be it a stranger's, and waits in vain
-    # for a killed containerd where process 1 does not reap it.
+    # dockerd refuses to start while its old pid file names any live process, be it a stranger's; and it waits 15 s in
+    # vain for a killed containerd that process 1 has not reaped yet.
     (place.run / "docker.pid").unlink(missing_ok=True)
     if processes.ours(place.run / "containerd" / "containerd.pid", place.run) is None:
         (place.run / "containerd" / "containerd.pid").unlink(missing_ok=True)

@@ -90,14 +90,22 @@ def ensure(place: Place, packages: Sequence[str], *, optional: Sequence[str] = (
     unknown = [name for name in packages if name not in offered | present]
     if unknown:
         raise SetupError(
-            f"the package sources of this machine have no {' or '.join(unknown)}, needed for {purpose}. "
-            "Add the distribution's main (on Ubuntu also universe) component to the apt sources, "
-            "or set DOCKER_HOST to an engine that is reachable."
+            f"the package sources of this machine have no {' or '.join(unknown)}, needed for {purpose}"
+            f"{complaint(place.log('apt').read_text(errors='replace'))}. Check the network and proxy settings, and "
+            "that the apt sources have the distribution's main (on Ubuntu also universe) component; or set "
+            "DOCKER_HOST to an engine that is reachable."
         )
     missing = [name for name in wanted if name in offered and name not in present]
     new_services = [service for service in _SERVICES if not _known(service)]
     with step(f"installing {', '.join(missing)}"):
         _install_quietly(place, missing, new_services)
+
+
+def complaint(apt_log: str) -> str:
+    """What the last apt command had against a source, as a part of a sentence; apt itself calls that a success."""
+    last = apt_log.rpartition("\n$ ")[2]
+    found = re.findall(r"^[EW]: (?!Some index files)(.+)$", last, re.MULTILINE)
+    return f" (apt says: {found[0].rstrip('.')})" if found else ""
 
 
 def _require_root(purpose: str, packages: Sequence[str]) -> None:

@@ -133,7 +133,7 @@ class Image:
             "excludes": tuple(sorted(set(_texts("excludes", self.excludes)))),
         }
         for command in values["run"]:
-            _require(command.strip() and "\0" not in command, "run", command, "a shell command")
+            _require(command.strip() and _is_text(command), "run", command, "a shell command")
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
@@ -174,6 +174,11 @@ def _require(holds: object, name: str, value: object, wanted: str) -> None:
         raise ConfigError(f"Image: {name} must be {wanted}; found {value!r}.")
 
 
+def _is_text(value: object) -> bool:
+    """Whether a value can be written down in UTF-8 and passed to a process."""
+    return isinstance(value, str) and not re.search("[\0\ud800-\udfff]", value)
+
+
 def _texts(name: str, values: Any) -> tuple[str, ...]:
     """A caller's list of texts as a tuple; one text alone is refused, as it would be taken letter by letter."""
     listed = isinstance(values, (list, tuple, set, frozenset))
@@ -194,9 +199,10 @@ def _check_base(base: str) -> None:
 
 def _requirement(text: str) -> str:
     """A requirement in its one normal spelling."""
-    # imported here: nodes import this module too, and have no such library
-    from packaging.requirements import InvalidRequirement, Requirement
-
+    try:
+        from packaging.requirements import InvalidRequirement, Requirement
+    except ModuleNotFoundError:  # a node, where a user's module may hold an Image at its top and nothing compiles it
+        return text.strip()
     try:
         found = Requirement(text)
     except InvalidRequirement as error:
@@ -244,6 +250,5 @@ def _checked_env(env: Any) -> Env:
     _require(isinstance(env, Mapping), "env", env, "a mapping of names to texts")
     for name, value in env.items():
         _require(isinstance(name, str) and _ENV_NAME.fullmatch(name), "env", name, "names of letters, digits and '_'")
-        text = isinstance(value, str) and "\0" not in value
-        _require(text, f"env[{name!r}]", value, "a text without NUL characters")
+        _require(_is_text(value), f"env[{name!r}]", value, "a text without NUL characters")
     return Env(env)

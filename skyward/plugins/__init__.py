@@ -1,22 +1,28 @@
 """Plugins: what frameworks add to a pool. `sky.plugins.<name>` is looked up in the registry on first use."""
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from skyward.plugins.base import Plugin, check
-from skyward.plugins.client import around_client, node_setup, transform_all
+
+if TYPE_CHECKING:
+    from skyward.plugins.client import around_client, node_setup, transform_all
 
 __all__ = ["Plugin", "around_client", "check", "node_setup", "transform_all"]
 
 
-def __getattr__(name: str) -> Callable[..., Plugin]:
+def __getattr__(name: str) -> Any:
+    if name in __all__:  # the client's half: containers, which have no image compiler, never ask for it
+        from skyward.plugins import client
+
+        return getattr(client, name)
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from skyward.plugins import registry  # reading package metadata takes as long as all of skyward
+    from skyward.plugins.registry import load  # what reads package metadata takes as long to import as all of skyward
 
-    return registry.load(name)
+    return load(name)
 
 
 def __dir__() -> list[str]:
-    from skyward.plugins import registry
+    from skyward.plugins.registry import names
 
-    return sorted({*globals(), *registry.names()})
+    return sorted({*globals(), *names()})

@@ -9,18 +9,18 @@ from functools import partial
 from typing import Any
 
 from skyward.errors import PluginError
+from skyward.image.origins import with_origin
 from skyward.model.image import Image
 from skyward.model.spec import Cluster
-from skyward.plugins.base import HOOKS, WORKER_HOOKS, Plugin, check_pickles
+from skyward.plugins.base import HOOKS, WORKER_HOOKS, Plugin, check_pickles, hook_failed
 from skyward.plugins.contexts import Entered, Hook
 from skyward.plugins.node import NodeSetup, Step
 
-_KEPT = ("pip", "pip_indexes", "apt", "run")  # of these a plugin may take nothing away
 _STAYS: dict[str, Any] = {hook: None for hook in HOOKS if hook not in WORKER_HOOKS}
 
 
 def transform_all(image: Image, plugins: Sequence[Plugin], cluster: Cluster) -> Image:
-    """The image with what all plugins add, in their order; what one added is noted in `Image.origins` under its name.
+    """The image with what all plugins add, in their order; `Image.origins` says what each one added.
 
     Raises:
         PluginError: a transform failed, returned something else, or took away what was there.
@@ -36,33 +36,25 @@ def _transform(image: Image, plugin: Plugin, cluster: Cluster) -> Image:
     try:
         after = plugin.transform(image, cluster)
     except Exception as error:  # a third party's code
-        raise PluginError(
-            f"Plugin {plugin.name!r}: its transform hook failed: {type(error).__name__}: {error}"
-        ) from error
+        raise hook_failed(plugin.name, "transform", error) from error
     if not isinstance(after, Image):
         raise PluginError(
             f"Plugin {plugin.name!r}: its transform hook must return the changed Image, as in "
             f"`return image.pip_install(...)`; it returned {type(after).__name__}."
         )
-    was, now = _entries(image), _entries(after)
-    if gone := [entry for entry in was if entry.partition(":")[0] in _KEPT and entry not in now]:
+    now = _entries(after)
+    if gone := [entry for entry in _entries(image) if entry not in now]:
         raise PluginError(
-            f"Plugin {plugin.name!r}: its transform hook took {', '.join(map(repr, gone))} out of the image. A plugin adds "
-            "to what is there: build on the image it is given, as `image.pip_install(...)` does."
+            f"Plugin {plugin.name!r}: its transform hook took {', '.join(gone)} out of the image. A plugin adds to what "
+            "is there: build on the image it is given, as `image.pip_install(...)` does."
         )
-    added = tuple((entry, plugin.name) for entry, value in now.items() if entry not in was or was[entry] != value)
-    return replace(after, origins=(*after.origins, *added))
+    return with_origin(image, after, f"plugin {plugin.name}")
 
 
-def _entries(image: Image) -> dict[str, object]:
-    """Everything in an image that has an origin, by the key `Image.origins` uses, with what may change about it."""
-    entries: dict[str, object] = {
-        f"{name}:{entry}": None for name in ("apt", "pip", "run", "includes") for entry in getattr(image, name)
-    }
-    entries |= {f"pip_indexes:{index.url}": None for index in image.pip_indexes}
-    entries |= {f"pip_indexes:{index.url}:{package}": None for index in image.pip_indexes for package in index.packages}
-    entries |= {f"env:{name}": value for name, value in image.env.items()}
-    return entries
+def _entries(image: Image) -> list[str]:
+    """What a plugin may not take away."""
+    entries = [f"{field}={entry!r}" for field in ("apt", "pip", "run") for entry in getattr(image, field)]
+    return entries + [f"{package!r} from {index.url}" for index in image.pip_indexes for package in index.packages]
 
 
 def node_setup(plugins: Sequence[Plugin], cluster: Cluster) -> NodeSetup:
@@ -81,14 +73,13 @@ def _steps(plugin: Plugin, cluster: Cluster) -> list[Step]:
     try:
         ops = plugin.bootstrap(cluster)
     except Exception as error:  # a third party's code
-        raise PluginError(
-            f"Plugin {plugin.name!r}: its bootstrap hook failed: {type(error).__name__}: {error}"
-        ) from error
+        raise hook_failed(plugin.name, "bootstrap", error) from error
     found = list(_flat(ops))
     for op in found:
         if not isinstance(op, str) and not callable(op):
             raise PluginError(
-                f"Plugin {plugin.name!r}: its bootstrap hook must return shell texts and functions; found {type(op).__name__}."
+                f"Plugin {plugin.name!r}: its bootstrap hook must return shell texts and functions; found a "
+                f"{type(op).__name__}."
             )
         check_pickles(op, plugin.name, "bootstrap")
     return [Step(plugin.name, number, len(found), op) for number, op in enumerate(found, 1)]

@@ -39,7 +39,7 @@ class Entered:
 
     def _enter(self, hook: Hook) -> None:
         try:
-            context = hook.make()
+            context: object = hook.make()
             if not isinstance(context, AbstractContextManager):
                 kind = type(context).__name__
                 raise TypeError(f"it gave a {kind}, no context manager (is @contextlib.contextmanager missing?)")

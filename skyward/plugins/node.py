@@ -13,16 +13,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from skyward.errors import PluginError
 from skyward.model.instance import InstanceInfo
-from skyward.plugins.base import Plugin
+from skyward.plugins.base import Plugin, hook_failed
 from skyward.plugins.contexts import Entered, Hook
 from skyward.runner.config import RUN_DIR_VAR
 
 _SHOWN_LINES = 20  # of a failed command's output
 _SHOWN_CHARACTERS = 80  # of the command itself
+_DONE = "done"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class Step:
             return
         try:
             self.op()
-        except Exception as error:  # a third party's code
+        except (Exception, SystemExit) as error:  # a third party's code, which may be a command's main()
             raise PluginError(f"{self} failed: {type(error).__name__}: {error}") from error
 
     def _run_shell(self, text: str) -> None:
@@ -96,9 +97,7 @@ class Session:
             try:
                 decorated = plugin.decorate(fn)
             except Exception as error:  # a third party's code
-                raise PluginError(
-                    f"Plugin {plugin.name!r}: its decorate hook failed: {type(error).__name__}: {error}"
-                ) from error
+                raise hook_failed(plugin.name, "decorate", error) from error
             if not callable(decorated):
                 raise PluginError(
                     f"Plugin {plugin.name!r}: its decorate hook must return a function; it returned "
@@ -153,16 +152,26 @@ def _once_per_node(steps: tuple[Step, ...], run_dir: Path) -> None:
     """Run the steps in the worker that comes first; the others wait for it, and share its failure."""
     with (run_dir / "bootstrap").open("a+", encoding="utf-8") as record:
         fcntl.flock(record, fcntl.LOCK_EX)
-        record.seek(0)
-        outcome = record.read()
-        if outcome == "done":
-            return
-        if outcome:
-            raise PluginError(outcome)
         try:
-            for step in steps:
-                step.run()
-        except PluginError as error:
-            record.write(str(error))
-            raise
-        record.write("done")
+            record.seek(0)
+            if outcome := record.read():
+                if outcome != _DONE:
+                    raise PluginError(outcome)
+                return
+            _run_all(steps, record)
+        finally:
+            fcntl.flock(record, fcntl.LOCK_UN)  # a process that a step left behind may share the open file
+
+
+def _run_all(steps: tuple[Step, ...], record: TextIO) -> None:
+    outcome = ""  # what an interrupt leaves: the next worker starts over
+    try:
+        for step in steps:
+            step.run()
+        outcome = _DONE
+    except PluginError as error:
+        outcome = str(error)
+        raise
+    finally:
+        record.write(outcome)
+        record.flush()

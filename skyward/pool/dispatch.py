@@ -248,20 +248,18 @@ class Dispatcher:
 
     def _recall(self, now: float) -> list[WorkerLink]:
         """Ask busy workers for calls they have not started, when others have nothing to do."""
-        idle = sum(w.slots for w in self._workers.values() if not w.outstanding)
-        if not idle or self._queue:
+        room = sum(w.window for w in self._workers.values() if not w.outstanding)
+        if not room or self._queue:
             return []
         touched = []
         for worker in self._workers.values():
             waiting = [t for t in list(worker.outstanding.values())[worker.slots :] if t.pin is None]
-            stale = [t for t in waiting if now - t.sent_at > STALE_S][-idle:]
+            stale = [t for t in waiting if now - t.sent_at > STALE_S][-room:] if room else []
             for task in stale:
                 worker.post_frame(Frame(Kind.RECALL, task.id))
             if stale:
                 touched.append(worker)
-                idle -= len(stale)
-            if not idle:
-                break
+                room -= len(stale)
         return touched
 
     # scheduling; all of it under the lock ----------------------------------------------------------------------

@@ -222,7 +222,7 @@ class NodeLink:
 
     def kill(self, worker: WorkerLink) -> None:
         """End a worker at once; the agent starts it again."""
-        self._tell(Frame(Kind.KILL, 0, encode({"worker": worker.index})))
+        self._tell(Frame(Kind.KILL, 0, encode({"worker": worker.index, "generation": worker.generation})))
 
     def declare_lost(self, verdict: str) -> None:
         """Give the node up; its calls are settled and it is removed."""

@@ -150,8 +150,9 @@ class ComputePool:
             self._start(hosts, image)
             self._set_up_all()
             self._beat()
-        for hook in reading.around_client(settings.plugins):
-            self._ending.enter_context(hook(self, settings.cluster))
+        from skyward.plugins import around_client
+
+        self._ending.enter_context(around_client(settings.plugins, self, settings.cluster))
         self._leave = enter_target(self)
         stages = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in progress.stages.items())
         progress.tell(f"pool {self.id}: {count} node{'s' * (count > 1)} ready ({stages})")
@@ -218,17 +219,15 @@ class ComputePool:
             self._opened.append((node, opened))
 
     def _set_up_all(self) -> None:
-        """Enter the plugins on all nodes together; each node's bootstrap runs once, with its first worker."""
-        limit_s = self._settings.provision_timeout_s
-        set_up([pair for pair in self._opened if pair[1].index == 0], self._settings, limit_s, bootstrap=True)
-        set_up([pair for pair in self._opened if pair[1].index > 0], self._settings, limit_s, bootstrap=False)
+        """Enter the plugins on all workers together, then let them take calls."""
+        set_up(self._opened, self._settings)
         for _, worker in self._opened:
             self._dispatcher.add(worker)
 
     def _set_up_again(self, node: NodeLink, worker: WorkerLink) -> None:
         """Prepare a worker that was started again after it had ended."""
         worker.buffer = self._settings.worker.buffer
-        set_up([(node, worker)], self._settings, self._settings.provision_timeout_s, bootstrap=False)
+        set_up([(node, worker)], self._settings)
 
     def _beat(self) -> None:
         for node in self._nodes:

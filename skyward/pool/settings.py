@@ -111,7 +111,7 @@ def worker_of(worker: Worker | None, concurrency: int | None) -> Worker:
     return worker or Worker(concurrency=1 if concurrency is None else concurrency)
 
 
-def plugins_of(value: Sequence[Plugin]) -> tuple[Plugin, ...]:
+def plugins_of(value: object) -> tuple[Plugin, ...]:
     """The pool's plugins, checked."""
     from skyward.plugins import check
 
@@ -158,7 +158,7 @@ def positive(name: str, value: float | None) -> float | None:
     return value
 
 
-def env_of(env: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
+def env_of(env: Mapping[Any, Any] | None) -> tuple[tuple[str, str], ...]:
     """The run-time environment as sorted pairs; values must be text."""
     for name, value in (env or {}).items():
         if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):

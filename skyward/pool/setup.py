@@ -15,9 +15,7 @@ from skyward.wire.frames import Frame
 from skyward.wire.messages import Kind
 
 
-def set_up(
-    workers: Sequence[tuple[NodeLink, WorkerLink]], settings: PoolSettings, limit_s: float, *, bootstrap: bool
-) -> None:
+def set_up(workers: Sequence[tuple[NodeLink, WorkerLink]], settings: PoolSettings) -> None:
     """Let all these workers enter the pool's plugins together, since collective ones wait for each other.
 
     Raises:
@@ -26,9 +24,10 @@ def set_up(
     """
     if not settings.plugins or not workers:
         return
-    from skyward.plugins import session_opener
+    from skyward.plugins import node_setup
 
-    data, buffers = payload.dumps(session_opener(settings.plugins, settings.cluster, bootstrap=bootstrap))
+    limit_s = settings.provision_timeout_s
+    data, buffers = payload.dumps(node_setup(settings.plugins, settings.cluster))
     for _, worker in workers:
         worker.connection.send(Frame(Kind.SETUP, SETUP, data, buffers))
     deadline = time.monotonic() + limit_s

@@ -39,9 +39,8 @@ class Worker:
         self._start, self._place = start, place
         self._main_work: SimpleQueue[Frame | None] = SimpleQueue()  # plugins are set up in the main thread
         self._main = MainSlot()
-        if start.slots == 1:
-            self._work, self._slots = self._main_work, [self._main]
-        else:
+        self._work, self._slots = self._main_work, list[Slot]((self._main,))
+        if start.slots > 1:
             self._work, self._slots = SimpleQueue(), [ThreadSlot() for _ in range(start.slots)]
         self._queued: set[int] = set()
         self._calls = Calls(place)

@@ -76,9 +76,7 @@ def _mutable(
     fn: Callable[P, R], may_print: Callable[[InstanceInfo], bool], streams: frozenset[StreamName]
 ) -> Callable[P, R]:
     if hasattr(fn, "local") and hasattr(fn, "fn"):  # a compute function: calling it runs nothing, so nothing is muted
-        raise ConfigError(
-            f"Output decorators go below @sky.compute, next to the function; found one above it, on {fn!r}."
-        )
+        raise ConfigError(f"Output decorators go below @sky.compute, next to the function; found one on {fn!r}.")
     # The wrappers travel to the workers by value: they may name functions of this module, but no state of it.
     if inspect.isgeneratorfunction(fn):
 

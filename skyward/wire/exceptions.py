@@ -26,6 +26,7 @@ class Record(NamedTuple):
         text: its own text.
         trace: the formatted traceback, with those of its causes.
         ordinary: whether it derives from Exception.
+        notes: what `add_note` was told.
         data: its pickle, None if it is not sent itself.
         problem: why it is not.
     """
@@ -34,6 +35,7 @@ class Record(NamedTuple):
     text: str
     trace: str
     ordinary: bool
+    notes: tuple[str, ...] = ()
     data: bytes | None = None
     problem: str = ""
 
@@ -47,7 +49,8 @@ class Record(NamedTuple):
         except Exception as problem:  # a user's __str__
             text = f"<its text cannot be had: {type(problem).__name__}>"
         lines = traceback.format_exception(kind, error, _user_frames(error.__traceback__))
-        return cls(name, text, "".join(lines), isinstance(error, Exception))
+        notes = tuple(map(str, getattr(error, "__notes__", ())))
+        return cls(name, text, "".join(lines), isinstance(error, Exception), notes)
 
     def as_remote_error(self) -> RemoteError:
         """The stand-in for an exception that is not raised as itself."""
@@ -60,13 +63,12 @@ class Record(NamedTuple):
                 "A function ends by returning or by raising an ordinary exception."
             )
         error = RemoteError(message, type_name=self.type_name, traceback=self.trace)
-        self.give_cause(error)
+        self.complete(error)
         return error
 
-    def give_cause(self, error: BaseException) -> BaseException:
-        """Make the remote traceback the cause of an exception, and return that."""
-        error.__cause__ = RemoteTraceback(_with_source(self.trace))
-        return error
+    def complete(self, error: BaseException) -> None:
+        """Make the remote traceback the cause of an exception made from this record, and add the notes."""
+        restore(error, {"__cause__": RemoteTraceback(_with_source(self.trace)), "__notes__": list(self.notes)})
 
 
 def reduce(error: BaseException) -> tuple[Any, ...] | None:

@@ -41,7 +41,7 @@ class Kind(IntEnum):
 
     # client -> agent
     PING = 50  # answered by PONG with the same id
-    KILL = 51  # JSON {"worker": i}: end this worker at once; it is started again
+    KILL = 51  # JSON {"worker", "generation"}: end this worker at once; it is started again
     SHUTDOWN = 52  # JSON {"grace_s": s}: leave hooks, end workers, exit
 
     # agent -> client

@@ -134,6 +134,8 @@ def dump_exception(error: BaseException) -> bytes:
     Never fails: what cannot be pickled, or could end the client (`SystemExit` and the like), travels as text.
     """
     record = exceptions.Record.of(error)
+    if isinstance(error, ModuleNotFoundError) and ENV_VAR in os.environ:
+        record = record._replace(notes=(*record.notes, _remedy(error)))
     if record.ordinary:
         try:
             data = _pickle(error)
@@ -158,7 +160,8 @@ def load_exception(data: Buffer) -> BaseException:
         return record._replace(problem=_text(problem)).as_remote_error()
     if not isinstance(error, BaseException):
         return record._replace(problem=f"Its class makes a {type(error).__name__} of it").as_remote_error()
-    return record.give_cause(error)
+    record.complete(error)
+    return error
 
 
 def _pickle(obj: object, in_band: Callable[[pickle.PickleBuffer], bool] | None = None) -> bytes:
@@ -220,13 +223,16 @@ def _view(buffer: Any, form: str, shape: tuple[int, ...]) -> memoryview:
 
 
 def _missing(what: str, error: ModuleNotFoundError) -> str:
-    name = (error.name or "?").partition(".")[0]
     if ENV_VAR in os.environ:
-        return (
-            f"{what} needs the module {name!r}, which the image does not have. "
-            f"Add the package that provides it to Image(pip=[...]), or its file to Image(includes=[...])."
-        )
-    return f"{what} needs the module {name!r}, which is not installed here. Install it, or return plain data instead."
+        return f"{what} cannot be unpickled on the node. {_remedy(error)}"
+    return f"{what} needs the module {error.name!r}, which is not installed here. Install it, or return plain data."
+
+
+def _remedy(error: ModuleNotFoundError) -> str:
+    return (
+        f"The image has no module {error.name!r}: add the package that provides it to Image(pip=[...]), or its file to "
+        "Image(includes=[...])."
+    )
 
 
 def _text(error: BaseException) -> str:

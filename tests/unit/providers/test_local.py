@@ -89,7 +89,7 @@ def test_a_node_that_cannot_start_says_why(start: Start) -> None:
 def test_a_silent_node_is_given_up_in_time(start: Start) -> None:
     """After the time given, the error says that the node still runs and what it said."""
     node = start(0, "silent")
-    with pytest.raises(NodeStartError, match="was not ready within 0.4 s and still runs") as caught:
+    with pytest.raises(NodeStartError, match=r"was not ready within 0\.4 s and still runs") as caught:
         node.wait_ready(0.4)
     assert "Its last lines:\n" in str(caught.value) or "It printed nothing." in str(caught.value)
 
@@ -106,7 +106,12 @@ def test_how_a_node_ends_is_told_at_once(
     agent = node.wait_ready(20).agent
     assert node.wait_exit(0) is None
     seen: list[float] = []
-    waiter = threading.Thread(target=lambda: node.wait_exit(20) and seen.append(time.monotonic()))
+
+    def wait() -> None:
+        node.wait_exit(20)
+        seen.append(time.monotonic())
+
+    waiter = threading.Thread(target=wait)
     waiter.start()
     asked = time.monotonic()
     ask(node.connect(agent), request_)

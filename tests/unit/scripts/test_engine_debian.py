@@ -45,6 +45,17 @@ def test_available_packages_are_those_with_a_candidate() -> None:
     assert {"docker.io", "mmdebstrap"} == debian.parse_policy(POLICY)
 
 
+def test_an_unreachable_package_source_is_named() -> None:
+    """Only the last command's complaint counts, and its summary line says nothing."""
+    log = (
+        "\n$ apt-get -y update\nW: Failed to fetch http://old.example.org/\n"
+        "\n$ apt-get -y update\nErr:1 http://a.example.org\nW: Failed to fetch http://a.example.org/  No route.\n"
+        "W: Some index files failed to download.\n"
+    )
+    assert debian.complaint(log) == " (apt says: Failed to fetch http://a.example.org/  No route)"
+    assert debian.complaint("\n$ apt-get -y update\nReading package lists...\n") == ""
+
+
 @pytest.mark.parametrize("machine_policy", [None, "#!/bin/sh\nexit 0\n"], ids=["none", "its-own"])
 def test_services_are_held_while_packages_install(
     place: Place, policy: Path, monkeypatch: pytest.MonkeyPatch, machine_policy: str | None

@@ -1,0 +1,211 @@
+"""Local folders of Python packages, served to a build as package indexes on the loopback interface.
+
+A build cannot see this machine's files, and mounting them would put their content into cache keys. So folders are served
+over HTTP for as long as the build runs, below a path that only this user's builds know.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import re
+import secrets
+import threading
+from collections.abc import Iterator
+from html import escape
+from html.parser import HTMLParser
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from shutil import copyfileobj
+from types import TracebackType
+from typing import Self
+from urllib.parse import quote, unquote, urljoin, urlsplit
+from zipfile import BadZipFile, ZipFile
+
+from platformdirs import user_cache_path
+
+from skyward.model.image import package_name
+
+_ENDINGS = (".whl", ".tar.gz", ".zip")
+
+
+class FolderServer:
+    """Serves folders for the time of a `with` block; `url(folder)` is where a folder is found.
+
+    A folder holds either package files, or one folder per package as a PEP 503 index has them (`index.html` or files).
+    The address stays the same from build to build where it can, since uv's cache goes by it.
+    """
+
+    def __init__(self) -> None:
+        self._token = _own_token()
+        self._folders: list[Path] = []
+        self._server: ThreadingHTTPServer | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+
+    def url(self, folder: Path) -> str:
+        """Address of a folder as an index, and as a page that lists its files; starts to serve with the first."""
+        if self._server is None:
+            self._server = self._listen()
+            threading.Thread(target=self._server.serve_forever, name="skyward-folders", daemon=True).start()
+        if folder not in self._folders:
+            self._folders.append(folder)
+        # the folder's own path in place of a counter: it must not change with the order of folders
+        return f"http://127.0.0.1:{self._server.server_address[1]}/{self._token}{quote(folder.as_posix())}"
+
+    def _listen(self) -> ThreadingHTTPServer:
+        handler = type("Handler", (_Handler,), {"token": self._token, "folders": self._folders})
+        try:
+            return _Server(("127.0.0.1", 42000 + int(self._token[:4], 16) % 4000), handler)
+        except OSError:  # another build of this user, or somebody else, has the port
+            return _Server(("127.0.0.1", 0), handler)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002 - fixed by the base class
+        """A build that ends in mid-download leaves broken connections; the build itself reports what matters."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    token: str
+    folders: list[Path]
+
+    def do_GET(self) -> None:
+        _, token, path = (*unquote(urlsplit(self.path).path).split("/", 2), "")[:3]
+        rest = f"/{path}"
+        folder = next((f for f in self.folders if f"{rest}/".startswith(f"{f.as_posix()}/")), None)
+        if not hmac.compare_digest(token.encode(), self.token.encode()) or folder is None:
+            self.send_error(404)
+            return
+        self._answer(folder, rest.removeprefix(folder.as_posix()).strip("/"))
+
+    do_HEAD = do_GET
+
+    def _answer(self, folder: Path, wanted: str) -> None:
+        package, _, name = wanted.rpartition("/")
+        name, dot_metadata = (name.removesuffix(".metadata"), name.endswith(".whl.metadata"))
+        if name.endswith(_ENDINGS):
+            target = distributions(folder, package or None).get(name)
+            metadata = _metadata(target) if target and dot_metadata else None
+            if target is None or (dot_metadata and metadata is None):
+                self.send_error(404)
+            elif metadata is not None:
+                self._send(metadata, "text/plain; charset=utf-8")
+            else:
+                self._send_file(target)
+            return
+        files = distributions(folder, wanted or None)
+        if wanted and not files:
+            self.send_error(404)
+        else:
+            self._send(_page(self.path.rstrip("/"), files), "text/html; charset=utf-8")
+
+    def _send(self, body: bytes, kind: str) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def _send_file(self, path: Path) -> None:
+        with path.open("rb") as file:
+            self.send_response(200)
+            self.send_header("Content-Type", "application/octet-stream")
+            self.send_header("Content-Length", str(os.fstat(file.fileno()).st_size))
+            self.end_headers()
+            if self.command != "HEAD":
+                copyfileobj(file, self.wfile, 1 << 20)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - fixed by the base class
+        """Requests are not logged: their path holds the token."""
+
+
+def distributions(folder: Path, package: str | None = None) -> dict[str, Path]:
+    """Package files of a folder by name: those of one package, or all that lie in the folder itself."""
+    files = {path.name: path for path in _package_files(folder)}
+    if package is None:
+        return files
+    files = {name: path for name, path in files.items() if _distribution(name) == package_name(package)}
+    own = folder / package_name(package)
+    if (own / "index.html").is_file():
+        files.update({path.name: path for path in _linked(own / "index.html")})
+    elif own.is_dir():
+        files.update({path.name: path for path in _package_files(own)})
+    return files
+
+
+def _package_files(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if path.name.endswith(_ENDINGS) and path.is_file())
+
+
+def _distribution(file: str) -> str:
+    """The package a file name belongs to."""
+    stem = re.sub(r"\.(whl|tar\.gz|zip)$", "", file)
+    return package_name(stem.split("-")[0] if file.endswith(".whl") else stem.rpartition("-")[0])
+
+
+class _Links(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found += [value for name, value in attrs if tag == "a" and name == "href" and value]
+
+
+def _linked(page: Path) -> Iterator[Path]:
+    """The package files on this machine that a page of an index links to."""
+    links = _Links()
+    links.feed(page.read_text(encoding="utf-8"))
+    for link in links.found:
+        target = urlsplit(urljoin(page.as_uri(), link))
+        path = Path(unquote(target.path))
+        if target.scheme == "file" and path.name.endswith(_ENDINGS) and path.is_file():
+            yield path
+
+
+def _metadata(wheel: Path) -> bytes | None:
+    """A wheel's METADATA, so that resolving needs no download of the whole."""
+    try:
+        with ZipFile(wheel) as archive:
+            name = next((n for n in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", n)), None)
+            return archive.read(name) if name else None
+    except (BadZipFile, OSError):
+        return None
+
+
+def _page(path: str, files: dict[str, Path]) -> bytes:
+    links = [
+        f'<a href="{quote(unquote(urlsplit(path).path))}/{quote(name)}"'
+        f"{' data-core-metadata="true"' if name.endswith('.whl') else ''}>{escape(name)}</a><br>"
+        for name in sorted(files)
+    ]
+    return ("<!DOCTYPE html><html><body>\n" + "\n".join(links) + "\n</body></html>\n").encode()
+
+
+def _own_token() -> str:
+    """A random word that only this user can read; kept, so that addresses stay the same."""
+    file = user_cache_path("skyward", ensure_exists=True) / "loopback-token"
+    try:
+        token = file.read_text().strip()
+    except FileNotFoundError:
+        token = ""
+    if not re.fullmatch(r"[0-9a-f]{32}", token):
+        token = secrets.token_hex(16)
+        fresh = file.with_name(f"{file.name}.{os.getpid()}")
+        fresh.touch(mode=0o600)
+        fresh.write_text(token)
+        fresh.replace(file)
+    return token

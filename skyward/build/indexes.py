@@ -1,0 +1,188 @@
+"""Where this machine takes Python packages from, as pip or uv on it are configured; and the site's own index map."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+from collections.abc import Mapping
+from configparser import Error as ConfigParserError
+from configparser import RawConfigParser
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from skyward.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Indexes:
+    """Package sources: URLs, or folders given as `file://` URLs or paths.
+
+    Attributes:
+        default: the index asked for everything; None for the tools' own default, PyPI.
+        extra: further indexes.
+        find_links: folders or pages that list files.
+        insecure_hosts: hosts whose certificate is not checked.
+        no_index: take packages from `find_links` only.
+        strategy: which index wins for a package that several have, in uv's terms; None for uv's default.
+    """
+
+    default: str | None = None
+    extra: tuple[str, ...] = ()
+    find_links: tuple[str, ...] = ()
+    insecure_hosts: tuple[str, ...] = ()
+    no_index: bool = False
+    strategy: str | None = None
+
+
+def host_indexes(environ: Mapping[str, str], home: Path) -> Indexes:
+    """What uv is told on this machine, or else what pip is told.
+
+    Raises:
+        ConfigError: a configuration file cannot be read.
+    """
+    from_uv = _uv_indexes(environ, home)
+    return from_uv if from_uv.default or from_uv.extra or from_uv.find_links else _pip_indexes(environ, home)
+
+
+def pip_option(name: str, environ: Mapping[str, str], home: Path) -> str | None:
+    """The value of one of pip's options on this machine, such as "cert"."""
+    return environ.get(f"PIP_{name.upper().replace('-', '_')}") or _pip_config(environ, home).get(name)
+
+
+def mirrors(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """The site's map from an index to where its packages are taken from instead: a URL, or a folder of wheels.
+
+    `[tool.skyward.indexes]` in the nearest pyproject.toml, then SKYWARD_INDEXES (a JSON object), which wins.
+
+    Raises:
+        ConfigError: one of them is no map of texts.
+    """
+    found: dict[str, str] = {}
+    project = next((p / "pyproject.toml" for p in (folder, *folder.parents) if (p / "pyproject.toml").is_file()), None)
+    if project is not None:
+        table = _toml(project).get("tool", {}).get("skyward", {}).get("indexes", {})
+        for url, target in _checked_map(table, f"[tool.skyward.indexes] in {project}").items():
+            found[url] = target if "://" in target else str(project.parent / Path(target).expanduser())
+    if text := environ.get("SKYWARD_INDEXES"):
+        try:
+            table = json.loads(text)
+        except ValueError as error:
+            raise ConfigError(
+                f"SKYWARD_INDEXES is not JSON ({error}). It maps index URLs to URLs or folders."
+            ) from None
+        found.update(_checked_map(table, "SKYWARD_INDEXES"))
+    return found
+
+
+def _checked_map(table: Any, place: str) -> dict[str, str]:
+    if not isinstance(table, dict) or not all(isinstance(target, str) for target in table.values()):
+        raise ConfigError(f"{place} must map index URLs to URLs or folders of wheels, both as texts.")
+    return {url.rstrip("/"): target for url, target in table.items()}
+
+
+def _pip_indexes(environ: Mapping[str, str], home: Path) -> Indexes:
+    settings = _pip_config(environ, home)
+
+    def values(name: str) -> tuple[str, ...]:
+        text = environ.get(f"PIP_{name.upper().replace('-', '_')}", settings.get(name, ""))
+        return tuple(dict.fromkeys(text.split()))
+
+    extra = values("extra-index-url")
+    return Indexes(
+        default=next(iter(values("index-url")), None),
+        extra=extra,
+        find_links=values("find-links"),
+        insecure_hosts=values("trusted-host"),
+        no_index=values("no-index") in (("1",), ("true",), ("yes",), ("on",)),
+        # pip compares what all its indexes have; uv by default stops at the first that knows the name
+        strategy="unsafe-best-match" if extra else None,
+    )
+
+
+def _pip_config(environ: Mapping[str, str], home: Path) -> dict[str, str]:
+    """The configuration files of pip, later ones first; its commands read [global], `install` also its own section."""
+    chosen = environ.get("PIP_CONFIG_FILE", "")
+    if chosen == "/dev/null":
+        return {}
+    config_home = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
+    files = [Path("/etc/xdg/pip/pip.conf"), Path("/etc/pip.conf"), home / ".pip/pip.conf", config_home / "pip/pip.conf"]
+    if sys.platform == "darwin":
+        files.append(home / "Library/Application Support/pip/pip.conf")
+    files.append(Path(environ.get("VIRTUAL_ENV") or sys.prefix) / "pip.conf")
+    if chosen:
+        files.append(Path(chosen))
+    settings: dict[str, str] = {}
+    for file in files:
+        parser = RawConfigParser()
+        try:
+            parser.read(file, encoding="utf-8")
+        except (ConfigParserError, UnicodeDecodeError) as error:
+            raise ConfigError(f"pip's configuration file {file} cannot be read: {error}.") from None
+        for section in ("global", "install"):
+            if parser.has_section(section):
+                settings.update({name.replace("_", "-"): value for name, value in parser.items(section)})
+    return settings
+
+
+def _uv_indexes(environ: Mapping[str, str], home: Path) -> Indexes:
+    """The variables of uv, each over the same setting in its configuration files."""
+    settings = _uv_config(environ, home)
+    listed = [entry for entry in settings.get("index", ()) if not entry.get("explicit")]
+    default = next((entry["url"] for entry in listed if entry.get("default")), settings.get("index-url"))
+    extra = [entry["url"] for entry in listed if not entry.get("default")] + list(settings.get("extra-index-url", ()))
+    named = [
+        entry.rpartition("=")[2] if "=" in entry.partition("://")[0] else entry for entry in _words(environ, "UV_INDEX")
+    ]
+    links = [link for entry in _words(environ, "UV_FIND_LINKS") for link in entry.split(",")]
+    return Indexes(
+        default=_unnamed(environ.get("UV_DEFAULT_INDEX")) or environ.get("UV_INDEX_URL") or default,
+        extra=tuple(dict.fromkeys([*named, *_words(environ, "UV_EXTRA_INDEX_URL"), *extra])),
+        find_links=tuple(dict.fromkeys([*links, *settings.get("find-links", ())])),
+        insecure_hosts=(*_words(environ, "UV_INSECURE_HOST"), *settings.get("allow-insecure-host", ())),
+        no_index=bool(settings.get("no-index")) or environ.get("UV_NO_INDEX", "") in ("1", "true"),
+        strategy=environ.get("UV_INDEX_STRATEGY") or settings.get("index-strategy"),
+    )
+
+
+def _uv_config(environ: Mapping[str, str], home: Path) -> dict[str, Any]:
+    if environ.get("UV_NO_CONFIG", "") in ("1", "true"):
+        return {}
+    if chosen := environ.get("UV_CONFIG_FILE"):
+        return _flat(_toml(Path(chosen)))
+    config_home = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
+    settings: dict[str, Any] = {}
+    for file in (Path("/etc/uv/uv.toml"), config_home / "uv/uv.toml"):
+        if file.is_file():
+            settings.update(_flat(_toml(file)))
+    return settings
+
+
+def _flat(settings: dict[str, Any]) -> dict[str, Any]:
+    """`[pip]` settings hold for `uv pip`, which is what builds use, over the general ones."""
+    return {**settings, **settings.get("pip", {})}
+
+
+def _toml(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"The configuration file {file} cannot be read: {error}.") from None
+
+
+def _words(environ: Mapping[str, str], name: str) -> list[str]:
+    return environ.get(name, "").split()
+
+
+def _unnamed(entry: str | None) -> str | None:
+    """An index without the name that uv lets stand before it: `name=url`."""
+    return entry.partition("=")[2] if entry and "=" in entry.partition("://")[0] else entry
+
+
+def folder_of(source: str) -> Path | None:
+    """The local folder a source means; None if it is a URL to be fetched."""
+    if source.startswith("file:"):
+        return Path(unquote(urlsplit(source).path))
+    return None if "://" in source else Path(source).expanduser().absolute()

@@ -1,0 +1,167 @@
+"""What a build needs to know of the site it runs at, as one shell script that each step reads from a secret mount.
+
+The site's CA bundle, package sources with their credentials, mirrors and time limits are in it. BuildKit keeps the value
+of a secret out of layers, history and cache keys; the script writes below a tmpfs only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from skyward.build.indexes import Indexes, folder_of, host_indexes, mirrors, pip_option
+from skyward.errors import ConfigError
+from skyward.image import Plan, requirements_file
+
+_PYPI = "https://pypi.org/simple"
+_CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "PIP_CERT", "CURL_CA_BUNDLE")
+_PLACE = "/run/skyward"
+_MAX_SECRET = 500 * 1024  # BuildKit's limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """What builds have to know of this machine.
+
+    Attributes:
+        ca: the CA certificates to trust (PEM); empty for those of the base image.
+        indexes: where packages come from.
+        mirrors: what is used in place of an index, by its URL.
+        timeout_s: how long a package download may stay silent; None for the tools' own limit.
+    """
+
+    ca: str = ""
+    indexes: Indexes = Indexes()
+    mirrors: tuple[tuple[str, str], ...] = ()
+    timeout_s: int | None = None
+
+
+def read_site(environ: Mapping[str, str] = os.environ, home: Path | None = None, folder: Path | None = None) -> Site:
+    """The site as this machine's environment and configuration files describe it.
+
+    Raises:
+        ConfigError: a setting names a file that is not there, or cannot be read.
+    """
+    home = home or Path.home()
+    timeout = (
+        environ.get("UV_HTTP_TIMEOUT") or pip_option("timeout", environ, home) or environ.get("PIP_DEFAULT_TIMEOUT")
+    )
+    return Site(
+        ca=_ca_bundle(environ, pip_option("cert", environ, home)),
+        indexes=host_indexes(environ, home),
+        mirrors=tuple(sorted(mirrors(environ, folder or Path.cwd()).items())),
+        timeout_s=int(float(timeout)) if timeout and re.fullmatch(r"\d+(\.\d+)?", timeout) else None,
+    )
+
+
+def site_script(site: Site, plan: Plan, serve: Callable[[Path], str]) -> str:
+    """The script for a plan's build; local folders are replaced by what `serve` makes of them.
+
+    Raises:
+        ConfigError: a mirror is a folder that does not exist, or the whole exceeds what a secret may hold.
+    """
+    address = _Addresses(dict(site.mirrors), serve)
+    files = {"uv.toml": _uv_toml(site.indexes, address), "pip.conf": _pip_conf(site.indexes, address)}
+    variables = {"UV_CONFIG_FILE": "uv.toml", "PIP_CONFIG_FILE": "pip.conf"}
+    if site.ca:
+        files |= {"ca.pem": site.ca, "apt.conf": f'Acquire::https::CAInfo "{_PLACE}/ca.pem";\n'}
+        variables["APT_CONFIG"] = "apt.conf"
+        names = (*_CA_VARIABLES, "GIT_SSL_CAINFO", "NODE_EXTRA_CA_CERTS", "AWS_CA_BUNDLE")
+        variables |= dict.fromkeys(names, "ca.pem")
+    scoped = {index.url: address(index.url) for index in plan.image.pip_indexes}
+    if any(url != used for url, used in scoped.items()):
+        files["pyproject.toml"] = requirements_file(plan.image, python=plan.python, mirrors=scoped)
+        variables["SKYWARD_REQUIREMENTS"] = "pyproject.toml"
+    lines = [f"export {name}={_PLACE}/{file}" for name, file in variables.items()]
+    lines += [f"cat > {_PLACE}/{name} <<'SKYWARD_END'\n{text.rstrip()}\nSKYWARD_END" for name, text in files.items()]
+    # folders are served on the loopback interface, where no proxy leads
+    lines += [f'export {name}="127.0.0.1,localhost${{{name}:+,${name}}}"' for name in ("NO_PROXY", "no_proxy")]
+    if site.timeout_s:
+        lines.append(f"export UV_HTTP_TIMEOUT={site.timeout_s} PIP_DEFAULT_TIMEOUT={site.timeout_s}")
+    script = "\n".join(lines) + "\n"
+    if len(script.encode()) > _MAX_SECRET:
+        raise ConfigError(
+            f"The CA bundle and index settings of this machine come to {len(script.encode()) >> 10} KB; a build takes at "
+            f"most {_MAX_SECRET >> 10} KB. Point SSL_CERT_FILE to a bundle with fewer certificates."
+        )
+    return script
+
+
+class _Addresses:
+    """Where builds find a package source: its mirror, and a served address where it is a folder."""
+
+    def __init__(self, mirrors: Mapping[str, str], serve: Callable[[Path], str]) -> None:
+        self._mirrors, self._serve = mirrors, serve
+
+    def __call__(self, source: str) -> str:
+        mirror = self._mirrors.get(source.rstrip("/"), source)
+        folder = folder_of(mirror)
+        if folder is None:
+            return mirror
+        if mirror != source and not folder.is_dir():
+            raise ConfigError(
+                f"The site's index map replaces {source} by the folder {folder}, which does not exist. Correct "
+                "SKYWARD_INDEXES or [tool.skyward.indexes]."
+            )
+        return self._serve(folder)
+
+
+def _uv_toml(indexes: Indexes, address: Callable[[str], str]) -> str:
+    lines: list[str] = []
+    if indexes.find_links:
+        lines.append(f"find-links = {json.dumps([address(source) for source in indexes.find_links])}")
+    if indexes.insecure_hosts:
+        lines.append(f"allow-insecure-host = {json.dumps(list(indexes.insecure_hosts))}")
+    if indexes.no_index:
+        lines.append("no-index = true")
+    if indexes.strategy:
+        lines.append(f"index-strategy = {json.dumps(indexes.strategy)}")
+    for source in indexes.extra:
+        lines += ["[[index]]", f"url = {json.dumps(address(source))}"]
+    lines += ["[[index]]", f"url = {json.dumps(address(indexes.default or _PYPI))}", "default = true"]
+    return "\n".join(lines)
+
+
+def _pip_conf(indexes: Indexes, address: Callable[[str], str]) -> str:
+    lines = ["[global]", f"index-url = {address(indexes.default or _PYPI)}"]
+    lists = {"extra-index-url": indexes.extra, "find-links": indexes.find_links}
+    for name, sources in lists.items():
+        if sources:
+            lines.append(f"{name} = {' '.join(address(source) for source in sources)}")
+    if indexes.insecure_hosts:
+        lines.append(f"trusted-host = {' '.join(indexes.insecure_hosts)}")
+    if indexes.no_index:
+        lines.append("no-index = true")
+    return "\n".join(lines)
+
+
+def _ca_bundle(environ: Mapping[str, str], cert: str | None) -> str:
+    """The certificates this machine trusts, without the comments between them."""
+    named = {name: environ[name] for name in _CA_VARIABLES if environ.get(name)}
+    if cert and cert not in named.values():
+        named["pip's option cert"] = cert
+    for name, file in named.items():
+        if not Path(file).exists():
+            raise ConfigError(
+                f"{name} names {shlex.quote(file)} as CA bundle, which does not exist. Correct or unset it."
+            )
+        if Path(file).is_file():
+            return _certificates(Path(file))
+    system = ssl.get_default_verify_paths()
+    return _certificates(Path(system.cafile)) if system.cafile else ""
+
+
+def _certificates(bundle: Path) -> str:
+    text = bundle.read_text(encoding="utf-8", errors="replace")
+    blocks = re.findall(
+        r"-----BEGIN (?:TRUSTED )?CERTIFICATE-----.+?-----END (?:TRUSTED )?CERTIFICATE-----", text, re.DOTALL
+    )
+    if not blocks:
+        raise ConfigError(f"The CA bundle {bundle} holds no certificate in PEM form.")
+    return "\n".join(blocks) + "\n"

@@ -1,0 +1,399 @@
+"""The Docker provider against a real engine, with a stand-in for the runner in a real image."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import socket
+import subprocess
+import sys
+import tarfile
+import textwrap
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import docker
+import pytest
+
+from skyward.engine import ContainerSpec, Engine, visible_gpus
+from skyward.errors import EngineError, EngineMissingError, ImageNotFoundError, NodeStartError, PoolClosedError
+from skyward.model.accelerator import Accelerator
+from skyward.providers import Docker
+from skyward.providers.base import Announcement, Host, Node
+from tests.standin import ask, install, launch
+
+Start = Callable[..., Node]
+
+
+@pytest.fixture(scope="module")
+def api() -> Iterator[Any]:
+    client = docker.from_env()
+    yield client.api
+    client.close()
+
+
+@pytest.fixture(scope="module")
+def image(api: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The default base with the stand-in first on PYTHONPATH."""
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        tar.add(install(tmp_path_factory.mktemp("standin")), arcname="standin")
+    blank = api.create_container(os.environ["SKYWARD_BASE"], ["true"])["Id"]
+    api.put_archive(blank, "/opt", archive.getvalue())
+    api.commit(blank, "skyward-test/standin", "latest", changes="ENV PYTHONPATH=/opt/standin")
+    api.remove_container(blank)
+    yield "skyward-test/standin:latest"
+    api.remove_image("skyward-test/standin:latest")
+
+
+@pytest.fixture
+def pool() -> str:
+    return uuid.uuid4().hex[:8]
+
+
+@pytest.fixture
+def provider(pool: str) -> Iterator[Docker]:
+    value = Docker()
+    yield value
+    value.release(pool)
+    assert not [found for found in value.find() if found["pool"] == pool]
+
+
+@pytest.fixture
+def host(provider: Docker, pool: str) -> Host:
+    return provider.acquire(pool, 1, None)[0]
+
+
+@pytest.fixture
+def start(host: Host, pool: str, image: str) -> Start:
+    def _start(node: int = 0, how: str = "serve", **more: Any) -> Node:
+        return host.start(launch(pool, node, how, **({"image": image} | more)))
+
+    return _start
+
+
+class _Relay:
+    """Stands between a client and the engine's socket, and can break every connection."""
+
+    def __init__(self, path: Path, target: Path) -> None:
+        self.path, self._target = path, target
+        self._ends: list[socket.socket] = []
+        self._server = socket.socket(socket.AF_UNIX)
+        self._server.bind(str(path))
+        self._server.listen()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cut()
+
+    def cut(self) -> None:
+        """Be as dead as a killed engine: nobody listens, all connections end."""
+        self.path.unlink(missing_ok=True)
+        for end in [self._server, *self._ends]:
+            try:
+                end.shutdown(socket.SHUT_RDWR)
+            except OSError:  # ended already
+                pass
+            end.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._server.accept()
+            except OSError:
+                return
+            far = socket.socket(socket.AF_UNIX)
+            far.connect(str(self._target))
+            self._ends += [near, far]
+            for source, sink in ((near, far), (far, near)):
+                threading.Thread(target=self._pass_on, args=(source, sink), daemon=True).start()
+
+    @staticmethod
+    def _pass_on(source: socket.socket, sink: socket.socket) -> None:
+        try:
+            while data := source.recv(65536):
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+        except OSError:
+            return
+
+
+def _inspect(api: Any, pool: str, node: int = 0) -> dict[str, Any]:
+    return dict(api.inspect_container(f"skyward-{pool}-{node}"))
+
+
+def test_a_node_is_a_container_set_up_for_work(start: Start, api: Any, pool: str) -> None:
+    """Host network, init process, sized shared memory, raised limits, labels; nothing published, nothing privileged."""
+    start(0, env={"MINE": "1"}).wait_ready(20)
+    about = _inspect(api, pool)
+    config, labels = about["HostConfig"], about["Config"]["Labels"]
+    assert config["NetworkMode"] == "host"
+    assert config["Init"] is True
+    assert config["AutoRemove"] is True
+    assert config["Privileged"] is False
+    assert not config["PortBindings"]
+    assert config["ShmSize"] > 1024**3
+    assert {"Name": "stack", "Soft": 67108864, "Hard": 67108864} in config["Ulimits"]
+    assert (config["NanoCpus"], config["Memory"], config["DeviceRequests"] or []) == (0, 0, [])
+    assert labels["skyward.pool"] == pool
+    assert labels["skyward.node"] == "0"
+    assert labels["skyward.owner"].startswith(f"{os.getpid()}@")
+
+
+def test_a_node_talks_through_the_directory_it_shares(start: Start, api: Any, pool: str) -> None:
+    """The announced socket can be reached, the key arrived by file, and neither inspect nor the command shows it."""
+    node = start()
+    announced = node.wait_ready(20)
+    assert announced == Announcement(agent="unix:agent.sock", workers=("unix:w0.sock",))
+    facts = ask(node.connect(announced.agent), "facts")
+    assert bytes.fromhex(facts["key"]) == b"the pool's key"
+    assert facts["env"]["SKYWARD_RUN_DIR"] == "/run/skyward"
+    assert facts["limits"]["stack"] == [67108864, 67108864]
+    assert facts["shm"] > 1024**3
+    everything = json.dumps(_inspect(api, pool))
+    assert "the pool's key" not in everything
+    assert facts["key"] not in everything
+
+
+def test_limits_hold_when_asked_for(start: Start, api: Any, pool: str) -> None:
+    """Processors and memory are limited on request; a node over its memory is told from one that was killed."""
+    node = start(cpus=0.5, memory_gb=0.125)
+    agent = node.wait_ready(20).agent
+    config = _inspect(api, pool)["HostConfig"]
+    assert (config["NanoCpus"], config["Memory"], config["ShmSize"]) == (500_000_000, 2**27, 2**26)
+    asked = time.monotonic()
+    ask(node.connect(agent), "memory")
+    ended = node.wait_exit(10)
+    assert ended is not None
+    assert (ended.code, ended.signal, ended.oom) == (137, 9, True)
+    assert "out of memory" in ended.text
+    assert time.monotonic() - asked < 5
+
+
+@pytest.mark.parametrize(("request_", "code", "signal"), [(0, 0, None), (7, 7, None), (-9, 137, 9), (-11, 139, 11)])
+def test_ends_are_seen_at_once(start: Start, request_: int, code: int, signal: int | None) -> None:
+    """Status or signal of a container that ends by itself is known in well under a second, with its last lines."""
+    node = start()
+    agent = node.wait_ready(20).agent
+    assert node.wait_exit(0) is None
+    asked = time.monotonic()
+    ask(node.connect(agent), request_)
+    ended = node.wait_exit(10)
+    assert time.monotonic() - asked < 1.0
+    assert ended is not None
+    assert (ended.code, ended.signal, ended.oom) == (code, signal, False)
+    assert "the stand-in starts" in ended.log
+
+
+def test_a_container_killed_from_outside_is_seen(start: Start, api: Any, pool: str) -> None:
+    """`docker kill` by somebody else is noticed like any other end."""
+    node = start()
+    node.wait_ready(20)
+    api.kill(f"skyward-{pool}-0")
+    ended = node.wait_exit(5)
+    assert ended is not None
+    assert ended.signal == 9
+
+
+def test_a_runner_that_fails_leaves_its_words(start: Start) -> None:
+    """However fast a container ends and removes itself, its last lines are in the error."""
+    for node in range(5):
+        with pytest.raises(NodeStartError, match="ended with exit status 1 before it was ready") as caught:
+            start(node, "fail").wait_ready(20)
+        words = str(caught.value).partition("Its last lines:\n")[2]
+        assert sorted(words.splitlines()) == ["it cannot start", "the stand-in starts"]  # of two streams: in any order
+
+
+def test_a_silent_runner_is_given_up(start: Start) -> None:
+    """The error names node, pool and container, and says that it still runs."""
+    with pytest.raises(NodeStartError, match=r"^Node 3 of pool \w+ \(container skyward-\w+-3\) was not ready within"):
+        start(3, "silent").wait_ready(0.5)
+
+
+def test_an_image_without_skyward_is_explained(start: Start) -> None:
+    """A container without the interpreter ends before it is ready; the reason is in the message."""
+    with pytest.raises(NodeStartError, match="No module named"):
+        start(0, image=os.environ["SKYWARD_BASE"]).wait_ready(20)
+
+
+def test_an_image_that_is_not_there_is_named(start: Start, provider: Docker, pool: str) -> None:
+    """The engine's refusal is an image error, and nothing is left of the attempt."""
+    with pytest.raises(ImageNotFoundError, match="No such image: skyward-test/none:1"):
+        start(0, image="skyward-test/none:1")
+    assert not [found for found in provider.find() if found["pool"] == pool]
+
+
+def test_removal_waits_until_all_is_gone(start: Start, api: Any, pool: str) -> None:
+    """After it the name is free at once, the directory is gone, and a second removal does nothing."""
+    node = start()
+    node.wait_ready(20)
+    directory = Path(_inspect(api, pool)["HostConfig"]["Mounts"][0]["Source"])
+    node.remove()
+    node.remove()
+    assert not directory.exists()
+    again = start()
+    again.wait_ready(20)
+
+
+def test_removal_of_a_container_that_is_just_ending(start: Start) -> None:
+    """Its own end and our removal may meet; both want the same."""
+    for _ in range(5):
+        node = start()
+        connection = node.connect(node.wait_ready(20).agent)
+        ending = threading.Thread(target=ask, args=(connection, 0))
+        ending.start()
+        node.remove()
+        ending.join(5)
+
+
+def test_release_removes_what_others_started(start: Start, pool: str) -> None:
+    """A pool is found by its label and ended from another process."""
+    nodes = [start(n) for n in range(2)]
+    for node in nodes:
+        node.wait_ready(20)
+    code = f"""
+        from skyward.providers import Docker
+        provider = Docker()
+        print(sorted((f["node"], f["state"]) for f in provider.find() if f["pool"] == {pool!r}))
+        provider.release({pool!r})
+        print([f for f in provider.find() if f["pool"] == {pool!r}])
+    """
+    said = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], check=True, capture_output=True, text=True, timeout=60
+    ).stdout
+    assert said.splitlines() == ["[(0, 'running'), (1, 'running')]", "[]"]
+    assert all(node.wait_exit(5) for node in nodes)
+
+
+def test_no_node_starts_after_release(start: Start, provider: Docker, pool: str) -> None:
+    """Starts that are under way when a pool is released leave nothing, and later ones are refused."""
+    outcomes: list[object] = []
+
+    def one(node: int) -> None:
+        try:
+            outcomes.append(start(node))
+        except (PoolClosedError, EngineError) as error:
+            outcomes.append(error)
+
+    threads = [threading.Thread(target=one, args=(n,)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    provider.release(pool)
+    for thread in threads:
+        thread.join(30)
+    assert len(outcomes) == 6
+    assert not [found for found in provider.find() if found["pool"] == pool]
+    with pytest.raises(PoolClosedError):
+        start()
+
+
+def test_a_client_killed_between_create_and_start_leaves_nothing_for_long(
+    start: Start, api: Any, image: str, pool: str
+) -> None:
+    """A container nobody started has no lease; the next pool on the machine removes it, and only that one."""
+    start().wait_ready(20)
+    code = f"""
+        import os, signal
+        from skyward.engine import ContainerSpec, Engine, client
+        from skyward.providers.owner import Owner
+        client.attach = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        labels = {{"skyward.pool": "{pool}dead", "skyward.owner-id": Owner.of(os.getpid()).text}}
+        spec = ContainerSpec(image="{image}", command=("true",), name="skyward-{pool}dead-0", labels=labels)
+        Engine.connect().run(spec)
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=False, timeout=60)
+    (left,) = Engine.connect().containers(f"skyward.pool={pool}dead")
+    assert left["State"] == "created"
+    other = Docker()
+    other.acquire(f"{pool}next", 1, None)
+    other.release(f"{pool}next")
+    assert not Engine.connect().containers(f"skyward.pool={pool}dead")
+    assert Engine.connect().containers(f"skyward.pool={pool}")
+
+
+def test_nodes_start_side_by_side(start: Start, host: Host, pool: str) -> None:
+    """Four nodes are ready in far less than four times the time of one; each has a socket of its own."""
+    began = time.monotonic()
+    start(0).wait_ready(20)
+    one_s = time.monotonic() - began
+    nodes: dict[int, Node] = {}
+
+    def begin(number: int) -> None:
+        nodes[number] = start(number)
+        nodes[number].wait_ready(20)
+
+    threads = [threading.Thread(target=begin, args=(n,)) for n in range(1, 5)]
+    began = time.monotonic()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert time.monotonic() - began < max(1.5, 4 * one_s)
+    facts = [ask(node.connect("unix:agent.sock"), "facts") for node in nodes.values()]
+    assert [f["host"] for f in facts] == [host.name] * 4
+
+
+def test_an_engine_that_refuses_limits_still_starts_containers(image: str, pool: str) -> None:
+    """Limits an engine may not grant are given up once; what follows does not ask again."""
+    engine = Engine.connect()
+    before = engine._limits
+    engine._limits = {"memlock": -1, "nofile": 2**30, "stack": 67108864}
+    try:
+        for number in range(2):
+            spec = ContainerSpec(
+                image=image,
+                command=("/opt/venv/bin/python", "-c", "print('here')"),
+                name=f"skyward-{pool}-limits-{number}",
+                labels={"skyward.pool": pool},
+            )
+            assert b"".join(engine.run(spec).output()) == b"here\n"
+            assert engine._limits["stack"] == 67108864
+        granted = dict(engine._limits)
+    finally:
+        engine._limits = before
+    assert set(granted) >= set(before) - {"nofile"}
+
+
+@pytest.mark.skipif(visible_gpus() is not None, reason="the machine has GPUs")
+def test_an_engine_without_gpus_is_found_out_at_once() -> None:
+    """Before anything is built or started, the error names what is missing."""
+    provider = Docker()
+    if Engine.connect().gives_gpus() is not False:
+        pytest.skip("the engine has NVIDIA's hook")
+    with pytest.raises(EngineError, match="NVIDIA Container Toolkit"):
+        provider.acquire("nogpu", 1, Accelerator("A100"))
+
+
+def test_no_engine_is_a_sentence(tmp_path: Path) -> None:
+    """The address tried, what the socket said, and what to do."""
+    with pytest.raises(EngineMissingError, match="there is no such socket") as caught:
+        Docker(f"unix://{tmp_path}/none.sock").acquire("p", 1, None)
+    for hint in (f"unix://{tmp_path}/none.sock", "make engine", "sky.Local()"):
+        assert hint in str(caught.value)
+
+
+def test_an_engine_that_dies_is_noticed(api: Any, image: str, pool: str, tmp_path: Path) -> None:
+    """When the engine's connections break, who waits for a node's end learns that nobody knows it any more."""
+    real = Path(Engine.connect().url.removeprefix("unix://"))
+    with _Relay(tmp_path / "docker.sock", real) as relay:
+        provider = Docker(f"unix://{relay.path}")
+        node = provider.acquire(pool, 1, None)[0].start(launch(pool, image=image))
+        node.wait_ready(20)
+        relay.cut()
+        ended = node.wait_exit(5)
+        assert ended is not None
+        assert ended.code is None
+        assert "is gone" in ended.text
+        with pytest.raises(EngineMissingError):
+            node.remove()
+        with pytest.raises(EngineMissingError):
+            provider.release(pool)
+    Docker().release(pool)

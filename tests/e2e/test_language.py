@@ -1,0 +1,373 @@
+"""Every operator and method, on containers and on processes."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+import skyward as sky
+from tests.e2e.conftest import IMAGE, provider_of
+
+
+@sky.compute
+def double(x: int) -> int:
+    return x * 2
+
+
+@sky.compute
+def where() -> tuple[int, int]:
+    info = sky.instance_info()
+    assert info is not None
+    return info.node, os.getpid()
+
+
+@sky.compute
+def slow(x: int, seconds: float) -> int:
+    time.sleep(seconds)
+    return x
+
+
+@sky.compute
+def count(n: int) -> Iterator[int]:
+    yield from range(n)
+
+
+@sky.compute
+def greet(name: str, *, greeting: str = "hello") -> str:
+    return f"{greeting} {name}"
+
+
+def test_one_node(pool: sky.ComputePool) -> None:
+    """`>>` runs once and returns what the function returns."""
+    assert double(4) >> pool == 8
+    assert greet("you", greeting="good day") >> pool == "good day you"
+
+
+def test_every_node(pool: sky.ComputePool) -> None:
+    """`@` runs once on every node; the list's index is the node."""
+    places = where() @ pool
+
+    assert isinstance(places, list)
+    assert [node for node, _ in places] == [0, 1]
+    assert len({pid for _, pid in places}) == 2 or places[0] != places[1]
+
+
+def test_background(pool: sky.ComputePool) -> None:
+    """`>` returns a future at once."""
+    started = time.perf_counter()
+    future = slow(5, 0.3) > pool
+    returned = time.perf_counter() - started
+
+    assert isinstance(future, Future)
+    assert returned < 0.2
+    assert future.result(10) == 5
+
+
+def test_group(pool: sky.ComputePool) -> None:
+    """`&` makes a group that runs at once; results are a tuple in the order of the calls."""
+    started = time.perf_counter()
+    result = (slow(1, 0.4) & slow(2, 0.4)) >> pool
+    took = time.perf_counter() - started
+
+    assert result == (1, 2)
+    assert took < 0.75
+
+
+def test_gather(pool: sky.ComputePool) -> None:
+    """`gather` is the same for any number of calls, none included."""
+    assert sky.gather(*(double(n) for n in range(20))) >> pool == tuple(range(0, 40, 2))
+    assert sky.gather() >> pool == ()
+
+
+def test_gather_stream_in_order(pool: sky.ComputePool) -> None:
+    """Streaming yields results in the order of the calls by default."""
+    stream = sky.gather(slow(1, 0.3), slow(2, 0.0), slow(3, 0.0), stream=True) >> pool
+
+    assert list(stream) == [1, 2, 3]
+
+
+def test_gather_stream_as_they_arrive(pool: sky.ComputePool) -> None:
+    """With `ordered=False` quick calls overtake slow ones."""
+    stream = sky.gather(slow(1, 0.6), slow(2, 0.0), stream=True, ordered=False) >> pool
+
+    assert list(stream) == [2, 1]
+
+
+def test_stream_closed_early_stops_the_rest(pool: sky.ComputePool) -> None:
+    """Closing the iterator cancels what has not run; the pool is free at once."""
+    stream = sky.gather(*(slow(n, 0.05) for n in range(400)), stream=True) >> pool
+    assert next(stream) == 0
+    stream.close()  # type: ignore[attr-defined] # a generator in fact
+    started = time.perf_counter()
+    assert double(1) >> pool == 2
+
+    assert time.perf_counter() - started < 2
+
+
+def test_targets(pool: sky.ComputePool) -> None:
+    """The module, `sky.sky` and the pool mean the same inside the pool."""
+    with sky.pool(provider_of("local"), display="quiet") as inner:
+        assert double(1) >> sky == double(1) >> sky.sky == double(1) >> inner == 2
+        assert [node for node, _ in where() @ sky] == [0]
+        assert (double(3) > sky).result(10) == 6
+        assert (double(1) & double(2)) >> sky == (2, 4)
+
+
+def test_pool_from_another_thread(pool: sky.ComputePool) -> None:
+    """Calls may come from many threads at once; each gets its own answer."""
+    with ThreadPoolExecutor(8) as threads:
+        results = list(threads.map(lambda n: double(n) >> pool, range(200)))
+
+    assert results == [2 * n for n in range(200)]
+
+
+def test_decorator_forms(provider_name: str) -> None:
+    """`@sky.pool(...)` opens a fresh pool per call; results and exceptions pass through."""
+
+    @sky.pool(provider_of(provider_name), nodes=2, image=IMAGE, display="quiet")
+    def main(x: int) -> list[int]:
+        if x < 0:
+            raise ValueError("negative")
+        return double(x) @ sky
+
+    assert main(2) == [4, 4]
+    with pytest.raises(ValueError, match="negative"):
+        main(-1)
+    assert main(3) == [6, 6]
+
+
+def test_no_pool() -> None:
+    """Without an open pool the error says how to open one."""
+    with pytest.raises(sky.errors.NoActivePoolError, match="ComputePool"):
+        double(1) >> sky
+
+
+def test_methods(pool: sky.ComputePool) -> None:
+    """The methods do what the operators do; `map` keeps the order of the items."""
+    assert pool.run(double(2)) == 4
+    assert pool.broadcast(double(2)) == [4, 4]
+    assert pool.run_async(double(2)).result(10) == 4
+    assert pool.run_parallel((double(1), double(2))) == (2, 4)
+    assert pool.map(double, range(50)) == [2 * n for n in range(50)]
+    assert pool.map(lambda x: x + 1, [1, 2]) == [2, 3]
+    assert pool.current_nodes() == 2
+    assert pool.is_active
+    assert pool.concurrency == 1
+
+
+def test_generator(pool: sky.ComputePool) -> None:
+    """A generator function streams, item by item, however many."""
+    items = count(1000) >> pool
+
+    assert next(items) == 0
+    assert list(items) == list(range(1, 1000))
+
+
+def test_generator_on_every_node(pool: sky.ComputePool) -> None:
+    """Broadcast generators stream side by side."""
+    left, right = count(40) @ pool
+
+    assert list(left) == list(right) == list(range(40))
+
+
+def test_generator_waits_for_its_reader(pool: sky.ComputePool) -> None:
+    """A generator is at most a window ahead of who reads it."""
+
+    @sky.compute
+    def stamped() -> Iterator[float]:
+        while True:
+            yield time.monotonic()
+
+    items = iter(stamped() >> pool)
+    first = next(items)
+    time.sleep(0.5)
+    window = [next(items) for _ in range(40)]
+    items.close()  # type: ignore[attr-defined] # a remote stream can be closed
+
+    assert window[5] - first < 0.4
+    assert window[-1] - first > 0.4
+
+
+def test_generator_error_arrives(pool: sky.ComputePool) -> None:
+    """An error in a generator is raised at the client after the items before it; a short stream is no success."""
+
+    @sky.compute
+    def breaks() -> Iterator[int]:
+        yield 1
+        raise KeyError("after one")
+
+    items = iter(breaks() >> pool)
+    assert next(items) == 1
+    with pytest.raises(KeyError, match="after one"):
+        next(items)
+
+
+def test_closed_generator_frees_the_node(pool: sky.ComputePool) -> None:
+    """Closing a stream stops its generator, `finally` blocks included."""
+
+    @sky.compute
+    def endless() -> Iterator[int]:
+        n = 0
+        while True:
+            yield n
+            n += 1
+
+    streams = endless() @ pool
+    for items in streams:
+        assert next(iter(items)) == 0
+        items.close()  # type: ignore[attr-defined] # a remote stream can be closed
+    started = time.perf_counter()
+    assert double(1) @ pool == [2, 2]
+
+    assert time.perf_counter() - started < 2
+
+
+def test_interleaved_broadcasts_and_singles(pool: sky.ComputePool) -> None:
+    """200 broadcasts and 200 single calls from many threads: every answer reaches its own caller."""
+
+    def broadcast(n: int) -> bool:
+        return double(n) @ pool == [2 * n, 2 * n]
+
+    def single(n: int) -> bool:
+        return double(-n) >> pool == -2 * n
+
+    with ThreadPoolExecutor(16) as threads:
+        outcomes = [threads.submit(check, n) for n in range(200) for check in (broadcast, single)]
+
+    assert all(outcome.result() for outcome in outcomes)
+
+
+def test_ten_thousand_calls(pool: sky.ComputePool) -> None:
+    """A large gather returns every result in its place, in linear time."""
+    times = []
+    for n in (2_500, 10_000):
+        calls = [double(x) for x in range(n)]
+        started = time.perf_counter()
+        results = sky.gather(*calls) >> pool
+        times.append(time.perf_counter() - started)
+        assert results == tuple(2 * x for x in range(n))
+
+    assert times[1] < 4 * times[0] * 3  # linear would be 4; the rest is for a busy machine
+
+
+def test_idle_nodes_take_waiting_calls(pool: sky.ComputePool) -> None:
+    """Short calls queued behind a long one move to the idle node."""
+    sky.gather(*(double(n) for n in range(500))) >> pool  # the workers are known to be quick: calls are sent ahead
+    started = time.perf_counter()
+    results = sky.gather(*(slow(n, 1.5 if n == 0 else 0.0) for n in range(60)), stream=True, ordered=False) >> pool
+    arrived = [(n, time.perf_counter() - started) for n in results]
+
+    assert sorted(n for n, _ in arrived) == list(range(60))
+    assert max(at for n, at in arrived if n) < 1.2
+    assert arrived[-1][0] == 0
+
+
+def test_cancel(pool: sky.ComputePool) -> None:
+    """Cancelling a future stops the running function; the node takes the next call."""
+    futures = [slow(n, 30) > pool for n in range(2)]
+    time.sleep(0.3)
+    started = time.perf_counter()
+
+    assert all(future.cancel() for future in futures)
+    assert double(2) @ pool == [4, 4]
+    assert time.perf_counter() - started < 3
+
+
+def test_timeout(pool: sky.ComputePool) -> None:
+    """A call beyond its limit is stopped, and the error says so; waiting in the queue does not count."""
+    started = time.perf_counter()
+    with pytest.raises(sky.errors.TaskTimeoutError, match=r"slow\(\) ran longer than its limit of 0\.4 s on node"):
+        slow(1, 30).with_timeout(0.4) >> pool
+    assert time.perf_counter() - started < 3
+
+    patient = [slow(n, 0.4).with_timeout(1.0) for n in range(6)]
+    assert sky.gather(*patient) >> pool == tuple(range(6))
+
+
+def test_concurrency(threads_pool: sky.ComputePool) -> None:
+    """A node with four slots runs four calls at once."""
+    started = time.perf_counter()
+    assert sky.gather(*(slow(n, 0.5) for n in range(4))) >> threads_pool == (0, 1, 2, 3)
+
+    assert time.perf_counter() - started < 1.5
+
+
+def test_processes(new_pool: Callable[..., sky.ComputePool]) -> None:
+    """With the process executor each slot is a process of its own; `@` still reaches a node once."""
+    worker = sky.Worker(concurrency=2, executor="process")
+    with new_pool(nodes=2, worker=worker, display="quiet") as pool:
+
+        @sky.compute
+        def pid(seconds: float) -> tuple[str, int]:
+            time.sleep(seconds)
+            info = sky.instance_info()
+            assert info is not None
+            return str(info.node), os.getpid()
+
+        assert len(set(sky.gather(*(pid(0.5) for _ in range(4))) >> pool)) == 4
+        assert len(where() @ pool) == 2
+
+
+def test_context_of_a_function(pool: sky.ComputePool) -> None:
+    """Inside a function `instance_info()` is the node's place; outside a pool it is None."""
+
+    @sky.compute
+    def place() -> dict[str, Any]:
+        info = sky.instance_info()
+        assert info is not None
+        return {
+            "node": info.node,
+            "total": info.total_nodes,
+            "head": info.is_head,
+            "addr": info.head_addr,
+            "port": info.head_port,
+            "gpus": info.accelerators,
+            "peers": [peer.node for peer in info.peers],
+            "job": info.job_id,
+            "env": "COMPUTE_POOL" in os.environ,
+        }
+
+    first, second = place() @ pool
+    assert (first["node"], second["node"]) == (0, 1)
+    assert (first["head"], second["head"]) == (True, False)
+    assert first["addr"] == second["addr"]
+    assert first["port"] == second["port"] > 1024
+    assert first["peers"] == second["peers"] == [0, 1]
+    assert first["total"] == 2
+    assert first["gpus"] == 0
+    assert first["job"] == pool.id
+    assert first["env"]
+    assert sky.instance_info() is None
+
+
+def test_two_pools_never_share_a_port(provider_name: str) -> None:
+    """Each pool has a coordination port of its own."""
+
+    @sky.compute
+    def port() -> int:
+        info = sky.instance_info()
+        assert info is not None
+        return info.head_port
+
+    with (
+        sky.ComputePool(provider_of(provider_name), image=IMAGE, display="quiet") as one,
+        sky.ComputePool(provider_of(provider_name), image=IMAGE, display="quiet") as two,
+    ):
+        assert port() >> one != port() >> two
+
+
+def test_thread_without_context_finds_the_pool(provider_name: str) -> None:
+    """A plain thread inside the block sends to the open pool."""
+    with sky.ComputePool(provider_of(provider_name), image=IMAGE, display="quiet"):
+        results: list[int] = []
+        thread = threading.Thread(target=lambda: results.append(double(21) >> sky))
+        thread.start()
+        thread.join(30)
+
+    assert results == [42]

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import skyward.plugins
+from skyward.errors import ConfigError, PluginError, UnknownNameError
+from skyward.plugins import Plugin, registry
+
+Install = Callable[..., None]
+
+GOOD = """
+from skyward.plugins.base import Plugin
+
+def good(level=1):
+    return Plugin.create(f"good {level}")
+
+value = 3
+"""
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Install a distribution that offers plugins: `install("name", {"module": source}, {"plugin": "module:attr"})`."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(registry, "_reported", set())
+
+    def put(name: str, modules: dict[str, str], offers: dict[str, str]) -> None:
+        for module, source in modules.items():
+            (tmp_path / f"{module}.py").write_text(source)
+            monkeypatch.delitem(sys.modules, module, raising=False)
+        info = tmp_path / f"{name.replace('-', '_')}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        lines = [f"[{registry.GROUP}]", *(f"{plugin} = {value}" for plugin, value in offers.items())]
+        (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
+        importlib.invalidate_caches()
+
+    return put
+
+
+def test_an_installed_package_adds_a_plugin(install: Install) -> None:
+    """It is found by attribute and listed by dir(); its settings reach its function."""
+    install("sky-good", {"good_plugin": GOOD}, {"good": "good_plugin:good"})
+    assert "good" in dir(skyward.plugins)
+    assert "good_plugin" not in sys.modules
+    plugin = skyward.plugins.good(level=2)
+    assert isinstance(plugin, Plugin)
+    assert plugin.name == "good 2"
+
+
+def test_an_unknown_name_offers_close_ones(install: Install) -> None:
+    """A typing error is answered with what was probably meant; hasattr keeps working."""
+    install("sky-good", {"good_plugin": GOOD}, {"good": "good_plugin:good"})
+    with pytest.raises(ConfigError, match=r"no plugin 'godo'\. Did you mean 'good'\? Known plugins: .*good"):
+        skyward.plugins.godo()
+    with pytest.raises(UnknownNameError, match=r"no plugin 'zzz'\. Known plugins"):
+        skyward.plugins.zzz()
+    assert not hasattr(skyward.plugins, "zzz")
+
+
+def test_private_names_are_not_plugins() -> None:
+    """What the import system and inspection tools look for is no plugin name."""
+    with pytest.raises(AttributeError, match="has no attribute '__wrapped__'") as caught:
+        skyward.plugins.__wrapped__
+    assert not isinstance(caught.value, ConfigError)
+
+
+def test_a_package_that_cannot_be_imported_fails_only_when_asked_for(install: Install) -> None:
+    """The others work; asking by name gives the cause, the package and its version."""
+    install("sky-good", {"good_plugin": GOOD}, {"good": "good_plugin:good"})
+    install("sky-broken", {"broken_plugin": "import not_installed_anywhere"}, {"broken": "broken_plugin:make"})
+    assert skyward.plugins.good().name == "good 1"
+    with pytest.raises(
+        PluginError, match=r"'broken' of the package sky-broken 1\.0 \(broken_plugin:make\) cannot be loaded"
+    ) as caught:
+        skyward.plugins.broken()
+    assert isinstance(caught.value.__cause__, ModuleNotFoundError)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("lost", "no_such_module_here:make", "there is no module 'no_such_module_here'"),
+        ("garbled", "not an address", "is not of the form module:function"),
+        ("with-dash", "good_plugin:good", "cannot be written as sky.plugins.with-dash"),
+        ("base", "good_plugin:good", "sky.plugins.base is part of skyward itself"),
+    ],
+)
+def test_a_broken_offer_is_logged_once_and_not_listed(
+    install: Install, caplog: pytest.LogCaptureFixture, name: str, value: str, reason: str
+) -> None:
+    """What can be seen to be broken without importing it is left out, with one warning however often one looks."""
+    install("sky-good", {"good_plugin": GOOD}, {"good": "good_plugin:good"})
+    install("sky-bad", {}, {name: value})
+    with caplog.at_level(logging.WARNING):
+        assert "good" in registry.names()
+        assert name not in registry.names()
+    assert len(caplog.messages) == 1
+    assert reason in caplog.messages[0]
+    assert "sky-bad 1.0" in caplog.messages[0]
+
+
+def test_a_broken_offer_asked_for_by_name_is_an_error_with_its_cause(install: Install) -> None:
+    """Not listed is not unknown: who asks is told what is wrong."""
+    install("sky-lost", {}, {"lost": "no_such_module_here:make"})
+    with pytest.raises(PluginError, match="'lost' of the package sky-lost") as caught:
+        skyward.plugins.lost()
+    assert isinstance(caught.value.__cause__, ModuleNotFoundError)
+
+
+def test_two_packages_cannot_share_a_name(install: Install) -> None:
+    """Neither wins by chance; both are named."""
+    install("sky-one", {"good_plugin": GOOD}, {"good": "good_plugin:good"})
+    install("sky-two", {}, {"good": "good_plugin:good"})
+    with pytest.raises(PluginError, match=r"'good' is taken more than once: by .*sky-one.* and by .*sky-two"):
+        skyward.plugins.good()
+
+
+def test_a_package_cannot_take_a_built_in_name(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A third party's plugin adds to the built-in ones and never replaces one."""
+    install("sky-fake", {"good_plugin": GOOD}, {"own": "good_plugin:good"})
+    monkeypatch.setattr(registry, "BUILT_IN", {"own": "good_plugin:good"})
+    with pytest.raises(PluginError, match=r"by skyward \(good_plugin:good\) and by the package sky-fake"):
+        skyward.plugins.own()
+
+
+def test_a_built_in_is_found_by_its_name(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The built-in table is read in the same way as a package's entry points."""
+    install("sky-good", {"good_plugin": GOOD}, {})
+    monkeypatch.setattr(registry, "BUILT_IN", {"own": "good_plugin:good"})
+    assert skyward.plugins.own(level=3).name == "good 3"
+    assert "own" in dir(skyward.plugins)
+
+
+def test_an_offer_must_be_a_function(install: Install) -> None:
+    """A value cannot be called with settings."""
+    install("sky-value", {"good_plugin": GOOD}, {"thing": "good_plugin:value"})
+    with pytest.raises(PluginError, match=r"'thing' of .* must be a function that returns a Plugin; found int"):
+        skyward.plugins.thing()
