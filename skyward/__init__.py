@@ -88,6 +88,9 @@ class _Package(ModuleType):
         if not (is_submodule and name in ("compute", "pool")):
             super().__setattr__(name, value)
 
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return __import__, (self.__name__,)  # a function that uses `sky` is pickled with a reference to it
+
     def __dir__(self) -> list[str]:
         return sorted({*vars(self), *_HOMES})
 

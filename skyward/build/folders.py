@@ -1,7 +1,7 @@
 """Local folders of Python packages, served to a build as package indexes on the loopback interface.
 
-A build cannot see this machine's files, and mounting them would put their content into cache keys. So folders are served
-over HTTP for as long as the build runs, below a path that only this user's builds know.
+A build cannot see this machine's files, and mounting them would put their content into cache keys. So folders are
+served over HTTP for as long as the build runs, below a path that only this user's builds know.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class FolderServer:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
-    def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002 - fixed by the base class
+    def handle_error(self, request: object, client_address: object) -> None:
         """A build that ends in mid-download leaves broken connections; the build itself reports what matters."""
 
 
@@ -82,13 +82,15 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         _, token, path = (*unquote(urlsplit(self.path).path).split("/", 2), "")[:3]
         rest = f"/{path}"
-        folder = next((f for f in self.folders if f"{rest}/".startswith(f"{f.as_posix()}/")), None)
+        matching = [f for f in self.folders if f"{rest}/".startswith(f"{f.as_posix()}/")]
+        folder = max(matching, key=lambda f: len(f.parts), default=None)
         if not hmac.compare_digest(token.encode(), self.token.encode()) or folder is None:
             self.send_error(404)
             return
         self._answer(folder, rest.removeprefix(folder.as_posix()).strip("/"))
 
-    do_HEAD = do_GET
+    def do_HEAD(self) -> None:
+        self.do_GET()
 
     def _answer(self, folder: Path, wanted: str) -> None:
         package, _, name = wanted.rpartition("/")
@@ -107,7 +109,7 @@ class _Handler(BaseHTTPRequestHandler):
         if wanted and not files:
             self.send_error(404)
         else:
-            self._send(_page(self.path.rstrip("/"), files), "text/html; charset=utf-8")
+            self._send(_page(quote(unquote(urlsplit(self.path).path)).rstrip("/"), files), "text/html; charset=utf-8")
 
     def _send(self, body: bytes, kind: str) -> None:
         self.send_response(200)
@@ -187,11 +189,10 @@ def _metadata(wheel: Path) -> bytes | None:
 
 
 def _page(path: str, files: dict[str, Path]) -> bytes:
-    links = [
-        f'<a href="{quote(unquote(urlsplit(path).path))}/{quote(name)}"'
-        f"{' data-core-metadata="true"' if name.endswith('.whl') else ''}>{escape(name)}</a><br>"
-        for name in sorted(files)
-    ]
+    links = []
+    for name in sorted(files):
+        metadata = ' data-core-metadata="true"' if name.endswith(".whl") else ""
+        links.append(f'<a href="{path}/{quote(name)}"{metadata}>{escape(name)}</a><br>')
     return ("<!DOCTYPE html><html><body>\n" + "\n".join(links) + "\n</body></html>\n").encode()
 
 

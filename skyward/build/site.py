@@ -1,7 +1,7 @@
 """What a build needs to know of the site it runs at, as one shell script that each step reads from a secret mount.
 
-The site's CA bundle, package sources with their credentials, mirrors and time limits are in it. BuildKit keeps the value
-of a secret out of layers, history and cache keys; the script writes below a tmpfs only.
+The site's CA bundle, package sources with their credentials, mirrors and time limits are in it. BuildKit keeps the
+value of a secret out of layers, history and cache keys; the script writes below a tmpfs only.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 import shlex
 import ssl
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from skyward.build.indexes import Indexes, folder_of, host_indexes, mirrors, pip_option
@@ -37,7 +37,7 @@ class Site:
     """
 
     ca: str = ""
-    indexes: Indexes = Indexes()
+    indexes: Indexes = field(default_factory=Indexes)
     mirrors: tuple[tuple[str, str], ...] = ()
     timeout_s: int | None = None
 
@@ -58,6 +58,17 @@ def read_site(environ: Mapping[str, str] = os.environ, home: Path | None = None,
         mirrors=tuple(sorted(mirrors(environ, folder or Path.cwd()).items())),
         timeout_s=int(float(timeout)) if timeout and re.fullmatch(r"\d+(\.\d+)?", timeout) else None,
     )
+
+
+def without_folders(site: Site) -> Site:
+    """The site as a build on another machine can use it: its loopback interface does not lead to our folders."""
+    indexes = replace(
+        site.indexes,
+        default=site.indexes.default if folder_of(site.indexes.default or _PYPI) is None else None,
+        extra=tuple(source for source in site.indexes.extra if folder_of(source) is None),
+        find_links=tuple(source for source in site.indexes.find_links if folder_of(source) is None),
+    )
+    return replace(site, indexes=indexes, mirrors=tuple(m for m in site.mirrors if folder_of(m[1]) is None))
 
 
 def site_script(site: Site, plan: Plan, serve: Callable[[Path], str]) -> str:
@@ -85,10 +96,11 @@ def site_script(site: Site, plan: Plan, serve: Callable[[Path], str]) -> str:
     if site.timeout_s:
         lines.append(f"export UV_HTTP_TIMEOUT={site.timeout_s} PIP_DEFAULT_TIMEOUT={site.timeout_s}")
     script = "\n".join(lines) + "\n"
-    if len(script.encode()) > _MAX_SECRET:
+    size = len(script.encode())
+    if size > _MAX_SECRET:
         raise ConfigError(
-            f"The CA bundle and index settings of this machine come to {len(script.encode()) >> 10} KB; a build takes at "
-            f"most {_MAX_SECRET >> 10} KB. Point SSL_CERT_FILE to a bundle with fewer certificates."
+            f"The CA bundle and index settings of this machine come to {size >> 10} KB; a build takes at most "
+            f"{_MAX_SECRET >> 10} KB. Point SSL_CERT_FILE to a bundle with fewer certificates."
         )
     return script
 

@@ -45,8 +45,8 @@ def _transform(image: Image, plugin: Plugin, cluster: Cluster) -> Image:
     now = _entries(after)
     if gone := [entry for entry in _entries(image) if entry not in now]:
         raise PluginError(
-            f"Plugin {plugin.name!r}: its transform hook took {', '.join(gone)} out of the image. A plugin adds to what "
-            "is there: build on the image it is given, as `image.pip_install(...)` does."
+            f"Plugin {plugin.name!r}: its transform hook took {', '.join(gone)} out of the image. A plugin adds to "
+            "what is there: build on the image it is given, as `image.pip_install(...)` does."
         )
     return with_origin(image, after, f"plugin {plugin.name}")
 

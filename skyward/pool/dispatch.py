@@ -177,7 +177,7 @@ class Dispatcher:
     def on_frames(self, worker: WorkerLink, frames: list[Frame]) -> None:
         """Handle what a worker sent; called by the thread that reads from it."""
         heard: list[tuple[Task, Frame]] = []
-        touched: Sequence[WorkerLink] = ()
+        given_back = False
         with self._lock:
             for frame in frames:
                 task = worker.outstanding.get(frame.id)
@@ -186,7 +186,7 @@ class Dispatcher:
                 if frame.kind == Kind.DROPPED:
                     del worker.outstanding[frame.id]
                     self._requeue(task)
-                    touched = self._spread()
+                    given_back = True
                     continue
                 if frame.kind in _LAST:
                     del worker.outstanding[frame.id]
@@ -195,6 +195,7 @@ class Dispatcher:
                 elif frame.kind == Kind.STARTED and task.timeout is not None:
                     self._limits[frame.id] = (time.monotonic() + task.timeout, task)
                 heard.append((task, frame))
+            touched = self._spread() if given_back else ()  # to the idle first, not back to where it waited
             self._refill(worker)
         _flush((worker, *touched))
         for task, frame in heard:

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from skyward.engine import Container, ContainerSpec, Engine, Watch
 from skyward.errors import PoolClosedError, ProviderError
@@ -25,12 +25,14 @@ from skyward.model.image import Image
 from skyward.model.spec import Cluster
 from skyward.providers.base import Announcement, Exit, Host, Launch, Report
 from skyward.providers.gpus import check_engine_gpus, gpus_of_container
-from skyward.providers.images import EngineImages
 from skyward.providers.output import NodeOutput, node_exit, start_failure
 from skyward.providers.owner import Owner
 from skyward.providers.ports import PortClaim, claim_port
 from skyward.providers.rundir import PoolDirectory, runtime_base, sweep_orphans
 from skyward.wire.listen import dial
+
+if TYPE_CHECKING:
+    from skyward.build import ImageStore
 
 POOL, NODE, OWNER, OWNER_ID = "skyward.pool", "skyward.node", "skyward.owner", "skyward.owner-id"
 RUN_DIR = "/run/skyward"  # where a container sees its node's directory
@@ -63,12 +65,14 @@ class Docker:
         return 60.0
 
     @property
-    def images(self) -> EngineImages:
+    def images(self) -> ImageStore:
         """The images of the engine, for resolving a base and building on it.
 
         Raises:
             EngineMissingError: no engine answers.
         """
+        from skyward.providers.images import EngineImages  # brings the build room, which Local() never needs
+
         return EngineImages(self._engine())
 
     def acquire(self, pool: str, nodes: int, accelerator: Accelerator | None) -> Sequence[Host]:
@@ -87,11 +91,24 @@ class Docker:
         self._pools[pool] = opened = _Pool(pool, engine)
         return [DockerHost(opened)] * nodes
 
-    def prepare(self, hosts: Sequence[Host], image: Image, cluster: Cluster, report: Report) -> str | None:  # noqa: ARG002
-        """Build the image unless the engine has it; all hosts are this one machine."""
-        from skyward.build import ensure
+    def prepare(
+        self,
+        hosts: Sequence[Host],  # noqa: ARG002 - all of them are this one machine
+        image: Image,
+        cluster: Cluster,
+        report: Report,
+    ) -> str | None:
+        """Compile the image and build it unless the engine has it.
 
-        return ensure(image, cluster, self.images, report)  # TODO lead: adapt to build's signature
+        Raises:
+            ImageError: the base cannot be had, or the build fails.
+        """
+        from skyward.build import ensure, plan_for
+
+        engine, images = self._engine(), self.images
+        platform = image.platform or cluster.spec.platform
+        plan = plan_for(image, images, python=cluster.spec.python, platform=platform)
+        return ensure(plan, images, report, docker_host=engine.url)
 
     def release(self, pool: str) -> None:
         """End and remove every container of the pool, whoever started it, and what else the pool holds here.

@@ -60,7 +60,13 @@ class Local:
         self._pools[pool] = opened = _Pool(pool)
         return [LocalHost(opened)] * nodes
 
-    def prepare(self, hosts: Sequence[Host], image: Image, cluster: Cluster, report: Report) -> str | None:  # noqa: ARG002
+    def prepare(
+        self,
+        hosts: Sequence[Host],  # noqa: ARG002 - nothing to prepare on them
+        image: Image,  # noqa: ARG002
+        cluster: Cluster,  # noqa: ARG002
+        report: Report,
+    ) -> str | None:
         """Nothing to prepare; says once per process that the image is not used."""
         if not _told.is_set():
             _told.set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import os
@@ -380,6 +381,7 @@ def test_no_engine_is_a_sentence(tmp_path: Path) -> None:
         assert hint in str(caught.value)
 
 
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # the SDK forgets sockets that could not connect
 def test_an_engine_that_dies_is_noticed(api: Any, image: str, pool: str, tmp_path: Path) -> None:
     """When the engine's connections break, who waits for a node's end learns that nobody knows it any more."""
     real = Path(Engine.connect().url.removeprefix("unix://"))
@@ -397,3 +399,4 @@ def test_an_engine_that_dies_is_noticed(api: Any, image: str, pool: str, tmp_pat
         with pytest.raises(EngineMissingError):
             provider.release(pool)
     Docker().release(pool)
+    gc.collect()

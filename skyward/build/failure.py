@@ -1,0 +1,104 @@
+"""What a failed build means: from its last lines to an error that says who asked for the step and what to do."""
+
+from __future__ import annotations
+
+import re
+
+from skyward.build.progress import Progress
+from skyward.errors import BuildError, ImageError, ImageNotFoundError
+from skyward.image import Plan
+from skyward.image.origins import origin_of
+from skyward.model.image import requirement_name
+
+_ENGINE_GONE = re.compile(
+    r"Cannot connect to the Docker daemon|error reading from server|transport is closing|code = Unavailable"
+    r"|connection reset by peer|docker\.sock: connect:|connection refused.*docker|unexpected EOF|no such host.*docker",
+    re.IGNORECASE,
+)
+_NO_SPACE = re.compile(r"no space left on device|disk quota exceeded|os error 28", re.IGNORECASE)
+_BASE = re.compile(
+    r"(pull access denied|manifest unknown|failed to resolve source metadata|failed to do request|: not found"
+    r"|repository does not exist|insufficient_scope|failed to authorize)",
+    re.IGNORECASE,
+)
+_WRONG_PYTHON = re.compile(r"^skyward: (the base has Python .*)$", re.MULTILINE)
+_CERTIFICATE = re.compile(
+    r"UnknownIssuer|CERTIFICATE_VERIFY_FAILED|certificate verify failed|invalid peer certificate|self.signed certificate",
+    re.IGNORECASE,
+)
+_UNREACHABLE = re.compile(
+    r"Failed to fetch|error sending request|Temporary failure (?:in name resolution|resolving)|Could not connect"
+    r"|Connection (?:refused|timed out|reset)|NewConnectionError|Could not resolve|dns error|operation timed out"
+    r"|Unable to connect|Max retries exceeded",
+    re.IGNORECASE,
+)
+_MISSING = (
+    re.compile(r"Because (?P<name>[A-Za-z0-9._-]+)(?:\[[^\]]*\])? was not found in the"),
+    re.compile(r"there (?:is|are) no versions? of (?P<name>[A-Za-z0-9._-]+)"),
+    re.compile(r"only (?P<name>[A-Za-z0-9._-]+)\S* is available"),
+    re.compile(r"E: Unable to locate package (?P<name>\S+)"),
+    re.compile(r"E: Package '(?P<name>[^']+)' has no installation candidate"),
+    re.compile(r"E: Version '[^']+' for '(?P<name>[^']+)' was not found"),
+    re.compile(r"No matching distribution found for (?P<name>[A-Za-z0-9._-]+)"),
+)
+_CONFLICT = re.compile(r"No solution found when resolving|conflicting dependencies|ResolutionImpossible", re.IGNORECASE)
+
+
+def build_failure(plan: Plan, progress: Progress, exit_code: int) -> ImageError:
+    """The error for a build that ended with this exit code."""
+    layer, log = progress.failed, progress.log
+    tail = "\n".join(log.splitlines()[-20:])
+    if layer is None and _BASE.search(log) and not _ENGINE_GONE.search(log):
+        return ImageNotFoundError(
+            f"The base image {plan.base!r} cannot be had by the builder. Check the name; where no registry can be reached, "
+            f"set SKYWARD_BASE or Image(base=...) to an image the engine has. The builder said:\n{tail}"
+        )
+    origin = _origin(plan, progress, log)
+    where = f"at step {layer.name!r} (asked for by {origin})" if layer else "before or between its steps"
+    message = f"The build of {plan.tag} failed {where}. {_advice(log, exit_code)}"
+    if tail:
+        message += f" Last lines:\n{tail}"
+    return BuildError(message, step=progress.title, origin=origin, log=log)
+
+
+def _advice(log: str, exit_code: int) -> str:
+    """What was found and what to do about it."""
+    if _ENGINE_GONE.search(log):
+        return "The engine went away in mid-build. Start it again and repeat; finished steps are kept."
+    if _NO_SPACE.search(log):
+        return (
+            "No space is left on the engine's disk. Free some ('docker system df' shows what is used, "
+            "'docker builder prune' removes caches of builds) and repeat."
+        )
+    if wrong := _WRONG_PYTHON.search(log):
+        return f"Of Python versions, {wrong[1]}. Choose a base with the client's version."
+    name = next((found["name"] for pattern in _MISSING if (found := pattern.search(log))), None)
+    if name:
+        return f"No package {name!r} that fits is to be had. Check its name and version, and the index it should come from."
+    if _CONFLICT.search(log):
+        return "The requirements contradict each other, as the lines below say. Loosen one of them."
+    if _CERTIFICATE.search(log):
+        return (
+            "A server's certificate was not trusted. If this site intercepts TLS, point SSL_CERT_FILE to the bundle with "
+            "its CA."
+        )
+    if _UNREACHABLE.search(log):
+        return (
+            "A package source could not be reached. Check network and proxy settings; an index can be replaced by a mirror "
+            "or a folder of wheels in SKYWARD_INDEXES."
+        )
+    return f"It ended with exit status {exit_code}; its last lines say why."
+
+
+def _origin(plan: Plan, progress: Progress, log: str) -> str:
+    """Who asked for the step; of the requirements installed in one step, the one the output names."""
+    layer = progress.failed
+    if layer is None:
+        return ""
+    name = next((found["name"] for pattern in _MISSING if (found := pattern.search(log))), None)
+    for field, entries in (("pip", plan.image.pip), ("apt", plan.image.apt)):
+        if name and layer.name.startswith(f"{field} "):
+            named = [entry for entry in entries if requirement_name(entry) == requirement_name(name)]
+            if named:
+                return origin_of(plan.image, field, named[0])
+    return layer.origin

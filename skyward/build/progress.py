@@ -1,0 +1,81 @@
+"""BuildKit's plain progress, read line by line: what goes on, for people; what went wrong, for the error."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from skyward.image import Layer, Plan
+
+_LINE = re.compile(r"#(\d+) (.*)")
+_STEP = re.compile(r"\[(?:\S+/\S+ )?(\S+) +(\d+)/(\d+)\] ")
+_OUTPUT = re.compile(r"\d+\.\d+ ")
+_DONE = re.compile(r"DONE (\d+\.\d+)s")
+
+
+@dataclass(slots=True)
+class _Step:
+    title: str
+    layer: Layer | None
+    started: bool = False
+    lines: deque[str] = field(default_factory=lambda: deque(maxlen=40))
+
+
+class Progress:
+    """Follows one build.
+
+    Attributes:
+        failed: the layer whose step failed, once known.
+        title: BuildKit's name of that step.
+        log: the last lines of the build, or after a failure of the step that failed.
+    """
+
+    def __init__(self, plan: Plan, report: Callable[[str], None]) -> None:
+        self._layers = {(layer.stage, layer.step): layer for layer in plan.layers if layer.step}
+        self._report = report
+        self._steps: dict[str, _Step] = {}
+        self._last: deque[str] = deque(maxlen=40)
+        self.failed: Layer | None = None
+        self.title = ""
+
+    @property
+    def log(self) -> str:
+        """The last lines of what failed, and of the build as a whole where no step did."""
+        failed = next((step for step in self._steps.values() if step.title == self.title), None)
+        lines = failed.lines if failed and failed.lines else self._last
+        return "\n".join(lines)
+
+    def feed(self, line: str) -> None:
+        """Take one line of the build's output."""
+        found = _LINE.fullmatch(line)
+        if not found:
+            if line.strip():
+                self._last.append(line)
+            return
+        number, text = found.groups()
+        step = self._steps.get(number)
+        if step is None:
+            self._steps[number] = _Step(text, self._layer(text))
+        elif _OUTPUT.match(text):
+            self._start(step)
+            step.lines.append(_OUTPUT.sub("", text, count=1))
+        elif text.startswith("ERROR"):
+            self.failed, self.title = step.layer, step.title
+            self._last.append(text)
+        elif text == "CACHED" and step.layer:
+            self._report(f"{step.layer.name}: cached")
+        elif (done := _DONE.fullmatch(text)) and step.layer:
+            self._report(f"{step.layer.name}: {done[1]} s")
+        elif text == step.title:
+            self._start(step)
+
+    def _start(self, step: _Step) -> None:
+        if not step.started and step.layer:
+            step.started = True
+            self._report(f"{step.layer.name} ... ({step.layer.origin})")
+
+    def _layer(self, text: str) -> Layer | None:
+        found = _STEP.match(text)
+        return self._layers.get((found[1], int(found[2]))) if found else None

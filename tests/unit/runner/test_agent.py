@@ -1,0 +1,283 @@
+"""The agent with real workers: it announces, always answers, notices every end, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from skyward.errors import AuthenticationError
+from skyward.runner.config import KEY_FILE
+from skyward.wire import handshake
+from skyward.wire.listen import dial
+from skyward.wire.messages import STDERR, STDOUT, Kind
+from tests.unit.runner.node import Client, Pid, RunningNode, Start
+
+SOON_S = 0.5  # the agent's own bound is 0.2 s; the rest is for a loaded machine
+HOLD_THE_GIL = "import ctypes; ctypes.PyDLL(None).sleep(20)"
+
+
+def _sockets(node: RunningNode) -> list[str]:
+    return sorted(path.name for path in node.run_dir.iterdir())
+
+
+def _worker_breaks(folder: Path, how: str, when: str = "True") -> dict[str, str]:
+    """Environment in which worker processes run `how` before anything else."""
+    condition = f"'skyward.runner.worker' in sys.orig_argv and ({when})"
+    (folder / "sitecustomize.py").write_text(f"import os, sys\nif {condition}:\n    {how}\n")
+    return {"PYTHONPATH": str(folder)}
+
+
+def test_it_announces_itself_once_all_workers_listen(start: Start) -> None:
+    """One line names every address; the key is gone from the disk."""
+    node = start(processes=2)
+    announcement = node.ready()
+    assert announcement.agent == "unix:agent.sock"
+    assert announcement.workers == ("unix:w0.0.sock", "unix:w1.0.sock")
+    assert not (node.run_dir / KEY_FILE).exists()
+
+
+def test_it_answers_while_a_worker_holds_the_gil(node: RunningNode) -> None:
+    """A C call in user code cannot silence the node."""
+    client = node.client()
+    node.do(HOLD_THE_GIL)
+    assert max(client.ping_s() for _ in range(20)) < SOON_S
+
+
+def test_a_wrong_key_disturbs_nobody(node: RunningNode) -> None:
+    """The stranger is refused, an open connection goes on, and one line tells of all of it."""
+    client = node.client()
+    for _ in range(3):
+        with pytest.raises(AuthenticationError):
+            node.client(key=b"x" * 32)
+    sock = dial(node.run_dir, "unix:agent.sock")
+    with pytest.raises(AuthenticationError):  # the client's half: an agent that is not where it should be
+        handshake.connect(sock, node.key, handshake.agent_endpoint(0))
+    client.ping_s()
+    client.tell(Kind.SHUTDOWN, grace_s=0)
+    status, errors = node.end()
+    assert status == 0
+    assert errors.count("refused") == 1
+
+
+def test_silent_connections_keep_nobody_out(node: RunningNode) -> None:
+    """Connections that never authenticate give way."""
+    with ExitStack() as stack:
+        for _ in range(20):
+            stack.enter_context(dial(node.run_dir, "unix:agent.sock"))
+        assert node.client().ping_s() < SOON_S
+
+
+def test_an_ordered_kill_gives_a_fresh_worker(start: Start) -> None:
+    """The process group ends, the end is reported as a signal and not as want of memory, the other worker stays."""
+    node = start(processes=2)
+    node.ready()
+    client = node.client()
+    node.do("import os, subprocess; child = subprocess.Popen(['sleep', '60']); os.write(1, b'pid %d.\\n' % child.pid)")
+    grandchild = Pid(int(client.output(until=".\n")[-1][2].split()[1].rstrip(".")))
+    node.do(HOLD_THE_GIL)
+    began = time.monotonic()
+    client.tell(Kind.KILL, worker=0)
+    ended = client.document(Kind.WORKER_EXIT)
+    assert time.monotonic() - began < SOON_S
+    assert (ended["worker"], ended["code"], ended["signal"], ended["oom"]) == (0, None, signal.SIGKILL, False)
+    assert client.document(Kind.WORKER_UP) == {"worker": 0, "address": "unix:w0.1.sock", "generation": 1}
+    assert grandchild.ends()
+    node.do("import os; os.write(2, b'again\\n')", generation=1)
+    assert client.output(until="again")[-1] == (0, STDERR, "again\n")
+    assert _sockets(node) == ["agent.sock", "w0.1.sock", "w1.0.sock"]
+
+
+def test_an_order_for_a_worker_that_was_replaced_is_void(node: RunningNode) -> None:
+    """Work of the fresh worker is not lost to a late order."""
+    client = node.client()
+    client.tell(Kind.KILL, worker=0, generation=0)
+    client.document(Kind.WORKER_UP)
+    fresh = Pid(node.pid(client, generation=1))
+    client.tell(Kind.KILL, worker=0, generation=0)
+    client.ping_s()
+    assert not fresh.ends(within_s=0.1)
+
+
+@pytest.mark.parametrize(
+    ("death", "code", "number"),
+    [
+        pytest.param("os._exit(3)", 3, None, id="status"),
+        pytest.param("os.kill(os.getpid(), 11)", None, signal.SIGSEGV, id="signal"),
+    ],
+)
+def test_a_death_is_reported_at_once(node: RunningNode, death: str, code: int | None, number: int | None) -> None:
+    """With exit status or signal and the last lines; an orphan that holds the worker's output delays nothing."""
+    client = node.client()
+    orphan = "subprocess.Popen(['sleep', '3'], start_new_session=True)"
+    last_words = "os.write(2, f'{time.time()} last words\\n'.encode())"
+    node.do(f"import os, subprocess, time; {orphan}; {last_words}; {death}")
+    ended = client.document(Kind.WORKER_EXIT)
+    assert time.time() - float(ended["log"].split()[0]) < SOON_S
+    assert ended["log"].endswith(" last words\n")
+    assert (ended["code"], ended["signal"], ended["oom"]) == (code, number, False)
+    client.document(Kind.WORKER_UP)
+
+
+def test_a_worker_killed_from_outside_is_noticed(node: RunningNode) -> None:
+    """A kill that nobody ordered reads the same, and the node goes on."""
+    client = node.client()
+    os.kill(node.pid(client), signal.SIGKILL)
+    began = time.monotonic()
+    assert client.document(Kind.WORKER_EXIT)["signal"] == signal.SIGKILL
+    assert time.monotonic() - began < SOON_S
+    client.document(Kind.WORKER_UP)
+    assert node.pid(client, generation=1)
+
+
+def test_a_client_that_comes_later_learns_where_workers_are_now(node: RunningNode) -> None:
+    """The announcement may be out of date when a client connects again."""
+    first = node.client()
+    first.tell(Kind.KILL, worker=0)
+    first.document(Kind.WORKER_UP)
+    assert node.client().document(Kind.WORKER_UP)["address"] == "unix:w0.1.sock"
+
+
+def test_output_below_python_reaches_every_client(node: RunningNode) -> None:
+    """Both streams, whole characters even when written in parts, and a line that does not end."""
+    clients = [node.client(), node.client()]
+    parts = "text = '日本語 é 🛰\\n'.encode(); os.write(1, text[:4]); time.sleep(0.02); os.write(1, text[4:])"
+    node.do(f"import os, time; {parts}; time.sleep(0.02); os.write(2, b'50 %')")
+    for client in clients:
+        assert client.output(until="50 %") == [(0, STDOUT, "日本語 é 🛰\n"), (0, STDERR, "50 %")]
+
+
+def test_a_flood_of_output_stops_neither_the_worker_nor_the_agent(node: RunningNode) -> None:
+    """A client that does not read costs itself lines; everybody else goes on."""
+    sock = dial(node.run_dir, "unix:agent.sock")
+    deaf = handshake.connect(sock, node.key, handshake.agent_endpoint(1))
+    node.do("import os\nfor _ in range(40): os.write(1, b'x' * 999_999 + b'\\n')\nos._exit(0)")
+    client = node.client()
+    assert client.document(Kind.WORKER_EXIT)["code"] == 0
+    client.document(Kind.WORKER_UP)
+    assert client.ping_s() < SOON_S
+    deaf.close()
+
+
+def test_without_a_client_the_lease_ends_everything(start: Start) -> None:
+    """Status 3, one line, no process, no socket."""
+    node = start(lease_s=1.0)
+    node.ready()
+    client = node.client()
+    worker = Pid(node.pid(client))
+    node.do(HOLD_THE_GIL)
+    client.connection.close()
+    status, errors = node.end()
+    assert (status, errors) == (3, "skyward: Node 1 ends: no client for 1 s (its lease).\n")
+    assert worker.ends(within_s=0.5)
+    assert _sockets(node) == []
+
+
+def test_a_client_keeps_the_node_only_by_speaking(start: Start) -> None:
+    """Pings hold the lease; a connection that has gone silent does not."""
+    node = start(lease_s=0.6)
+    node.ready()
+    client = node.client()
+    for _ in range(5):
+        time.sleep(0.2)
+        client.ping_s()
+    assert node.process.poll() is None
+    assert client.is_closed()
+    assert node.end()[0] == 3
+
+
+def test_sigterm_ends_the_node_in_order(node: RunningNode) -> None:
+    """As `docker stop` does it: an idle worker leaves at once, the status is 0, clients see the end."""
+    client = node.client()
+    worker = Pid(node.pid(client))
+    began = time.monotonic()
+    node.process.send_signal(signal.SIGTERM)
+    assert client.document(Kind.WORKER_EXIT)["code"] == 0
+    assert client.is_closed()
+    assert node.end() == (0, "")
+    assert time.monotonic() - began < 2
+    assert worker.ends(within_s=0.5)
+    assert _sockets(node) == []
+
+
+def test_a_shutdown_waits_for_its_grace_and_no_longer(node: RunningNode) -> None:
+    """A worker that does not leave is killed with all it started, and not started again."""
+    client = node.client()
+    node.do(HOLD_THE_GIL)
+    client.ping_s()
+    began = time.monotonic()
+    client.tell(Kind.SHUTDOWN, grace_s=0.5)
+    assert client.document(Kind.WORKER_EXIT)["signal"] == signal.SIGKILL
+    assert node.end() == (0, "")
+    assert 0.4 < time.monotonic() - began < 2
+    assert _sockets(node) == []
+
+
+def test_workers_do_not_outlive_a_killed_agent(node: RunningNode) -> None:
+    """The end of the private socket ends them."""
+    worker = Pid(node.pid(node.client()))
+    node.process.kill()
+    assert worker.ends()
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        pytest.param({"COMPUTE_POOL": ""}, "COMPUTE_POOL is not set", id="place"),
+        pytest.param({"SKYWARD_RUNNER": "{"}, "SKYWARD_RUNNER is not", id="settings"),
+        pytest.param({"SKYWARD_RUN_DIR": ""}, "SKYWARD_RUN_DIR is not set", id="directory"),
+        pytest.param({"SKYWARD_RUN_DIR": "/nowhere"}, "key is not at /nowhere/key", id="key"),
+    ],
+)
+def test_a_wrong_configuration_is_one_sentence(start: Start, env: dict[str, str], words: str) -> None:
+    """Exit status 2, before anything is started."""
+    status, errors = start(env).end()
+    assert status == 2
+    assert words in errors
+    assert errors.count("\n") == 1
+
+
+def test_a_worker_that_dies_before_the_node_is_ready_ends_it(start: Start, tmp_path: Path) -> None:
+    """Its exit status and last lines are said; nothing is announced."""
+    node = start(_worker_breaks(tmp_path, "os.write(2, b'no such device\\n'); os._exit(7)"))
+    status, errors = node.end()
+    assert status == 1
+    assert "Worker 0 of node 1 ended before the node was ready (exit status 7). Its last lines:\nno such dev" in errors
+    assert _sockets(node) == []
+
+
+def test_a_worker_that_cannot_start_again_ends_the_node(start: Start, tmp_path: Path) -> None:
+    """Three attempts, each reported, then a sentence."""
+    node = start(_worker_breaks(tmp_path, "os._exit(7)", when=f"os.path.exists({str(tmp_path / 'broken')!r})"))
+    node.ready()
+    client = node.client()
+    (tmp_path / "broken").touch()
+    client.tell(Kind.KILL, worker=0)
+    codes = [client.document(Kind.WORKER_EXIT)["code"] for _ in range(4)]
+    assert codes == [None, 7, 7, 7]
+    status, errors = node.end()
+    assert status == 1
+    assert "ended 3 times in a row before it listened (exit status 7)" in errors
+
+
+def test_an_unexpected_failure_of_the_agent_ends_the_node(start: Start, tmp_path: Path) -> None:
+    """It shows its traceback instead of limping on."""
+    node = start(_worker_breaks(tmp_path, "import time; os.write(int(sys.orig_argv[-1]), b'?\\n'); time.sleep(20)"))
+    status, errors = node.end()
+    assert status == 1
+    assert "JSONDecodeError" in errors
+    assert "its agent failed" in errors
+
+
+def test_a_message_that_makes_no_sense_costs_only_its_connection(node: RunningNode) -> None:
+    """The node says so and goes on."""
+    other = node.client()
+    for kind, document in ((Kind.KILL, {"worker": 9}), (Kind.READY, {}), (Kind.SHUTDOWN, {"grace_s": "long"})):
+        client = Client(node.client().connection)
+        client.tell(kind, **document)
+        assert client.is_closed()
+    other.ping_s()
