@@ -42,8 +42,9 @@ def find_command(environ: Mapping[str, str] = os.environ) -> BuildCommand:
         seen.append(f"{cli} ({f'version {version[1]}, without buildx' if version else 'does not run'})")
     found = f"Found: {', '.join(seen)}." if seen else "No docker command was found on PATH."
     raise EngineError(
-        f"Building an image takes the docker command with its buildx plugin. {found} Install buildx (Debian and Ubuntu: "
-        "docker-buildx, Docker's own packages: docker-buildx-plugin), or point SKYWARD_DOCKER_CLI to a docker that has it."
+        f"Building an image takes the docker command with its buildx plugin. {found} Install buildx (the package "
+        "docker-buildx of Debian and Ubuntu, docker-buildx-plugin of Docker), or point SKYWARD_DOCKER_CLI to a docker "
+        "that has it."
     )
 
 

@@ -49,8 +49,8 @@ def ensure(plan: Plan, store: ImageStore, report: Callable[[str], None], *, dock
             _build(plan, report, docker_host or os.environ.get("DOCKER_HOST"))
             if store.inspect(plan.tag) is None:
                 raise BuildError(
-                    f"The build of {plan.tag} ended well, but the engine does not have the image. The docker command and "
-                    f"skyward may use different engines: docker_host is {docker_host!r}; set DOCKER_HOST for both."
+                    f"The build of {plan.tag} ended well, but the engine does not have the image. The docker command "
+                    f"and skyward may use different engines: docker_host is {docker_host!r}; set DOCKER_HOST for both."
                 )
             report(f"built {plan.tag} in {perf_counter() - started:.1f} s")
     return plan.tag
@@ -88,7 +88,7 @@ def _build(plan: Plan, report: Callable[[str], None], docker_host: str | None) -
         secret.touch(mode=0o600)
         secret.write_text(site_script(site, plan, server.url), encoding="utf-8")
         progress = Progress(plan, report)
-        code = _run(_words(command, plan, place), _environment(command, docker_host, plan), progress.feed)
+        code = _run(_words(command, plan, place), _environment(command, docker_host), progress.feed)
     if code:
         raise build_failure(plan, progress, code)
 
@@ -122,7 +122,7 @@ def _words(command: BuildCommand, plan: Plan, place: Path) -> list[str]:
     return [*words, str(place / "context")]
 
 
-def _environment(command: BuildCommand, docker_host: str | None, plan: Plan) -> dict[str, str]:
+def _environment(command: BuildCommand, docker_host: str | None) -> dict[str, str]:
     environment = {**os.environ, "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
     environment |= {"DOCKER_HOST": docker_host} if docker_host else {}
     return environment | ({} if command.is_buildx else {"DOCKER_BUILDKIT": "1"})

@@ -23,7 +23,8 @@ _BASE = re.compile(
 )
 _WRONG_PYTHON = re.compile(r"^skyward: (the base has Python .*)$", re.MULTILINE)
 _CERTIFICATE = re.compile(
-    r"UnknownIssuer|CERTIFICATE_VERIFY_FAILED|certificate verify failed|invalid peer certificate|self.signed certificate",
+    r"UnknownIssuer|CERTIFICATE_VERIFY_FAILED|certificate verify failed|invalid peer certificate"
+    r"|self.signed certificate",
     re.IGNORECASE,
 )
 _UNREACHABLE = re.compile(
@@ -50,8 +51,8 @@ def build_failure(plan: Plan, progress: Progress, exit_code: int) -> ImageError:
     tail = "\n".join(log.splitlines()[-20:])
     if layer is None and _BASE.search(log) and not _ENGINE_GONE.search(log):
         return ImageNotFoundError(
-            f"The base image {plan.base!r} cannot be had by the builder. Check the name; where no registry can be reached, "
-            f"set SKYWARD_BASE or Image(base=...) to an image the engine has. The builder said:\n{tail}"
+            f"The base image {plan.base!r} cannot be had by the builder. Check the name; where no registry can be "
+            f"reached, set SKYWARD_BASE or Image(base=...) to an image the engine has. The builder said:\n{tail}"
         )
     origin = _origin(plan, progress, log)
     where = f"at step {layer.name!r} (asked for by {origin})" if layer else "before or between its steps"
@@ -74,18 +75,18 @@ def _advice(log: str, exit_code: int) -> str:
         return f"Of Python versions, {wrong[1]}. Choose a base with the client's version."
     name = next((found["name"] for pattern in _MISSING if (found := pattern.search(log))), None)
     if name:
-        return f"No package {name!r} that fits is to be had. Check its name and version, and the index it should come from."
+        return f"No package {name!r} that fits is to be had. Check its name and version, and where it should come from."
     if _CONFLICT.search(log):
         return "The requirements contradict each other, as the lines below say. Loosen one of them."
     if _CERTIFICATE.search(log):
         return (
-            "A server's certificate was not trusted. If this site intercepts TLS, point SSL_CERT_FILE to the bundle with "
-            "its CA."
+            "A server's certificate was not trusted. If this site intercepts TLS, point SSL_CERT_FILE to the bundle "
+            "that has its CA."
         )
     if _UNREACHABLE.search(log):
         return (
-            "A package source could not be reached. Check network and proxy settings; an index can be replaced by a mirror "
-            "or a folder of wheels in SKYWARD_INDEXES."
+            "A package source could not be reached. Check network and proxy settings; an index can be replaced by a "
+            "mirror or a folder of wheels in SKYWARD_INDEXES."
         )
     return f"It ended with exit status {exit_code}; its last lines say why."
 

@@ -12,6 +12,8 @@ from skyward.image import Layer, Plan
 _LINE = re.compile(r"#(\d+) (.*)")
 _STEP = re.compile(r"\[(?:\S+/\S+ )?(\S+) +(\d+)/(\d+)\] ")
 _OUTPUT = re.compile(r"\d+\.\d+ ")
+_CREDENTIALS = re.compile(r"://[^/@\s]+@")
+_FOLDER = re.compile(r"http://127\.0\.0\.1:\d+/[0-9a-f]{32}")  # how folders are served to builds
 _DONE = re.compile(r"DONE (\d+\.\d+)s")
 
 
@@ -49,6 +51,7 @@ class Progress:
 
     def feed(self, line: str) -> None:
         """Take one line of the build's output."""
+        line = _FOLDER.sub("file://", _CREDENTIALS.sub("://***@", line))
         found = _LINE.fullmatch(line)
         if not found:
             if line.strip():

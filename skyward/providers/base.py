@@ -124,7 +124,10 @@ class Provider(Protocol):
         ...
 
     def prepare(self, hosts: Sequence[Host], image: Image, cluster: Cluster, report: Report) -> str | None:
-        """Compile the image (plugins applied) for this cluster, make it available on the hosts (build it if it is nowhere) and return what they run."""
+        """Compile the image (plugins applied) for this cluster and make it available on the hosts; what they run.
+
+        It is built if it is nowhere. None where nodes run no image.
+        """
         ...
 
     def release(self, pool: str) -> None:

@@ -101,6 +101,8 @@ class RunningNode:
             text=True,
         )
         self._connections: list[Connection] = []
+        self._workers: dict[tuple[int, int], Connection] = {}  # a worker serves one client at a time
+        self._calls = 0
 
     def ready(self) -> Announcement:
         assert self.process.stdout
@@ -117,13 +119,15 @@ class RunningNode:
 
     def do(self, source: str, *, worker: int = 0, generation: int = 0) -> None:
         """Let a worker run some source code as a call; the answer is not waited for."""
-        sock = dial(self.run_dir, f"unix:w{worker}.{generation}.sock")
-        endpoint = handshake.worker_endpoint(PLACE.node, worker, generation)
-        connection = handshake.connect(sock, self.key, endpoint)
-        self._connections.append(connection)
-        _, function = payload.dumps_function(exec)
+        connection = self._workers.get((worker, generation))
+        if connection is None:
+            sock = dial(self.run_dir, f"unix:w{worker}.{generation}.sock")
+            connection = handshake.connect(sock, self.key, handshake.worker_endpoint(PLACE.node, worker, generation))
+            self._workers[worker, generation] = connection
+            connection.send(Frame(Kind.FUNCTION, 1, payload.dumps_function(exec)[1]))
+        self._calls += 1
         data, _ = payload.dumps(((source, {}), {}))
-        connection.send(Frame(Kind.FUNCTION, 1, function), Frame(Kind.CALL, 1, CALL_HEAD.pack(1, 0) + data))
+        connection.send(Frame(Kind.CALL, self._calls, CALL_HEAD.pack(1, 0) + data))
 
     def pid(self, client: Client, *, worker: int = 0, generation: int = 0) -> int:
         """The process id of a worker."""
@@ -137,7 +141,7 @@ class RunningNode:
         return self.process.returncode, errors
 
     def close(self) -> None:
-        for connection in self._connections:
+        for connection in (*self._connections, *self._workers.values()):
             connection.close()
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)  # its workers end by themselves
