@@ -1,7 +1,7 @@
 """What a call costs: round trips, throughput, bandwidth, start-up, import; as JSON, next to a raw socket of this run.
 
-    make bench                                   # containers and plain processes
-    python benchmarks/dispatch.py --provider local
+make bench                                   # containers and plain processes
+python benchmarks/dispatch.py --provider local
 """
 
 from __future__ import annotations

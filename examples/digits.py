@@ -1,7 +1,7 @@
 """Train on handwritten digits in two containers, combine both models here, and see where the time went.
 
-    make demo            # on this machine's Docker engine
-    python examples/digits.py --provider local     # the same without containers
+make demo            # on this machine's Docker engine
+python examples/digits.py --provider local     # the same without containers
 """
 
 from __future__ import annotations

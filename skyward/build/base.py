@@ -57,8 +57,8 @@ def resolve_base(reference: str, store: ImageStore) -> Base:
             store.pull(reference)
         except ImageNotFoundError as error:
             raise ImageNotFoundError(
-                f"The base image {reference!r} is neither on the engine nor can it be pulled. {error} Check the name; "
-                "where no registry can be reached, set SKYWARD_BASE or Image(base=...) to an image the engine has."
+                f"The base image {reference!r} is neither on the engine nor can it be pulled. {error} "
+                "Where no registry can be reached, set SKYWARD_BASE or Image(base=...) to an image the engine has."
             ) from error
         facts = store.inspect(reference)
     if facts is None:

@@ -56,14 +56,15 @@ def build_failure(plan: Plan, progress: Progress, exit_code: int) -> ImageError:
         )
     origin = _origin(plan, progress, log)
     where = f"at step {layer.name!r} (asked for by {origin})" if layer else "before or between its steps"
-    message = f"The build of {plan.tag} failed {where}. {_advice(log, exit_code)}"
+    message = f"The build of {plan.tag} failed {where}. {_advice(log, progress.cause, exit_code)}"
     if tail:
         message += f" Last lines:\n{tail}"
     return BuildError(message, step=progress.title, origin=origin, log=log)
 
 
-def _advice(log: str, exit_code: int) -> str:
+def _advice(log: str, cause: str, exit_code: int) -> str:
     """What was found and what to do about it."""
+    log = f"{log}\n{cause}"
     if _ENGINE_GONE.search(log):
         return "The engine went away in mid-build. Start it again and repeat; finished steps are kept."
     if _NO_SPACE.search(log):
@@ -88,7 +89,8 @@ def _advice(log: str, exit_code: int) -> str:
             "A package source could not be reached. Check network and proxy settings; an index can be replaced by a "
             "mirror or a folder of wheels in SKYWARD_INDEXES."
         )
-    return f"It ended with exit status {exit_code}; its last lines say why."
+    status = re.search(r"exit code: (\d+)", cause)
+    return f"It ended with exit status {status[1] if status else exit_code}; its last lines say why."
 
 
 def _origin(plan: Plan, progress: Progress, log: str) -> str:

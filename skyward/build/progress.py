@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from skyward.build.store import Report
 from skyward.image import Layer, Plan
 
 _LINE = re.compile(r"#(\d+) (.*)")
@@ -31,16 +31,20 @@ class Progress:
     Attributes:
         failed: the layer whose step failed, once known.
         title: BuildKit's name of that step.
+        cause: what BuildKit said of its end.
         log: the last lines of the build, or after a failure of the step that failed.
     """
 
-    def __init__(self, plan: Plan, report: Callable[[str], None]) -> None:
-        self._layers = {(layer.stage, layer.step): layer for layer in plan.layers if layer.step}
+    def __init__(self, plan: Plan, report: Report) -> None:
+        self._layers = {
+            (layer.stage, layer.step): layer for layer in plan.layers if layer.step and layer.text.startswith("RUN")
+        }
         self._report = report
         self._steps: dict[str, _Step] = {}
         self._last: deque[str] = deque(maxlen=40)
         self.failed: Layer | None = None
         self.title = ""
+        self.cause = ""
 
     @property
     def log(self) -> str:
@@ -65,19 +69,29 @@ class Progress:
             self._start(step)
             step.lines.append(_OUTPUT.sub("", text, count=1))
         elif text.startswith("ERROR"):
-            self.failed, self.title = step.layer, step.title
+            self.failed, self.title, self.cause = step.layer, step.title, text.removeprefix("ERROR").lstrip(": ")
             self._last.append(text)
-        elif text == "CACHED" and step.layer:
-            self._report(f"{step.layer.name}: cached")
-        elif (done := _DONE.fullmatch(text)) and step.layer:
-            self._report(f"{step.layer.name}: {done[1]} s")
-        elif text == step.title:
+        elif text == "CACHED":
+            self._finish(step, "cached")
+        elif done := _DONE.fullmatch(text):
+            self._finish(step, f"{done[1]} s")
+
+    def quiet(self) -> None:
+        """Nothing has come for a moment: steps that were named and have not ended are at work."""
+        for step in self._steps.values():
             self._start(step)
 
     def _start(self, step: _Step) -> None:
-        if not step.started and step.layer:
-            step.started = True
+        if step.started:
+            return
+        step.started = True
+        if step.layer:
             self._report(f"{step.layer.name} ... ({step.layer.origin})")
+
+    def _finish(self, step: _Step, how: str) -> None:
+        step.started = True
+        if step.layer:
+            self._report(f"{step.layer.name}: {how}")
 
     def _layer(self, text: str) -> Layer | None:
         found = _STEP.match(text)

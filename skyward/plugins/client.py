@@ -57,14 +57,15 @@ def _entries(image: Image) -> list[str]:
     return entries + [f"{package!r} from {index.url}" for index in image.pip_indexes for package in index.packages]
 
 
-def node_setup(plugins: Sequence[Plugin], cluster: Cluster) -> NodeSetup:
+def node_setup(plugins: Sequence[Plugin], cluster: Cluster, *, several_processes: bool = False) -> NodeSetup:
     """What every worker of the pool is sent: the bootstrap steps and the hooks that run there.
 
     Raises:
         PluginError: a bootstrap hook failed, or one of its ops is none or cannot be pickled.
     """
     steps = [step for plugin in plugins for step in _steps(plugin, cluster)]
-    return NodeSetup(tuple(steps), tuple(replace(plugin, **_STAYS) for plugin in plugins))
+    kept = tuple(replace(plugin, **_STAYS) for plugin in plugins)
+    return NodeSetup(tuple(steps), kept, several_processes)
 
 
 def _steps(plugin: Plugin, cluster: Cluster) -> list[Step]:

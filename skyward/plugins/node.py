@@ -76,14 +76,14 @@ class Step:
 class Session:
     """The plugins of a pool as one worker process has them set up."""
 
-    def __init__(self, plugins: tuple[Plugin, ...], place: InstanceInfo) -> None:
-        """Enter all `around_app` hooks, then all `around_process` hooks.
+    def __init__(self, plugins: tuple[Plugin, ...], place: InstanceInfo, *, several_processes: bool = False) -> None:
+        """Enter all `around_app` hooks, then, where a node has several processes, all `around_process` hooks.
 
         Raises:
             PluginError: one failed; those before it have been left.
         """
         self._plugins = plugins
-        self._entered = Entered(_worker_hooks(plugins, place))
+        self._entered = Entered(_worker_hooks(plugins, place, several_processes=several_processes))
 
     def decorate(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """The function inside all `decorate` hooks, the first plugin's outermost.
@@ -115,11 +115,11 @@ class Session:
         self._entered.close()
 
 
-def _worker_hooks(plugins: tuple[Plugin, ...], place: InstanceInfo) -> Iterator[Hook]:
+def _worker_hooks(plugins: tuple[Plugin, ...], place: InstanceInfo, *, several_processes: bool) -> Iterator[Hook]:
     for plugin in plugins:
         if plugin.around_app is not None:
             yield Hook(plugin.name, "around_app", partial(plugin.around_app, place))
-    if place.workers_per_node > 1:
+    if several_processes:
         for plugin in plugins:
             if plugin.around_process is not None:
                 yield Hook(plugin.name, "around_process", partial(plugin.around_process, place))
@@ -132,10 +132,12 @@ class NodeSetup:
     Attributes:
         steps: the bootstrap of the node.
         plugins: the plugins, with only the hooks that run in workers.
+        several_processes: whether a node has more than one worker process, as `around_process` wants it.
     """
 
     steps: tuple[Step, ...]
     plugins: tuple[Plugin, ...]
+    several_processes: bool = False
 
     def __call__(self, place: InstanceInfo) -> Session:
         """Bootstrap the node unless that has been done, then enter the hooks in this process.
@@ -145,7 +147,7 @@ class NodeSetup:
         """
         if self.steps:
             _once_per_node(self.steps, Path(os.environ[RUN_DIR_VAR]))
-        return Session(self.plugins, place)
+        return Session(self.plugins, place, several_processes=self.several_processes)
 
 
 def _once_per_node(steps: tuple[Step, ...], run_dir: Path) -> None:

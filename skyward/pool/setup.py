@@ -15,30 +15,45 @@ from skyward.wire.frames import Frame
 from skyward.wire.messages import Kind
 
 
-def set_up(workers: Sequence[tuple[NodeLink, WorkerLink]], settings: PoolSettings) -> None:
-    """Let all these workers enter the pool's plugins together, since collective ones wait for each other.
+class PluginSetup:
+    """What a pool's workers are told of its plugins; made, and checked, before any node exists.
 
     Raises:
-        PluginError: some were not done in time; the message names their ranks.
-        The error a hook raised on one of them.
+        PluginError: a plugin's bootstrap is not what it should be, or cannot be pickled.
     """
-    if not settings.plugins or not workers:
-        return
-    from skyward.plugins import node_setup
 
-    limit_s = settings.provision_timeout_s
-    data, buffers = payload.dumps(node_setup(settings.plugins, settings.cluster))
-    for _, worker in workers:
-        worker.connection.send(Frame(Kind.SETUP, SETUP, data, buffers))
-    deadline = time.monotonic() + limit_s
-    for node, worker in workers:
-        try:
-            node.setups[worker.rank].result(max(0.0, deadline - time.monotonic()))
-        except FutureTimeout:
-            late = [w.rank for n, w in workers if not n.setups[w.rank].done()]
-            names = ", ".join(plugin.name for plugin in settings.plugins)
-            raise PluginError(
-                f"The plugins ({names}) were not set up on rank{'s' * (len(late) > 1)} {', '.join(map(str, late))} "
-                f"within {limit_s:g} s; the other ranks were waiting for them. Look at those nodes' output above, or "
-                "give provision_timeout= more time."
-            ) from None
+    def __init__(self, settings: PoolSettings) -> None:
+        self._names = ", ".join(plugin.name for plugin in settings.plugins)
+        self._limit_s = settings.provision_timeout_s
+        self._frame: Frame | None = None
+        if settings.plugins:
+            from skyward.plugins import node_setup
+
+            several = settings.worker.processes > 1
+            setup = node_setup(settings.plugins, settings.cluster, several_processes=several)
+            self._frame = Frame(Kind.SETUP, SETUP, *payload.dumps(setup))
+
+    def enter(self, workers: Sequence[tuple[NodeLink, WorkerLink]]) -> None:
+        """Let all these workers enter the plugins together, since collective ones wait for each other.
+
+        Raises:
+            PluginError: some were not done in time; the message names their ranks.
+            The error a hook raised on one of them.
+        """
+        if self._frame is None:
+            return
+        for _, worker in workers:
+            worker.connection.send(self._frame)
+        deadline = time.monotonic() + self._limit_s
+        for node, worker in workers:
+            try:
+                node.setups[worker.rank].result(max(0.0, deadline - time.monotonic()))
+            except FutureTimeout:
+                raise PluginError(self._late([w.rank for n, w in workers if not n.setups[w.rank].done()])) from None
+
+    def _late(self, ranks: list[int]) -> str:
+        return (
+            f"The plugins ({self._names}) were not set up on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} "
+            f"within {self._limit_s:g} s; the other ranks were waiting for them. Look at those nodes' output above, or "
+            "give provision_timeout= more time."
+        )

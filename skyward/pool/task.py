@@ -45,7 +45,13 @@ class Task:
     )  # fmt: skip
 
     def __init__(
-        self, ident: int, function: Function, data: bytes, buffers: Sequence[Buffer], timeout: float | None, retries: int
+        self,
+        ident: int,
+        function: Function,
+        data: bytes,
+        buffers: Sequence[Buffer],
+        timeout: float | None,
+        retries: int,
     ) -> None:
         self.id, self.function, self.data, self.buffers = ident, function, data, buffers
         self.timeout, self.retries = timeout, retries

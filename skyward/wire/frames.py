@@ -51,6 +51,7 @@ class Connection:
         self._sending = threading.Lock()
         self._space = memoryview(bytearray(_READ))
         self._start = self._end = 0
+        self._returned: list[Frame] = []
 
     def send(self, *frames: Frame) -> None:
         """Write frames in order, as one unit.
@@ -74,7 +75,7 @@ class Connection:
         Raises:
             WireError: the connection broke, or carries bytes that are no frames.
         """
-        frames: list[Frame] = []
+        frames, self._returned = self._returned, []
         try:
             while not frames:
                 if self._start == self._end:
@@ -92,6 +93,10 @@ class Connection:
         except OSError as error:
             raise WireError(f"The connection broke while receiving ({error}).") from error
         return frames
+
+    def put_back(self, frames: list[Frame]) -> None:
+        """Let the next `receive` return these, which came with a frame that was awaited alone."""
+        self._returned = frames
 
     def close(self) -> None:
         """Close both directions; a thread blocked in `send` or `receive` is released."""

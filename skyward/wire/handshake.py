@@ -77,10 +77,11 @@ def connect(sock: socket.socket, key: bytes, endpoint: str) -> Connection:
             )
         sock.sendall(_proof(key, b"client", endpoint, ours, theirs))
         connection = Connection(sock)
-        first = connection.receive()
-        if not first or first[0].kind != Kind.VERSIONS:
+        frames = connection.receive()
+        if not frames or frames[0].kind != Kind.VERSIONS:
             raise AuthenticationError(f"{endpoint} refused this client: the keys differ.")
-        check_versions(versions(), decode(first[0].head), endpoint)
+        check_versions(versions(), decode(frames[0].head), endpoint)
+        connection.put_back(frames[1:])  # an agent may have news at once
         return connection
     except OSError as error:
         sock.close()

@@ -12,7 +12,7 @@ import io
 import os
 import pickle
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType, NoneType
 from typing import Any
 
@@ -20,13 +20,11 @@ import cloudpickle
 
 from skyward.errors import SerializationError
 from skyward.model.instance import ENV_VAR
-from skyward.wire import exceptions
+from skyward.wire import exceptions, segments
 
 OUT_OF_BAND = 64 * 1024  # bytes; smaller buffers cost more as a separate part of a message than as a copy
-_GC_PAUSE = (
-    64 * 1024
-)  # bytes of pickle from which the cyclic collector costs more than switching it (87 -> 36 ms at 5 MB)
-_SCALARS = frozenset({int, float, complex, bool, str, bytes, NoneType})
+_GC_PAUSE = 64 * 1024  # bytes; loading 5 MB of small dicts takes 87 ms, 36 of them without the cyclic collector
+_SCALARS = frozenset({int, float, complex, bool, str, NoneType})
 _PLAIN_ITEMS = 32  # looking at more costs more than the general pickler does
 
 Buffer = bytes | bytearray | memoryview
@@ -49,7 +47,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
 
 
 def dumps(obj: object, *, what: str = "A value") -> tuple[bytes, list[memoryview]]:
-    """Pickle `obj`; buffers of 64 KiB and more are returned beside the pickle, as views of the original memory.
+    """Pickle `obj`. Large buffers and byte strings are returned beside the pickle, as views of the original memory:
+    what changes them before they are sent changes what is sent.
 
     An error calls the object `what`, which starts a sentence.
 
@@ -58,6 +57,7 @@ def dumps(obj: object, *, what: str = "A value") -> tuple[bytes, list[memoryview
     """
     if _plain(obj, 3):
         return pickle.dumps(obj, 5), []
+    file = segments.Writer()
     buffers: list[memoryview] = []
 
     def in_band(buffer: pickle.PickleBuffer) -> bool:
@@ -68,9 +68,10 @@ def dumps(obj: object, *, what: str = "A value") -> tuple[bytes, list[memoryview
         return False
 
     try:
-        return _pickle(obj, in_band), buffers
+        Pickler(file, 5, in_band).dump(obj)
     except Exception as error:  # reducers are other people's code and may raise anything
         raise SerializationError(f"{what} cannot be pickled: {_text(error)}.") from error
+    return file.head(), file.large + buffers
 
 
 def dumps_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any], *, of: str) -> tuple[bytes, list[memoryview]]:
@@ -106,7 +107,7 @@ def dumps_function(fn: Callable[..., Any]) -> tuple[bytes, bytes]:
     return hashlib.blake2b(data, digest_size=16).digest(), data
 
 
-def loads(data: Buffer, buffers: Iterable[Buffer] = (), *, what: str = "A payload") -> Any:
+def loads(data: Buffer, buffers: Sequence[Buffer] = (), *, what: str = "A payload") -> Any:
     """Unpickle what `dumps` made. The result uses the memory of `buffers`: arrays are writable if the buffers are.
 
     An error calls the object `what`, which starts a sentence.
@@ -118,6 +119,9 @@ def loads(data: Buffer, buffers: Iterable[Buffer] = (), *, what: str = "A payloa
     try:
         if pause:
             gc.disable()
+        if segments.is_split(data):
+            file, rest = segments.joined(data, buffers)
+            return pickle.Unpickler(file, buffers=rest).load()
         return pickle.loads(data, buffers=buffers)
     except ModuleNotFoundError as error:
         raise SerializationError(_missing(what, error)) from error
@@ -164,9 +168,9 @@ def load_exception(data: Buffer) -> BaseException:
     return error
 
 
-def _pickle(obj: object, in_band: Callable[[pickle.PickleBuffer], bool] | None = None) -> bytes:
+def _pickle(obj: object) -> bytes:
     file = io.BytesIO()
-    Pickler(file, 5, in_band).dump(obj)
+    Pickler(file, 5).dump(obj)
     return file.getvalue()
 
 
@@ -175,6 +179,8 @@ def _plain(obj: object, depth: int) -> bool:
     kind = type(obj)
     if kind in _SCALARS:
         return True
+    if kind is bytes:
+        return len(obj) < segments.LARGE  # type: ignore[arg-type]
     if depth and (kind is tuple or kind is list):
         items: Any = obj
     elif depth and kind is dict:

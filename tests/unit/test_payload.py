@@ -92,6 +92,35 @@ def test_small_buffers_stay_in_the_pickle() -> None:
     assert payload.dumps(np.arange(100))[1] == []
 
 
+def test_large_byte_strings_are_views_of_the_original() -> None:
+    """A large byte string is not copied into the pickle, however deep it lies."""
+    value = bytes(range(256)) * 10_000
+
+    data, buffers = payload.dumps([{"file": (value,)}])
+
+    assert len(data) < 200
+    assert [buffer.obj is value for buffer in buffers] == [True]
+    assert payload.loads(data, [bytearray(buffers[0])]) == [{"file": (value,)}]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"x" * 5_000_000,
+        [b"a" * 2_000_000, "b" * 2_000_000, bytearray(b"c" * 2_000_000), b"", b"d" * 100_000],
+        {"array": np.arange(200_000), "bytes": b"e" * 2_000_000, "more": list(range(100_000))},
+        [b"f" * 1_500_000] * 3,
+    ],
+    ids=["alone", "strings", "with array", "shared"],
+)
+def test_large_values_of_many_kinds_come_back_equal(value: Any) -> None:
+    """Byte strings and buffers that stay outside the pickle find their places again."""
+    back = there_and_back(value)
+
+    assert type(value) is type(back)
+    assert pickle.dumps(value) == pickle.dumps(back)
+
+
 @pytest.mark.parametrize("size", [10, 100_000])
 def test_arrays_are_writable_where_they_were(size: int) -> None:
     """A writable array arrives writable, a read-only one read-only."""

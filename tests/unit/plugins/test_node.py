@@ -47,7 +47,7 @@ def test_worker_hooks_are_entered_in_order_and_left_in_reverse(cluster: Cluster,
         .with_around_process(telling(told, f"{name}.proc"))
         for name in "ab"
     ]
-    session = node_setup(plugins, cluster)(replace(place, workers_per_node=2))
+    session = node_setup(plugins, cluster, several_processes=True)(place)
     entered = ["+a.app on 1", "+b.app on 1", "+a.proc on 1", "+b.proc on 1"]
     assert told == entered
     session.close()

@@ -67,7 +67,7 @@ def test_a_wrong_key_disturbs_nobody(node: RunningNode) -> None:
 def test_silent_connections_keep_nobody_out(node: RunningNode) -> None:
     """Connections that never authenticate give way."""
     with ExitStack() as stack:
-        for _ in range(20):
+        for _ in range(12):  # more than may be strangers at once, fewer than the kernel queues
             stack.enter_context(dial(node.run_dir, "unix:agent.sock"))
         assert node.client().ping_s() < SOON_S
 
@@ -139,7 +139,8 @@ def test_a_client_that_comes_later_learns_where_workers_are_now(node: RunningNod
     first = node.client()
     first.tell(Kind.KILL, worker=0)
     first.document(Kind.WORKER_UP)
-    assert node.client().document(Kind.WORKER_UP)["address"] == "unix:w0.1.sock"
+    for _ in range(10):  # the news may arrive together with the end of the handshake
+        assert node.client().document(Kind.WORKER_UP)["address"] == "unix:w0.1.sock"
 
 
 def test_output_below_python_reaches_every_client(node: RunningNode) -> None:

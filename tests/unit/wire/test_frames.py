@@ -30,7 +30,12 @@ def _carry(frames: list[Frame]) -> list[Frame]:
     """Send frames through a real socket and return what arrives."""
     left, right = socket.socketpair()
     sender, receiver = Connection(left), Connection(right)
-    thread = threading.Thread(target=lambda: (sender.send(*frames), sender.close()))
+
+    def send() -> None:
+        sender.send(*frames)
+        sender.close()
+
+    thread = threading.Thread(target=send)
     thread.start()
     arrived: list[Frame] = []
     while got := receiver.receive():

@@ -13,11 +13,14 @@ import pytest
 from skyward.errors import AuthenticationError, VersionError, WireError
 from skyward.wire import handshake
 from skyward.wire.frames import Connection
+from skyward.wire.messages import PROTOCOL
 
 KEY = secrets.token_bytes(32)
 
 
-def _meet(client_key: bytes, runner_key: bytes, client_at: str = "node 0 agent", runner_at: str = "node 0 agent") -> Any:
+def _meet(
+    client_key: bytes, runner_key: bytes, client_at: str = "node 0 agent", runner_at: str = "node 0 agent"
+) -> Any:
     """Let both sides run their half; returns (client's result, runner's result), exceptions as values."""
     left, right = socket.socketpair()
     outcome: dict[str, Any] = {}
@@ -78,7 +81,7 @@ def test_runner_refuses_a_client_without_the_key() -> None:
 
     thread = threading.Thread(target=runner)
     thread.start()
-    left.sendall(struct.pack("!8sH32s", b"SKYWARD\0", handshake.PROTOCOL, bytes(32)))
+    left.sendall(struct.pack("!8sH32s", b"SKYWARD\0", PROTOCOL, bytes(32)))
     left.recv(1000)
     left.sendall(bytes(32))
     thread.join(15)
@@ -129,7 +132,7 @@ def test_another_protocol_version_names_both() -> None:
     left, right = socket.socketpair()
     left.sendall(struct.pack("!8sH32s", b"SKYWARD\0", 999, bytes(32)))
 
-    with pytest.raises(VersionError, match=rf"version {handshake.PROTOCOL} .* version 999"):
+    with pytest.raises(VersionError, match=rf"version {PROTOCOL} .* version 999"):
         handshake.accept(right, KEY, "node 0 agent")
     left.close()
 
