@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import skyward as sky
 
@@ -19,7 +19,7 @@ IMAGE = sky.Image(pip=["scikit-learn"])
 
 
 @sky.compute
-def train(x: np.ndarray, y: np.ndarray) -> dict:
+def train(x: np.ndarray, y: np.ndarray) -> dict[str, Any]:
     from sklearn.linear_model import LogisticRegression
 
     info = sky.instance_info()

@@ -122,7 +122,7 @@ class Image:
                 _MINOR.fullmatch(str(self.python)), "python", self.python, "'auto' or a minor version such as '3.12'"
             )
         if self.platform is not None:
-            _require(_PLATFORM.fullmatch(self.platform), "platform", self.platform, "such as 'linux/amd64'")
+            _require(_matches(_PLATFORM, self.platform), "platform", self.platform, "such as 'linux/amd64'")
         values: dict[str, Any] = {
             "apt": tuple(sorted({_checked_apt(name) for name in _texts("apt", self.apt)})),
             "pip": tuple(sorted({_requirement(text) for text in _texts("pip", self.pip)})) if self.pip else (),
@@ -174,6 +174,10 @@ def _require(holds: object, name: str, value: object, wanted: str) -> None:
         raise ConfigError(f"Image: {name} must be {wanted}; found {value!r}.")
 
 
+def _matches(pattern: re.Pattern[str], value: object) -> bool:
+    return isinstance(value, str) and bool(pattern.fullmatch(value))
+
+
 def _is_text(value: object) -> bool:
     """Whether a value can be written down in UTF-8 and passed to a process."""
     return isinstance(value, str) and not re.search("[\0\ud800-\udfff]", value)
@@ -194,7 +198,7 @@ def _checked_apt(name: str) -> str:
 def _check_base(base: str) -> None:
     wanted = "an image reference such as 'python:3.12-slim'"
     _require(not str(base).startswith((".", "/", "~")), "base", base, f"{wanted}, not a path")
-    _require(_REFERENCE.fullmatch(str(base)), "base", base, wanted)
+    _require(_matches(_REFERENCE, base), "base", base, wanted)
 
 
 def _requirement(text: str) -> str:
@@ -249,6 +253,6 @@ def _checked_env(env: Any) -> Env:
         return env
     _require(isinstance(env, Mapping), "env", env, "a mapping of names to texts")
     for name, value in env.items():
-        _require(isinstance(name, str) and _ENV_NAME.fullmatch(name), "env", name, "names of letters, digits and '_'")
+        _require(_matches(_ENV_NAME, name), "env", name, "names of letters, digits and '_'")
         _require(_is_text(value), f"env[{name!r}]", value, "a text without NUL characters")
     return Env(env)

@@ -17,7 +17,7 @@ class _Uninterrupted:
     def __init__(self) -> None:
         self._main = threading.main_thread().ident
         self._depth = 0
-        self._pending: FrameType | None | bool = False
+        self._pending = False
         self._users = 0
         self._previous: signal._HANDLER = None
 
@@ -50,7 +50,7 @@ class _Uninterrupted:
                 self._pending = False
                 self._pass_on(None)
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, _number: int, frame: FrameType | None) -> None:
         if self._depth:
             self._pending = True
         else:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from skyward.errors import PoolClosedError, PoolError, SkywardError
 from skyward.model.accelerator import Accelerator
@@ -118,7 +118,7 @@ class ComputePool:
 
     # life ------------------------------------------------------------------------------------------------------
 
-    def __enter__(self) -> ComputePool:
+    def __enter__(self) -> Self:
         if self._running:
             raise PoolError(f"Pool {self.id} is open already; open a second ComputePool for more nodes.")
         uninterrupted.install()
@@ -130,8 +130,8 @@ class ComputePool:
             raise
         return self
 
-    def __exit__(self, *reason: Any) -> None:
-        self._close(reason[1])
+    def __exit__(self, _type: object, error: BaseException | None, _trace: object) -> None:
+        self._close(error)
 
     def _open(self) -> None:
         settings, progress = self._settings, self._progress

@@ -1,4 +1,4 @@
-"""What a pool says while it starts and stops: on a terminal one live line, elsewhere plain lines; and how long it took."""
+"""What a pool says while it starts and stops: a live line on a terminal, plain lines elsewhere; and its timing."""
 
 from __future__ import annotations
 

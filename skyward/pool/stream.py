@@ -60,7 +60,7 @@ class RemoteStream(Iterator[T], Generic[T]):
     def __enter__(self) -> RemoteStream[T]:
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:

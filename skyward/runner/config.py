@@ -62,7 +62,7 @@ class WorkerStart:
 
 
 def read_place() -> InstanceInfo:
-    """This node's place, from `COMPUTE_POOL`; raises ConfigError when it is missing or broken."""
+    """The node's place, from `COMPUTE_POOL`; raises ConfigError when it is missing or broken."""
     text = os.environ.get(ENV_VAR)
     if not text:
         raise ConfigError(f"{ENV_VAR} is not set: a runner is started by a pool, which tells it its place there.")

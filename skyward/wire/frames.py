@@ -1,7 +1,7 @@
 """Length-prefixed frames over a blocking stream socket.
 
 ```
-kind u8 | 3 zero bytes | number of buffers u32 | length of head u64 | id u64 | u64 length of each buffer | head | buffers
+kind u8, 3 zero bytes, number of buffers u32, length of head u64, id u64 | length u64 of each buffer | head | buffers
 ```
 
 Small frames are coalesced into one write and parsed many at a time out of one read. Large buffers are neither copied

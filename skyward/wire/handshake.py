@@ -117,7 +117,8 @@ def check_versions(client: dict[str, Any], node: dict[str, Any], endpoint: str) 
     if minor[0] != minor[1]:
         raise VersionError(
             f"This client runs Python {client['python']}, {endpoint} runs Python {node.get('python')}; functions "
-            f"cannot be sent between minor versions. Use Image(python={minor[0]!r}) or run the client with Python {minor[1]}."
+            f"cannot be sent between minor versions. Use Image(python={minor[0]!r}), or run "
+            f"the client with Python {minor[1]}."
         )
     if client["cloudpickle"] != node.get("cloudpickle"):
         raise VersionError(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import doctest
 import functools
 import inspect
 import math
 import pickle
+import sys
 import types
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -400,3 +402,10 @@ def test_groups_are_values() -> None:
         assert isinstance(value, Group | Stream)
         with pytest.raises(FrozenInstanceError):
             value.calls = ()  # type: ignore[misc]
+
+
+def test_the_documentation_is_true() -> None:
+    """The examples in docstrings give what they say."""
+    done = doctest.testmod(sys.modules["skyward.compute"])
+
+    assert (done.failed, done.attempted) == (0, 3)
