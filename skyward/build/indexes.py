@@ -15,6 +15,9 @@ from urllib.parse import unquote, urlsplit
 
 from skyward.errors import ConfigError
 
+_SYSTEM_FILES = (Path("/etc/xdg/pip/pip.conf"), Path("/etc/pip.conf"))
+_UV_SYSTEM = Path("/etc/uv/uv.toml")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Indexes:
@@ -108,7 +111,7 @@ def _pip_config(environ: Mapping[str, str], home: Path) -> dict[str, str]:
     if chosen == "/dev/null":
         return {}
     config_home = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
-    files = [Path("/etc/xdg/pip/pip.conf"), Path("/etc/pip.conf"), home / ".pip/pip.conf", config_home / "pip/pip.conf"]
+    files = [*_SYSTEM_FILES, home / ".pip/pip.conf", config_home / "pip/pip.conf"]
     if sys.platform == "darwin":
         files.append(home / "Library/Application Support/pip/pip.conf")
     files.append(Path(environ.get("VIRTUAL_ENV") or sys.prefix) / "pip.conf")
@@ -154,7 +157,7 @@ def _uv_config(environ: Mapping[str, str], home: Path) -> dict[str, Any]:
         return _flat(_toml(Path(chosen)))
     config_home = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
     settings: dict[str, Any] = {}
-    for file in (Path("/etc/uv/uv.toml"), config_home / "uv/uv.toml"):
+    for file in (_UV_SYSTEM, config_home / "uv/uv.toml"):
         if file.is_file():
             settings.update(_flat(_toml(file)))
     return settings

@@ -199,7 +199,8 @@ def _knock(address: EngineAddress) -> int | None:
 
 def _client(make: Any, url: str, version: str) -> Any:
     api = make(base_url=url, version=version, timeout=_CALL_TIMEOUT_S)
-    api.trust_env = False  # no proxy and no netrc stands before a local socket; looking for them costs 0.3 ms a call
+    # no proxy and no netrc stands before a local socket; looking for them takes a call from 0.6 to 0.8 ms
+    api.trust_env = False
     return api
 
 

@@ -24,6 +24,7 @@ class ContainerSpec:
         labels: labels by which it is found again.
         env: environment in addition to the image's.
         mounts: directories of this machine and where the container sees them.
+        working_dir: where the command starts; made if it is not there.
         gpus: number of NVIDIA GPUs, or their indexes; None for none.
         cpus: limit in CPUs; None for no limit.
         memory_bytes: limit of memory; None for no limit.
@@ -35,6 +36,7 @@ class ContainerSpec:
     labels: Mapping[str, str] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
     mounts: tuple[tuple[Path, str], ...] = ()
+    working_dir: str | None = None
     gpus: int | tuple[int, ...] | None = None
     cpus: float | None = None
     memory_bytes: int | None = None
@@ -68,6 +70,7 @@ def create(api: Any, spec: ContainerSpec, limits: Mapping[str, int]) -> str:
         name=spec.name,
         labels=dict(spec.labels),
         environment=dict(spec.env),
+        working_dir=spec.working_dir,
         host_config=_host_config(api, spec, limits),
     )
     return str(made["Id"])

@@ -118,9 +118,7 @@ class Image:
         if self.base is not None:
             _check_base(self.base)
         if self.python != "auto":
-            _require(
-                _MINOR.fullmatch(str(self.python)), "python", self.python, "'auto' or a minor version such as '3.12'"
-            )
+            _require(_matches(_MINOR, self.python), "python", self.python, "'auto' or a minor version such as '3.12'")
         if self.platform is not None:
             _require(_matches(_PLATFORM, self.platform), "platform", self.platform, "such as 'linux/amd64'")
         values: dict[str, Any] = {

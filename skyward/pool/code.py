@@ -24,10 +24,10 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 from skyward.errors import ConfigError, SerializationError, SkywardError
+from skyward.model.image import DEFAULT_EXCLUDES
 from skyward.wire import payload
 
 MAX_BYTES = 20 * 1024 * 1024
-EXCLUDES = ("__pycache__", "*.pyc", ".git", ".venv", "node_modules", "*.egg-info")
 
 _INSTALLED = {"site-packages", "dist-packages"}
 _STDLIB = tuple({os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")})
@@ -79,7 +79,7 @@ def local_modules(obj: object) -> CodeBundle:
     return CodeBundle.of(files)
 
 
-def bundle_paths(includes: Iterable[str | Path], excludes: Sequence[str] = EXCLUDES) -> CodeBundle:
+def bundle_paths(includes: Iterable[str | Path], excludes: Sequence[str] = DEFAULT_EXCLUDES) -> CodeBundle:
     """The files of `Image.includes`: files and directories, relative to the working directory.
 
     What lies below the working directory keeps its relative path, anything else its name. A file is left out when its

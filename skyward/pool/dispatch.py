@@ -46,6 +46,7 @@ class Dispatcher:
         self._pinned: dict[int, list[Task]] = {}  # calls for a worker that is being started again
         self._dropped: deque[Task] = deque()  # streams that were garbage-collected before their end
         self._expected = 0  # workers that are here or will come back
+        self._gone: dict[int, Lost] = {}  # ranks whose worker will not come back
         self._limits: dict[int, tuple[float, Task]] = {}  # running calls that have a time limit
         self._ticking = False
         self._closed: SkywardError | None = None
@@ -61,8 +62,10 @@ class Dispatcher:
         self._expected = workers
 
     def add(self, worker: WorkerLink) -> None:
-        """Let a connected worker take calls."""
+        """Let a connected worker take calls; does nothing if it has been lost meanwhile."""
         with self._lock:
+            if not worker.alive or worker.rank in self._gone:
+                return
             self._workers[worker.rank] = worker
             for task in self._pinned.pop(worker.rank, ()):
                 if task.stopping is None:
@@ -71,15 +74,22 @@ class Dispatcher:
         _flush((worker,))
 
     def lose(self, worker: WorkerLink, lost: Lost, *, forever: bool) -> None:
-        """Settle the calls of a worker that is gone; `forever` when none will take its place."""
+        """Settle the calls of a worker that is gone; `forever` when none will take its place.
+
+        May be told twice, and of what comes later first: once a rank is gone forever, it stays so.
+        """
         with self._lock:
             if self._workers.get(worker.rank) is worker:
                 del self._workers[worker.rank]
             worker.alive = False
             orphans = list(worker.outstanding.values())
             worker.outstanding.clear()
-            self._expected -= forever
-            failed = self._resettle(worker, orphans, lost, forever=forever)
+            for task in orphans:
+                self._limits.pop(task.id, None)  # of the run that was lost, not of the next
+            if forever and worker.rank not in self._gone:
+                self._gone[worker.rank] = lost
+                self._expected -= 1
+            failed = self._resettle(worker, orphans, lost, forever=worker.rank in self._gone)
             touched = self._spread()
         _flush(touched)
         for task, error in failed:
@@ -89,7 +99,6 @@ class Dispatcher:
         self, worker: WorkerLink, orphans: list[Task], lost: Lost, *, forever: bool
     ) -> list[tuple[Task, SkywardError]]:
         """Sort the calls of a lost worker into those that failed (returned) and those that run again."""
-        killed = any(task.stopping for task in orphans)
         failed: list[tuple[Task, SkywardError]] = []
         again: list[Task] = []
         for position, task in enumerate(orphans):
@@ -98,7 +107,7 @@ class Dispatcher:
                 failed.append((task, task.stopping))
             elif task.stream is not None or (task.pin is not None and forever):
                 failed.append((task, lost(task.function.name)))
-            elif not started or killed:
+            elif not started or worker.ordered_to_end:
                 again.append(task)
             elif task.retries > 0:
                 task.retries -= 1
@@ -129,12 +138,16 @@ class Dispatcher:
             PoolClosedError: the pool has ended, or has no nodes left.
         """
         touched: dict[int, WorkerLink] = {}
+        failed: list[tuple[Task, SkywardError]] = []
         with self._lock:
             if self._closed is not None:
                 raise self._closed
             if self._expected <= 0:
                 raise PoolClosedError("All nodes of this pool are gone; close it and open another one.")
             for task in tasks:
+                if task.pin is not None and (lost := self._gone.get(task.pin)):
+                    failed.append((task, lost(task.function.name)))
+                    continue
                 worker = self._home(task)
                 if worker is not None:
                     self._assign(task, worker)
@@ -143,6 +156,8 @@ class Dispatcher:
                 self._ticking = True
                 self._clock.after(TICK_S, self._tick)
         _flush(touched.values())
+        for task, error in failed:
+            settle(task, error)
 
     def cancel(self, task: Task, reason: SkywardError | None = None) -> None:
         """Stop a call wherever it is; its outcome is `reason`. Does nothing if it has ended."""
@@ -225,7 +240,10 @@ class Dispatcher:
         return RemoteStream(task, credit, lambda: self.cancel(task), lambda: self._dropped.append(task))
 
     def _end_if_stuck(self, worker: WorkerLink, task: Task) -> None:
-        if worker.alive and task.id in worker.outstanding:
+        with self._lock:
+            stuck = self._closed is None and worker.alive and task.id in worker.outstanding
+            worker.ordered_to_end |= stuck
+        if stuck:
             self._kill(worker)
 
     # at regular times, while there is work ----------------------------------------------------------------------
@@ -238,7 +256,7 @@ class Dispatcher:
             for task in overdue:
                 del self._limits[task.id]
             touched = self._recall(now)
-            self._ticking = bool(self._queue or any(w.outstanding for w in self._workers.values()))
+            self._ticking = bool(self._queue or self._pinned or any(w.outstanding for w in self._workers.values()))
             if self._ticking:
                 self._clock.after(TICK_S, self._tick)
         _flush(touched)
@@ -317,9 +335,11 @@ class Dispatcher:
     def _requeue(self, task: Task) -> None:
         """Put a call that did not run back, before all that came after it."""
         task.sent_at = 0.0
+        if task.stopping is not None:
+            return
         if task.pin is not None:
             self._pinned.setdefault(task.pin, []).insert(0, task)
-        elif task.stopping is None:
+        else:
             self._queue.appendleft(task)
 
 

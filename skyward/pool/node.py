@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from signal import Signals
 from typing import Any
 
-from skyward.errors import ProviderError, SkywardError, WireError, WorkerLostError
-from skyward.pool.dispatch import Dispatcher
+from skyward.errors import SkywardError, WireError, WorkerLostError
+from skyward.pool.dispatch import Dispatcher, Lost
 from skyward.pool.output import Printer
 from skyward.pool.worker import WorkerLink
 from skyward.providers.base import Exit, Node
@@ -102,7 +102,7 @@ class NodeLink:
         setup = self.setups[worker.rank]
         if not setup.done():
             setup.set_exception(self._lost(worker, report, "its plugins were set up"))
-        dispatcher.lose(worker, lambda call: self._lost(worker, report, f"it ran {call}()"), forever=report is None)
+        dispatcher.lose(worker, self._lost_running(worker, report), forever=report is None)
 
     def _read_agent(self, agent: Connection) -> None:
         try:
@@ -122,7 +122,7 @@ class NodeLink:
                 for worker in self._workers.values():
                     worker.rtt_s = min(worker.rtt_s, rtt_s) if worker.rtt_s else rtt_s
             case Kind.WORKER_OUTPUT:
-                self._show(self._workers[frame.id], frame)
+                self._show(self._workers.get(frame.id), frame)
             case Kind.WORKER_EXIT:
                 report = decode(frame.head)
                 with self._changed:
@@ -149,16 +149,18 @@ class NodeLink:
         with self._changed:
             self.gone = exit_
             self._changed.notify_all()
-        for worker in self._workers.values():
+        for worker in tuple(self._workers.values()):  # also those just being started again, which have no reader
             worker.connection.close()
+            self._pool.dispatcher.lose(worker, self._lost_running(worker, None), forever=True)
         try:
             self._node.remove()
-        except ProviderError:
+        except SkywardError:
             pass  # the pool's end tries again, and reports
 
-    def _show(self, worker: WorkerLink, frame: Frame) -> None:
+    def _show(self, worker: WorkerLink | None, frame: Frame) -> None:
         text = str(memoryview(frame.head)[1:], "utf-8", "replace")
-        worker.tail.extend(text.splitlines())
+        if worker is not None:  # a worker may write before its connection is made
+            worker.tail.extend(text.splitlines())
         self._pool.printer.put(self.index, text, error=frame.head[0] == STDERR)
 
     def _on_setup(self, worker: WorkerLink, frame: Frame) -> None:
@@ -167,8 +169,7 @@ class NodeLink:
             setup.set_result(None)
         else:
             error = payload.load_exception(bytes(memoryview(frame.head)[RESULT_HEAD.size :]))
-            error.add_note(f"raised while the plugins were set up on {worker}")
-            setup.set_exception(error)
+            setup.set_exception(payload.noted(error, f"raised while the plugins were set up on {worker}"))
 
     # why a worker ended ----------------------------------------------------------------------------------------
 
@@ -183,6 +184,9 @@ class NodeLink:
             with self._changed:
                 self._changed.wait_for(lambda: self.gone is not None, 2 * _REASON_S)
         return report if self.gone is None else None
+
+    def _lost_running(self, worker: WorkerLink, report: dict[str, Any] | None) -> Lost:
+        return lambda call: self._lost(worker, report, f"it ran {call}()")
 
     def _lost(self, worker: WorkerLink, report: dict[str, Any] | None, doing: str) -> WorkerLostError:
         facts: dict[str, Any] = report or {}

@@ -68,10 +68,10 @@ class Printer:
                 self._changed.wait_for(lambda: self._waiting or self._stopped)
                 if not self._waiting:
                     break
+                self._busy = True  # before the queue is emptied: drain() looks at both without the lock
                 items, dropped = list(self._waiting), self._dropped
                 self._waiting.clear()
                 self._size = self._dropped = 0
-                self._busy = True
             if dropped:
                 _write(f"[skyward] {dropped} lines were dropped: they came faster than they could be printed\n", True)
             for node, error, text in items:

@@ -24,7 +24,7 @@ from skyward.pool.node import BEAT_S, NodeLink, PoolLink
 from skyward.pool.output import Printer
 from skyward.pool.progress import Progress
 from skyward.pool.settings import Display, PoolSettings
-from skyward.pool.setup import PluginSetup
+from skyward.pool.setup import WorkerSetup
 from skyward.pool.task import CallFuture, Latch, PlainCall, Task
 from skyward.pool.worker import WorkerLink
 from skyward.providers.base import Host, Launch, Provider
@@ -136,7 +136,7 @@ class ComputePool:
     def _open(self) -> None:
         settings, progress = self._settings, self._progress
         provider, count = settings.provider, settings.nodes.desired
-        self._plugins = PluginSetup(settings)
+        self._setup = WorkerSetup(settings)
         self._key = new_key()
         self._clock = Clock()
         self._printer = Printer(quiet=settings.display == "quiet")
@@ -221,14 +221,14 @@ class ComputePool:
 
     def _set_up_all(self) -> None:
         """Enter the plugins on all workers together, then let them take calls."""
-        self._plugins.enter(self._opened)
+        self._setup.enter(self._opened)
         for _, worker in self._opened:
             self._dispatcher.add(worker)
 
     def _set_up_again(self, node: NodeLink, worker: WorkerLink) -> None:
         """Prepare a worker that was started again after it had ended."""
         worker.buffer = self._settings.worker.buffer
-        self._plugins.enter([(node, worker)])
+        self._setup.enter([(node, worker)])
 
     def _beat(self) -> None:
         for node in self._nodes:

@@ -25,12 +25,10 @@ _PLATFORMS = {"x86_64": "linux/amd64", "amd64": "linux/amd64", "arm64": "linux/a
 _GB = {"": 1.0, "GB": 1.0, "G": 1.0, "GIB": 1.073741824, "MB": 1e-3, "M": 1e-3, "MIB": 1.048576e-3, "TB": 1e3}
 # parameters that providers of rented machines bring; none of today's providers can honour them
 _OF_RENTED_MACHINES = frozenset(
-    {
-        "allocation", "autoscale_cooldown", "autoscale_idle_timeout", "machine", "max_hourly_cost",
-        "max_provision_attempts", "provision_retry_delay", "reconcile_tick_interval", "selection", "ssh_retry_interval", "ssh_timeout", "volume",
-        "volumes",
-    }
-)  # fmt: skip
+    {"allocation", "autoscale_cooldown", "autoscale_idle_timeout", "machine", "max_hourly_cost"}
+    | {"max_provision_attempts", "provision_retry_delay", "reconcile_tick_interval", "selection"}
+    | {"ssh_retry_interval", "ssh_timeout", "volume", "volumes"}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

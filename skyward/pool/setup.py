@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 
 from skyward.errors import PluginError
+from skyward.pool.code import bundle_paths
 from skyward.pool.node import SETUP, NodeLink
 from skyward.pool.settings import PoolSettings
 from skyward.pool.worker import WorkerLink
@@ -15,35 +16,40 @@ from skyward.wire.frames import Frame
 from skyward.wire.messages import Kind
 
 
-class PluginSetup:
-    """What a pool's workers are told of its plugins; made, and checked, before any node exists.
+class WorkerSetup:
+    """What a pool's workers get before their first call: included files, plugins. Made before any node exists.
 
     Raises:
+        ConfigError: an included file is missing, or they are too large.
         PluginError: a plugin's bootstrap is not what it should be, or cannot be pickled.
     """
 
     def __init__(self, settings: PoolSettings) -> None:
         self._names = ", ".join(plugin.name for plugin in settings.plugins)
         self._limit_s = settings.provision_timeout_s
-        self._frame: Frame | None = None
+        self._code: Frame | None = None
+        self._plugins: Frame | None = None
+        if settings.image.includes:
+            bundle = bundle_paths(settings.image.includes, settings.image.excludes)
+            self._code = Frame(Kind.CODE, 0, *payload.dumps(bundle.files))
         if settings.plugins:
             from skyward.plugins import node_setup
 
             several = settings.worker.processes > 1
             setup = node_setup(settings.plugins, settings.cluster, several_processes=several)
-            self._frame = Frame(Kind.SETUP, SETUP, *payload.dumps(setup))
+            self._plugins = Frame(Kind.SETUP, SETUP, *payload.dumps(setup))
 
     def enter(self, workers: Sequence[tuple[NodeLink, WorkerLink]]) -> None:
-        """Let all these workers enter the plugins together, since collective ones wait for each other.
+        """Give these workers the files, then let all enter the plugins together: collective ones wait for each other.
 
         Raises:
             PluginError: some were not done in time; the message names their ranks.
             The error a hook raised on one of them.
         """
-        if self._frame is None:
-            return
         for _, worker in workers:
-            worker.connection.send(self._frame)
+            worker.connection.send(*(frame for frame in (self._code, self._plugins) if frame is not None))
+        if self._plugins is None:
+            return
         deadline = time.monotonic() + self._limit_s
         for node, worker in workers:
             try:

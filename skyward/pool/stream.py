@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from skyward.pool.task import Task
 from skyward.wire import payload
@@ -44,7 +44,7 @@ class RemoteStream(Iterator[T], Generic[T]):
             self._taken += 1
             if self._taken % _CREDIT_STEP == 0:
                 self._credit(_CREDIT_STEP)
-            value: T = payload.loads(item.head, item.buffers)
+            value: T = payload.loads(item.head, item.buffers, what="An item of the generator")
             return value
         self._ended = True
         if item.kind == Kind.ERROR:

@@ -105,13 +105,11 @@ class Task:
         body = memoryview(self.frame.head)[RESULT_HEAD.size :]
         if self.frame.kind == Kind.ERROR:
             raise self.remote_error(bytes(body))
-        return payload.loads(body, self.frame.buffers)
+        return payload.loads(body, self.frame.buffers, what=f"The result of {self.function.name}()")
 
     def remote_error(self, dumped: bytes) -> BaseException:
         """The exception raised by the user's code, with a note that says where."""
-        error = payload.load_exception(dumped)
-        error.add_note(f"raised by {self.function.name}() on {self.place}")
-        return error
+        return payload.noted(payload.load_exception(dumped), f"raised by {self.function.name}() on {self.place}")
 
 
 class PlainCall(NamedTuple):

@@ -23,6 +23,7 @@ class WorkerLink:
         outstanding: calls sent and not yet answered, oldest first; the first `slots` of them run.
         run_s: how long its calls take, a moving average; None before the first result.
         rtt_s: time of a round trip to its node.
+        ordered_to_end: whether the pool itself has it killed, because one of its calls did not heed its end.
     """
 
     def __init__(self, node: int, index: int, rank: int, generation: int, slots: int, connection: Connection) -> None:
@@ -30,6 +31,7 @@ class WorkerLink:
         self.connection = connection
         self.outstanding: dict[int, Task] = {}
         self.alive = True
+        self.ordered_to_end = False
         self.run_s: float | None = None
         self.rtt_s = 0.0002
         self.buffer = 0

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 POOL, NODE, OWNER, OWNER_ID = "skyward.pool", "skyward.node", "skyward.owner", "skyward.owner-id"
 RUN_DIR = "/run/skyward"  # where a container sees its node's directory
+WORK_DIR = "/work"  # where functions run in images that name no directory of their own
 COMMAND = ("/opt/venv/bin/python", "-m", "skyward.runner")
 _log = logging.getLogger(__name__)
 _END_NEWS_S = 2.0  # how long after the last byte of its output an engine may take to say how a container ended
@@ -154,6 +155,7 @@ class _Pool:
         self.id, self.engine = pool, engine
         self.directory = PoolDirectory.create(pool, runtime_base())
         self._ports: list[PortClaim] = []
+        self._working_dirs: dict[str, str] = {}
         self._gate = threading.Condition()
         self._starting, self._closed = 0, False
         try:
@@ -161,6 +163,13 @@ class _Pool:
         except BaseException:
             self.directory.remove()
             raise
+
+    def working_dir(self, image: str) -> str:
+        """The image's own, or an empty one: at / every top-level directory would be importable as a package."""
+        if image not in self._working_dirs:
+            config = (self.engine.image(image) or {}).get("Config") or {}
+            self._working_dirs[image] = config.get("WorkingDir") or WORK_DIR
+        return self._working_dirs[image]
 
     def claim_port(self) -> int:
         claim = claim_port()
@@ -219,10 +228,15 @@ class DockerHost:
         Raises:
             EngineError: the engine refuses; nothing is left.
         """
+        if launch.image is None:
+            raise ProviderError(
+                f"Node {launch.node} of pool {launch.pool} has no image, and this provider runs images."
+            )
         with self._pool.starting():
+            working_dir = self._pool.working_dir(launch.image)
             directory = self._pool.directory.add(launch.node, launch.key)
             try:
-                container = self._pool.engine.run(_container(launch, directory))
+                container = self._pool.engine.run(_container(launch, launch.image, directory, working_dir))
             except BaseException:
                 shutil.rmtree(directory, ignore_errors=True)
                 raise
@@ -271,14 +285,10 @@ class DockerNode:
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
-def _container(launch: Launch, directory: Path) -> ContainerSpec:
-    if launch.image is None:
-        raise ProviderError(
-            f"Node {launch.node} of pool {launch.pool} has no image to run; this provider runs containers."
-        )
+def _container(launch: Launch, image: str, directory: Path, working_dir: str) -> ContainerSpec:
     owner = Owner.of(os.getpid())
     return ContainerSpec(
-        image=launch.image,
+        image=image,
         command=COMMAND,
         name=launch.name,
         labels={POOL: launch.pool, NODE: str(launch.node), OWNER: owner.for_people, OWNER_ID: owner.text},
@@ -289,6 +299,7 @@ def _container(launch: Launch, directory: Path) -> ContainerSpec:
             "SKYWARD_RUN_DIR": RUN_DIR,
         },
         mounts=((directory, RUN_DIR),),
+        working_dir=working_dir,
         gpus=gpus_of_container(launch),
         cpus=launch.cpus,
         memory_bytes=None if launch.memory_gb is None else int(launch.memory_gb * _GIB),

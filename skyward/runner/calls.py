@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from skyward.model.instance import InstanceInfo
-from skyward.runner.slots import Slot
+from skyward.runner.slots import Interrupted, Slot
 from skyward.runtime.output import task_output
 from skyward.wire import payload
 from skyward.wire.frames import Frame
@@ -74,7 +74,8 @@ class Calls:
         try:
             with task_output(frame.id):
                 fn = self._function(number)
-                args, kwargs = payload.loads(memoryview(frame.head)[CALL_HEAD.size :], frame.buffers)
+                packed = memoryview(frame.head)[CALL_HEAD.size :]
+                args, kwargs = payload.loads(packed, frame.buffers, what="An argument")
                 if isinstance(frame.buffers, list):
                     frame.buffers.clear()  # what loads made owns the memory now, and the caller's frame must not
                 value = fn(*args, **kwargs)
@@ -82,11 +83,13 @@ class Calls:
                 if isinstance(value, types.GeneratorType):
                     self._stream(frame.id, value, slot, send)
                     return Frame(Kind.END, frame.id, RESULT_HEAD.pack(time.perf_counter() - start))
-            data, buffers = payload.dumps(value)
+            data, buffers = payload.dumps(value, what="The result")
             return Frame(Kind.RESULT, frame.id, RESULT_HEAD.pack(time.perf_counter() - start) + data, buffers)
-        except Exception as error:
-            return failure(frame.id, error, start)
-        except (SystemExit, GeneratorExit) as error:  # user code left by the wrong door; the worker stays
+        except Interrupted:
+            raise
+        except (
+            BaseException
+        ) as error:  # user code may leave by the wrong door (SystemExit and the like); the worker stays
             return failure(frame.id, error, start)
 
     def _function(self, number: int) -> Callable[..., Any]:
@@ -96,7 +99,7 @@ class Calls:
         with self._loading:
             known = self._functions[number]
             if isinstance(known, bytes):
-                fn: Callable[..., Any] = payload.loads(known, ())
+                fn: Callable[..., Any] = payload.loads(known, (), what="The function")
                 known = self._session.decorate(fn) if self._session else fn
                 self._functions[number] = known
         return known
@@ -108,7 +111,7 @@ class Calls:
             with slot.shield():
                 send(Frame(Kind.STREAM, call))
             for item in items:
-                data, buffers = payload.dumps(item)
+                data, buffers = payload.dumps(item, what="An item of the generator")
                 credit.acquire()
                 with slot.shield():
                     send(Frame(Kind.ITEM, call, data, buffers))

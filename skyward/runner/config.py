@@ -9,6 +9,7 @@ from pathlib import Path
 
 from skyward.errors import ConfigError
 from skyward.model.instance import ENV_VAR, InstanceInfo
+from skyward.wire.messages import KEY_BYTES
 
 SETTINGS_VAR = "SKYWARD_RUNNER"
 RUN_DIR_VAR = "SKYWARD_RUN_DIR"
@@ -37,9 +38,12 @@ class RunnerSettings:
     def from_json(cls, text: str) -> RunnerSettings:
         """Read `SKYWARD_RUNNER`; raises ConfigError when it is not such a document."""
         try:
-            return cls(**json.loads(text))
+            settings = cls(**json.loads(text))
+            if settings.processes < 1 or settings.slots < 1 or settings.lease_s <= 0:
+                raise ValueError(f"{text}: processes and slots must be at least 1, lease_s above 0")
         except (ValueError, TypeError) as error:
             raise ConfigError(f"{SETTINGS_VAR} is not a runner's settings ({error}); it is set by the pool.") from None
+        return settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,4 +81,6 @@ def take_key(run_dir: Path) -> bytes:
         path.unlink()
     except OSError as error:
         raise ConfigError(f"The pool's key is not at {path} ({error.strerror}); it is put there by the pool.") from None
+    if len(key) != KEY_BYTES:
+        raise ConfigError(f"The pool's key at {path} has {len(key)} bytes instead of {KEY_BYTES}.")
     return key

@@ -8,18 +8,17 @@ part of the proof, so that a connection cannot be passed on to another node. Not
 from __future__ import annotations
 
 import hmac
-import platform
 import secrets
 import socket
 import struct
+import sys
 from typing import Any
 
 from skyward._version import __version__
 from skyward.errors import AuthenticationError, VersionError, WireError
 from skyward.wire.frames import Connection, Frame
-from skyward.wire.messages import PROTOCOL, Kind, decode, encode
+from skyward.wire.messages import KEY_BYTES, PROTOCOL, Kind, decode, encode
 
-KEY_BYTES = 32
 TIMEOUT_S = 10.0  # for the whole handshake; a peer that is slower is not one of ours
 _MAGIC = b"SKYWARD\0"
 _HELLO = struct.Struct("!8sH32s")
@@ -38,7 +37,7 @@ def versions() -> dict[str, Any]:
     return {
         "skyward": __version__,
         "protocol": PROTOCOL,
-        "python": platform.python_version(),
+        "python": ".".join(map(str, sys.version_info[:3])),
         "cloudpickle": cloudpickle.__version__,
     }
 

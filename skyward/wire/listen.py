@@ -11,7 +11,7 @@ from pathlib import Path
 
 from skyward.errors import WireError
 
-_BACKLOG = 16
+_BACKLOG = 128
 _SOCKET_BUFFER = 4 * 1024 * 1024  # asked for; the kernel gives what its limits allow
 
 

@@ -12,6 +12,7 @@ from enum import IntEnum
 from typing import Any
 
 PROTOCOL = 1
+KEY_BYTES = 32  # of the key that a pool and its nodes share
 
 
 class Kind(IntEnum):

@@ -168,6 +168,12 @@ def load_exception(data: Buffer) -> BaseException:
     return error
 
 
+def noted(error: BaseException, note: str) -> BaseException:
+    """The exception with a note added, also when its class forbids attributes to be set."""
+    exceptions.restore(error, {"__notes__": [*getattr(error, "__notes__", ()), note]})
+    return error
+
+
 def _pickle(obj: object) -> bytes:
     file = io.BytesIO()
     Pickler(file, 5).dump(obj)

@@ -15,7 +15,8 @@ import pytest
 
 import skyward as sky
 
-IMAGE = sky.Image(pip=["numpy", "pandas"])  # one image for all of them
+# One image for all of them. Docker and pytest are in it because the modules of these tests are imported on the nodes.
+IMAGE = sky.Image(pip=["docker", "numpy", "pandas", "pytest"])
 
 
 def provider_of(name: str) -> Any:

@@ -157,6 +157,7 @@ def test_a_node_talks_through_the_directory_it_shares(start: Start, api: Any, po
     facts = ask(node.connect(announced.agent), "facts")
     assert bytes.fromhex(facts["key"]) == b"the pool's key"
     assert facts["env"]["SKYWARD_RUN_DIR"] == "/run/skyward"
+    assert facts["cwd"] == "/work"
     assert facts["limits"]["stack"] == [67108864, 67108864]
     assert facts["shm"] > 1024**3
     everything = json.dumps(_inspect(api, pool))

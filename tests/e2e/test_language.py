@@ -2,45 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 import pytest
 
 import skyward as sky
 from tests.e2e.conftest import IMAGE, provider_of
-
-
-@sky.compute
-def double(x: int) -> int:
-    return x * 2
-
-
-@sky.compute
-def where() -> tuple[int, int]:
-    info = sky.instance_info()
-    assert info is not None
-    return info.node, os.getpid()
-
-
-@sky.compute
-def slow(x: int, seconds: float) -> int:
-    time.sleep(seconds)
-    return x
-
-
-@sky.compute
-def count(n: int) -> Iterator[int]:
-    yield from range(n)
-
-
-@sky.compute
-def greet(name: str, *, greeting: str = "hello") -> str:
-    return f"{greeting} {name}"
+from tests.e2e.functions import count, double, greet, pid, place, slow, where
 
 
 def test_one_node(pool: sky.ComputePool) -> None:
@@ -140,12 +111,6 @@ def test_decorator_forms(provider_name: str) -> None:
     with pytest.raises(ValueError, match="negative"):
         main(-1)
     assert main(3) == [6, 6]
-
-
-def test_no_pool() -> None:
-    """Without an open pool the error says how to open one."""
-    with pytest.raises(sky.errors.NoActivePoolError, match="ComputePool"):
-        double(1) >> sky
 
 
 def test_methods(pool: sky.ComputePool) -> None:
@@ -302,36 +267,12 @@ def test_processes(new_pool: Callable[..., sky.ComputePool]) -> None:
     """With the process executor each slot is a process of its own; `@` still reaches a node once."""
     worker = sky.Worker(concurrency=2, executor="process")
     with new_pool(nodes=2, worker=worker, display="quiet") as pool:
-
-        @sky.compute
-        def pid(seconds: float) -> tuple[str, int]:
-            time.sleep(seconds)
-            info = sky.instance_info()
-            assert info is not None
-            return str(info.node), os.getpid()
-
         assert len(set(sky.gather(*(pid(0.5) for _ in range(4))) >> pool)) == 4
         assert len(where() @ pool) == 2
 
 
 def test_context_of_a_function(pool: sky.ComputePool) -> None:
     """Inside a function `instance_info()` is the node's place; outside a pool it is None."""
-
-    @sky.compute
-    def place() -> dict[str, Any]:
-        info = sky.instance_info()
-        assert info is not None
-        return {
-            "node": info.node,
-            "total": info.total_nodes,
-            "head": info.is_head,
-            "addr": info.head_addr,
-            "port": info.head_port,
-            "gpus": info.accelerators,
-            "peers": [peer.node for peer in info.peers],
-            "job": info.job_id,
-            "env": "COMPUTE_POOL" in os.environ,
-        }
 
     first, second = place() @ pool
     assert (first["node"], second["node"]) == (0, 1)
@@ -349,17 +290,11 @@ def test_context_of_a_function(pool: sky.ComputePool) -> None:
 def test_two_pools_never_share_a_port(provider_name: str) -> None:
     """Each pool has a coordination port of its own."""
 
-    @sky.compute
-    def port() -> int:
-        info = sky.instance_info()
-        assert info is not None
-        return info.head_port
-
     with (
         sky.ComputePool(provider_of(provider_name), image=IMAGE, display="quiet") as one,
         sky.ComputePool(provider_of(provider_name), image=IMAGE, display="quiet") as two,
     ):
-        assert port() >> one != port() >> two
+        assert (place() >> one)["port"] != (place() >> two)["port"]
 
 
 def test_thread_without_context_finds_the_pool(provider_name: str) -> None:

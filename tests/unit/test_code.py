@@ -165,7 +165,7 @@ def test_a_closure_of_a_module_brings_its_module(project: Project) -> None:
     """Functions made by functions, and bound methods of instances, bring the modules they come from."""
     project(
         {
-            "makers.py": "def make():\n    import inside\n    return lambda: inside.x\nclass M:\n    def go(self): pass",
+            "makers.py": "def make():\n    import inside\n    return lambda: inside.x\nclass M:\n    def go(s): pass",
             "inside.py": "x = 1",
         }
     )

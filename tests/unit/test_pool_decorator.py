@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -22,7 +22,7 @@ class FakePool:
         self.events: list[object] = []
         FakePool.made.append(self)
 
-    def __enter__(self) -> FakePool:
+    def __enter__(self) -> Self:
         self.events.append("open")
         return self
 
@@ -118,8 +118,9 @@ def test_functions_that_run_later_are_refused(pool: PoolDecorator[Any], fn: Call
 
 def test_only_functions_are_decorated(pool: PoolDecorator[Any]) -> None:
     """`sky.pool(...)` applied to anything else says so."""
+    number: Any = 3
     with pytest.raises(TypeError, match="decorates a function, found 3"):
-        pool(nodes=2)(3)
+        pool(nodes=2)(number)
 
 
 def test_the_public_name_takes_the_parameters_of_compute_pool() -> None:

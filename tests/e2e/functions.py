@@ -1,0 +1,63 @@
+"""Functions the end-to-end tests send to nodes; a module of their own, since nodes have no pytest to import."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import skyward as sky
+
+
+@sky.compute
+def double(x: int) -> int:
+    return x * 2
+
+
+@sky.compute
+def where() -> tuple[int, int]:
+    info = sky.instance_info()
+    assert info is not None
+    return info.node, os.getpid()
+
+
+@sky.compute
+def slow(x: int, seconds: float) -> int:
+    time.sleep(seconds)
+    return x
+
+
+@sky.compute
+def count(n: int) -> Iterator[int]:
+    yield from range(n)
+
+
+@sky.compute
+def greet(name: str, *, greeting: str = "hello") -> str:
+    return f"{greeting} {name}"
+
+
+@sky.compute
+def pid(seconds: float) -> tuple[int, int]:
+    time.sleep(seconds)
+    info = sky.instance_info()
+    assert info is not None
+    return info.node, os.getpid()
+
+
+@sky.compute
+def place() -> dict[str, Any]:
+    info = sky.instance_info()
+    assert info is not None
+    return {
+        "node": info.node,
+        "total": info.total_nodes,
+        "head": info.is_head,
+        "addr": info.head_addr,
+        "port": info.head_port,
+        "gpus": info.accelerators,
+        "peers": [peer.node for peer in info.peers],
+        "job": info.job_id,
+        "env": "COMPUTE_POOL" in os.environ,
+    }

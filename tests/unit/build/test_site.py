@@ -1,0 +1,119 @@
+"""The site script: what it holds, and what a shell makes of it."""
+
+from __future__ import annotations
+
+import subprocess
+import tomllib
+from configparser import RawConfigParser
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from skyward.build.indexes import Indexes
+from skyward.build.site import Site, read_site, site_script, without_folders
+from skyward.errors import ConfigError
+from skyward.model.image import Image, PipIndex
+from tests.unit.image.images import compiled
+
+CPU = "https://download.pytorch.org/whl/cpu"
+TORCH = compiled(Image(pip=["torch"], pip_indexes=[PipIndex(CPU, ["torch"])]))
+CERTIFICATE = "-----BEGIN CERTIFICATE-----\nabc=\n-----END CERTIFICATE-----\n"
+
+
+def _served(folder: Path) -> str:
+    return f"http://127.0.0.1:1/t{folder}"
+
+
+def _run(script: str, place: Path) -> dict[str, str]:
+    """Source the script as a build step does, below another folder; gives the environment."""
+    place.mkdir()
+    code = f"set -eu\n{script.replace('/run/skyward', str(place))}\nenv"
+    done = subprocess.run(["sh", "-c", code], capture_output=True, text=True, check=True, env={"PATH": "/usr/bin:/bin"})
+    return dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
+
+
+def test_what_a_step_gets(tmp_path: Path) -> None:
+    """CA bundle, uv's and pip's configuration, mirrors and limits, each where its tool looks."""
+    (tmp_path / "wheels").mkdir()
+    site = Site(
+        ca=CERTIFICATE,
+        indexes=Indexes(
+            default="https://u:$p`@a.example/simple",
+            extra=("file:///opt/tree/simple",),
+            find_links=(str(tmp_path / "wheels"),),
+            insecure_hosts=("a.example",),
+            strategy="unsafe-best-match",
+        ),
+        mirrors=((CPU, str(tmp_path / "wheels")),),
+        timeout_s=90,
+    )
+    place = tmp_path / "run"
+    env = _run(site_script(site, TORCH, _served), place)
+    assert Path(env["SSL_CERT_FILE"]).read_text() == CERTIFICATE
+    assert env["PIP_CERT"] == env["REQUESTS_CA_BUNDLE"] == env["SSL_CERT_FILE"]
+    assert str(place / "ca.pem") in Path(env["APT_CONFIG"]).read_text()
+    uv = tomllib.loads(Path(env["UV_CONFIG_FILE"]).read_text())
+    assert uv == {
+        "find-links": [_served(tmp_path / "wheels")],
+        "allow-insecure-host": ["a.example"],
+        "index-strategy": "unsafe-best-match",
+        "index": [
+            {"url": _served(Path("/opt/tree/simple"))},
+            {"url": "https://u:$p`@a.example/simple", "default": True},
+        ],
+    }
+    pip = RawConfigParser()
+    pip.read(env["PIP_CONFIG_FILE"])
+    assert pip["global"]["index-url"] == "https://u:$p`@a.example/simple"
+    assert pip["global"]["find-links"] == _served(tmp_path / "wheels")
+    requirements = tomllib.loads(Path(env["SKYWARD_REQUIREMENTS"]).read_text())
+    assert requirements["tool"]["uv"]["index"][0]["url"] == _served(tmp_path / "wheels")
+    assert (env["UV_HTTP_TIMEOUT"], env["NO_PROXY"]) == ("90", "127.0.0.1,localhost")
+
+
+def test_a_plain_site(tmp_path: Path) -> None:
+    """Nothing set: the base's own certificates, PyPI, the indexes the image names."""
+    env = _run(site_script(Site(), TORCH, _served), tmp_path / "run")
+    assert "SSL_CERT_FILE" not in env
+    assert "SKYWARD_REQUIREMENTS" not in env
+    uv = tomllib.loads(Path(env["UV_CONFIG_FILE"]).read_text())
+    assert uv == {"index": [{"url": "https://pypi.org/simple", "default": True}]}
+
+
+def test_the_default_index_can_be_mapped(tmp_path: Path) -> None:
+    """A mirror of PyPI is used for everything."""
+    site = Site(mirrors=(("https://pypi.org/simple", "https://m.example/simple"),))
+    env = _run(site_script(site, TORCH, _served), tmp_path / "run")
+    assert "https://m.example/simple" in Path(env["UV_CONFIG_FILE"]).read_text()
+
+
+def test_a_mapped_folder_must_exist() -> None:
+    """A map to a folder that is not there is an error that names both."""
+    with pytest.raises(ConfigError, match=rf"{CPU} by the folder /nowhere, which does not exist"):
+        site_script(Site(mirrors=((CPU, "/nowhere"),)), TORCH, _served)
+
+
+def test_another_machine_sees_no_folders() -> None:
+    """For a build elsewhere only what the network offers remains."""
+    indexes = Indexes(default="/d", extra=("file:///e", "https://e.example"), find_links=("/f", "https://f.example"))
+    site = without_folders(Site(indexes=indexes, mirrors=((CPU, "/m"), ("https://a.example", "https://b.example"))))
+    assert site.indexes == Indexes(extra=("https://e.example",), find_links=("https://f.example",))
+    assert site.mirrors == (("https://a.example", "https://b.example"),)
+
+
+def test_which_bundle(tmp_path: Path) -> None:
+    """SSL_CERT_FILE before the others; comments are left out; a wrong path is named; a huge one is refused."""
+    bundle = tmp_path / "ca.pem"
+    bundle.write_text(f"# a comment\n{CERTIFICATE}\nmore text\n{CERTIFICATE}")
+    other = tmp_path / "other.pem"
+    other.write_text("no certificate")
+    site = read_site({"SSL_CERT_FILE": str(bundle), "PIP_CERT": str(other), "PIP_TIMEOUT": "77"}, tmp_path, tmp_path)
+    assert site.ca == CERTIFICATE * 2
+    assert site.timeout_s == 77
+    with pytest.raises(ConfigError, match=r"REQUESTS_CA_BUNDLE names /nowhere\.pem"):
+        read_site({"REQUESTS_CA_BUNDLE": "/nowhere.pem"}, tmp_path, tmp_path)
+    with pytest.raises(ConfigError, match=r"other\.pem holds no certificate"):
+        read_site({"PIP_CERT": str(other)}, tmp_path, tmp_path)
+    with pytest.raises(ConfigError, match="at most 500 KB"):
+        site_script(replace(site, ca="x" * 600_000), TORCH, _served)

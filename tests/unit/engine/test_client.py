@@ -1,0 +1,44 @@
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from skyward.engine import Engine
+from skyward.errors import EngineMissingError
+
+
+def test_a_socket_that_is_not_there(tmp_path: Path) -> None:
+    """The error names the address, who gave it, what was found and what to do."""
+    with pytest.raises(EngineMissingError, match="there is no such socket") as caught:
+        Engine.connect(f"unix://{tmp_path}/e.sock")
+    for fact in (f"unix://{tmp_path}/e.sock", "base_url", "make engine", "sky.Local()"):
+        assert fact in str(caught.value)
+
+
+def test_a_socket_nobody_listens_at(tmp_path: Path) -> None:
+    """What a killed engine leaves is told from a machine that never had one."""
+    path = tmp_path / "e.sock"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    with pytest.raises(EngineMissingError, match="nobody listens"):
+        Engine.connect(f"unix://{path}")
+
+
+def test_a_listener_that_is_no_engine(tmp_path: Path) -> None:
+    """Something that takes the connection and hangs up is an error of skyward's, not of a library."""
+    path = tmp_path / "e.sock"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.listen()
+        server.settimeout(10)
+
+        def hang_up() -> None:
+            for _ in range(2):
+                server.accept()[0].close()
+
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        with pytest.raises(EngineMissingError, match="broke off when asked to say its version"):
+            Engine.connect(f"unix://{path}")
+        thread.join(10)

@@ -1,0 +1,129 @@
+"""A worker, a clock and calls without processes, sockets or time."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable
+from typing import Any, cast
+
+from skyward.errors import WireError, WorkerLostError
+from skyward.pool import dispatch
+from skyward.pool.clock import Clock
+from skyward.pool.dispatch import Dispatcher
+from skyward.pool.task import Function, Task
+from skyward.pool.worker import WorkerLink
+from skyward.wire import payload
+from skyward.wire.frames import Connection, Frame
+from skyward.wire.messages import RESULT_HEAD, Kind
+
+FUNCTION = Function(1, "work", b"the pickled function", None)
+
+
+class FakeTime:
+    """Time that passes when a test says so; in the place of `Clock`, and of the module `time` in `dispatch`."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self._order = itertools.count()
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def after(self, delay_s: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._due, (self.now + delay_s, next(self._order), action))
+
+    def pass_(self, seconds: float) -> None:
+        end = self.now + seconds
+        while self._due and self._due[0][0] <= end:
+            self.now, _, action = heapq.heappop(self._due)
+            action()
+        self.now = end
+
+    @property
+    def waiting(self) -> int:
+        """How many actions are to come."""
+        return len(self._due)
+
+
+class FakeConnection:
+    """Takes frames instead of sending them."""
+
+    def __init__(self) -> None:
+        self.sent: list[Frame] = []
+        self.broken = False
+
+    def send(self, *frames: Frame) -> None:
+        if self.broken:
+            raise WireError("The connection broke while sending.")
+        self.sent += frames
+
+
+class FakePool:
+    """A dispatcher with workers whose every word a test speaks itself."""
+
+    def __init__(self, monkeypatch_time: Callable[[FakeTime], None], workers: int = 1, slots: int = 1) -> None:
+        self.time = FakeTime()
+        monkeypatch_time(self.time)
+        self.killed: list[WorkerLink] = []
+        self.dispatcher = Dispatcher(cast(Clock, self.time), self.killed.append)
+        self.dispatcher.expect(workers)
+        self.slots = slots
+        self.told: list[int] = []  # ids of tasks in the order in which their outcome was told
+        self.workers = [self.add(rank) for rank in range(workers)]
+
+    def add(self, rank: int, generation: int = 0) -> WorkerLink:
+        worker = make_worker(rank, generation, self.slots)
+        self.dispatcher.add(worker)
+        return worker
+
+    def task(self, *, pin: int | None = None, retries: int = 0, timeout: float | None = None) -> Task:
+        task = Task(self.dispatcher.next_id(), FUNCTION, b"arguments", (), timeout, retries)
+        task.pin = pin
+        task.on_done(lambda done: self.told.append(done.id))
+        return task
+
+    def submit(self, count: int = 1, **wishes: Any) -> list[Task]:
+        tasks = [self.task(**wishes) for _ in range(count)]
+        self.dispatcher.submit(tasks)
+        return tasks
+
+    def say(self, worker: WorkerLink, *frames: Frame) -> None:
+        self.dispatcher.on_frames(worker, list(frames))
+
+    def finish(self, worker: WorkerLink, task: Task, value: object = None, run_s: float = 1.0) -> None:
+        self.say(worker, result(task, value, run_s))
+
+    def lose(self, worker: WorkerLink, *, forever: bool = False) -> None:
+        fake(worker).broken = True
+        self.dispatcher.lose(worker, lost_on(worker), forever=forever)
+
+
+def make_worker(rank: int, generation: int = 0, slots: int = 1) -> WorkerLink:
+    return WorkerLink(rank, 0, rank, generation, slots, cast(Connection, FakeConnection()))
+
+
+def fake(worker: WorkerLink) -> FakeConnection:
+    return cast(FakeConnection, worker.connection)
+
+
+def lost_on(worker: WorkerLink) -> dispatch.Lost:
+    return lambda name: WorkerLostError(f"{name} was lost", node=worker.node, rank=worker.rank)
+
+
+def sent(worker: WorkerLink, kind: Kind = Kind.CALL) -> list[int]:
+    """Ids of the messages of one kind that a worker was sent."""
+    return [frame.id for frame in fake(worker).sent if frame.kind == kind]
+
+
+def ids(tasks: list[Task]) -> list[int]:
+    return [task.id for task in tasks]
+
+
+def result(task: Task, value: object = None, run_s: float = 1.0) -> Frame:
+    return Frame(Kind.RESULT, task.id, RESULT_HEAD.pack(run_s) + payload.dumps(value)[0])
+
+
+def error(task: Task, raised: BaseException) -> Frame:
+    return Frame(Kind.ERROR, task.id, RESULT_HEAD.pack(1.0) + payload.dump_exception(raised))
