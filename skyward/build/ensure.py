@@ -51,7 +51,8 @@ def _single_flight(plan: Plan, report: Report) -> Iterator[None]:
     from filelock import FileLock, Timeout
     from platformdirs import user_cache_path
 
-    lock = FileLock(user_cache_path("skyward", ensure_exists=True) / f"build-{plan.identity[:32]}.lock")
+    # part of the identity only: lock files stay behind, and so cannot become more than 4096
+    lock = FileLock(user_cache_path("skyward", ensure_exists=True) / f"build-{plan.identity[:3]}.lock")
     try:
         lock.acquire(timeout=0)
     except Timeout:

@@ -27,6 +27,7 @@ _CERTIFICATE = re.compile(
     r"|self.signed certificate",
     re.IGNORECASE,
 )
+_REFUSED = re.compile(r"(?:HTTP status (?:client|server) error \(|HTTP error )(\d+)")
 _UNREACHABLE = re.compile(
     r"Failed to fetch|error sending request|Temporary failure (?:in name resolution|resolving)|Could not connect"
     r"|Connection (?:refused|timed out|reset)|NewConnectionError|Could not resolve|dns error|operation timed out"
@@ -49,25 +50,24 @@ def build_failure(plan: Plan, progress: Progress, exit_code: int) -> ImageError:
     """The error for a build that ended with this exit code."""
     layer, log = progress.failed, progress.log
     tail = "\n".join(log.splitlines()[-20:])
-    if layer is None and _BASE.search(log) and not _ENGINE_GONE.search(log):
+    if layer is None and _BASE.search(log) and not _ENGINE_GONE.search(progress.ending):
         return ImageNotFoundError(
             f"The base image {plan.base!r} cannot be had by the builder. Check the name; where no registry can be "
             f"reached, set SKYWARD_BASE or Image(base=...) to an image the engine has. The builder said:\n{tail}"
         )
     origin = _origin(plan, progress, log)
     where = f"at step {layer.name!r} (asked for by {origin})" if layer else "before or between its steps"
-    message = f"The build of {plan.tag} failed {where}. {_advice(log, progress.cause, exit_code)}"
+    message = f"The build of {plan.tag} failed {where}. {_advice(log, progress.ending, exit_code)}"
     if tail:
         message += f" Last lines:\n{tail}"
     return BuildError(message, step=progress.title, origin=origin, log=log)
 
 
-def _advice(log: str, cause: str, exit_code: int) -> str:
+def _advice(log: str, ending: str, exit_code: int) -> str:
     """What was found and what to do about it."""
-    log = f"{log}\n{cause}"
-    if _ENGINE_GONE.search(log):
+    if _ENGINE_GONE.search(ending):
         return "The engine went away in mid-build. Start it again and repeat; finished steps are kept."
-    if _NO_SPACE.search(log):
+    if _NO_SPACE.search(log) or _NO_SPACE.search(ending):
         return (
             "No space is left on the engine's disk. Free some ('docker system df' shows what is used, "
             "'docker builder prune' removes caches of builds) and repeat."
@@ -84,13 +84,18 @@ def _advice(log: str, cause: str, exit_code: int) -> str:
             "A server's certificate was not trusted. If this site intercepts TLS, point SSL_CERT_FILE to the bundle "
             "that has its CA."
         )
+    if refused := _REFUSED.search(log):
+        return (
+            f"A package source answered with HTTP status {refused[1]}. If it wants a name and password, put them "
+            "into this machine's settings of pip or uv."
+        )
     if _UNREACHABLE.search(log):
         return (
             "A package source could not be reached. Check network and proxy settings; an index can be replaced by a "
             "mirror or a folder of wheels in SKYWARD_INDEXES."
         )
-    status = re.search(r"exit code: (\d+)", cause)
-    return f"It ended with exit status {status[1] if status else exit_code}; its last lines say why."
+    status = re.findall(r"exit code: (\d+)", ending)
+    return f"It ended with exit status {status[-1] if status else exit_code}; its last lines say why."
 
 
 def _origin(plan: Plan, progress: Progress, log: str) -> str:

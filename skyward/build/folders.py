@@ -53,7 +53,9 @@ class FolderServer:
         """Address of a folder as an index, and as a page that lists its files; starts to serve with the first."""
         if self._server is None:
             self._server = self._listen()
-            threading.Thread(target=self._server.serve_forever, name="skyward-folders", daemon=True).start()
+            serve = self._server.serve_forever
+            # the interval is how long the end of a build may wait for the server's
+            threading.Thread(target=serve, args=(0.05,), name="skyward-folders", daemon=True).start()
         if folder not in self._folders:
             self._folders.append(folder)
         # the folder's own path in place of a counter: it must not change with the order of folders

@@ -31,7 +31,6 @@ class Progress:
     Attributes:
         failed: the layer whose step failed, once known.
         title: BuildKit's name of that step.
-        cause: what BuildKit said of its end.
         log: the last lines of the build, or after a failure of the step that failed.
     """
 
@@ -44,7 +43,6 @@ class Progress:
         self._last: deque[str] = deque(maxlen=40)
         self.failed: Layer | None = None
         self.title = ""
-        self.cause = ""
 
     @property
     def log(self) -> str:
@@ -52,6 +50,11 @@ class Progress:
         failed = next((step for step in self._steps.values() if step.title == self.title), None)
         lines = failed.lines if failed and failed.lines else self._last
         return "\n".join(lines)
+
+    @property
+    def ending(self) -> str:
+        """What BuildKit and the command said at the end, beside the output of steps."""
+        return "\n".join(self._last)
 
     def feed(self, line: str) -> None:
         """Take one line of the build's output."""
@@ -69,7 +72,7 @@ class Progress:
             self._start(step)
             step.lines.append(_OUTPUT.sub("", text, count=1))
         elif text.startswith("ERROR"):
-            self.failed, self.title, self.cause = step.layer, step.title, text.removeprefix("ERROR").lstrip(": ")
+            self.failed, self.title = step.layer, step.title
             self._last.append(text)
         elif text == "CACHED":
             self._finish(step, "cached")

@@ -21,7 +21,7 @@ from skyward.errors import (
     WorkerLostError,
 )
 from skyward.pool.clock import Clock
-from skyward.pool.stream import RemoteStream
+from skyward.pool.stream import StreamSource
 from skyward.pool.task import Task
 from skyward.pool.worker import WorkerLink
 from skyward.wire.frames import Frame
@@ -192,7 +192,7 @@ class Dispatcher:
     def on_frames(self, worker: WorkerLink, frames: list[Frame]) -> None:
         """Handle what a worker sent; called by the thread that reads from it."""
         heard: list[tuple[Task, Frame]] = []
-        given_back = False
+        given_back: list[Task] = []
         with self._lock:
             for frame in frames:
                 task = worker.outstanding.get(frame.id)
@@ -200,8 +200,7 @@ class Dispatcher:
                     continue  # lost and settled before
                 if frame.kind == Kind.DROPPED:
                     del worker.outstanding[frame.id]
-                    self._requeue(task)
-                    given_back = True
+                    given_back.append(task)
                     continue
                 if frame.kind in _LAST:
                     del worker.outstanding[frame.id]
@@ -210,6 +209,8 @@ class Dispatcher:
                 elif frame.kind == Kind.STARTED and task.timeout is not None:
                     self._limits[frame.id] = (time.monotonic() + task.timeout, task)
                 heard.append((task, frame))
+            for task in reversed(given_back):
+                self._requeue(task)
             touched = self._spread() if given_back else ()  # to the idle first, not back to where it waited
             self._refill(worker)
         _flush((worker, *touched))
@@ -230,14 +231,14 @@ class Dispatcher:
             case Kind.ERROR:
                 task.resolve(frame, error=task.stopping)
 
-    def _open_stream(self, worker: WorkerLink, task: Task) -> RemoteStream[object]:
+    def _open_stream(self, worker: WorkerLink, task: Task) -> StreamSource:
         def credit(items: int) -> None:
             try:
                 worker.connection.send(Frame(Kind.CREDIT, task.id, encode({"items": items})))
             except WireError:
                 pass  # its reader notices the same and ends this stream with the reason
 
-        return RemoteStream(task, credit, lambda: self.cancel(task), lambda: self._dropped.append(task))
+        return StreamSource(task, credit, lambda: self.cancel(task), lambda: self._dropped.append(task))
 
     def _end_if_stuck(self, worker: WorkerLink, task: Task) -> None:
         with self._lock:

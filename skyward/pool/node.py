@@ -96,6 +96,7 @@ class NodeLink:
                     dispatcher.on_frames(worker, calls)
         except WireError:
             pass  # its end is what matters; the agent and the host know the reason
+        worker.connection.close()
         if self._closing:
             return
         report = self._reason(worker)
@@ -112,6 +113,7 @@ class NodeLink:
                     self._on_agent(frame)
         except WireError:
             pass  # its end is what matters
+        agent.close()
         if not self._closing:
             self._on_gone()
 

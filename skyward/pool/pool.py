@@ -164,8 +164,8 @@ class ComputePool:
         return transform_all(self._settings.image, self._settings.plugins, self._settings.cluster)
 
     def _start(self, hosts: Sequence[Host], image: str | None) -> None:
-        """Start all nodes at once; on the first failure start no more, wait for those under way, and raise it."""
-        head_port = hosts[0].claim_port()
+        """Start all nodes at once; on the first failure, and on Ctrl-C, end them all and raise it."""
+        settings, head_port = self._settings, hosts[0].claim_port()
         with ThreadPoolExecutor(min(_AT_ONCE, len(hosts)), thread_name_prefix="skyward-start") as threads:
             starts = [
                 threads.submit(self._start_node, index, host, self._launch(index, hosts, head_port, image))
@@ -175,7 +175,9 @@ class ComputePool:
                 for start in as_completed(starts):
                     start.result()
             except BaseException:
-                threads.shutdown(wait=True, cancel_futures=True)
+                with uninterrupted:
+                    settings.provider.release(self.id)  # what is not there any more is waited for by no thread
+                    threads.shutdown(wait=True, cancel_futures=True)
                 raise
         self._nodes.sort(key=lambda node: node.index)
 
@@ -361,21 +363,20 @@ class ComputePool:
                 self._dispatcher.cancel(task)
 
     def _yield_results(self, tasks: list[Task], arrived: SimpleQueue[Task], ordered: bool) -> Iterator[Any]:
+        left = dict.fromkeys(tasks)  # whose results have not been handed out
         try:
-            if ordered:
-                for task in tasks:
+            for task in tasks:
+                if ordered:
                     while not task.done:
                         arrived.get()
-                    self._printer.drain()
-                    yield task.value()
-            else:
-                for _ in tasks:
+                else:
                     task = arrived.get()
-                    self._printer.drain()
-                    yield task.value()
+                self._printer.drain()
+                del left[task]
+                yield task.value()
         finally:
             with uninterrupted:
-                self._cancel(task for task in tasks if not task.done)
+                self._cancel(left)
 
     def _check_open(self) -> None:
         if not self._running:

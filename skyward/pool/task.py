@@ -36,7 +36,7 @@ class Task:
         sent_at: monotonic time at which it was sent, 0.0 while it waits here.
         stopping: why it is being stopped, None while nobody wants that.
         done: whether its outcome is known; set before anybody is told.
-        stream: the items of a generator, the outcome of a call that returned one.
+        stream: where the items of a generator arrive, the outcome of a call that returned one.
     """
 
     __slots__ = (
@@ -100,7 +100,7 @@ class Task:
         if self.error is not None:
             raise self.error
         if self.stream is not None:
-            return self.stream
+            return self.stream.open()
         assert self.frame is not None
         body = memoryview(self.frame.head)[RESULT_HEAD.size :]
         if self.frame.kind == Kind.ERROR:

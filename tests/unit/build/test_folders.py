@@ -76,7 +76,7 @@ def test_an_index_on_disk(server: FolderServer, tmp_path: Path) -> None:
     )
     (tmp_path / "secret").write_text("canary")
     url = server.url(tmp_path / "simple")
-    assert "y.whl" not in _get(f"{url}/Pack.Age/").decode()
+    assert ">y.whl" not in _get(f"{url}/Pack.Age/").decode()
     assert _get(f"{url}/pack-age/pack_age-1.0-py3-none-any.whl") == content
     assert _status(f"{url}/unknown/") == 404
 

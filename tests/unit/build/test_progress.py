@@ -85,6 +85,7 @@ def _failure(step: str, *output: str, cause: str = "exit code: 1") -> ImageError
         ("image 2/6", "Because there is no version of numpy==99 and", "your pip=['numpy']", "No package 'numpy'"),
         ("image 2/6", "error: No solution found when resolving dependencies:", None, "contradict"),
         ("image 2/6", "error: Failed to fetch: `https://a.example`", None, "could not be reached"),
+        ("image 2/6", "cause: HTTP status client error (401 Unauthorized) for url", None, "HTTP status 401"),
         ("image 2/6", "  cause: invalid peer certificate: UnknownIssuer", None, "SSL_CERT_FILE"),
         ("image 2/6", "error: No space left on device (os error 28)", None, "No space is left"),
         ("image 1/6", "E: Unable to locate package git", "your apt=['git']", "No package 'git'"),
@@ -110,6 +111,7 @@ def test_a_failed_step_is_explained(step: str, output: str, origin: str | None, 
 def test_an_engine_that_goes_away() -> None:
     """The end of the engine in mid-build is not blamed on the step."""
     progress, _ = _fed("#7 [image 2/6] RUN uv", "#7 0.1 x", "error reading from server: EOF")
+    assert progress.failed is None
     assert "engine went away" in str(build_failure(PLAN, progress, 1))
 
 

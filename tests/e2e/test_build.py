@@ -1,0 +1,381 @@
+"""Images built on a real engine: what is in them, what is reused, what is never in them, how failures end."""
+
+from __future__ import annotations
+
+import base64
+import os
+import secrets
+import select
+import signal
+import socket
+import ssl
+import sys
+import tarfile
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from subprocess import Popen
+from typing import Any
+from zipfile import ZipFile
+
+import cloudpickle
+import pytest
+
+import skyward as sky
+from skyward.build import ImageStore, ensure, plan_for
+from skyward.errors import BuildError, ImageNotFoundError
+from skyward.image import Plan
+from skyward.model.image import PipIndex
+
+CPU = "https://download.pytorch.org/whl/cpu"
+PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
+# the certificate of nobody: its text is looked for where no secret may be
+CANARY_CA = """-----BEGIN CERTIFICATE-----
+MIIBiTCCAS+gAwIBAgIUbhy2WQo3kP7DHW5VgT1Fbl47DIYwCgYIKoZIzj0EAwIw
+GTEXMBUGA1UEAwwOc2t5d2FyZCBjYW5hcnkwIBcNMjYxMTIxMDQ1MTI4WhgPMjEy
+NjEwMjgwNDUxMjhaMBkxFzAVBgNVBAMMDnNreXdhcmQgY2FuYXJ5MFkwEwYHKoZI
+zj0CAQYIKoZIzj0DAQcDQgAEBQknpkg5Ilw60OtubiOJeEWbCXeEsYk2W5WVYBJw
+ElCgyR/hqzhPI85nyQ3QXMI7W6hZ956DGLoYjKLRpKOYeaNTMFEwHQYDVR0OBBYE
+FFVqYyBpvxAAVja8oxHdkdXxK9CvMB8GA1UdIwQYMBaAFFVqYyBpvxAAVja8oxHd
+kdXxK9CvMA8GA1UdEwEB/wQFMAMBAf8wCgYIKoZIzj0EAwIDSAAwRQIhAPj0HYTS
+qjQGYDbzB9NHt39MN2OT2m+j1s2AnhjOz9nEAiAbUNHfMUFjn3kwlZk68PIfN89G
+v54DzZd5d1zCG9Fn3g==
+-----END CERTIFICATE-----
+"""
+ENV = {"QUOTED": "a \"b\" 'c' $HOME `id` \\", "LINES": "one\ntwo\r\n# three \\\nfour", "UMLAUT": "ä→𝄞"}
+
+
+class Built:
+    """Builds images and remembers them for removal; keeps what was reported of the last build."""
+
+    def __init__(self, store: ImageStore, engine: Any) -> None:
+        self.store, self.engine = store, engine
+        self.made: list[str] = []
+        self.reports: list[str] = []
+
+    def plan(self, image: sky.Image) -> Plan:
+        return plan_for(image, self.store, python=PYTHON, platform="linux/amd64")
+
+    def __call__(self, image: sky.Image, **given: Any) -> Plan:
+        plan = self.plan(image)
+        self.reports = []
+        if self.store.inspect(plan.tag) is None:
+            self.made.append(plan.tag)
+        ensure(plan, self.store, self.reports.append, **given)
+        return plan
+
+    def run(self, plan: Plan, code: str) -> str:
+        """What a piece of Python prints in a container of the image."""
+        output: bytes = self.engine.containers.run(plan.tag, ["python", "-c", code], remove=True, network_mode="host")
+        return output.decode()
+
+
+@pytest.fixture(scope="module")
+def built(engine: Any) -> Iterator[Built]:
+    built = Built(sky.Docker().images, engine)
+    yield built
+    for tag in built.made:
+        if built.store.inspect(tag) is not None:
+            engine.images.remove(tag, force=True)
+
+
+def _wheel(folder: Path, name: str, version: str, requires: str = "") -> Path:
+    """A package of one module that says its version."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path, info = folder / f"{name}-{version}-py3-none-any.whl", f"{name}-{version}.dist-info"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    with ZipFile(path, "w") as archive:
+        archive.writestr(f"{name}.py", f"version = {version!r}\n")
+        archive.writestr(f"{info}/METADATA", metadata + (f"Requires-Dist: {requires}\n" if requires else ""))
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", f"{name}.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n")
+    return path
+
+
+def test_what_is_in_an_image(built: Built) -> None:
+    """Requirements, Debian-less commands, environment and the client's own runner arrive as they were given."""
+    image = sky.Image(pip=["six"], run=["printf '%s\\n' \"$0\" 'it''s' > /said\ntest -r /said"], env=ENV)
+    plan = built(image)
+    code = (
+        "import os, six, sys, cloudpickle, skyward.errors\n"
+        f"print(cloudpickle.__version__, cloudpickle.__file__, {{n: os.environ[n] for n in {list(ENV)!r}}}, "
+        "open('/said').read(), skyward.errors.__cached__, os.path.exists(skyward.errors.__cached__), sys.prefix)"
+    )
+    said = built.run(plan, code)
+    assert said.startswith(f"{cloudpickle.__version__} /opt/skyward/cloudpickle/")
+    assert repr(ENV) in said
+    assert "/bin/sh\nits\n" in said
+    assert said.rstrip().endswith("True /opt/venv")
+    facts = built.store.inspect(plan.tag)
+    assert facts
+    assert dict(plan.labels).items() <= dict(facts.labels).items()
+
+
+def test_an_image_that_exists_starts_no_command(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second time only the engine is asked: it works without any docker command."""
+    image = sky.Image(pip=["six"], run=["true"])
+    built(image)
+    monkeypatch.setenv("SKYWARD_DOCKER_CLI", "/nowhere/docker")
+    monkeypatch.setenv("PATH", "/nowhere")
+    built(image)
+    assert built.reports == []
+
+
+def test_an_env_change_reuses_all_layers(built: Built) -> None:
+    """Another environment is another image, made of the same layers."""
+    image = sky.Image(pip=["six"], run=["true"], env={"A": "1"})
+    one, other = built(image), built(image.with_env(A="2"))
+    assert one.tag != other.tag
+    layers = [built.engine.images.get(plan.tag).attrs["RootFS"]["Layers"] for plan in (one, other)]
+    assert layers[0] == layers[1]
+
+
+def test_a_base_without_venv(built: Built) -> None:
+    """A base that brings only a Python gets its venv; the base may be any image the engine has."""
+    bare = built(sky.Image(run=["rm -r /opt/venv"]))
+    plan = built(sky.Image(base=bare.tag, pip=["six"]))
+    assert built.run(plan, "import six, sys; print(sys.prefix)") == "/opt/venv\n"
+
+
+def test_a_scoped_package_has_one_source(built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scoped package comes from its index (here mapped to a folder), all others do not, in whatever order found.
+
+    That holds for what the image lists and for what only another package asks for.
+    """
+    word = secrets.token_hex(4)  # new names, so that no layer of an earlier run is taken
+    scoped, holder = f"scoped{word}", f"holder{word}"
+    _wheel(tmp_path / "cpu", scoped, "1.0+cpu")
+    _wheel(tmp_path / "cpu", "six", "99.0+cpu")
+    _wheel(tmp_path / "ordinary", scoped, "2.0")
+    _wheel(tmp_path / "ordinary", holder, "1.0", requires=scoped)
+    monkeypatch.setenv("SKYWARD_INDEXES", f'{{"{CPU}": "{tmp_path / "cpu"}"}}')
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "ordinary"))
+    index = PipIndex(CPU, [scoped])
+    say = f"import {scoped}, six; print({scoped}.version, six.__version__ < '99')"
+    listed = built(sky.Image(pip=[scoped, "six"], pip_indexes=[index]))
+    assert built.run(listed, say) == "1.0+cpu True\n"
+    pulled_in = built(sky.Image(pip=[holder, "six"], pip_indexes=[index]))
+    assert built.run(pulled_in, say) == "1.0+cpu True\n"
+    assert str(tmp_path) not in listed.dockerfile + str(listed.files)
+
+
+def _index_with_password(wheel: Path, password: str) -> ThreadingHTTPServer:
+    """A package index that answers only those who know the password."""
+    expected = "Basic " + base64.b64encode(f"user:{password}".encode()).decode()
+    name = wheel.name.split("-")[0]
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            page = f'<a href="/files/{wheel.name}">{wheel.name}</a>'.encode()
+            pages = {f"/simple/{name}/": page, f"/files/{wheel.name}": wheel.read_bytes()}
+            body = pages.get(self.path)
+            allowed = self.headers["Authorization"] == expected
+            self.send_response(401 if not allowed else 200 if body else 404)
+            self.send_header("Content-Type", "text/html" if self.path.endswith("/") else "application/octet-stream")
+            self.send_header("Content-Length", str(len(body or b"") if allowed else 0))
+            self.end_headers()
+            if allowed and body and self.command == "GET":
+                self.wfile.write(body)
+
+        do_HEAD = do_GET
+
+        def log_request(self, code: object = "-", size: object = "-") -> None:
+            """Quiet."""
+
+    return ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+
+
+def test_no_secret_is_left(built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The site's CA bundle and the password of an index are used, and are in no layer, history, label or report."""
+    canary = f"canary{secrets.token_hex(8)}"
+    name = f"private{secrets.token_hex(4)}"
+    bundle = Path(os.environ.get("SSL_CERT_FILE") or ssl.get_default_verify_paths().cafile or "")
+    (tmp_path / "ca.pem").write_text(CANARY_CA + (bundle.read_text() if bundle.is_file() else ""))
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+    server = _index_with_password(_wheel(tmp_path, name, "1.0"), canary)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        url = f"http://user:{canary}@127.0.0.1:{server.server_port}/simple"
+        monkeypatch.setenv("PIP_EXTRA_INDEX_URL", url)
+        used = [
+            f'grep -q {CANARY_CA.splitlines()[3]} "$SSL_CERT_FILE"',
+            'grep user: "$UV_CONFIG_FILE" "$PIP_CONFIG_FILE"',
+        ]
+        plan = built(sky.Image(pip=[name], run=used))
+        failing = sky.Image(pip=[f"{name}==9"])
+        with pytest.raises(BuildError, match="No package") as failed:
+            built(failing)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+    assert built.run(plan, f"import {name}; print({name}.version)") == "1.0\n"
+    history = str(built.engine.images.get(plan.tag).history()) + str(built.engine.images.get(plan.tag).attrs)
+    assert canary not in history + plan.dockerfile + "".join(built.reports) + str(failed.value) + failed.value.log
+    found = _search(built.engine.images.get(plan.tag), [canary.encode(), CANARY_CA.splitlines()[5].encode()])
+    assert found == []
+
+
+def _search(image: Any, needles: list[bytes]) -> list[tuple[str, bytes]]:
+    """Where these bytes are in a saved image: every file of every layer, and what describes them."""
+    found = []
+    with tempfile.TemporaryFile() as file:
+        for chunk in image.save():
+            file.write(chunk)
+        file.seek(0)
+        with tarfile.open(fileobj=file) as archive:
+            for member in archive:
+                content = archive.extractfile(member)
+                data = content.read() if content else b""
+                found += [(member.name, needle) for needle in needles if needle in data]
+    return found
+
+
+def test_a_failing_command(built: Built) -> None:
+    """The error names the command, its output and its status, and the tag does not exist."""
+    image = sky.Image(run=["true", "echo some last words; exit 7"])
+    with pytest.raises(BuildError, match=r"exit status 7.*\n.*some last words") as caught:
+        built(image)
+    assert caught.value.origin == "your run=['echo some last words; exit 7'] (command 2 of 2)"
+    assert caught.value.log == "some last words"
+    assert built.store.inspect(built.plan(image).tag) is None
+
+
+@pytest.mark.parametrize(
+    ("image", "origin", "message"),
+    [
+        (sky.Image(pip=["six", "skyward-no-such-package-x1"]), "your pip=['skyward-no-such-package-x1']", "No package"),
+        (sky.Image(pip=["six==0.0.1"]), "your pip=['six==0.0.1']", "No package 'six'"),
+        (sky.Image(pip=["python-dateutil==2.8.2", "six<1.5"]), None, "contradict"),
+        (sky.Image(run=["cat /dev/zero > /dev/shm/x"]), None, "No space is left"),
+    ],
+    ids=["unknown", "version", "conflict", "no space"],
+)
+def test_failures_say_who_asked(built: Built, image: sky.Image, origin: str | None, message: str) -> None:
+    """What cannot be installed is named with who asked for it."""
+    with pytest.raises(BuildError, match=message) as caught:
+        built(image)
+    assert origin is None or caught.value.origin == origin
+
+
+def test_an_unreachable_index(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An index nobody answers for is said to be unreachable, not blamed on the package."""
+    monkeypatch.setenv("SKYWARD_INDEXES", f'{{"{CPU}": "http://127.0.0.1:9/simple"}}')
+    with pytest.raises(BuildError, match="could not be reached"):
+        built(sky.Image(pip=["six==1.17.0"], pip_indexes=[PipIndex(CPU, ["six"])]))
+
+
+def test_a_base_that_does_not_exist(built: Built) -> None:
+    """A wrong base is found before any build."""
+    with pytest.raises(ImageNotFoundError, match=r"127\.0\.0\.1:9/no/such:base"):
+        built(sky.Image(base="127.0.0.1:9/no/such:base"))
+
+
+def test_an_engine_that_goes_away(built: Built) -> None:
+    """When the engine is gone in mid-build the error says so, whatever step was running."""
+    socket_path = Path(tempfile.mkdtemp()) / "engine.sock"
+    proxy = Proxy(socket_path, _engine_socket())
+    plan = built.plan(sky.Image(run=[f"sleep 20; echo {secrets.token_hex(4)}"]))
+
+    def report(line: str) -> None:
+        if line.startswith("run sleep 20"):
+            proxy.cut()
+
+    try:
+        with pytest.raises(BuildError, match="engine went away"):
+            ensure(plan, built.store, report, docker_host=f"unix://{socket_path}")
+    finally:
+        proxy.cut()
+    socket_path.unlink()
+    socket_path.parent.rmdir()
+
+
+def test_interrupt_during_a_build(built: Built, script: Callable[..., Popen[str]], tmp_path: Path) -> None:
+    """SIGINT ends the build at the engine too, and leaves neither a process nor a file of it."""
+    seconds = f"{600 + secrets.randbelow(10**6) / 10**6:.6f}"
+    (tmp_path / "temp").mkdir()
+    client = script(
+        f"""
+        import skyward as sky
+        from skyward.build import ensure, plan_for
+        store = sky.Docker().images
+        image = sky.Image(run=["sleep {seconds}"])
+        ensure(plan_for(image, store, python="{PYTHON}", platform="linux/amd64"), store, print)
+        """,
+        TMPDIR=str(tmp_path / "temp"),
+    )
+    assert client.stdout
+    assert any(line.startswith(f"run sleep {seconds}") for line in client.stdout)
+    (place,) = (tmp_path / "temp").iterdir()
+    left = _processes(str(place)) + _processes(seconds, exact=True)
+    client.send_signal(signal.SIGINT)
+    _, stderr = client.communicate(timeout=20)
+    assert "KeyboardInterrupt" in stderr
+    assert list((tmp_path / "temp").iterdir()) == []
+    for process in left:
+        assert select.select([process], [], [], 10)[0], "a process of the build is still there"
+        os.close(process)
+    assert built.store.inspect(built.plan(sky.Image(run=[f"sleep {seconds}"])).tag) is None
+
+
+def _processes(word: str, *, exact: bool = False) -> list[int]:
+    """Descriptors of the processes with a word in their command line; readable once such a process has ended."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            words = (entry / "cmdline").read_text().split("\0") if entry.name.isdigit() else []
+            if (word in words) if exact else any(word in text for text in words):
+                found.append(os.pidfd_open(int(entry.name)))
+    return found
+
+
+def _engine_socket() -> Path:
+    return Path(os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock").removeprefix("unix://"))
+
+
+class Proxy:
+    """A unix socket that leads to another, until it is cut."""
+
+    def __init__(self, path: Path, target: Path) -> None:
+        self._target = target
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        self._ends: list[socket.socket] = [self._listener]
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def cut(self) -> None:
+        """End all connections and take no new ones."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread
+        self._threads[0].join()
+        for end in self._ends:
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        for end in self._ends:
+            end.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.socket(socket.AF_UNIX)
+                self._ends += [near, far]
+                far.connect(str(self._target))
+                for one, other in ((near, far), (far, near)):
+                    self._threads.append(threading.Thread(target=_pump, args=(one, other)))
+                    self._threads[-1].start()
+
+
+def _pump(source: socket.socket, sink: socket.socket) -> None:
+    with suppress(OSError):
+        while chunk := source.recv(1 << 16):
+            sink.sendall(chunk)
+        sink.shutdown(socket.SHUT_WR)

@@ -1,0 +1,738 @@
+"""What goes wrong arrives as what it is, in seconds, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import skyward as sky
+from skyward.errors import (
+    ConfigError,
+    EngineMissingError,
+    ImageNotFoundError,
+    NodeStartError,
+    PoolClosedError,
+    PoolError,
+    RemoteError,
+    RemoteTraceback,
+    SerializationError,
+    VersionError,
+    WorkerLostError,
+)
+from skyward.providers.ports import claim_port
+from tests.e2e.conftest import IMAGE, provider_of
+
+SEEN_S = 2.0  # how soon the end of a worker, an agent or a container must be known
+Containers = Callable[[str], list[Any]]
+Make = Callable[..., sky.ComputePool]
+
+
+class OrderError(Exception):
+    """Has an `__init__` of its own, whose arguments are not those of `Exception`, and attributes."""
+
+    def __init__(self, order: int, *, reason: str) -> None:
+        super().__init__(f"order {order}: {reason}")
+        self.order, self.reason = order, reason
+
+
+class Locked(Exception):
+    """Cannot be pickled."""
+
+    def __init__(self) -> None:
+        super().__init__("it holds a lock")
+        self.lock = threading.Lock()
+
+
+class Leaving(BaseException):
+    """Not an `Exception`: most handlers let it pass."""
+
+
+LEAVINGS = {
+    "SystemExit": SystemExit(3),
+    "KeyboardInterrupt": KeyboardInterrupt("by the function itself"),
+    "GeneratorExit": GeneratorExit(),
+    "CancelledError": asyncio.CancelledError(),
+    "Leaving": Leaving("through the wrong door"),
+}
+
+
+@sky.compute
+def fails(error: BaseException) -> None:
+    raise error
+
+
+@sky.compute
+def gives(value: Any) -> Any:
+    return value
+
+
+@sky.compute
+def place() -> tuple[int, int]:
+    info = sky.instance_info()
+    assert info is not None
+    return info.node, os.getpid()
+
+
+@sky.compute
+def sleep(seconds: float) -> int:
+    """Says so first; ends with the node's number."""
+    info = sky.instance_info()
+    assert info is not None
+    print(f"sleeping on {info.node}", flush=True)
+    time.sleep(seconds)
+    return info.node
+
+
+@sky.compute
+def die(how: str) -> None:
+    print("its last words", flush=True)
+    time.sleep(0.05)
+    if how == "exit":
+        os._exit(7)
+    os.kill(os.getpid(), signal.Signals[how])
+    time.sleep(10)
+
+
+# exceptions ----------------------------------------------------------------------------------------------------
+
+
+def test_an_exception_arrives_as_itself(pool: sky.ComputePool) -> None:
+    """Class, attributes, text; its cause holds the remote lines, a note names function and node."""
+
+    @sky.compute
+    def order(number: int) -> None:
+        raise OrderError(number, reason="sold out")  # this line is shown
+
+    with pytest.raises(OrderError, match="order 5: sold out") as caught:
+        order(5) >> pool
+
+    error = caught.value
+    assert (type(error), error.order, error.reason) == (OrderError, 5, "sold out")
+    assert isinstance(error.__cause__, RemoteTraceback)
+    assert 'raise OrderError(number, reason="sold out")' in str(error.__cause__)
+    assert "skyward/runner" not in str(error.__cause__)
+    assert [note for note in error.__notes__ if note.startswith("raised by order() on node ")]
+
+
+@pytest.mark.parametrize(
+    "error", [KeyError("k"), OSError(28, "No space left", "/x"), UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad")]
+)
+def test_builtin_exceptions_keep_what_they_hold(pool: sky.ComputePool, error: Exception) -> None:
+    """`except OSError as e: e.errno` works as if the function had been called here."""
+    with pytest.raises(type(error)) as caught:
+        fails(error) >> pool
+    assert caught.value.args == error.args
+    assert str(caught.value) == str(error)
+
+
+def test_the_cause_of_an_exception_is_told(pool: sky.ComputePool) -> None:
+    """`raise ... from ...` on the node: both tracebacks are in the remote one."""
+
+    @sky.compute
+    def chained() -> None:
+        try:
+            {}["missing"]
+        except KeyError as error:
+            raise ValueError("no such setting") from error
+
+    with pytest.raises(ValueError, match="no such setting") as caught:
+        chained() >> pool
+    assert "KeyError: 'missing'" in str(caught.value.__cause__)
+    assert "direct cause" in str(caught.value.__cause__)
+
+
+def test_a_returned_exception_is_a_value(pool: sky.ComputePool) -> None:
+    """Returning one raises nothing."""
+    value = gives(OrderError(1, reason="r")) >> pool
+    assert isinstance(value, OrderError)
+    assert value.order == 1
+
+
+@pytest.mark.parametrize("kind", ["one slot", "four slots"])
+@pytest.mark.parametrize("leaving", LEAVINGS)
+def test_leaving_a_function_ends_neither_worker_nor_client(
+    pool: sky.ComputePool, threads_pool: sky.ComputePool, kind: str, leaving: str
+) -> None:
+    """`sys.exit()` and what else is no `Exception` is reported as an error; the process goes on."""
+    target = pool if kind == "one slot" else threads_pool
+    before = set(place() @ target)
+    with pytest.raises(RemoteError, match="ends a process and is therefore not passed on") as caught:
+        fails(LEAVINGS[leaving]) >> target
+    assert caught.value.type_name.rpartition(".")[2] == leaving
+    assert set(place() @ target) == before
+
+
+def test_a_broadcast_raises_the_first_error_and_stops_the_rest(pool: sky.ComputePool) -> None:
+    """The error names the node it comes from; the other node is free again at once."""
+
+    @sky.compute
+    def one_fails() -> None:
+        info = sky.instance_info()
+        assert info is not None
+        if info.node == 1:
+            raise OrderError(1, reason="only here")
+        time.sleep(30)
+
+    started = time.monotonic()
+    with pytest.raises(OrderError) as caught:
+        one_fails() @ pool
+    assert caught.value.__notes__ == ["raised by one_fails() on node 1"]
+    assert [node for node, _ in place() @ pool] == [0, 1]
+    assert time.monotonic() - started < 5
+
+
+# what cannot be pickled ----------------------------------------------------------------------------------------
+
+
+def test_an_argument_that_cannot_be_sent_is_named(pool: sky.ComputePool) -> None:
+    """By position or by keyword, before anything is sent."""
+    with pytest.raises(SerializationError, match=r"Argument 1 of gives\(\) \(a lock\) cannot be pickled"):
+        gives(threading.Lock()) >> pool
+    with pytest.raises(SerializationError, match=r"Argument 'value' of gives\(\) \(a dict\) cannot be pickled"):
+        gives(value={"lock": threading.Lock()}) >> pool
+
+
+def test_a_result_that_cannot_be_sent(pool: sky.ComputePool) -> None:
+    """Says that it is the result, of which function, and on which node."""
+
+    @sky.compute
+    def lock() -> Any:
+        return threading.Lock()
+
+    with pytest.raises(SerializationError, match=r"The result cannot be pickled: .*lock") as caught:
+        lock() >> pool
+    assert caught.value.__notes__[0].startswith("raised by lock() on node ")
+
+
+def test_an_exception_that_cannot_be_sent(pool: sky.ComputePool) -> None:
+    """Its type, text and traceback are kept."""
+
+    @sky.compute
+    def locked() -> None:
+        raise Locked
+
+    with pytest.raises(RemoteError, match="it holds a lock") as caught:
+        locked() >> pool
+    assert caught.value.type_name.endswith("Locked")
+    assert "raise Locked" in str(caught.value.__cause__)
+
+
+def test_a_function_that_cannot_be_sent(pool: sky.ComputePool) -> None:
+    """Says which function, and that what it closes over is sent with it."""
+    lock = threading.Lock()
+
+    @sky.compute
+    def closes() -> None:
+        with lock:
+            pass
+
+    with pytest.raises(SerializationError, match=r"closes\(\) cannot be pickled: .*lock.* inside the function"):
+        closes() >> pool
+
+
+# modules -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Write a module and import it; `installed` puts it where packages are, which are not sent to nodes."""
+    for folder in (tmp_path, tmp_path / "site-packages"):
+        folder.mkdir(exist_ok=True)
+        monkeypatch.syspath_prepend(folder)
+
+    def write(name: str, text: str, *, installed: bool = False) -> Any:
+        ((tmp_path / "site-packages" if installed else tmp_path) / f"{name}.py").write_text(text)
+        return __import__(name)
+
+    return write
+
+
+def test_a_module_next_to_the_program_is_sent(pool: sky.ComputePool, modules: Callable[..., Any]) -> None:
+    """Nobody has to list it: what a function imports and is not installed can be imported on the nodes."""
+    name, inner = (f"helper_{uuid.uuid4().hex[:8]}" for _ in range(2))
+    modules(inner, "def base():\n    return 40\n")
+    helper = modules(
+        name, f"import skyward as sky\nimport {inner}\n@sky.compute\ndef answer(x):\n    return {inner}.base() + x\n"
+    )
+
+    assert helper.answer(2) >> pool == 42
+
+    @sky.compute
+    def inside() -> Any:
+        module = __import__("importlib").import_module(name)
+        return module.answer.local(3), module.__file__
+
+    result, file = inside() >> pool
+    assert result == 43
+    assert not Path(file).is_relative_to(Path(helper.__file__).parent)
+
+
+def test_a_module_that_nodes_do_not_have_imported_inside(pool: sky.ComputePool, modules: Callable[..., Any]) -> None:
+    """An import inside the function fails as any import does, with a note that says what to do."""
+    modules("only_here_inside", "", installed=True)
+
+    @sky.compute
+    def imports() -> None:
+        import only_here_inside  # type: ignore[import-not-found] # noqa: F401
+
+    with pytest.raises(ModuleNotFoundError) as caught:
+        imports() >> pool
+    assert caught.value.name == "only_here_inside"
+    assert any("Image(pip=[...])" in note for note in caught.value.__notes__)
+
+
+def test_a_module_that_nodes_do_not_have_imported_above(pool: sky.ComputePool, modules: Callable[..., Any]) -> None:
+    """A function whose own module cannot be imported on the node says what is missing there and how to add it."""
+    modules("only_here_above", "value = 1\n", installed=True)
+    text = (
+        "import only_here_above\nimport skyward as sky\n@sky.compute\ndef uses():\n    return only_here_above.value\n"
+    )
+    user = modules(f"user_{uuid.uuid4().hex[:8]}", text)
+
+    assert user.uses.local() == 1
+    with pytest.raises(SerializationError, match=r"no module 'only_here_above': add .* Image\(pip=\[...\]\)"):
+        user.uses() >> pool
+
+
+# ends of workers, agents, containers ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def victim(provider_name: str) -> Iterator[sky.ComputePool]:
+    """Two nodes whose workers are killed again and again."""
+    with sky.ComputePool(provider_of(provider_name), nodes=2, image=IMAGE) as pool:
+        yield pool
+
+
+def wait_for(future: Future[Any]) -> tuple[BaseException | None, float]:
+    """What a background call ends with, and how long that took from now."""
+    started = time.monotonic()
+    error = future.exception(20)
+    return error, time.monotonic() - started
+
+
+def worker_pids(pool: sky.ComputePool, node: int, containers: Containers) -> dict[str, int]:
+    """Process ids, as this machine sees them, of a node's agent and worker."""
+    mine = [c for c in containers(pool.id) if c.labels["skyward.node"] == str(node)]
+    if not mine:
+        _, worker = (place() @ pool)[node]
+        agent = int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1])
+        return {"agent": agent, "worker": worker}
+    top = mine[0].top(ps_args="-eo pid,args")
+    found = {"agent": -1, "worker": -1}
+    for pid, command in top["Processes"]:
+        if "skyward.runner.worker" in command:
+            found["worker"] = int(pid)
+        elif command.startswith("/opt/venv/bin/python"):
+            found["agent"] = int(pid)
+    return found
+
+
+def busy(pool: sky.ComputePool, capfd: pytest.CaptureFixture[str]) -> list[Future[int]]:
+    """A long call running on each of two nodes."""
+    futures = [sleep(60) > pool for _ in range(2)]
+    seen = ""
+    deadline = time.monotonic() + 10
+    while not ("sleeping on 0" in seen and "sleeping on 1" in seen):
+        assert time.monotonic() < deadline, seen
+        seen += capfd.readouterr().out
+        time.sleep(0.01)
+    return futures
+
+
+@pytest.mark.parametrize(
+    ("how", "number", "code"), [("SIGKILL", 9, None), ("SIGSEGV", 11, None), ("SIGTERM", 15, None), ("exit", None, 7)]
+)
+def test_a_worker_that_dies_in_a_call(victim: sky.ComputePool, how: str, number: int | None, code: int | None) -> None:
+    """Is seen at once, as what it was, with its last output; the node has a fresh worker soon."""
+    started = time.monotonic()
+    with pytest.raises(WorkerLostError) as caught:
+        die(how) >> victim
+    assert time.monotonic() - started < SEEN_S
+    error = caught.value
+    assert (error.signal, error.exit_code, error.oom) == (number, code, False)
+    assert error.node in (0, 1)
+    assert error.rank == error.node
+    assert f"node {error.node} (rank {error.rank})" in str(error)
+    assert (how if number else "exit status 7") in str(error)
+    assert "die()" in str(error)
+    assert "its last words" in error.log
+    assert [node for node, _ in place() @ victim] == [0, 1]
+    assert victim.current_nodes() == 2
+
+
+def test_a_worker_killed_from_outside(
+    victim: sky.ComputePool, containers: Containers, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """`kill -9` by anybody: its call is lost within two seconds, the other node's is not."""
+    futures = busy(victim, capfd)
+    pids = worker_pids_of_busy(victim, containers)
+    os.kill(pids[0]["worker"], signal.SIGKILL)
+    lost = next_done(futures)
+    error, took = wait_for(lost)
+    assert took < SEEN_S
+    assert isinstance(error, WorkerLostError)
+    assert (error.node, error.signal) == (0, 9)
+    (other,) = [future for future in futures if future is not lost]
+    assert not other.done()
+    other.cancel()
+    assert [node for node, _ in place() @ victim] == [0, 1]
+
+
+def worker_pids_of_busy(pool: sky.ComputePool, containers: Containers) -> list[dict[str, int]]:
+    """As `worker_pids` of both nodes, without calling them."""
+    if containers(pool.id):
+        return [worker_pids(pool, node, containers) for node in (0, 1)]
+    found = sorted((about for about in sky.Local().find() if about["pool"] == pool.id), key=lambda about: about["node"])
+    pids = []
+    for about in found:
+        agent = about["pid"]
+        children = Path(f"/proc/{agent}/task/{agent}/children").read_text().split()
+        pids.append({"agent": agent, "worker": int(children[0])})
+    return pids
+
+
+def next_done(futures: list[Future[Any]], within_s: float = 10) -> Future[Any]:
+    """The first of these that ends."""
+    done = threading.Event()
+    for future in futures:
+        future.add_done_callback(lambda _: done.set())
+    assert done.wait(within_s)
+    return next(future for future in futures if future.done())
+
+
+def test_calls_that_had_not_started_run_elsewhere(new_pool: Make, capfd: pytest.CaptureFixture[str]) -> None:
+    """Of three calls on a worker that dies, the running one is lost; the others run, once each."""
+    with new_pool(nodes=2, worker=sky.Worker(buffer=2), display="auto") as pool:
+        [(_, first), (_, second)] = place() @ pool
+        futures = [die_when_told(first) > pool, die_when_told(first) > pool]
+        later = [place() > pool for _ in range(4)]  # two wait on each worker
+        outcomes = [future.exception(20) for future in futures]
+        assert sorted(type(outcome).__name__ for outcome in outcomes) == ["NoneType", "WorkerLostError"]
+        ran = [future.result(20) for future in later]
+        assert len(ran) == 4
+        assert (0, first) not in ran
+        assert set(pid for node, pid in ran if node == 1) <= {second}
+
+
+@sky.compute
+def die_when_told(pid: int) -> None:
+    """Ends its worker if that is the process meant; otherwise outlives the other's end."""
+    time.sleep(0.3)
+    info = sky.instance_info()
+    assert info is not None
+    if info.node == 0 and os.getpid() == pid:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.5)
+
+
+def test_retries_run_a_lost_call_again(victim: sky.ComputePool) -> None:
+    """As often as asked, on whichever worker; without them nothing runs twice."""
+    mark = f"skyward-test-{uuid.uuid4().hex}"
+
+    def fragile() -> int:
+        trace = Path(tempfile.gettempdir()) / mark  # noqa: F821 - closed over
+        times = len(trace.read_text()) if trace.exists() else 0
+        trace.write_text("x" * (times + 1))
+        if times == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        trace.unlink()
+        return times
+
+    assert sky.compute(retries=2)(fragile)() >> victim == 1
+    mark = f"skyward-test-{uuid.uuid4().hex}"
+    with pytest.raises(WorkerLostError):
+        sky.compute(fragile)() >> victim
+    (Path(tempfile.gettempdir()) / mark).unlink(missing_ok=True)
+
+
+def test_a_user_exception_is_never_retried(pool: sky.ComputePool) -> None:
+    """Retries are for lost workers."""
+    mark = f"skyward-test-{uuid.uuid4().hex}"
+
+    @sky.compute(retries=3)
+    def count(node: int) -> None:
+        info = sky.instance_info()
+        assert info is not None
+        if info.node == node:
+            with (Path(tempfile.gettempdir()) / mark).open("a") as file:
+                file.write("x")
+            raise ValueError
+
+    @sky.compute
+    def counted() -> int:
+        trace = Path(tempfile.gettempdir()) / mark
+        if not trace.exists():
+            return 0
+        times = len(trace.read_text())
+        trace.unlink()
+        return times
+
+    with pytest.raises(ValueError):
+        count(0) @ pool
+    assert (counted() @ pool)[0] == 1
+
+
+def test_a_stream_on_a_killed_worker_ends_with_the_error(victim: sky.ComputePool) -> None:
+    """A truncated stream never looks complete."""
+
+    @sky.compute
+    def numbers() -> Iterator[int]:
+        yield from range(5)
+        time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    seen = []
+    with pytest.raises(WorkerLostError, match=r"numbers\(\)"):
+        for number in numbers() >> victim:
+            seen.append(number)  # noqa: PERF402 - what came before the error counts
+    assert seen == list(range(5))
+
+
+@pytest.mark.parametrize("what", ["agent", "container"])
+def test_a_node_that_is_gone(
+    new_pool: Make, containers: Containers, capfd: pytest.CaptureFixture[str], provider_name: str, what: str
+) -> None:
+    """Is seen in under two seconds; the pool works on without it and says so where it cannot."""
+    if what == "container" and provider_name == "local":
+        pytest.skip("processes have no container")
+    with new_pool(nodes=2) as pool:
+        futures = busy(pool, capfd)
+        waiting = [place() > pool for _ in range(3)]
+        if what == "agent":
+            os.kill(worker_pids_of_busy(pool, containers)[1]["agent"], signal.SIGKILL)
+        else:
+            next(c for c in containers(pool.id) if c.labels["skyward.node"] == "1").kill()
+        killed = time.monotonic()
+        lost = next_done(futures)
+        assert time.monotonic() - killed < SEEN_S
+        error = lost.exception(0)
+        assert isinstance(error, WorkerLostError)
+        assert (error.node, error.rank, error.signal) == (1, 1, 9)
+        assert "Node 1 is gone" in str(error)
+        assert "SIGKILL" in str(error)
+        assert "sleeping on 1" in error.log
+
+        assert pool.current_nodes() == 1
+        with pytest.raises(PoolError, match="node 1 is gone"):
+            place() @ pool
+        (other,) = [future for future in futures if future is not lost]
+        other.cancel()
+        assert {future.result(20)[0] for future in waiting} == {0}
+    assert containers(pool.id) == []
+
+
+def test_a_pool_whose_last_node_is_gone(new_pool: Make, containers: Containers) -> None:
+    """Running and waiting calls fail with the loss, later ones at once; the pool closes as ever."""
+    with new_pool() as pool:
+        (pids,) = [worker_pids(pool, 0, containers)]
+        futures = [sleep(60) > pool, sleep(60) > pool]
+        os.kill(pids["agent"], signal.SIGKILL)
+        for future in futures:
+            error, took = wait_for(future)
+            assert took < SEEN_S
+            assert isinstance(error, WorkerLostError)
+        with pytest.raises(PoolClosedError, match="All nodes of this pool are gone"):
+            place() >> pool
+    assert containers(pool.id) == []
+
+
+def test_out_of_memory_is_told(provider_name: str, engine: Any) -> None:
+    """A call that takes more than its node may have ends with an error that says so; the node goes on."""
+    if provider_name == "local":
+        pytest.skip("processes have no memory limit")
+    if not engine.info().get("MemoryLimit"):
+        pytest.skip("this engine cannot limit memory")
+
+    @sky.compute
+    def hoard() -> int:
+        return len([bytearray(b"x" * 2**24) for _ in range(64)])
+
+    with sky.ComputePool(provider_of(provider_name), image=IMAGE, memory_gb=0.3) as pool:
+        with pytest.raises(WorkerLostError) as caught:
+            hoard() >> pool
+        assert caught.value.oom
+        assert caught.value.signal == 9
+        assert "memory" in str(caught.value)
+        assert (place() >> pool)[0] == 0
+
+
+# pools that cannot start ---------------------------------------------------------------------------------------
+
+
+def test_an_image_that_nobody_has(provider_name: str, engine: Any) -> None:
+    """Is told by name, in seconds; nothing is created."""
+    if provider_name == "local":
+        pytest.skip("processes use no image")
+    started = time.monotonic()
+    pool = sky.ComputePool(provider_of(provider_name), image=sky.Image(base="skyward-test/no-such-image:1"))
+    with pytest.raises(ImageNotFoundError, match="skyward-test/no-such-image:1"):
+        pool.__enter__()
+    assert time.monotonic() - started < 30
+    assert engine.containers.list(all=True, filters={"label": f"skyward.pool={pool.id}"}) == []
+    assert not pool.is_active
+
+
+def test_no_engine(script: Callable[..., Any], provider_name: str) -> None:
+    """Is one sentence that says where it was looked for and what to do; nothing is created."""
+    if provider_name == "local":
+        pytest.skip("processes need no engine")
+    started = time.monotonic()
+    program = script(
+        """
+        import skyward as sky
+        try:
+            with sky.ComputePool():
+                print("open")
+        except sky.errors.EngineMissingError as error:
+            print("missing:", error)
+        """,
+        DOCKER_HOST="unix:///nonexistent/docker.sock",
+    )
+    out, err = program.communicate(timeout=20)
+    assert out.startswith("missing: No Docker engine answers at unix:///nonexistent/docker.sock"), err
+    assert "sky.Local()" in out
+    assert time.monotonic() - started < 10
+    assert EngineMissingError.__mro__[1] is sky.errors.EngineError
+
+
+def test_a_port_that_is_taken_is_not_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever listens on a port keeps it; the pool's coordination port is another."""
+    from skyward.providers import ports
+
+    with socket.socket() as server:
+        claim = claim_port()
+        taken = claim.port
+        claim.release()
+        server.bind(("127.0.0.1", taken))
+        server.listen()
+        free = claim_port()
+        free.release()
+        monkeypatch.setattr(ports, "_candidates", lambda: [taken, free.port])
+        for _ in range(8):
+            claim = claim_port()
+            assert claim.port == free.port
+            claim.release()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"node": 2}, "no parameter 'node'; did you mean nodes="),
+        ({"concurency": 2}, "no parameter 'concurency'; did you mean concurrency="),
+        ({"nodes": 0}, "nodes"),
+        ({"nodes": "two"}, "nodes"),
+        ({"nodes": 1.5}, "nodes"),
+        ({"concurrency": 0}, "concurrency"),
+        ({"concurrency": "4"}, "concurrency"),
+        ({"memory": "plenty"}, "memory"),
+        ({"memory_gb": -1}, "memory"),
+        ({"cpu": "two"}, "cpu"),
+        ({"ttl": 0}, "ttl"),
+        ({"ttl": 5, "timeout": 5}, "ttl= and timeout="),
+        ({"env": {"A": 1}}, "env"),
+        ({"env": {"SKYWARD_RUNNER": "x"}}, "SKYWARD_RUNNER"),
+        ({"image": "python:3.12"}, "image="),
+        ({"provider": "docker"}, "provider="),
+        ({"plugins": [object()]}, "plugin"),
+        ({"provision_timeout": -1}, "provision_timeout"),
+        ({"default_compute_timeout": "soon"}, "default_compute_timeout"),
+        ({"display": "loud"}, "display"),
+        ({"volumes": []}, "volumes"),
+    ],
+    ids=str,
+)
+def test_wrong_parameters_are_refused_before_anything_is_created(wrong: dict[str, Any], message: str) -> None:
+    """By name, with a hint where a name comes close."""
+    with pytest.raises(ConfigError, match=message):
+        sky.ComputePool(**{"provider": sky.Local(), **wrong})
+
+
+def test_a_node_that_cannot_start(
+    new_pool: Make, containers: Containers, provider_name: str, modules: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Its last lines are in the error; nothing is left of it nor of the other nodes."""
+    if provider_name == "docker":
+        env, words = {"PYTHONHOME": "/nonexistent"}, "PYTHONHOME = '/nonexistent'"
+    else:
+        (tmp_path / "sitecustomize.py").write_text("import os\nos.write(2, b'there is no way\\n')\nos._exit(1)\n")
+        env, words = {"PYTHONPATH": str(tmp_path)}, "there is no way"
+    started = time.monotonic()
+    pool = new_pool(nodes=2, env=env)
+    with pytest.raises(NodeStartError, match="ended with exit status 1 before it was ready") as caught:
+        pool.__enter__()
+    assert words in str(caught.value)
+    assert time.monotonic() - started < 10
+    assert containers(pool.id) == []
+    assert not [about for about in sky.Local().find() if about["pool"] == pool.id]
+    assert not pool.is_active
+
+
+def test_a_node_that_is_not_ready_in_time(
+    new_pool: Make, containers: Containers, provider_name: str, tmp_path: Path
+) -> None:
+    """Is given up after `provision_timeout`, and removed."""
+    if provider_name == "docker":
+        pytest.skip("a container cannot be made slow from outside its image")
+    (tmp_path / "sitecustomize.py").write_text("import time\ntime.sleep(60)\n")
+    pool = new_pool(nodes=2, env={"PYTHONPATH": str(tmp_path)}, provision_timeout=0.5)
+    started = time.monotonic()
+    with pytest.raises(NodeStartError, match="was not ready within 0.5 s"):
+        pool.__enter__()
+    assert time.monotonic() - started < 5
+    assert not [about for about in sky.Local().find() if about["pool"] == pool.id]
+
+
+def test_one_bad_node_does_not_wait_for_the_others(new_pool: Make, provider_name: str, tmp_path: Path) -> None:
+    """When one of several nodes cannot start, those that still try are ended at once."""
+    if provider_name == "docker":
+        pytest.skip("a container cannot be made slow from outside its image")
+    (tmp_path / "sitecustomize.py").write_text(
+        "import json, os, time\nif json.loads(os.environ['COMPUTE_POOL'])['node']:\n    os._exit(4)\ntime.sleep(60)\n"
+    )
+    started = time.monotonic()
+    with pytest.raises(NodeStartError, match="exit status 4"):
+        new_pool(nodes=2, env={"PYTHONPATH": str(tmp_path)}).__enter__()
+    assert time.monotonic() - started < 10
+
+
+def test_versions_that_do_not_fit(new_pool: Make, containers: Containers, provider_name: str, tmp_path: Path) -> None:
+    """Are compared at connect; the error names both sides."""
+    import cloudpickle
+
+    settings: dict[str, Any]
+    if provider_name == "docker":
+        file = "/opt/skyward/skyward/wire/handshake.py"
+        settings = {"image": sky.Image(run=[f"sed -i 's/cloudpickle.__version__/\"0.9\"/' {file}"])}
+    else:
+        (tmp_path / "sitecustomize.py").write_text("import cloudpickle\ncloudpickle.__version__ = '0.9'\n")
+        settings = {"env": {"PYTHONPATH": str(tmp_path)}}
+    pool = new_pool(**settings)
+    with pytest.raises(VersionError, match=rf"client has cloudpickle {cloudpickle.__version__}, node 0 .* has 0\.9"):
+        pool.__enter__()
+    assert containers(pool.id) == []
+
+
+def test_another_minor_version_of_python(new_pool: Make, provider_name: str, engine: Any) -> None:
+    """Functions travel as bytecode: an image of another Python is refused, with the remedy."""
+    if provider_name == "local":
+        pytest.skip("processes run the client's own Python")
+    other = f"3.{sys.version_info.minor + 1 if sys.version_info.minor < 13 else 12}"
+    base = f"skyward/base:py{other}"
+    if not any(base in image.tags for image in engine.images.list()):
+        pytest.skip(f"no {base} on this engine")
+    with pytest.raises((VersionError, ConfigError), match=rf"Python {other}"):
+        new_pool(image=sky.Image(base=base, python=other)).__enter__()

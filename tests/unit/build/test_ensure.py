@@ -1,0 +1,173 @@
+"""`ensure` with a docker command that is a shell script: what is started, given and left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from skyward.build import ImageFacts, ensure
+from skyward.errors import BuildError, EngineError
+from skyward.model.image import Image
+from tests.unit.image.images import compiled
+
+ROOT = Path(__file__).parents[3]
+PLAN = compiled(Image(pip=["numpy"], env={"A": "x\ny"}))
+
+
+class Store:
+    """An engine that has what the fake command has left in a file."""
+
+    def __init__(self, built: Path) -> None:
+        self.built = built
+
+    def inspect(self, ref: str) -> ImageFacts | None:
+        return ImageFacts(id="1") if self.built.exists() and ref in self.built.read_text() else None
+
+    def pull(self, ref: str) -> None:
+        raise AssertionError(ref)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with caches, temporary files and nothing of this machine's settings."""
+    (tmp_path / "temp").mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temp"))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setenv("SKYWARD_DOCKER_CLI", str(tmp_path / "docker"))
+    return tmp_path
+
+
+def _docker(place: Path, build: str, *, buildx: bool = False) -> None:
+    """A command that notes its words, keeps the context, and then does `build`; `$TAG` is the image's name."""
+    cli = place / "docker"
+    cli.write_text(
+        "#!/bin/bash\n"
+        f'[ "$1" = --version ] && {{ echo "Docker version 20.10.24, build x"; exit; }}\n'
+        f'[ "$2" = version ] && exit {0 if buildx else 1}\n'
+        f"echo \"${{*//$'\\n'/ }}\" >> {place}/calls; "
+        f' env > {place}/env; cp -r "${{@: -1}}" {place}/context\n'
+        'while [ "$1" != --tag ]; do shift; done; TAG=$2\n'
+        f"{build}\n"
+    )
+    if buildx:
+        cli.write_text(cli.read_text().replace("exit 0", "{ echo v0.13; exit; }"))
+    cli.chmod(0o755)
+
+
+def _calls(place: Path) -> list[str]:
+    file = place / "calls"
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def test_an_image_that_is_there_starts_nothing(place: Path) -> None:
+    """The engine is asked once; no command is looked for, no folder made."""
+    (place / "built").write_text(PLAN.tag)
+    assert ensure(PLAN, Store(place / "built"), print) == PLAN.tag
+    assert sorted(path.name for path in place.iterdir()) == ["built", "temp"]
+
+
+def test_a_build(place: Path) -> None:
+    """The command gets a context of exactly the plan's files; afterwards nothing is left of it."""
+    _docker(place, f'echo "$TAG" > {place}/built')
+    reported: list[str] = []
+    assert ensure(PLAN, Store(place / "built"), reported.append, docker_host="unix:///some.sock") == PLAN.tag
+    (call,) = _calls(place)
+    assert call.startswith("build --progress=plain --network=host --platform linux/amd64 --tag skyward:sky-1-")
+    assert "--secret id=skyward_site,src=" in call
+    assert "DOCKER_HOST=unix:///some.sock\n" in (place / "env").read_text()
+    assert "DOCKER_BUILDKIT=1\n" in (place / "env").read_text()
+    context = place / "context"
+    assert (context / "Dockerfile").read_text() == PLAN.dockerfile
+    assert sorted(path.name for path in context.iterdir()) == ["Dockerfile", "requirements", "runner"]
+    assert (context / "runner/skyward/errors.py").exists()
+    assert list((place / "temp").iterdir()) == []
+    assert reported[0] == f"building {PLAN.tag} from python:3.11-slim"
+    assert reported[-1].startswith(f"built {PLAN.tag} in ")
+
+
+def test_buildx_uses_the_engines_own_builder(place: Path) -> None:
+    """A builder elsewhere has neither the base images nor the loopback interface."""
+    _docker(place, f'echo "$TAG" > {place}/built', buildx=True)
+    ensure(PLAN, Store(place / "built"), print)
+    assert _calls(place)[0].startswith("buildx build --builder default --load ")
+
+
+def test_a_failed_build(place: Path) -> None:
+    """The error has the step, its origin and its output; nothing is left."""
+    _docker(place, 'echo "#7 [image 1/3] RUN uv"; echo "#7 0.1 boo"; echo "#7 ERROR: exit code: 3"; exit 1')
+    with pytest.raises(BuildError, match="exit status 3") as caught:
+        ensure(PLAN, Store(place / "built"), print)
+    assert (caught.value.log, caught.value.origin) == ("boo", "your pip=['numpy']")
+    assert list((place / "temp").iterdir()) == []
+
+
+def test_a_build_for_another_engine(place: Path) -> None:
+    """A command that builds somewhere else is found out."""
+    _docker(place, "true")
+    with pytest.raises(BuildError, match="may use different engines"):
+        ensure(PLAN, Store(place / "built"), print)
+
+
+def test_no_command_for_a_build(place: Path) -> None:
+    """Without a docker command the error says what to install."""
+    with pytest.raises(EngineError, match="does not run"):
+        ensure(PLAN, Store(place / "built"), print)
+
+
+def test_one_build_for_many(place: Path) -> None:
+    """Of several who want an image at the same time one builds; the others wait and are told so."""
+    os.mkfifo(place / "go")
+    _docker(place, f'echo started > {place}/started; read line < {place}/go; echo "$TAG" > {place}/built')
+    waiting = threading.Event()
+    reports: list[str] = []
+
+    def report(line: str) -> None:
+        reports.append(line)
+        if "waiting for it" in line:
+            waiting.set()
+
+    results: list[str] = []
+    threads = [
+        threading.Thread(target=lambda: results.append(ensure(PLAN, Store(place / "built"), report))) for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    assert waiting.wait(20)
+    (place / "go").write_text("go\n")  # returns once the build reads it
+    for thread in threads:
+        thread.join(20)
+    assert results == [PLAN.tag] * 3
+    assert len(_calls(place)) == 1
+
+
+def test_interrupt_ends_the_build(place: Path) -> None:
+    """SIGINT to the client ends the command and all it started, and leaves no folder, also if they ignore it."""
+    os.mkfifo(place / "pids")
+    _docker(place, f"trap '' INT; sleep 600 & echo \"$$ $!\" > {place}/pids; wait; wait")
+    code = (
+        "import skyward.build.building as b; b._GRACE_S = 0.3\n"
+        "from tests.unit.build.test_ensure import *\n"
+        f"ensure(PLAN, Store(Path('{place}/built')), print)"
+    )
+    client = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    pids = [int(word) for word in (place / "pids").read_text().split()]
+    assert len(list((place / "temp").iterdir())) == 1
+    client.send_signal(signal.SIGINT)
+    _, stderr = client.communicate(timeout=20)
+    assert "KeyboardInterrupt" in stderr
+    assert list((place / "temp").iterdir()) == []
+    assert not [pid for pid in pids if _alive(pid)]
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,70 @@
+"""Ctrl-C waits for the end of a piece of bookkeeping, and is lost nowhere."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from skyward.pool.interrupt import uninterrupted
+
+
+@pytest.fixture
+def installed() -> Iterator[None]:
+    uninterrupted.install()
+    yield
+    uninterrupted.uninstall()
+
+
+@pytest.mark.usefixtures("installed")
+def test_it_comes_when_the_piece_is_done() -> None:
+    """Also when pieces are nested, and also when it comes twice."""
+    reached = []
+    with pytest.raises(KeyboardInterrupt):
+        with uninterrupted:
+            with uninterrupted:
+                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(signal.SIGINT)
+            reached.append("the end of the outer piece")
+        reached.append("what follows")
+    assert reached == ["the end of the outer piece"]
+    with uninterrupted:
+        reached.append("nothing is pending any more")
+
+
+@pytest.mark.usefixtures("installed")
+def test_outside_it_comes_at_once() -> None:
+    """As if nobody had taken the signal over."""
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_the_programs_own_handler_is_respected_and_given_back() -> None:
+    """A program may do something else on Ctrl-C; with several pools open the last gives the signal back."""
+    heard: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _frame: heard.append(number))
+    own = signal.getsignal(signal.SIGINT)
+    try:
+        uninterrupted.install()
+        uninterrupted.install()
+        with uninterrupted:
+            signal.raise_signal(signal.SIGINT)
+            assert heard == []
+        assert heard == [signal.SIGINT]
+        uninterrupted.uninstall()
+        assert signal.getsignal(signal.SIGINT) is not own
+        uninterrupted.uninstall()
+        assert signal.getsignal(signal.SIGINT) is own
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_other_threads_are_none_of_its_business() -> None:
+    """Only the main thread gets signals; a pool opened elsewhere leaves them alone."""
+    before = signal.getsignal(signal.SIGINT)
+    thread = threading.Thread(target=uninterrupted.install)
+    thread.start()
+    thread.join(5)
+    assert signal.getsignal(signal.SIGINT) is before

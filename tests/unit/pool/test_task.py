@@ -1,0 +1,163 @@
+"""One call's outcome: told once, kept as it came, waited for."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from skyward.errors import RemoteTraceback, SerializationError, TaskCancelledError
+from skyward.pool.task import CallFuture, Latch, Task
+from skyward.wire.frames import Frame
+from skyward.wire.messages import CALL_HEAD, RESULT_HEAD, WANT_STARTED, Kind
+from tests.unit.pool.fakes import FUNCTION, error, result
+
+
+def task(number: int = 1, *, timeout: float | None = None) -> Task:
+    return Task(number, FUNCTION, b"arguments", (b"buffer",), timeout, 0)
+
+
+def test_the_message_of_a_call() -> None:
+    """It names the function by number; only calls with a time limit ask to be told of their start."""
+    assert task(7).call_frame() == Frame(Kind.CALL, 7, CALL_HEAD.pack(1, 0) + b"arguments", (b"buffer",))
+    assert task(7, timeout=2).call_frame().head[: CALL_HEAD.size] == CALL_HEAD.pack(1, WANT_STARTED)
+
+
+def test_a_copy_shares_the_payload() -> None:
+    """A broadcast serialises once."""
+    one = task(1, timeout=3)
+    other = one.copy(2)
+    assert (other.id, other.timeout) == (2, 3)
+    assert other.data is one.data
+    assert other.buffers is one.buffers
+
+
+def test_of_two_outcomes_the_first_counts() -> None:
+    """A result and a cancellation may come at the same time; whoever waits hears of one."""
+    for _ in range(200):
+        told: list[Task] = []
+        one = task()
+        one.on_done(told.append)
+        gate = threading.Barrier(2)
+
+        def finish(one: Task = one, gate: threading.Barrier = gate) -> None:
+            gate.wait()
+            one.resolve(result(one, "value"))
+
+        def cancel(one: Task = one, gate: threading.Barrier = gate) -> None:
+            gate.wait()
+            one.resolve(error=TaskCancelledError("cancelled"))
+
+        with ThreadPoolExecutor(2) as threads:
+            for attempt in [threads.submit(finish), threads.submit(cancel)]:
+                attempt.result()
+        assert told == [one]
+        assert (one.frame is None) != (one.error is None)
+
+
+def test_the_payload_is_let_go_with_the_outcome() -> None:
+    """A large argument is not kept for as long as its result."""
+    one = task()
+    one.resolve(result(one))
+    assert (one.data, one.buffers) == (b"", ())
+
+
+def test_an_exception_has_its_remote_traceback_as_cause() -> None:
+    """And a note that names the function and the node."""
+    one = task()
+    one.place = "node 3"
+    one.resolve(error(one, ZeroDivisionError("division by zero")))
+    assert one.failed
+    with pytest.raises(ZeroDivisionError) as caught:
+        one.value()
+    assert isinstance(caught.value.__cause__, RemoteTraceback)
+    assert caught.value.__notes__ == ["raised by work() on node 3"]
+
+
+def test_a_returned_exception_is_a_value() -> None:
+    """Returning is not raising."""
+    one = task()
+    one.resolve(result(one, KeyError("k")))
+    assert not one.failed
+    assert isinstance(one.value(), KeyError)
+
+
+def test_a_result_that_cannot_be_loaded_here_says_whose_it_is() -> None:
+    """Such as one of a class whose module only the node has."""
+    one = task()
+    pickled = b"\x80\x05cno_such_module\nThing\n."
+    one.resolve(Frame(Kind.RESULT, 1, RESULT_HEAD.pack(0.0) + pickled))
+    with pytest.raises(SerializationError, match=r"The result of work\(\) needs the module 'no_such_module'"):
+        one.value()
+
+
+def test_a_latch_opens_with_the_last_task() -> None:
+    """Not before; whoever waits is in another thread than those who tell."""
+    tasks = [task(n) for n in range(3)]
+    latch = Latch(3)
+    opened = threading.Event()
+
+    def wait() -> None:
+        latch.wait()
+        opened.set()
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    for one in tasks:
+        one.on_done(latch)
+        assert not opened.is_set()
+        one.resolve(result(one))
+    assert opened.wait(5)
+    waiter.join(5)
+    assert latch.first_failed is None
+
+
+def test_a_latch_opens_with_the_first_failure() -> None:
+    """The rest is not waited for; later failures change nothing."""
+    first, second, third = (task(n) for n in range(3))
+    latch = Latch(3)
+    for one in (first, second, third):
+        one.on_done(latch)
+    second.resolve(error(second, ValueError()))
+    latch.wait()
+    third.resolve(error=TaskCancelledError("cancelled"))
+    first.resolve(result(first))
+    latch.wait()
+    assert latch.first_failed is second
+
+
+def test_a_latch_for_nothing_is_open() -> None:
+    """Waiting for no tasks ends at once."""
+    Latch(0).wait()
+
+
+def test_cancelling_a_future_stops_its_call() -> None:
+    """Once, and only while it has no outcome; an outcome that comes later is nobody's business."""
+    stopped: list[bool] = []
+    future: CallFuture[object] = CallFuture(lambda: stopped.append(True))
+    assert future.cancel()
+    one = task()
+    one.on_done(future.take)
+    one.resolve(result(one, 5))
+    assert future.cancelled()
+    assert stopped == [True]
+
+    done: CallFuture[object] = CallFuture(lambda: stopped.append(True))
+    other = task()
+    other.on_done(done.take)
+    other.resolve(result(other, 5))
+    assert done.result(0) == 5
+    assert not done.cancel()
+    assert stopped == [True]
+
+
+def test_a_future_raises_what_the_function_raised() -> None:
+    """As itself, from `result()` as from `exception()`."""
+    future: CallFuture[object] = CallFuture(lambda: None)
+    one = task()
+    one.on_done(future.take)
+    one.resolve(error(one, LookupError("nothing there")))
+    assert isinstance(future.exception(0), LookupError)
+    with pytest.raises(LookupError, match="nothing there"):
+        future.result(0)
