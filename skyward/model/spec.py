@@ -18,7 +18,13 @@ class Nodes:
     max: int | None = None
 
     def __post_init__(self) -> None:
-        low, high = self.min or self.desired, self.max or self.desired
+        low = self.desired if self.min is None else self.min
+        high = self.desired if self.max is None else self.max
+        if not all(isinstance(number, int) for number in (low, self.desired, high)):
+            raise ConfigError(
+                f"nodes takes a whole number, (min, max) or Nodes(...); found min={low!r}, desired={self.desired!r}, "
+                f"max={high!r}."
+            )
         if not 1 <= low <= self.desired <= high:
             raise ConfigError(
                 f"nodes: 1 <= min <= desired <= max must hold; found min={low}, desired={self.desired}, max={high}."
@@ -30,6 +36,8 @@ class Nodes:
         if isinstance(value, Nodes):
             return value
         if isinstance(value, tuple):
+            if len(value) != 2:
+                raise ConfigError(f"nodes as a tuple is (min, max); found {value!r}.")
             low, high = value
             return cls(desired=high, min=low, max=high)
         return cls(desired=value)
@@ -51,12 +59,12 @@ class Worker:
     executor: Literal["auto", "thread", "process"] = "auto"
 
     def __post_init__(self) -> None:
-        if self.concurrency < 1:
+        if not isinstance(self.concurrency, int) or self.concurrency < 1:
             raise ConfigError(
-                f"concurrency is the number of calls at once per node, at least 1; found {self.concurrency}."
+                f"concurrency is the number of calls at once per node, at least 1; found {self.concurrency!r}."
             )
-        if self.buffer < 0:
-            raise ConfigError(f"buffer is a number of calls, at least 0; found {self.buffer}.")
+        if not isinstance(self.buffer, int) or self.buffer < 0:
+            raise ConfigError(f"buffer is a number of calls, at least 0; found {self.buffer!r}.")
         if self.executor not in ("auto", "thread", "process"):
             raise ConfigError(f"executor must be 'auto', 'thread' or 'process'; found {self.executor!r}.")
 

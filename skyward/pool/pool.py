@@ -105,7 +105,7 @@ class ComputePool:
             platform=reading.platform_of(architecture),
             env=reading.env_of(env),
             lease_s=provider.lease_s if lease_s is None else lease_s,
-            provision_timeout_s=provision_timeout,
+            provision_timeout_s=reading.positive("provision_timeout", provision_timeout),
             default_timeout_s=reading.positive("default_compute_timeout", default_compute_timeout),
             display=reading.display_of(display),
         )

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from skyward.errors import ConfigError
 from skyward.model.accelerator import Accelerator
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from skyward.providers.base import Provider
 
 Display = Literal["auto", "quiet"]
+N = TypeVar("N", float, float | None)
 _PLATFORMS = {"x86_64": "linux/amd64", "amd64": "linux/amd64", "arm64": "linux/arm64", "aarch64": "linux/arm64"}
 _GB = {"": 1.0, "GB": 1.0, "G": 1.0, "GIB": 1.073741824, "MB": 1e-3, "M": 1e-3, "MIB": 1.048576e-3, "TB": 1e3}
 # parameters that providers of rented machines bring; none of today's providers can honour them
@@ -149,10 +150,10 @@ def either(name: str, first: float | None, other: str, second: float | None) -> 
     return first if first is not None else second
 
 
-def positive(name: str, value: float | None) -> float | None:
+def positive(name: str, value: N) -> N:
     """The value, refused unless it is a number above 0 (or None)."""
-    if value is not None and not value > 0:
-        raise ConfigError(f"{name} must be above 0; found {value!r}.")
+    if value is not None and not (isinstance(value, int | float) and value > 0):
+        raise ConfigError(f"{name} must be a number above 0; found {value!r}.")
     return value
 
 

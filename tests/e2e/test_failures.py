@@ -400,8 +400,8 @@ def worker_pids_of_busy(pool: sky.ComputePool, containers: Containers) -> list[d
     pids = []
     for about in found:
         agent = about["pid"]
-        children = Path(f"/proc/{agent}/task/{agent}/children").read_text().split()
-        pids.append({"agent": agent, "worker": int(children[0])})
+        children = "".join(tasks.read_text() for tasks in Path(f"/proc/{agent}/task").glob("*/children"))
+        pids.append({"agent": agent, "worker": int(children)})
     return pids
 
 
@@ -635,6 +635,8 @@ def test_a_port_that_is_taken_is_not_claimed(monkeypatch: pytest.MonkeyPatch) ->
         ({"concurency": 2}, "no parameter 'concurency'; did you mean concurrency="),
         ({"nodes": 0}, "nodes"),
         ({"nodes": "two"}, "nodes"),
+        ({"nodes": (1, 2, 3)}, "nodes"),
+        ({"nodes": (0, 2)}, "nodes"),
         ({"nodes": 1.5}, "nodes"),
         ({"concurrency": 0}, "concurrency"),
         ({"concurrency": "4"}, "concurrency"),
