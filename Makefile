@@ -33,6 +33,8 @@ venv: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml
 	@echo "venv: creating $(VENV) and installing skyward with its development tools"
 	@$(PYTHON) -c 'import sys; sys.exit("skyward needs Python 3.11 or newer, found " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { [ "$$(id -u)" = 0 ] && apt-get install -y -q python3-venv; } || \
+	  { echo "venv: $(PYTHON) cannot make virtual environments. Install its venv package (Debian: python3-venv)." >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install -q -e '.[dev]'
 	@touch $@

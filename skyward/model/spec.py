@@ -9,6 +9,10 @@ from skyward.errors import ConfigError
 from skyward.model.accelerator import Accelerator
 
 
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nodes:
     """How many nodes a pool wants: `desired`, and the bounds within which it may work."""
@@ -20,7 +24,7 @@ class Nodes:
     def __post_init__(self) -> None:
         low = self.desired if self.min is None else self.min
         high = self.desired if self.max is None else self.max
-        if not all(isinstance(number, int) for number in (low, self.desired, high)):
+        if not all(map(_is_whole, (low, self.desired, high))):
             raise ConfigError(
                 f"nodes takes a whole number, (min, max) or Nodes(...); found min={low!r}, desired={self.desired!r}, "
                 f"max={high!r}."
@@ -59,11 +63,11 @@ class Worker:
     executor: Literal["auto", "thread", "process"] = "auto"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.concurrency, int) or self.concurrency < 1:
+        if not (_is_whole(self.concurrency) and self.concurrency >= 1):
             raise ConfigError(
                 f"concurrency is the number of calls at once per node, at least 1; found {self.concurrency!r}."
             )
-        if not isinstance(self.buffer, int) or self.buffer < 0:
+        if not (_is_whole(self.buffer) and self.buffer >= 0):
             raise ConfigError(f"buffer is a number of calls, at least 0; found {self.buffer!r}.")
         if self.executor not in ("auto", "thread", "process"):
             raise ConfigError(f"executor must be 'auto', 'thread' or 'process'; found {self.executor!r}.")

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 T = TypeVar("T")
 STOP_GRACE_S = 10.0  # for plugins to leave their hooks
+INTERRUPTED_GRACE_S = 3.0  # the same after Ctrl-C, when somebody waits at a terminal
 _AT_ONCE = 16  # nodes started at the same time
 
 
@@ -243,6 +244,7 @@ class ComputePool:
     def _close(self, cause: BaseException | None) -> None:
         """End everything, whatever state it is in; Ctrl-C waits until that is done."""
         with uninterrupted:
+            grace_s = INTERRUPTED_GRACE_S if isinstance(cause, KeyboardInterrupt) else STOP_GRACE_S
             try:
                 with self._progress.stage("stop", "stopping"), ExitStack() as last:
                     # in reverse: what stands first here is done last
@@ -251,7 +253,7 @@ class ComputePool:
                         last.callback(self._printer.stop)
                         last.callback(self._clock.stop)
                         last.callback(self._settings.provider.release, self.id)
-                        last.callback(self._close_nodes)
+                        last.callback(self._close_nodes, grace_s)
                         last.callback(self._dispatcher.close, PoolClosedError(f"Pool {self.id} was closed."))
                         last.push(self._ending.pop_all())
                     if self._leave is not None:
@@ -262,11 +264,11 @@ class ComputePool:
                     raise
                 cause.add_note(f"While pool {self.id} was closed after this error: {error}")
 
-    def _close_nodes(self) -> None:
+    def _close_nodes(self, grace_s: float) -> None:
         if not self._nodes:
             return
         with ThreadPoolExecutor(min(_AT_ONCE, len(self._nodes)), thread_name_prefix="skyward-stop") as threads:
-            ends = [threads.submit(node.close, STOP_GRACE_S) for node in self._nodes]
+            ends = [threads.submit(node.close, grace_s) for node in self._nodes]
         self._nodes, self._opened = [], []
         for end in ends:
             end.result()

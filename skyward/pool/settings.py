@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from skyward.providers.base import Provider
 
 Display = Literal["auto", "quiet"]
-N = TypeVar("N", float, float | None)
+N = TypeVar("N", bound=float | None)
 _PLATFORMS = {"x86_64": "linux/amd64", "amd64": "linux/amd64", "arm64": "linux/arm64", "aarch64": "linux/arm64"}
 _GB = {"": 1.0, "GB": 1.0, "G": 1.0, "GIB": 1.073741824, "MB": 1e-3, "M": 1e-3, "MIB": 1.048576e-3, "TB": 1e3}
 # parameters that providers of rented machines bring; none of today's providers can honour them
@@ -152,9 +152,13 @@ def either(name: str, first: float | None, other: str, second: float | None) -> 
 
 def positive(name: str, value: N) -> N:
     """The value, refused unless it is a number above 0 (or None)."""
-    if value is not None and not (isinstance(value, int | float) and value > 0):
+    if value is not None and not _is_positive(value):
         raise ConfigError(f"{name} must be a number above 0; found {value!r}.")
     return value
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and value > 0
 
 
 def env_of(env: Mapping[Any, Any] | None) -> tuple[tuple[str, str], ...]:

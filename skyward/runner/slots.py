@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 IDLE = 0  # no call has this id
+_REPEAT_S = 0.05
 
 
 class Interrupted(KeyboardInterrupt):
@@ -79,7 +80,15 @@ class MainSlot(Slot):
         signal.signal(signal.SIGINT, self._on_signal)
 
     def _signal(self) -> None:
+        """Repeated until it is heeded: a signal that comes just before a system call begins wakes nobody."""
         signal.pthread_kill(self._thread, signal.SIGINT)
+        again = threading.Timer(_REPEAT_S, self._insist)
+        again.daemon = True
+        again.start()
+
+    def _insist(self) -> None:
+        if self._target != IDLE and self._target == self.running:
+            self._signal()
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         self.deliver()

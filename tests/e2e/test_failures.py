@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import socket
-import sys
 import tempfile
 import threading
 import time
@@ -144,13 +143,13 @@ def test_the_cause_of_an_exception_is_told(pool: sky.ComputePool) -> None:
     @sky.compute
     def chained() -> None:
         try:
-            {}["missing"]
+            os.environ["SKYWARD_TEST_MISSING"]
         except KeyError as error:
             raise ValueError("no such setting") from error
 
     with pytest.raises(ValueError, match="no such setting") as caught:
         chained() >> pool
-    assert "KeyError: 'missing'" in str(caught.value.__cause__)
+    assert "KeyError: 'SKYWARD_TEST_MISSING'" in str(caught.value.__cause__)
     assert "direct cause" in str(caught.value.__cause__)
 
 
@@ -425,7 +424,7 @@ def test_calls_that_had_not_started_run_elsewhere(new_pool: Make, capfd: pytest.
         ran = [future.result(20) for future in later]
         assert len(ran) == 4
         assert (0, first) not in ran
-        assert set(pid for node, pid in ran if node == 1) <= {second}
+        assert {pid for node, pid in ran if node == 1} <= {second}
 
 
 @sky.compute
@@ -444,7 +443,7 @@ def test_retries_run_a_lost_call_again(victim: sky.ComputePool) -> None:
     mark = f"skyward-test-{uuid.uuid4().hex}"
 
     def fragile() -> int:
-        trace = Path(tempfile.gettempdir()) / mark  # noqa: F821 - closed over
+        trace = Path(tempfile.gettempdir()) / mark
         times = len(trace.read_text()) if trace.exists() else 0
         trace.write_text("x" * (times + 1))
         if times == 0:
@@ -473,17 +472,15 @@ def test_a_user_exception_is_never_retried(pool: sky.ComputePool) -> None:
             raise ValueError
 
     @sky.compute
-    def counted() -> int:
-        trace = Path(tempfile.gettempdir()) / mark
-        if not trace.exists():
-            return 0
-        times = len(trace.read_text())
-        trace.unlink()
-        return times
+    def counted() -> str:
+        info = sky.instance_info()
+        assert info is not None
+        return (Path(tempfile.gettempdir()) / mark).read_text() if info.node == 0 else ""
 
     with pytest.raises(ValueError):
         count(0) @ pool
-    assert (counted() @ pool)[0] == 1
+    assert counted() @ pool == ["x", ""]
+    (Path(tempfile.gettempdir()) / mark).unlink(missing_ok=True)
 
 
 def test_a_stream_on_a_killed_worker_ends_with_the_error(victim: sky.ComputePool) -> None:
@@ -692,7 +689,7 @@ def test_a_node_that_is_not_ready_in_time(
     (tmp_path / "sitecustomize.py").write_text("import time\ntime.sleep(60)\n")
     pool = new_pool(nodes=2, env={"PYTHONPATH": str(tmp_path)}, provision_timeout=0.5)
     started = time.monotonic()
-    with pytest.raises(NodeStartError, match="was not ready within 0.5 s"):
+    with pytest.raises(NodeStartError, match=r"was not ready within 0\.5 s"):
         pool.__enter__()
     assert time.monotonic() - started < 5
     assert not [about for about in sky.Local().find() if about["pool"] == pool.id]
@@ -717,8 +714,8 @@ def test_versions_that_do_not_fit(new_pool: Make, containers: Containers, provid
 
     settings: dict[str, Any]
     if provider_name == "docker":
-        file = "/opt/skyward/skyward/wire/handshake.py"
-        settings = {"image": sky.Image(run=[f"sed -i 's/cloudpickle.__version__/\"0.9\"/' {file}"])}
+        change = "rm -r __pycache__ && sed -i 's/cloudpickle.__version__/\"0.9\"/' handshake.py"
+        settings = {"image": sky.Image(run=[f"cd /opt/skyward/skyward/wire && {change}"])}
     else:
         (tmp_path / "sitecustomize.py").write_text("import cloudpickle\ncloudpickle.__version__ = '0.9'\n")
         settings = {"env": {"PYTHONPATH": str(tmp_path)}}
@@ -726,15 +723,3 @@ def test_versions_that_do_not_fit(new_pool: Make, containers: Containers, provid
     with pytest.raises(VersionError, match=rf"client has cloudpickle {cloudpickle.__version__}, node 0 .* has 0\.9"):
         pool.__enter__()
     assert containers(pool.id) == []
-
-
-def test_another_minor_version_of_python(new_pool: Make, provider_name: str, engine: Any) -> None:
-    """Functions travel as bytecode: an image of another Python is refused, with the remedy."""
-    if provider_name == "local":
-        pytest.skip("processes run the client's own Python")
-    other = f"3.{sys.version_info.minor + 1 if sys.version_info.minor < 13 else 12}"
-    base = f"skyward/base:py{other}"
-    if not any(base in image.tags for image in engine.images.list()):
-        pytest.skip(f"no {base} on this engine")
-    with pytest.raises((VersionError, ConfigError), match=rf"Python {other}"):
-        new_pool(image=sky.Image(base=base, python=other)).__enter__()

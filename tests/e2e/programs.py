@@ -1,0 +1,272 @@
+"""What users write: the forms of programs that need no framework, as a user's own module would hold them.
+
+A module without pytest, since nodes have none to import when they load these functions by name.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import random
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+import skyward as sky
+
+if TYPE_CHECKING:
+    import numpy as np
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def here() -> sky.InstanceInfo:
+    """This node's place, inside a pool."""
+    info = sky.instance_info()
+    assert info is not None
+    return info
+
+
+# broadcast, place, head ----------------------------------------------------------------------------------------
+
+
+@sky.compute
+def introduce(data: list[int]) -> dict[str, Any]:
+    """Every node says who it is, from the value and from the document it is read from."""
+    info = here()
+    print(f"Node {info.node}/{info.total_nodes}, head: {info.is_head}")
+    return {
+        "node": info.node,
+        "job": info.job_id,
+        "peers": [peer.node for peer in info.peers],
+        "document": json.loads(os.environ["COMPUTE_POOL"])["node"],
+        "sum": sum(data),
+    }
+
+
+@sky.compute
+def hand_out(words: list[str], limit_s: float = 20.0) -> str:
+    """The head gives every other node its word, over the address and port that all of them were told."""
+    info = here()
+    if not info.is_head:
+        return _ask_head(info, limit_s)
+    with socket.create_server((info.head_addr, info.head_port)) as server:
+        server.settimeout(limit_s)
+        for _ in range(info.total_nodes - 1):
+            connection, _ = server.accept()
+            with connection:
+                node = int(connection.recv(16))
+                connection.sendall(words[node].encode())
+    return f"head keeps {words[0]}"
+
+
+def _ask_head(info: sky.InstanceInfo, limit_s: float) -> str:
+    deadline = time.monotonic() + limit_s
+    while True:  # the head may not listen yet, and nothing but trying tells
+        try:
+            connection = socket.create_connection((info.head_addr, info.head_port), timeout=limit_s)
+            break
+        except ConnectionRefusedError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+    with connection:
+        connection.sendall(str(info.node).encode())
+        return f"node {info.node} got {connection.recv(64).decode()}"
+
+
+# data ----------------------------------------------------------------------------------------------------------
+
+
+@sky.compute
+def take_part(x_full: np.ndarray, y_full: list[int]) -> tuple[np.ndarray, list[int]]:
+    """The whole data set comes as arguments; each node keeps its own rows of both."""
+    x, y = sky.shard(x_full, y_full, shuffle=True, seed=42)
+    return x, y
+
+
+@sky.compute
+def load_and_take_part(rows: int) -> tuple[list[float], tuple[int, ...]]:
+    """Each node loads the whole data set by itself and keeps its own rows."""
+    x_full = [float(row) for row in range(rows)]
+    y_full = tuple(range(rows))
+    return sky.shard(x_full, y_full, shuffle=True, seed=42)
+
+
+# training without a framework ----------------------------------------------------------------------------------
+
+
+@sky.compute
+@sky.stdout(only="head")
+def fit(points: list[tuple[float, float]], epochs: int = 3) -> dict[str, Any]:
+    """Fit y = w x on this node's part of the points by gradient descent; the head alone reports its epochs."""
+    part = sky.shard(points, shuffle=True, seed=42)
+    weight = random.Random(0).random()
+    loss = 0.0
+    for epoch in range(epochs):
+        gradient = sum(2 * (weight * x - y) * x for x, y in part) / len(part)
+        weight -= 0.4 * gradient
+        loss = sum((weight * x - y) ** 2 for x, y in part) / len(part)
+        print(f"Epoch {epoch}: loss={loss:.4f}")
+    return {"rank": here().node, "final_loss": loss, "weight": weight, "rows": len(part)}
+
+
+# output --------------------------------------------------------------------------------------------------------
+
+
+def _say_both() -> int:
+    info = here()
+    print(f"out of {info.node}")
+    print(f"err of {info.node}", file=sys.stderr)
+    return info.node
+
+
+@sky.compute
+def aloud() -> int:
+    return _say_both()
+
+
+@sky.compute
+@sky.stdout(only="head")
+def head_aloud() -> int:
+    return _say_both()
+
+
+@sky.compute
+@sky.stdout(only=lambda info: info.node > 0)
+def others_aloud() -> int:
+    return _say_both()
+
+
+@sky.compute
+@sky.stderr(only="head")
+def head_warns() -> int:
+    return _say_both()
+
+
+@sky.compute
+@sky.silent
+def mute() -> int:
+    return _say_both()
+
+
+@sky.compute
+@sky.silent
+def say_quietly(text: str) -> int:
+    print(text)
+    return len(text)
+
+
+# a decorator of the user's own, below @sky.compute -----------------------------------------------------------
+
+
+def rendezvous(fn: Callable[P, R]) -> Callable[P, R]:
+    """Set what a framework without a plugin wants to find in its environment."""
+
+    @functools.wraps(fn)
+    def inner(*args: P.args, **kwargs: P.kwargs) -> R:
+        info = here()
+        os.environ.update(
+            MASTER_ADDR=info.head_addr,
+            MASTER_PORT=str(info.head_port),
+            WORLD_SIZE=str(info.total_nodes),
+            RANK=str(info.node),
+        )
+        return fn(*args, **kwargs)
+
+    return inner
+
+
+@sky.compute
+@rendezvous
+def ranks(scale: int) -> dict[str, Any]:
+    names = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
+    return {"scaled": scale * int(os.environ["RANK"])} | {name: os.environ[name] for name in names}
+
+
+# a plugin of a third party -------------------------------------------------------------------------------------
+
+PACKAGE = "iniconfig"  # small, pure Python, and in no image of these tests unless the plugin adds it
+
+
+def recorder(name: str, record: list[str], package: str | None = None) -> sky.Plugin:
+    """A plugin with every hook: what happens on nodes it prints, what happens on the client it adds to `record`."""
+
+    def transform(image: sky.Image, cluster: sky.Cluster) -> sky.Image:
+        record.append(f"transform {name}, {cluster.spec.nodes} nodes, sees {', '.join(image.pip) or 'nothing'}")
+        return image.pip_install(package) if package else image.with_env({f"RECORDER_{name.upper()}": "1"})
+
+    def bootstrap(cluster: sky.Cluster) -> list[Any]:
+        def note() -> None:
+            with open("bootstrap.log", "a", encoding="utf-8") as log:
+                log.write(f"{name} callable\n")
+
+        return [f"echo '{name} shell, {cluster.spec.nodes} nodes' >> bootstrap.log", note]
+
+    def decorate(fn: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(fn)
+        def inner(*args: Any, **kwargs: Any) -> Any:
+            return f"{name}({fn(*args, **kwargs)})"
+
+        return inner
+
+    @contextmanager
+    def around(hook: str, info: sky.InstanceInfo) -> Iterator[None]:
+        print(f"{os.getpid()} enter {hook} {name} of node {info.node}")
+        yield
+        print(f"{os.getpid()} exit {hook} {name} of node {info.node}")
+
+    def around_app(info: sky.InstanceInfo) -> AbstractContextManager[None]:
+        return around("app", info)
+
+    def around_process(info: sky.InstanceInfo) -> AbstractContextManager[None]:
+        return around("process", info)
+
+    @contextmanager
+    def around_client(pool: sky.ComputePool, cluster: sky.Cluster) -> Iterator[None]:
+        record.append(f"enter client {name}, {pool.current_nodes()} of {cluster.spec.nodes} nodes")
+        yield
+        record.append(f"exit client {name}, {pool.current_nodes()} nodes")
+
+    return (
+        sky.Plugin.create(name)
+        .with_image_transform(transform)
+        .with_bootstrap(bootstrap)
+        .with_decorator(decorate)
+        .with_around_app(around_app)
+        .with_around_process(around_process)
+        .with_around_client(around_client)
+    )
+
+
+def shout(fn: Callable[..., str]) -> Callable[..., str]:
+    """A decorate hook at the top of a module: it is pickled by name, so nodes need the module."""
+
+    @functools.wraps(fn)
+    def inner(*args: Any, **kwargs: Any) -> str:
+        return fn(*args, **kwargs).upper()
+
+    return inner
+
+
+@sky.compute
+def bootstrap_log() -> str:
+    with open("bootstrap.log", encoding="utf-8") as log:
+        return log.read()
+
+
+@sky.compute
+def which(package: str, seconds: float = 0.0) -> str:
+    """Import a package; a call that lasts long enough for every worker to take one of several."""
+    time.sleep(seconds)
+    return f"{__import__(package).__name__} in {os.getpid()}"
+
+
+@sky.compute
+def metered(x: int) -> str:
+    return f"{x} at {os.environ['METER']}"

@@ -1,0 +1,327 @@
+"""Ctrl-C, or the end of the client, at any moment: the client ends soon and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import skyward as sky
+from skyward.providers.rundir import pool_directories
+
+Script = Callable[..., "subprocess.Popen[str]"]
+PATIENCE_S = 30.0  # for the client to come to the point in question; a machine may be busy
+SOON_S = 8.0  # from Ctrl-C to the end of the client
+
+CLIENT = """
+import sys, time
+import skyward as sky
+
+IMAGE = sky.Image({image})
+
+@sky.compute
+def work():
+    print("at work", flush=True)
+    {work}
+
+{extra}
+
+try:
+    with sky.ComputePool(sky.{provider}(), image=IMAGE, {pool}) as pool:
+        print("pool", pool.id, flush=True)
+        {body}
+    print("left the pool", flush=True)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    raise
+"""
+
+
+class Client:
+    """A client in a process of its own, watched line by line."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.seen = ""
+        assert process.stdout and process.stderr
+        self._open = {process.stdout.fileno(), process.stderr.fileno()}
+
+    def wait_for(self, words: str, within_s: float = PATIENCE_S) -> None:
+        """Read until the client has printed these words, on either stream."""
+        deadline = time.monotonic() + within_s
+        while words not in self.seen:
+            assert self._open and time.monotonic() < deadline, f"no {words!r} in:\n{self.seen}"
+            self._read(0.1)
+
+    def interrupt(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+
+    def end(self, within_s: float = SOON_S) -> int:
+        """Wait for its end; its exit status."""
+        deadline = time.monotonic() + within_s
+        while self._open:
+            assert time.monotonic() < deadline, f"it still runs after {within_s} s:\n{self.seen}"
+            self._read(0.1)
+        return self.process.wait(max(0.1, deadline - time.monotonic()))
+
+    @property
+    def pool(self) -> str:
+        """Identifier of its pool, from any line that says it."""
+        return self.said(r"\bpool[ :]+([0-9a-f]{8})\b")
+
+    def said(self, pattern: str) -> str:
+        """The group of a pattern in what it has printed."""
+        found = re.search(pattern, self.seen)
+        assert found, self.seen
+        return found[1]
+
+    def _read(self, timeout_s: float) -> None:
+        for fd in select.select(list(self._open), [], [], timeout_s)[0]:
+            data = os.read(fd, 65536)
+            self.seen += data.decode(errors="replace")
+            if not data:
+                self._open.discard(fd)
+
+
+@pytest.fixture
+def client(script: Script, provider_name: str) -> Iterator[Callable[..., Client]]:
+    """Start a client; `body` runs inside its pool."""
+    clients: list[Client] = []
+
+    def start(
+        body: str = "work() >> pool", *, image: str = "", work: str = "time.sleep(60)", extra: str = "", **pool: Any
+    ) -> Client:
+        settings = ", ".join(f"{name}={value!r}" for name, value in pool.items())
+        provider = "Docker" if provider_name == "docker" else "Local"
+        text = CLIENT.format(image=image, work=work, body=body, extra=extra, pool=settings, provider=provider)
+        clients.append(Client(script(text)))
+        return clients[-1]
+
+    yield start
+    for one in clients:
+        if one.process.poll() is None:
+            one.process.kill()
+        one.process.communicate()
+
+
+@pytest.fixture
+def nothing_left(engine: Any) -> Callable[[Client], None]:
+    """Assert that a client's pools have neither containers, nor processes, nor directories any more."""
+
+    def check(client: Client) -> None:
+        owner = f"{client.process.pid}@"
+        left = engine.containers.list(all=True, filters={"label": "skyward.pool"})
+        assert [c.name for c in left if c.labels["skyward.owner"].startswith(owner)] == []
+        owners = {d.path: d.path / "owner" for d in pool_directories()}
+        mine = f"{client.process.pid},"
+        assert [path for path, file in owners.items() if file.exists() and file.read_text().startswith(mine)] == []
+
+    return check
+
+
+def processes_naming(pattern: str) -> list[str]:
+    """Command lines of all processes on this machine in which the pattern is found."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:  # it has just ended
+            continue
+        if re.search(pattern, line):
+            found.append(line)
+    return found
+
+
+Start = Callable[..., Client]
+Check = Callable[[Client], None]
+
+
+def assert_interrupted(client: Client) -> None:
+    """It ended by KeyboardInterrupt, as a program without skyward would."""
+    assert client.end() in (130, -signal.SIGINT), client.seen
+    assert "interrupted" in client.seen
+    assert "KeyboardInterrupt" in client.seen
+    assert "left the pool" not in client.seen
+
+
+def test_during_the_build(client: Start, nothing_left: Check, provider_name: str) -> None:
+    """The build is ended too; no image of it is left, and the next build of the same image works."""
+    if provider_name == "local":
+        pytest.skip("processes need no image")
+    mark = f"mark-{os.getpid()}-{time.monotonic_ns()}"
+    one = client(image=f'run=["echo {mark} && sleep 50"]')
+    one.wait_for("building skyward:")
+    wait_until(lambda: processes_naming(f"echo {mark}"))
+    (command,) = processes_naming(f"--tag {one.said(r'building (skyward:[^ ]+)')} ")
+    (context,) = re.findall(r"\S*/skyward-build-[^/]+", command)[-1:]
+    assert Path(context).is_dir()
+    one.interrupt()
+    assert_interrupted(one)
+    nothing_left(one)
+    assert processes_naming(re.escape(context)) == []
+    assert not Path(context).exists()
+    wait_until(lambda: not processes_naming(f"echo {mark}"))  # the engine's builder hears of it from the command
+
+
+def wait_until(condition: Callable[[], object], within_s: float = 10) -> None:
+    """For what nobody announces: other programs' processes."""
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+SLOW_START = """
+from skyward.pool.node import NodeLink
+_open = NodeLink.open
+def slow(self, timeout_s):
+    print("starting", flush=True)
+    return _open(self, timeout_s)
+NodeLink.open = slow
+"""
+
+
+HANGING = "cd /opt/skyward/skyward && rm -r runner && echo \"__import__('time').sleep(99)\" > runner.py"
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.03, 0.1])
+def test_during_the_start(client: Start, nothing_left: Check, delay_s: float) -> None:
+    """At several moments between the first container and readiness."""
+    one = client(extra=SLOW_START, nodes=2)
+    one.wait_for("starting")
+    time.sleep(delay_s)
+    one.interrupt()
+    assert_interrupted(one)
+    nothing_left(one)
+
+
+def test_while_a_node_does_not_get_ready(
+    client: Start, nothing_left: Check, provider_name: str, tmp_path: Path
+) -> None:
+    """A node that hangs while it starts is not waited for."""
+    if provider_name == "docker":
+        one = client(
+            extra=SLOW_START,
+            image=f"run={[HANGING]!r}",
+        )
+    else:
+        (tmp_path / "late").mkdir()
+        (tmp_path / "late" / "sitecustomize.py").write_text("import time\ntime.sleep(99)\n")
+        one = client(extra=SLOW_START, nodes=2, env={"PYTHONPATH": str(tmp_path / "late")})
+    one.wait_for("starting")
+    time.sleep(0.3)
+    one.interrupt()
+    assert_interrupted(one)
+    nothing_left(one)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "work() >> pool",
+        "work() @ pool",
+        "(work() & work()) >> pool",
+        "list(sky.gather(*(work() for _ in range(50)), stream=True) >> pool)",
+        "work(); f = work() > pool; f.result()",
+        "pool.map(work.fn.__call__, [])\n        work() >> pool",
+    ],
+    ids=["one", "every node", "group", "stream", "future", "after others"],
+)
+def test_during_a_call(client: Start, nothing_left: Check, body: str) -> None:
+    """Whatever way the call was sent: the remote function is stopped with the pool."""
+    one = client(body, nodes=2)
+    one.wait_for("at work")
+    one.interrupt()
+    assert_interrupted(one)
+    nothing_left(one)
+
+
+def test_during_a_call_that_does_not_heed(client: Start, nothing_left: Check) -> None:
+    """A function that swallows the interrupt costs the grace of the node's end, no more."""
+    one = client(work="\n    ".join(["while True:", "    try: time.sleep(60)", "    except BaseException: pass"]))
+    one.wait_for("at work")
+    one.interrupt()
+    assert_interrupted(one)
+    nothing_left(one)
+
+
+def test_a_caught_ctrl_c_leaves_a_pool_that_works(client: Start, nothing_left: Check) -> None:
+    """As at a prompt: the call is stopped, the node is free, the pool goes on."""
+    one = client(
+        """
+        quick = sky.compute(int)
+        try:
+            work() @ pool
+        except KeyboardInterrupt:
+            started = time.monotonic()
+            print("result", quick("7") @ pool, time.monotonic() - started < 5, flush=True)
+        """,
+        nodes=2,
+    )
+    one.wait_for("at work")
+    one.interrupt()
+    assert one.end() == 0, one.seen
+    assert "result [7, 7] True" in one.seen
+    nothing_left(one)
+
+
+SLOW_STOP = """
+from skyward.pool.node import NodeLink
+_close = NodeLink.close
+def slow(self, grace_s):
+    print("stopping", flush=True)
+    time.sleep(0.5)
+    _close(self, grace_s)
+NodeLink.close = slow
+"""
+
+
+def test_during_the_stop(client: Start, nothing_left: Check) -> None:
+    """What is under way is finished first, then the interrupt comes through."""
+    one = client("pass", extra=SLOW_STOP, nodes=2)
+    one.wait_for("stopping")
+    one.interrupt()
+    assert_interrupted(one)
+    nothing_left(one)
+
+
+def test_again_and_again(client: Start, nothing_left: Check) -> None:
+    """Further ones while the first is being honoured do no harm."""
+    one = client(extra=SLOW_STOP, nodes=2)
+    one.wait_for("at work")
+    one.interrupt()
+    one.wait_for("stopping")
+    for _ in range(5):
+        one.interrupt()
+        time.sleep(0.05)
+    assert_interrupted(one)
+    nothing_left(one)
+
+
+@pytest.mark.parametrize("end", ["SIGTERM", "SIGKILL"])
+def test_a_client_that_is_killed(client: Start, engine: Any, end: str) -> None:
+    """Its nodes end by their lease; the next pool sweeps up what only it could have removed."""
+    one = client(ttl=2)
+    one.wait_for("at work")
+    pool = one.pool
+    one.process.send_signal(signal.Signals[end])
+    one.end()
+    gone = time.monotonic()
+
+    def nodes() -> list[Any]:
+        local = [about for about in sky.Local().find() if about["pool"] == pool and about["state"] == "running"]
+        return [*local, *engine.containers.list(all=True, filters={"label": f"skyward.pool={pool}"})]
+
+    while nodes():
+        assert time.monotonic() - gone < 10, nodes()
+        time.sleep(0.1)
+    with sky.ComputePool(sky.Local(), display="quiet"):
+        assert pool not in {directory.pool for directory in pool_directories()}

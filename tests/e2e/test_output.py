@@ -1,0 +1,293 @@
+"""What functions print, as it comes out of the client: asserted on the client's own output, never on return values."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import skyward as sky
+from tests.e2e.conftest import IMAGE, provider_of
+
+Capture = pytest.CaptureFixture[str]
+Script = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture(scope="module")
+def loud(provider_name: str) -> Iterator[sky.ComputePool]:
+    """Two nodes, four calls at a time on each, that print."""
+    with sky.ComputePool(provider_of(provider_name), nodes=2, image=IMAGE, concurrency=4) as pool:
+        yield pool
+
+
+def node() -> int:
+    info = sky.instance_info()
+    assert info is not None
+    return info.node
+
+
+def both(text: str) -> None:
+    print(f"{text} out {node()}", flush=True)
+    print(f"{text} err {node()}", file=sys.stderr, flush=True)
+
+
+def read_until(capfd: Capture, *, out: str = "", err: str = "", within_s: float = 10) -> tuple[list[str], list[str]]:
+    """The lines of standard output and error, up to where the given words have appeared."""
+    deadline = time.monotonic() + within_s
+    seen_out = seen_err = ""
+    while True:
+        more = capfd.readouterr()
+        seen_out += more.out
+        seen_err += more.err
+        if out in seen_out and err in seen_err:
+            return seen_out.splitlines(), seen_err.splitlines()
+        assert time.monotonic() < deadline, (out, err, seen_out[-2000:], seen_err[-2000:])
+        time.sleep(0.01)
+
+
+def test_output_names_its_node_and_keeps_its_stream(loud: sky.ComputePool, capfd: Capture) -> None:
+    """Standard error is labelled as such all the way; it is there before the result is."""
+    sky.compute(both)("hello") @ loud
+    seen = capfd.readouterr()
+    assert sorted(seen.out.splitlines()) == ["[0] hello out 0", "[1] hello out 1"]
+    assert sorted(seen.err.splitlines()) == ["[0] hello err 0", "[1] hello err 1"]
+
+
+def test_what_is_printed_comes_before_the_result(loud: sky.ComputePool, capfd: Capture) -> None:
+    """Every time, unfinished lines of standard output included."""
+
+    @sky.compute
+    def say(n: int) -> int:
+        print(f"line {n}")
+        return n
+
+    for n in range(100):
+        assert say(n) >> loud == n
+        assert re.fullmatch(rf"\[[01]\] line {n}\n", capfd.readouterr().out)
+
+
+def test_only_the_head_prints(loud: sky.ComputePool, capfd: Capture) -> None:
+    """`@sky.stdout(only="head")`: standard output of the head alone, everybody's standard error."""
+    sky.compute(sky.stdout(only="head")(both))("head") @ loud
+    seen = capfd.readouterr()
+    assert seen.out.splitlines() == ["[0] head out 0"]
+    assert sorted(seen.err.splitlines()) == ["[0] head err 0", "[1] head err 1"]
+
+
+def test_only_where_a_predicate_holds(loud: sky.ComputePool, capfd: Capture) -> None:
+    """A function of the node's place decides."""
+    sky.compute(sky.stdout(only=lambda info: info.node == 1)(both))("second") @ loud
+    seen = capfd.readouterr()
+    assert seen.out.splitlines() == ["[1] second out 1"]
+    assert len(seen.err.splitlines()) == 2
+
+
+def test_standard_error_of_the_head_only(loud: sky.ComputePool, capfd: Capture) -> None:
+    """`@sky.stderr` is the same for the other stream; both can be combined."""
+    sky.compute(sky.stderr(only="head")(both))("one") @ loud
+    seen = capfd.readouterr()
+    assert len(seen.out.splitlines()) == 2
+    assert seen.err.splitlines() == ["[0] one err 0"]
+    sky.compute(sky.stderr(only="head")(sky.stdout(only=lambda info: info.node == 1)(both)))("two") @ loud
+    seen = capfd.readouterr()
+    assert seen.out.splitlines() == ["[1] two out 1"]
+    assert seen.err.splitlines() == ["[0] two err 0"]
+
+
+def test_silent(loud: sky.ComputePool, capfd: Capture) -> None:
+    """Mutes both streams on every node; the next call is heard again, also after an error in the muted one."""
+
+    @sky.compute
+    @sky.silent
+    def fails() -> None:
+        both("unheard")
+        raise ValueError("heard")
+
+    sky.compute(sky.silent(both))("unheard") @ loud
+    with pytest.raises(ValueError, match="heard"):
+        fails() >> loud
+    assert tuple(capfd.readouterr()) == ("", "")
+    sky.compute(both)("again") >> loud
+    assert "again out" in capfd.readouterr().out
+
+
+def test_muting_is_per_call_not_per_process(loud: sky.ComputePool, capfd: Capture) -> None:
+    """Muted and unmuted calls run side by side in one worker; each keeps or loses exactly its own lines."""
+
+    @sky.compute
+    def heard(name: str) -> None:
+        for n in range(50):
+            print(f"heard {name} {n}")
+            print(f"heard {name} {n}", file=sys.stderr)
+            time.sleep(0.001)
+
+    @sky.compute
+    @sky.silent
+    def unheard(name: str) -> None:
+        for n in range(50):
+            print(f"unheard {name} {n}")
+            print(f"unheard {name} {n}", file=sys.stderr)
+            time.sleep(0.001)
+
+    names = [str(n) for n in range(12)]
+    sky.gather(*(call(name) for name in names for call in (heard, unheard))) >> loud
+    seen = capfd.readouterr()
+    for text in seen:
+        lines = [re.sub(r"^\[[01]\] ", "", line) for line in text.splitlines()]
+        assert sorted(lines) == sorted(f"heard {name} {n}" for name in names for n in range(50))
+
+
+def test_a_muted_generator_stays_muted(loud: sky.ComputePool, capfd: Capture) -> None:
+    """From its first step to its clean-up, with other calls in between, which are heard."""
+
+    @sky.compute
+    @sky.silent
+    def muted() -> Iterator[int]:
+        try:
+            for n in range(6):
+                print(f"unheard {n}")
+                yield n
+        finally:
+            print("unheard at the end")
+
+    @sky.compute
+    def heard(n: int) -> None:
+        print(f"heard {n}")
+
+    items = iter(muted() >> loud)
+    for n in range(5):
+        assert next(items) == n
+        heard(n) @ loud
+    items.close()  # type: ignore[attr-defined] # a remote stream can be closed
+    heard(99) @ loud
+    out = capfd.readouterr().out
+    assert "unheard" not in out
+    assert sorted(out.splitlines()) == sorted(f"[{node}] heard {n}" for n in (0, 1, 2, 3, 4, 99) for node in (0, 1))
+
+
+def test_a_generator_prints_while_it_runs(loud: sky.ComputePool, capfd: Capture) -> None:
+    """What it prints before an item is there with the item."""
+
+    @sky.compute
+    def steps() -> Iterator[int]:
+        for n in range(3):
+            print(f"step {n}", flush=True)
+            yield n
+
+    assert list(steps() >> loud) == [0, 1, 2]
+    out, _ = read_until(capfd, out="step 2\n")
+    assert [line[4:] for line in out] == ["step 0", "step 1", "step 2"]
+
+
+def test_output_below_python(loud: sky.ComputePool, capfd: Capture) -> None:
+    """Subprocesses and C code write past Python: their lines arrive as well, on the right stream."""
+
+    @sky.compute
+    def shell() -> None:
+        subprocess.run(["sh", "-c", "echo from a process; echo its error >&2"], check=True)
+        __import__("os").write(1, b"from a descriptor\n")
+
+    shell() >> loud
+    out, err = read_until(capfd, out="from a descriptor", err="its error")
+    assert {line[4:] for line in out} == {"from a process", "from a descriptor"}
+    assert [line[4:] for line in err] == ["its error"]
+
+
+def test_text_of_all_kinds(loud: sky.ComputePool, capfd: Capture) -> None:
+    """Multi-byte characters arrive whole, in whatever pieces they were written; bytes too."""
+    text = "zażółć gęślą jaźń – 東京 🚀"
+
+    @sky.compute
+    def speak(text: str) -> None:
+        import os
+
+        print(text)
+        for char in text:
+            print(char, end="", flush=False)
+        print()
+        data = f"raw {text}\n".encode()
+        for start in range(0, len(data), 3):
+            os.write(1, data[start : start + 3])
+        sys.stdout.buffer.write(f"bytes {text}\n".encode())
+        sys.stdout.flush()
+
+    speak(text) >> loud
+    out, _ = read_until(capfd, out=f"raw {text}\n")
+    assert sorted(line[4:] for line in out) == sorted([text, text, f"raw {text}", f"bytes {text}"])
+
+
+@pytest.mark.parametrize("how", ["print", "descriptor"])
+def test_many_lines_quickly_without_loss(loud: sky.ComputePool, capfd: Capture, how: str) -> None:
+    """20,000 lines in a second or so, every one of them, in order."""
+    count = 20_000
+
+    @sky.compute
+    def flood() -> None:
+        import os
+
+        if how == "print":
+            for n in range(count):
+                print(f"line {n}")
+        else:
+            with os.fdopen(os.dup(1), "w") as raw:
+                for n in range(count):
+                    raw.write(f"line {n}\n")
+
+    started = time.monotonic()
+    flood() >> loud
+    out, _ = read_until(capfd, out=f"line {count - 1}\n")
+    assert time.monotonic() - started < 5
+    assert [line[4:] for line in out] == [f"line {n}" for n in range(count)]
+
+
+def test_the_last_words_before_the_pool_ends(script: Script, provider_name: str) -> None:
+    """Lines written below Python just before the pool is left are not lost with it."""
+    program = script(
+        f"""
+        import subprocess, sys
+        import skyward as sky
+
+        @sky.compute
+        def talk():
+            print("in Python")
+            subprocess.run(["sh", "-c", "for i in $(seq 2000); do echo line $i; done; printf 'the end'"], check=True)
+
+        with sky.ComputePool(sky.{"Docker" if provider_name == "docker" else "Local"}()) as pool:
+            talk() >> pool
+        print("after the pool")
+        """
+    )
+    out, err = program.communicate(timeout=60)
+    assert program.returncode == 0, err
+    *lines, last, after = out.splitlines()
+    assert after == "after the pool"
+    assert last == "[0] the end"
+    assert lines[0] == "[0] in Python" or "[0] in Python" in lines
+    assert [line for line in lines if "line" in line] == [f"[0] line {n}" for n in range(1, 2001)]
+
+
+def test_quiet(script: Script, provider_name: str) -> None:
+    """`display="quiet"` shows neither progress nor output."""
+    program = script(
+        f"""
+        import sys
+        import skyward as sky
+
+        @sky.compute
+        def talk():
+            print("unheard")
+            print("unheard", file=sys.stderr)
+
+        with sky.ComputePool(sky.{"Docker" if provider_name == "docker" else "Local"}(), display="quiet") as pool:
+            talk() >> pool
+        """
+    )
+    out, err = program.communicate(timeout=60)
+    assert program.returncode == 0, err
+    assert out == ""
+    assert "unheard" not in err
+    assert "skyward:" not in err

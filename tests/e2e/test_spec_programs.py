@@ -1,0 +1,236 @@
+"""The forms of programs users write that need no framework, on containers and on processes."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import skyward as sky
+from tests.e2e import programs
+from tests.e2e.conftest import provider_of
+
+NODES = 2
+METER = """
+import os
+from contextlib import contextmanager
+import skyward as sky
+
+
+def meter(level=1):
+    @contextmanager
+    def around_app(info):
+        os.environ["METER"] = f"level {level} on node {info.node}"
+        yield
+
+    def decorate(fn):
+        return lambda *args, **kwargs: "metered " + fn(*args, **kwargs)
+
+    return sky.Plugin.create("meter").with_around_app(around_app).with_decorator(decorate)
+"""
+
+
+def test_every_node_runs_the_function_and_knows_its_place(
+    pool: sky.ComputePool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`@` gives a list to iterate over, one result per node; what nodes print is labelled with the node."""
+    results = programs.introduce([1, 2, 3]) @ pool
+
+    assert [r["node"] for r in results] == [r["document"] for r in results] == [0, 1]
+    assert all(r["peers"] == [0, 1] and r["sum"] == 6 for r in results)
+    printed = capsys.readouterr().out.splitlines()
+    assert sorted(printed) == ["[0] Node 0/2, head: True", "[1] Node 1/2, head: False"]
+
+
+def test_the_head_coordinates_the_others(pool: sky.ComputePool) -> None:
+    """Node 0 listens where all nodes were told; the others reach it there, again and again in one pool."""
+    for words in (["red", "green"], ["cat", "dog"]):
+        assert programs.hand_out(words) @ pool == [f"head keeps {words[0]}", f"node 1 got {words[1]}"]
+
+
+def test_shards_of_arguments_are_aligned_and_complete(pool: sky.ComputePool) -> None:
+    """An array and a list, shuffled alike: row i stays with row i, no row is lost or given twice; off-pool all stay."""
+    x_full = np.arange(101, dtype=np.float64).reshape(101, 1) * 10
+    y_full = list(range(101))
+
+    parts = programs.take_part(x_full, y_full) @ pool
+
+    assert [len(y) for _, y in parts] == [51, 50]
+    for x, y in parts:
+        assert x.shape == (len(y), 1)
+        assert x[:, 0].tolist() == [10 * label for label in y]
+        assert y != sorted(y)
+    assert sorted(label for _, y in parts for label in y) == y_full
+    whole_x, whole_y = programs.take_part.local(x_full, y_full)
+    assert len(whole_x) == 101
+    assert sorted(whole_y) == y_full
+
+
+def test_shards_of_data_loaded_on_the_nodes(pool: sky.ComputePool) -> None:
+    """Nothing but a number is sent: each node loads all data, and they agree on who gets which rows."""
+    parts = programs.load_and_take_part(50) @ pool
+
+    assert [(type(x), type(y)) for x, y in parts] == [(list, tuple)] * NODES
+    assert all(x == [float(label) for label in y] for x, y in parts)
+    assert sorted(label for _, y in parts for label in y) == list(range(50))
+
+
+def test_results_of_a_training_are_iterated_over(provider_name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The pool is given by keywords; each node trains on its part, the head alone prints its epochs."""
+    points = [(x / 20, 3.0 * x / 20) for x in range(40)]
+
+    with sky.ComputePool(provider=provider_of(provider_name), nodes=NODES) as pool:
+        results = programs.fit(points) @ pool
+        for r in results:
+            print(f"Rank {r['rank']}: loss={r['final_loss']:.4f}")
+
+    printed = capsys.readouterr().out.splitlines()
+    epochs = [line for line in printed if "Epoch" in line]
+    assert [line.partition(":")[0] for line in epochs] == ["[0] Epoch 0", "[0] Epoch 1", "[0] Epoch 2"]
+    assert printed[-2:] == [f"Rank {rank}: loss={results[rank]['final_loss']:.4f}" for rank in (0, 1)]
+    assert sum(r["rows"] for r in results) == len(points)
+    assert all(abs(r["weight"] - 3.0) < 0.5 for r in results)
+
+
+def test_a_decorated_entry_function(provider_name: str) -> None:
+    """`@sky.pool(...)` around main, `@ sky` inside it; what main returns comes back, and its pool is gone."""
+
+    @sky.pool(provider=provider_of(provider_name), nodes=NODES)
+    def main(data: list[int]) -> tuple[list[int], set[str]]:
+        results = programs.introduce(data) @ sky
+        return [r["sum"] + r["node"] for r in results], {r["job"] for r in results}
+
+    first, second = main([4, 5]), main([0])
+
+    assert (first[0], second[0]) == ([9, 10], [0, 1])
+    jobs = first[1] | second[1]
+    assert len(jobs) == 2  # a pool of its own each time
+    assert not jobs & {found["pool"] for found in provider_of(provider_name).find()}
+
+
+@pytest.mark.parametrize(
+    ("function", "out", "err"),
+    [
+        (programs.aloud, [0, 1], [0, 1]),
+        (programs.head_aloud, [0], [0, 1]),
+        (programs.others_aloud, [1], [0, 1]),
+        (programs.head_warns, [0, 1], [0]),
+        (programs.mute, [], []),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_who_may_print(
+    pool: sky.ComputePool,
+    capsys: pytest.CaptureFixture[str],
+    function: Callable[[], sky.PendingCompute[int]],
+    out: list[int],
+    err: list[int],
+) -> None:
+    """Output of the nodes that may print arrives, on its own stream; that of the others does not; all return."""
+    assert function() @ pool == [0, 1]
+
+    printed = capsys.readouterr()
+    assert sorted(printed.out.splitlines()) == [f"[{node}] out of {node}" for node in out]
+    assert sorted(printed.err.splitlines()) == [f"[{node}] err of {node}" for node in err]
+
+
+def test_output_decorators_outside_a_pool(capsys: pytest.CaptureFixture[str]) -> None:
+    """Run in this process, a function prints as if it were not decorated."""
+    assert programs.say_quietly.local("hello") == 5
+
+    assert capsys.readouterr().out == "hello\n"
+
+
+def test_a_decorator_of_the_users_own(pool: sky.ComputePool) -> None:
+    """Below `@sky.compute` it runs on the node, before the body, and finds the whole cluster there."""
+    first, second = programs.ranks(10) @ pool
+
+    assert (first["RANK"], second["RANK"]) == ("0", "1")
+    assert (first["scaled"], second["scaled"]) == (0, 10)
+    assert {first["WORLD_SIZE"], second["WORLD_SIZE"]} == {"2"}
+    assert (first["MASTER_ADDR"], first["MASTER_PORT"]) == (second["MASTER_ADDR"], second["MASTER_PORT"])
+
+
+@pytest.mark.timeout(300)  # the first run on a machine builds the image
+def test_a_plugin_with_every_hook(provider_name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Hooks of two plugins run where and when they should, in order, and are left in reverse when the pool ends."""
+    record: list[str] = []
+    plugins = [programs.recorder("outer", record, programs.PACKAGE), programs.recorder("inner", record)]
+    worker = sky.Worker(concurrency=2, executor="process")
+
+    with sky.ComputePool(provider_of(provider_name), nodes=NODES, plugins=plugins, worker=worker) as pool:
+        entered = list(record)
+        logs = programs.bootstrap_log() @ pool
+        imported = sky.gather(*(programs.which(programs.PACKAGE, 0.3) for _ in range(4))) >> pool
+    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("[")]
+
+    clients = ["enter client outer, 2 of 2 nodes", "enter client inner, 2 of 2 nodes"]
+    transforms = ["transform outer, 2 nodes, sees nothing", f"transform inner, 2 nodes, sees {programs.PACKAGE}"]
+    assert entered == [*transforms, *clients]
+    assert record[len(entered) :] == ["exit client inner, 2 nodes", "exit client outer, 2 nodes"]
+
+    steps = "outer shell, 2 nodes\nouter callable\ninner shell, 2 nodes\ninner callable\n"
+    assert logs == [f"outer(inner({steps}))"] * NODES  # once per node, though it has two processes
+
+    calls = [re.fullmatch(rf"outer\(inner\({programs.PACKAGE} in (\d+)\)\)", text) for text in imported]
+    assert all(calls)
+    assert _by_process(printed) == {
+        "enter app outer, enter app inner, enter process outer, enter process inner, "
+        "exit process inner, exit process outer, exit app inner, exit app outer": NODES * 2
+    }
+
+
+def test_a_package_that_nothing_adds_is_not_there() -> None:
+    """What the plugin above adds is in no other image: the error names the package and the remedy."""
+    with sky.ComputePool(sky.Docker()) as pool, pytest.raises(ModuleNotFoundError, match=programs.PACKAGE) as caught:
+        programs.which(programs.PACKAGE) >> pool
+
+    assert "Image(pip=[...])" in "\n".join(caught.value.__notes__)
+
+
+def _by_process(printed: list[str]) -> dict[str, int]:
+    """How many worker processes went through which sequence of hooks."""
+    sequences: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for line in printed:
+        found = re.fullmatch(r"\[(\d)\] (\d+) (.*) of node (\d)", line)
+        assert found, line
+        assert found[1] == found[4]
+        sequences[found[1], found[2]].append(found[3])
+    counts: dict[str, int] = defaultdict(int)
+    for sequence in sequences.values():
+        counts[", ".join(sequence)] += 1
+    return dict(counts)
+
+
+@pytest.mark.xfail(
+    raises=sky.errors.SerializationError,
+    strict=True,
+    reason="plugins are sent without the local modules their hooks are in (skyward/pool/setup.py)",
+)
+def test_a_plugin_whose_hooks_are_in_a_local_module() -> None:
+    """The module goes to the nodes with the plugin, as it does with a function."""
+    plugin = sky.Plugin.create("shout").with_decorator(programs.shout)
+    with sky.ComputePool(sky.Docker(), plugins=[plugin]) as pool:
+        assert str(programs.which("json") >> pool).startswith("JSON IN ")
+
+
+def test_a_plugin_of_an_installed_package(provider_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A distribution's entry point makes it `sky.plugins.<name>`, with the settings of its function."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "meter_plugin", raising=False)
+    (tmp_path / "meter_plugin.py").write_text(METER)
+    info = tmp_path / "skyward_meter-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: skyward-meter\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[skyward.plugins]\nmeter = meter_plugin:meter\n")
+    importlib.invalidate_caches()
+
+    assert "meter" in dir(sky.plugins)
+    with sky.ComputePool(provider_of(provider_name), nodes=NODES, plugins=[sky.plugins.meter(level=3)]) as pool:
+        assert programs.metered(7) @ pool == [f"metered 7 at level 3 on node {node}" for node in range(NODES)]

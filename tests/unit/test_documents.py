@@ -1,0 +1,182 @@
+"""What README and docs say can be relied upon: blocks, links, targets, paths and names are real; the example runs."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import skyward as sky
+from tests.documents import DOCUMENTS, README, ROOT, Fence, example_and_output, fences, prose
+from tests.unit.test_architecture import LEVELS
+
+LINES = {"README.md": 150, "docs/architecture.md": 250}
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
+
+
+def name(document: Path) -> str:
+    return document.relative_to(ROOT).as_posix()
+
+
+def blocks(language: str) -> list[object]:
+    """All fenced blocks in that language, as test parameters."""
+    found = [(document, fence) for document in DOCUMENTS for fence in fences(document) if fence.language == language]
+    return [pytest.param(fence, id=f"{name(document)}:{fence.line}") for document, fence in found]
+
+
+def anchors(document: Path) -> set[str]:
+    """The names that headings of a document can be linked by."""
+    headings = re.findall(r"^#+ +(.+)$", prose(document), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+
+
+def code_words(document: Path) -> Iterator[str]:
+    """What stands in backticks in the text, and the lines of shell blocks without their comments."""
+    yield from re.findall(r"`([^`\n]+)`", prose(document))
+    for fence in fences(document):
+        if fence.language == "bash":
+            yield from (line.partition("#")[0].strip() for line in fence.text.splitlines())
+
+
+each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=name)
+
+
+def test_the_documents_are_there() -> None:
+    """What the project promises to have, so that the tests below have something to read."""
+    expected = {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs/architecture.md"}
+
+    assert expected <= {name(document) for document in DOCUMENTS}
+
+
+@pytest.mark.parametrize("fence", blocks("python"))
+def test_python_blocks_compile(fence: Fence) -> None:
+    """A block can be pasted into a file."""
+    compile(fence.text, "<document>", "exec")
+
+
+@pytest.mark.parametrize("fence", blocks("toml"))
+def test_toml_blocks_parse(fence: Fence) -> None:
+    """A block can be pasted into pyproject.toml."""
+    assert tomllib.loads(fence.text)
+
+
+@each_document
+def test_fences_are_closed_and_say_their_language(document: Path) -> None:
+    """Every block has a language, so that none escapes the tests above."""
+    marks = re.findall(r"^```.*$", document.read_text(encoding="utf-8"), re.MULTILINE)
+
+    assert marks[1::2] == ["```"] * (len(marks) // 2)
+    assert len(marks) == 2 * len(fences(document))
+    assert {fence.language for fence in fences(document)} <= {"python", "bash", "text", "toml"}
+
+
+@each_document
+def test_links_lead_somewhere(document: Path) -> None:
+    """A relative link names a file of the project, and a heading in it."""
+    dead = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose(document)):
+        path, _, anchor = link.partition("#")
+        if "://" in path:
+            continue
+        target = (document.parent / path).resolve() if path else document
+        if not target.is_relative_to(ROOT) or not target.exists() or (anchor and anchor not in anchors(target)):
+            dead.append(link)
+
+    assert dead == []
+
+
+@each_document
+def test_make_targets_exist(document: Path) -> None:
+    """Every `make target` in a text is one."""
+    rules = re.findall(r"^\.PHONY: (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    targets = {target for rule in rules for target in rule.split()}
+    named = {
+        word
+        for text in code_words(document)
+        if (words := text.split()) and words[0] == "make"
+        for word in words[1:]
+        if "=" not in word
+    }
+
+    assert named <= targets
+
+
+@each_document
+def test_named_files_exist(document: Path) -> None:
+    """A path in backticks is one of the project's, from its root or from the package's."""
+    paths = {word for text in code_words(document) for word in re.findall(r"^[\w.-]+/[\w./-]*$|\S+/\S+\.py\b", text)}
+    gone = [path for path in paths if not any((base / path).exists() for base in (ROOT, ROOT / "skyward"))]
+
+    assert [path for path in gone if not path.startswith(".venv/")] == []
+
+
+@each_document
+def test_named_parts_of_the_package_exist(document: Path) -> None:
+    """`sky.name`, in blocks and in the text, is a public name."""
+    text = document.read_text(encoding="utf-8")
+    used = set(re.findall(r"\bsky\.([A-Za-z]\w*)", text)) - {"sky"}
+
+    assert used <= set(sky.__all__)
+
+
+@each_document
+def test_no_document_names_the_machine_it_was_written_on(document: Path) -> None:
+    """What is pasted from a run holds no path of that machine."""
+    assert re.findall(r"(?<![\w.])/(?:home|root|Users|tmp|work)\b\S*", document.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("document", LINES)
+def test_documents_stay_short(document: str) -> None:
+    """A page that is read, not scrolled through."""
+    assert len((ROOT / document).read_text().splitlines()) <= LINES[document]
+
+
+def test_every_room_is_described() -> None:
+    """The list of rooms is the one that imports are checked against, from the top down; folders are among them."""
+    listed = re.findall(r"^(\w+) ", fences(ARCHITECTURE)[0].text, re.MULTILINE)
+    level = {room: number for number, rooms in enumerate(LEVELS) for room in rooms}
+
+    assert set(listed) == set(level) - {"_version", "", "__main__"}
+    assert [level[room] for room in listed] == sorted((level[room] for room in listed), reverse=True)
+    folders = {path.parent.name for path in (ROOT / "skyward").glob("*/__init__.py")}
+    assert folders <= set(listed)
+
+
+def test_every_operator_of_the_readme_is_documented_as_it_is() -> None:
+    """Each expression in the table of operators is an expression of Python."""
+    table = re.findall(r"^\| `([^`]+)` \|", README.read_text(), re.MULTILINE)
+
+    assert len(table) >= 6
+    for expression in table:
+        ast.parse(expression, mode="eval")
+
+
+def test_the_readme_example_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Pasted as it stands, the default provider swapped for plain processes, it prints what the README says."""
+    monkeypatch.setattr("skyward.providers.default", sky.Local)
+    code, output = example_and_output(README)
+    assert len([line for line in code.splitlines() if line.strip()]) <= 10
+
+    exec(compile(code, "readme.py", "exec"), {"__name__": "__main__"})
+
+    printed = capsys.readouterr().out.splitlines()
+    assert sorted(printed) == sorted(output.splitlines())
+    assert printed[-1] == output.splitlines()[-1]
+
+
+def test_the_plugin_of_the_architecture_page_works(capsys: pytest.CaptureFixture[str]) -> None:
+    """Pasted as it stands, it adds its package to the image and speaks up on the head alone."""
+    block = next(fence for fence in fences(ARCHITECTURE) if fence.language == "python")
+    namespace: dict[str, object] = {"__name__": "__main__"}
+    exec(compile(block.text, "plugin.py", "exec"), namespace)
+    tracker = namespace["tracker"]
+    assert callable(tracker)
+
+    with sky.ComputePool(sky.Local(), nodes=2, plugins=[tracker("digits")], display="auto"):
+        pass
+
+    assert capsys.readouterr().out.splitlines() == ["[0] logging to digits"]
