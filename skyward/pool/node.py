@@ -23,6 +23,7 @@ from skyward.wire.messages import RESULT_HEAD, STDERR, Kind, decode, encode
 BEAT_S = 1.0
 SILENCE_S = 10.0  # a node that answers no heartbeat for so long is lost
 _REASON_S = 2.0  # how long the reason of a worker's end is waited for; it is usually there within 0.1 s
+_LAST_WORDS_S = 1.0  # how long what an ended node has said is read; it is here already
 SETUP = 0  # id of the SETUP message and of its answer
 
 
@@ -46,9 +47,9 @@ class NodeLink:
         self._closing = False
         self._changed = threading.Condition()
         self._reports: dict[tuple[int, int], dict[str, Any]] = {}
-        self._readers: list[threading.Thread] = []
         self._workers: dict[int, WorkerLink] = {}
         self._agent: Connection | None = None
+        self._agent_reader: threading.Thread | None = None
         self._heard = time.monotonic()
         self._verdict: str | None = None
 
@@ -61,7 +62,7 @@ class NodeLink:
         announced = self._node.wait_ready(timeout_s)
         self._agent = connect(self._node.connect(announced.agent), self._pool.key, agent_endpoint(self.index))
         self._heard = time.monotonic()
-        self._spawn(self._read_agent, self._agent)
+        self._agent_reader = self._spawn(self._read_agent, self._agent)
         return [self._open_worker(number, 0, address) for number, address in enumerate(announced.workers)]
 
     def _open_worker(self, number: int, generation: int, address: str) -> WorkerLink:
@@ -74,10 +75,10 @@ class NodeLink:
         self._spawn(self._read_worker, worker)
         return worker
 
-    def _spawn(self, target: Callable[..., None], *args: object) -> None:
+    def _spawn(self, target: Callable[..., None], *args: object) -> threading.Thread:
         thread = threading.Thread(target=target, args=args, name=f"skyward-node-{self.index}", daemon=True)
-        self._readers.append(thread)
         thread.start()
+        return thread
 
     # readers ---------------------------------------------------------------------------------------------------
 
@@ -96,14 +97,18 @@ class NodeLink:
                     dispatcher.on_frames(worker, calls)
         except WireError:
             pass  # its end is what matters; the agent and the host know the reason
-        worker.connection.close()
-        if self._closing:
-            return
+        finally:  # also when this side fails: nobody may wait for answers that nobody reads
+            worker.connection.close()
+            if not self._closing:
+                self._settle(worker)
+
+    def _settle(self, worker: WorkerLink) -> None:
+        """Learn why a worker is gone, and tell those who wait for it."""
         report = self._reason(worker)
         setup = self.setups[worker.rank]
         if not setup.done():
             setup.set_exception(self._lost(worker, report, "its plugins were set up"))
-        dispatcher.lose(worker, self._lost_running(worker, report), forever=report is None)
+        self._pool.dispatcher.lose(worker, self._lost_running(worker, report), forever=report is None)
 
     def _read_agent(self, agent: Connection) -> None:
         try:
@@ -113,9 +118,10 @@ class NodeLink:
                     self._on_agent(frame)
         except WireError:
             pass  # its end is what matters
-        agent.close()
-        if not self._closing:
-            self._on_gone()
+        finally:  # also when this side fails: a node that nobody hears is of no use
+            agent.close()
+            if not self._closing:
+                self._on_gone()
 
     def _on_agent(self, frame: Frame) -> None:
         match frame.kind:
@@ -242,7 +248,8 @@ class NodeLink:
         try:
             if self._agent is not None and self.gone is None:
                 self._tell(Frame(Kind.SHUTDOWN, 0, encode({"grace_s": grace_s})))
-                self._node.wait_exit(grace_s + 1.0)
+                if self._node.wait_exit(grace_s + 1.0) and self._agent_reader is not None:
+                    self._agent_reader.join(_LAST_WORDS_S)
         finally:
             for worker in self._workers.values():
                 worker.connection.close()

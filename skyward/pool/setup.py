@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 
 from skyward.errors import PluginError
-from skyward.pool.code import bundle_paths
+from skyward.pool.code import bundle_paths, local_modules
 from skyward.pool.node import SETUP, NodeLink
 from skyward.pool.settings import PoolSettings
 from skyward.pool.worker import WorkerLink
@@ -29,15 +29,16 @@ class WorkerSetup:
         self._limit_s = settings.provision_timeout_s
         self._code: Frame | None = None
         self._plugins: Frame | None = None
-        if settings.image.includes:
-            bundle = bundle_paths(settings.image.includes, settings.image.excludes)
-            self._code = Frame(Kind.CODE, 0, *payload.dumps(bundle.files))
+        files = bundle_paths(settings.image.includes, settings.image.excludes).files
         if settings.plugins:
             from skyward.plugins import node_setup
 
             several = settings.worker.processes > 1
             setup = node_setup(settings.plugins, settings.cluster, several_processes=several)
             self._plugins = Frame(Kind.SETUP, SETUP, *payload.dumps(setup))
+            files = (*local_modules(setup).files, *files)  # hooks may stand in modules of the user's own
+        if files:
+            self._code = Frame(Kind.CODE, 0, *payload.dumps(files))
 
     def enter(self, workers: Sequence[tuple[NodeLink, WorkerLink]]) -> None:
         """Give these workers the files, then let all enter the plugins together: collective ones wait for each other.

@@ -12,6 +12,7 @@ import secrets
 import socket
 import struct
 import sys
+import time
 from typing import Any
 
 from skyward._version import __version__
@@ -65,18 +66,20 @@ def connect(sock: socket.socket, key: bytes, endpoint: str) -> Connection:
         VersionError: it runs versions this client cannot work with.
         WireError: the connection broke.
     """
+    deadline = time.monotonic() + TIMEOUT_S
     try:
-        ours, theirs = _exchange_hellos(sock, endpoint)
-        if not hmac.compare_digest(
-            _receive(sock, _PROOF_BYTES, endpoint), _proof(key, b"runner", endpoint, ours, theirs)
-        ):
+        ours, theirs = _exchange_hellos(sock, endpoint, deadline)
+        proof = _receive(sock, _PROOF_BYTES, endpoint, deadline)
+        if not hmac.compare_digest(proof, _proof(key, b"runner", endpoint, ours, theirs)):
             raise AuthenticationError(
                 f"{endpoint} does not hold this pool's key; the connection was closed. "
                 "Another program may have taken its address: close the pool and open it again."
             )
         sock.sendall(_proof(key, b"client", endpoint, ours, theirs))
         connection = Connection(sock)
+        _limit(sock, deadline)
         frames = connection.receive()
+        sock.settimeout(None)
         if not frames or frames[0].kind != Kind.VERSIONS:
             raise AuthenticationError(f"{endpoint} refused this client: the keys differ.")
         check_versions(versions(), decode(frames[0].head), endpoint)
@@ -92,12 +95,12 @@ def connect(sock: socket.socket, key: bytes, endpoint: str) -> Connection:
 
 def accept(sock: socket.socket, key: bytes, endpoint: str) -> Connection:
     """The runner's side; closes the socket and raises as `connect` does."""
+    deadline = time.monotonic() + TIMEOUT_S
     try:
-        ours, theirs = _exchange_hellos(sock, "the client")
+        ours, theirs = _exchange_hellos(sock, "the client", deadline)
         sock.sendall(_proof(key, b"runner", endpoint, theirs, ours))
-        if not hmac.compare_digest(
-            _receive(sock, _PROOF_BYTES, "the client"), _proof(key, b"client", endpoint, theirs, ours)
-        ):
+        proof = _receive(sock, _PROOF_BYTES, "the client", deadline)
+        if not hmac.compare_digest(proof, _proof(key, b"client", endpoint, theirs, ours)):
             raise AuthenticationError("A client without the pool's key tried to connect.")
         connection = Connection(sock)
         connection.send(Frame(Kind.VERSIONS, 0, encode(versions())))
@@ -126,11 +129,11 @@ def check_versions(client: dict[str, Any], node: dict[str, Any], endpoint: str) 
         )
 
 
-def _exchange_hellos(sock: socket.socket, peer: str) -> tuple[bytes, bytes]:
-    sock.settimeout(TIMEOUT_S)
+def _exchange_hellos(sock: socket.socket, peer: str, deadline: float) -> tuple[bytes, bytes]:
     ours = secrets.token_bytes(32)
+    _limit(sock, deadline)
     sock.sendall(_HELLO.pack(_MAGIC, PROTOCOL, ours))
-    magic, protocol, theirs = _HELLO.unpack(_receive(sock, _HELLO.size, peer))
+    magic, protocol, theirs = _HELLO.unpack(_receive(sock, _HELLO.size, peer, deadline))
     if magic != _MAGIC:
         raise WireError(f"{peer} does not speak skyward's protocol; the connection was closed.")
     if protocol != PROTOCOL:
@@ -145,11 +148,17 @@ def _proof(key: bytes, side: bytes, endpoint: str, client_nonce: bytes, runner_n
     return hmac.digest(key, b"\0".join((_MAGIC, side, endpoint.encode(), client_nonce + runner_nonce)), "sha256")
 
 
-def _receive(sock: socket.socket, size: int, peer: str) -> bytes:
+def _receive(sock: socket.socket, size: int, peer: str, deadline: float) -> bytes:
     data = bytearray()
     while len(data) < size:
+        _limit(sock, deadline)
         chunk = sock.recv(size - len(data))
         if not chunk:
             raise WireError(f"{peer} closed the connection during the handshake.")
         data += chunk
     return bytes(data)
+
+
+def _limit(sock: socket.socket, deadline: float) -> None:
+    """Let the next operation take no longer than what is left of the whole handshake's time."""
+    sock.settimeout(max(0.001, deadline - time.monotonic()))

@@ -440,22 +440,23 @@ def die_when_told(pid: int) -> None:
 
 def test_retries_run_a_lost_call_again(victim: sky.ComputePool) -> None:
     """As often as asked, on whichever worker; without them nothing runs twice."""
-    mark = f"skyward-test-{uuid.uuid4().hex}"
+    marks = [f"skyward-test-{uuid.uuid4().hex}" for _ in range(2)]
 
-    def fragile() -> int:
+    def fragile(mark: str) -> int:
         trace = Path(tempfile.gettempdir()) / mark
         times = len(trace.read_text()) if trace.exists() else 0
         trace.write_text("x" * (times + 1))
         if times == 0:
             os.kill(os.getpid(), signal.SIGKILL)
-        trace.unlink()
         return times
 
-    assert sky.compute(retries=2)(fragile)() >> victim == 1
-    mark = f"skyward-test-{uuid.uuid4().hex}"
-    with pytest.raises(WorkerLostError):
-        sky.compute(fragile)() >> victim
-    (Path(tempfile.gettempdir()) / mark).unlink(missing_ok=True)
+    try:
+        assert sky.compute(retries=2)(fragile)(marks[0]) >> victim == 1
+        with pytest.raises(WorkerLostError):
+            sky.compute(fragile)(marks[1]) >> victim
+    finally:
+        for mark in marks:  # of nodes that are processes of this machine
+            (Path(tempfile.gettempdir()) / mark).unlink(missing_ok=True)
 
 
 def test_a_user_exception_is_never_retried(pool: sky.ComputePool) -> None:
@@ -497,6 +498,28 @@ def test_a_stream_on_a_killed_worker_ends_with_the_error(victim: sky.ComputePool
         for number in numbers() >> victim:
             seen.append(number)  # noqa: PERF402 - what came before the error counts
     assert seen == list(range(5))
+
+
+def test_a_dropped_stream_frees_its_node(victim: sky.ComputePool) -> None:
+    """A generator that nobody iterates any more is stopped, as a closed one is."""
+
+    @sky.compute
+    def endless() -> Iterator[int]:
+        while True:
+            yield 1
+
+    streams = endless() @ victim
+    assert [next(iter(stream)) for stream in streams] == [1, 1]
+    del streams
+    started = time.monotonic()
+    assert [node for node, _ in place() @ victim] == [0, 1]
+    assert time.monotonic() - started < 3
+
+    gathered = sky.gather(endless(), endless(), stream=True) >> victim
+    assert next(iter(next(gathered))) == 1
+    del gathered
+    assert [node for node, _ in place() @ victim] == [0, 1]
+    assert time.monotonic() - started < 6
 
 
 @pytest.mark.parametrize("what", ["agent", "container"])

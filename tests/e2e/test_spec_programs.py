@@ -208,11 +208,6 @@ def _by_process(printed: list[str]) -> dict[str, int]:
     return dict(counts)
 
 
-@pytest.mark.xfail(
-    raises=sky.errors.SerializationError,
-    strict=True,
-    reason="plugins are sent without the local modules their hooks are in (skyward/pool/setup.py)",
-)
 def test_a_plugin_whose_hooks_are_in_a_local_module() -> None:
     """The module goes to the nodes with the plugin, as it does with a function."""
     plugin = sky.Plugin.create("shout").with_decorator(programs.shout)

@@ -8,18 +8,21 @@ from collections.abc import Iterator
 
 import pytest
 
-from skyward.pool.interrupt import uninterrupted
+from skyward.pool import interrupt
+
+Guard = interrupt._Uninterrupted
 
 
 @pytest.fixture
-def installed() -> Iterator[None]:
-    uninterrupted.install()
-    yield
-    uninterrupted.uninstall()
+def uninterrupted() -> Iterator[Guard]:
+    """One of our own: pools of other tests may be open and use the common one."""
+    guard = Guard()
+    guard.install()
+    yield guard
+    guard.uninstall()
 
 
-@pytest.mark.usefixtures("installed")
-def test_it_comes_when_the_piece_is_done() -> None:
+def test_it_comes_when_the_piece_is_done(uninterrupted: Guard) -> None:
     """Also when pieces are nested, and also when it comes twice."""
     reached = []
     with pytest.raises(KeyboardInterrupt):
@@ -34,8 +37,7 @@ def test_it_comes_when_the_piece_is_done() -> None:
         reached.append("nothing is pending any more")
 
 
-@pytest.mark.usefixtures("installed")
-def test_outside_it_comes_at_once() -> None:
+def test_outside_it_comes_at_once(uninterrupted: Guard) -> None:
     """As if nobody had taken the signal over."""
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
@@ -43,6 +45,7 @@ def test_outside_it_comes_at_once() -> None:
 
 def test_the_programs_own_handler_is_respected_and_given_back() -> None:
     """A program may do something else on Ctrl-C; with several pools open the last gives the signal back."""
+    uninterrupted = Guard()
     heard: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, _frame: heard.append(number))
     own = signal.getsignal(signal.SIGINT)
@@ -64,7 +67,7 @@ def test_the_programs_own_handler_is_respected_and_given_back() -> None:
 def test_other_threads_are_none_of_its_business() -> None:
     """Only the main thread gets signals; a pool opened elsewhere leaves them alone."""
     before = signal.getsignal(signal.SIGINT)
-    thread = threading.Thread(target=uninterrupted.install)
+    thread = threading.Thread(target=Guard().install)
     thread.start()
     thread.join(5)
     assert signal.getsignal(signal.SIGINT) is before

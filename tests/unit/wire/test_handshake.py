@@ -6,6 +6,7 @@ import secrets
 import socket
 import struct
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -158,3 +159,29 @@ def test_another_patch_version_of_python_fits() -> None:
     client = {"python": "3.11.7", "cloudpickle": "3.1.2", "skyward": "0.1.0"}
 
     handshake.check_versions(client, client | {"python": "3.11.2", "skyward": "0.1.1"}, "node 0 agent")
+
+
+def test_a_silent_peer_costs_no_more_than_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that sends a byte now and then does not hold a runner beyond the handshake's time."""
+    monkeypatch.setattr(handshake, "TIMEOUT_S", 0.3)
+    left, right = socket.socketpair()
+    stop = threading.Event()
+
+    def dribble() -> None:
+        while not stop.wait(0.05):
+            try:
+                left.send(b"S")
+            except OSError:
+                return
+
+    thread = threading.Thread(target=dribble)
+    thread.start()
+    started = time.monotonic()
+    with pytest.raises(WireError):
+        handshake.accept(right, KEY, "node 0 agent")
+    took = time.monotonic() - started
+    stop.set()
+    thread.join()
+    left.close()
+
+    assert took < 2

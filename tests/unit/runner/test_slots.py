@@ -1,0 +1,103 @@
+"""An interrupt reaches the call it is meant for, and no other."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from skyward.runner import slots
+from skyward.runner.slots import IDLE, Interrupted, MainSlot, Slot, ThreadSlot
+
+
+@pytest.fixture
+def main_slot() -> Iterator[MainSlot]:
+    before = signal.getsignal(signal.SIGINT)
+    slot = MainSlot()
+    slot.attach()
+    yield slot
+    signal.signal(signal.SIGINT, before)
+
+
+def soon(action: Callable[[], object], delay_s: float = 0.05) -> threading.Thread:
+    timer = threading.Timer(delay_s, action)
+    timer.start()
+    return timer
+
+
+def test_a_call_in_the_main_thread_is_woken_from_a_system_call(main_slot: MainSlot) -> None:
+    """Sleeping ends at once, not when the time is over."""
+    main_slot.running = 5
+    started = time.monotonic()
+    timer = soon(lambda: main_slot.interrupt(5))
+    with pytest.raises(Interrupted):
+        time.sleep(10)
+    assert time.monotonic() - started < 2
+    timer.join()
+
+
+def test_an_interrupt_is_repeated_until_it_is_heeded(main_slot: MainSlot, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal may come in the instant before the thread falls asleep, and then wakes nobody."""
+    real, sent = signal.pthread_kill, [0]
+
+    def lossy(thread: int, number: int) -> None:
+        sent[0] += 1
+        if sent[0] > 2:
+            real(thread, number)
+
+    monkeypatch.setattr(signal, "pthread_kill", lossy)
+    main_slot.running = 5
+    timer = soon(lambda: main_slot.interrupt(5))
+    with pytest.raises(Interrupted):
+        time.sleep(10)
+    timer.join()
+    time.sleep(3 * slots._REPEAT_S)
+    assert sent[0] == 3
+
+
+def test_an_interrupt_for_another_call_is_dropped(main_slot: MainSlot) -> None:
+    """The call it was meant for may have ended while it was on its way."""
+    main_slot.running = 6
+    assert not main_slot.interrupt(5)
+    assert not main_slot.interrupt(IDLE)
+    time.sleep(0.05)
+
+
+def test_an_interrupt_waits_for_the_end_of_a_shield(main_slot: MainSlot) -> None:
+    """A message to the client is written whole."""
+    main_slot.running = 5
+    reached = False
+    with pytest.raises(Interrupted), main_slot.shield():
+        with main_slot.shield():
+            assert main_slot.interrupt(5)
+            time.sleep(0.1)
+        reached = True
+    assert reached
+
+
+def test_a_call_in_a_thread_is_interrupted_at_its_next_step() -> None:
+    """Other threads are not disturbed."""
+    slot: Slot = ThreadSlot()
+    ended: list[str] = []
+    running = threading.Event()
+
+    def work() -> None:
+        slot.attach()
+        slot.running = 7
+        try:
+            running.set()
+            while True:
+                time.sleep(0.001)
+        except Interrupted:
+            ended.append("interrupted")
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert running.wait(5)
+    assert not slot.is_current()
+    assert slot.interrupt(7)
+    thread.join(5)
+    assert ended == ["interrupted"]
