@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -20,3 +21,5 @@ def _source_engine() -> None:
 
 
 _source_engine()
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a suite in the background of a shell: its clients take Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
