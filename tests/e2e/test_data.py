@@ -140,15 +140,15 @@ def measure(script: Script, provider_name: str, how: str, nodes: int) -> dict[st
 def test_a_large_array_there_and_back_costs_one_copy(script: Script, provider_name: str) -> None:
     """256 MB: the worker holds the argument, which is the result; the client the result. Nobody holds it twice."""
     extra = measure(script, provider_name, "there and back", 1)
-    assert 0.9 < extra["client"] < 1.3
-    assert 0.9 < extra["nodes"][0] < 1.3
+    assert 0.8 < extra["client"] < 1.3
+    assert 0.8 < extra["nodes"][0] < 1.3
 
 
 def test_a_large_argument_for_all_nodes_is_not_copied_here(script: Script, provider_name: str) -> None:
     """A broadcast sends views of the caller's own memory, to each node once."""
     extra = measure(script, provider_name, "to all", 2)
     assert extra["client"] < 0.3
-    assert all(0.9 < node < 1.3 for node in extra["nodes"])
+    assert all(0.8 < node < 1.3 for node in extra["nodes"])
 
 
 def test_many_large_results_do_not_pile_up_on_the_node(script: Script, provider_name: str) -> None:
