@@ -1,7 +1,7 @@
 """A worker: the process that runs user code. It listens for itself; the client talks straight to it.
 
-The socket is served by a thread of its own; calls run in the main thread (one slot) or in threads (several).
-Its agent holds the other end of a private socket, whose end means that the agent is gone and ends the worker.
+Calls run in the main thread (one slot) or in threads (several). Its agent holds the other end of a private socket,
+whose end means that the agent is gone and ends the worker.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from skyward.errors import SkywardError, WireError
 from skyward.model.instance import InstanceInfo
 from skyward.runner.calls import Calls, failure
 from skyward.runner.config import WorkerStart, read_place
+from skyward.runner.inbox import Inbox
 from skyward.runner.slots import IDLE, Interrupted, MainSlot, Slot, ThreadSlot
 from skyward.runtime import output
 from skyward.wire import payload
@@ -37,11 +38,10 @@ class Worker:
 
     def __init__(self, start: WorkerStart, place: InstanceInfo) -> None:
         self._start, self._place = start, place
-        self._main_work: SimpleQueue[Frame | None] = SimpleQueue()  # plugins are set up in the main thread
+        self._inbox = Inbox(self._take)
         self._main = MainSlot()
-        self._work, self._slots = self._main_work, list[Slot]((self._main,))
-        if start.slots > 1:
-            self._work, self._slots = SimpleQueue(), [ThreadSlot() for _ in range(start.slots)]
+        self._slots = list[Slot]((self._main,)) if start.slots == 1 else [ThreadSlot() for _ in range(start.slots)]
+        self._work: Inbox | SimpleQueue[Frame | None] = self._inbox if start.slots == 1 else SimpleQueue()
         self._queued: set[int] = set()
         self._calls = Calls(place)
         self._connection: Connection | None = None
@@ -51,7 +51,7 @@ class Worker:
         for slot in self._slots:
             if isinstance(slot, ThreadSlot):
                 threading.Thread(target=self._run_slot, args=(slot, self._work), daemon=True).start()
-        self._run_slot(self._main, self._main_work)
+        self._run_slot(self._main, self._inbox)
         self._calls.close()
 
     def leave(self) -> None:
@@ -59,7 +59,7 @@ class Worker:
         for slot in self._slots:
             slot.interrupt(slot.running)
             self._work.put(None)
-        self._main_work.put(None)
+        self._inbox.put(None)
 
     def serve(self, listener: socket.socket) -> None:
         """Accept clients for as long as the process lives (a thread of its own)."""
@@ -73,22 +73,20 @@ class Worker:
                 _say(f"refused a connection: {error}")
                 continue
             self._connection, self._calls = connection, Calls(self._place)
-            try:
-                while frames := connection.receive():
-                    for frame in frames:
-                        self._take(frame)
-            except WireError:
-                pass  # the client is gone; the agent's lease decides what follows
-            except Exception:
-                _say(traceback.format_exc())
-                os._exit(1)  # a message nobody understands: never limp on; the agent reports it and starts afresh
-            finally:
-                self._connection = None
-                self._queued.clear()
-                connection.close()
+            self._inbox.serve(connection)
+            self._connection = None
+            self._queued.clear()
+            connection.close()
 
     def _take(self, frame: Frame) -> None:
-        """Handle one message; in the thread that serves the socket, so nothing here may block."""
+        """Handle one message; in whichever thread reads the socket, so nothing here may block."""
+        try:
+            self._sort(frame)
+        except Exception:
+            _say(traceback.format_exc())
+            os._exit(1)  # a message nobody understands: never limp on; the agent reports it and starts afresh
+
+    def _sort(self, frame: Frame) -> None:
         match frame.kind:
             case Kind.CALL:
                 self._queued.add(frame.id)
@@ -102,7 +100,7 @@ class Worker:
             case Kind.CODE:
                 _write_code(payload.loads(frame.head, frame.buffers))
             case Kind.SETUP:
-                self._main_work.put(frame)
+                self._inbox.put(frame)  # plugins are set up in the main thread
             case _:
                 raise WireError(f"A worker cannot be sent a message of kind {frame.kind}.")
 
@@ -115,7 +113,7 @@ class Worker:
         else:
             self._send(Frame(Kind.DROPPED, frame.id))
 
-    def _run_slot(self, slot: Slot, work: SimpleQueue[Frame | None]) -> None:
+    def _run_slot(self, slot: Slot, work: Inbox | SimpleQueue[Frame | None]) -> None:
         slot.attach()
         while (frame := work.get()) is not None:
             if frame.kind == Kind.SETUP:
@@ -143,6 +141,8 @@ class Worker:
         return self._calls.run(frame, slot, self._send)
 
     def _send(self, frame: Frame) -> None:
+        if frame.kind == Kind.STREAM:
+            self._inbox.stand_in()  # a stream waits for credit while it runs
         connection = self._connection
         if connection is not None:
             try:

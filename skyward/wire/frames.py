@@ -98,6 +98,13 @@ class Connection:
         """Let the next `receive` return these, which came with a frame that was awaited alone."""
         self._returned = frames
 
+    def stop_reading(self) -> None:
+        """Release a thread blocked in `receive`; what it has not read is lost, sending goes on."""
+        try:
+            self._sock.shutdown(socket.SHUT_RD)
+        except OSError:
+            pass  # the other side was faster
+
     def close(self) -> None:
         """Close both directions; a thread blocked in `send` or `receive` is released."""
         try:

@@ -1,0 +1,169 @@
+"""The main thread reads for itself; while it is busy, somebody else does."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from skyward.runner.inbox import LONG_S, Inbox
+from skyward.wire.frames import Connection, Frame
+
+CALL, NOTE = 1, 2
+
+
+class Post:
+    """An inbox with a client at the other end; notes are heard at once, calls are for the main thread."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        self.client = Connection(ours)
+        self.notes: list[tuple[int, str]] = []
+        self.heard = threading.Event()
+        self.inbox = Inbox(self._handle)
+        self.server = threading.Thread(target=self._serve, args=(Connection(theirs),), daemon=True)
+        self.server.start()
+
+    def _serve(self, connection: Connection) -> None:
+        self.inbox.serve(connection)
+        connection.close()
+
+    def _handle(self, frame: Frame) -> None:
+        if frame.kind == CALL:
+            self.inbox.put(frame)
+        else:
+            self.notes.append((frame.id, threading.current_thread().name))
+            self.heard.set()
+
+
+@pytest.fixture
+def post() -> Iterator[Post]:
+    post = Post()
+    yield post
+    post.client.close()
+    post.inbox.put(None)
+    post.server.join(5)
+    assert not post.server.is_alive()
+
+
+def _id(frame: Frame | None) -> int:
+    assert frame is not None
+    return frame.id
+
+
+def test_the_main_thread_reads_for_itself(post: Post) -> None:
+    """What comes with a call is handled by the thread that waits for calls."""
+    post.client.send(Frame(NOTE, 7), Frame(CALL, 1))
+
+    assert _id(post.inbox.get()) == 1
+    assert post.notes == [(7, threading.current_thread().name)]
+
+
+def test_calls_come_in_order(post: Post) -> None:
+    """Also those that were read together."""
+    post.client.send(*(Frame(CALL, n) for n in range(50)))
+
+    assert [_id(post.inbox.get()) for _ in range(50)] == list(range(50))
+
+
+def test_a_busy_main_thread_is_stood_in_for(post: Post) -> None:
+    """A message that comes during a long call is heard soon, by the other thread."""
+    post.client.send(Frame(CALL, 1))
+    post.inbox.get()
+    post.client.send(Frame(NOTE, 9))
+
+    assert post.heard.wait(2)
+    assert post.notes == [(9, "stand-in")]
+
+
+def test_the_socket_is_handed_back(post: Post) -> None:
+    """After a long call the first message comes through the other thread, the next is read directly again."""
+    post.client.send(Frame(CALL, 1))
+    post.inbox.get()
+    time.sleep(10 * LONG_S)  # the call takes long: the other thread reads by now
+    post.client.send(Frame(CALL, 2))
+    assert _id(post.inbox.get()) == 2
+
+    post.client.send(Frame(CALL, 3), Frame(NOTE, 4))
+    assert _id(post.inbox.get()) == 3
+    post.client.send(Frame(CALL, 5))
+    assert _id(post.inbox.get()) == 5
+    assert post.notes == [(4, threading.current_thread().name)]
+
+
+def test_a_stream_need_not_wait(post: Post) -> None:
+    """Whoever is about to wait for messages can ask for the other thread at once."""
+    post.client.send(Frame(CALL, 1))
+    post.inbox.get()
+    post.inbox.stand_in()
+    post.client.send(Frame(NOTE, 2))
+
+    assert post.heard.wait(2)
+
+
+@pytest.mark.parametrize("reading", ["main", "stand-in"])
+def test_none_ends_the_wait(post: Post, reading: str) -> None:
+    """`put(None)` reaches a main thread that reads, and one that waits while the other thread reads."""
+    if reading == "stand-in":
+        post.client.send(Frame(CALL, 1))
+        post.inbox.get()
+        time.sleep(10 * LONG_S)
+    threading.Timer(0.1, post.inbox.put, (None,)).start()
+
+    assert post.inbox.get() is None
+
+
+def test_the_next_client_is_read_as_well(post: Post) -> None:
+    """When a client has gone, the main thread waits for the next, and reads what that one sends."""
+    post.client.send(Frame(CALL, 1))
+    assert _id(post.inbox.get()) == 1
+    post.client.close()
+    waiting = threading.Thread(target=post.server.join)
+    waiting.start()
+    ours, theirs = socket.socketpair()
+    second = Connection(ours)
+    answer: list[int] = []
+
+    def serve() -> None:
+        waiting.join(5)
+        second.send(Frame(CALL, 2))
+        post._serve(Connection(theirs))
+
+    server = threading.Thread(target=serve, daemon=True)
+    server.start()
+    answer.append(_id(post.inbox.get()))
+    second.close()
+    server.join(5)
+
+    assert answer == [2]
+
+
+def test_nothing_is_lost_between_short_and_long_calls(post: Post) -> None:
+    """Whatever the main thread does meanwhile, every call and every note arrives, calls in order."""
+    rounds = 400
+
+    def client() -> None:
+        for n in range(rounds):
+            post.client.send(Frame(CALL, n))
+            if n % 7 == 0:
+                post.client.send(Frame(NOTE, n))
+            if n % 50 == 0:
+                time.sleep(0.012)
+
+    sender = threading.Thread(target=client)
+    sender.start()
+    taken = []
+    for n in range(rounds):
+        taken.append(_id(post.inbox.get()))
+        if n % 30 == 0:
+            time.sleep(0.008)
+    sender.join()
+    deadline = time.monotonic() + 5
+    while len(post.notes) < len(range(0, rounds, 7)) and time.monotonic() < deadline:
+        time.sleep(0.005)
+
+    assert taken == list(range(rounds))
+    assert sorted(n for n, _ in post.notes) == list(range(0, rounds, 7))
