@@ -45,6 +45,7 @@ class Worker:
         self._queued: set[int] = set()
         self._calls = Calls(place)
         self._connection: Connection | None = None
+        self._leaving = False
 
     def run(self) -> None:
         """Run what arrives until told to leave, then leave the plugins (the main thread)."""
@@ -56,6 +57,7 @@ class Worker:
 
     def leave(self) -> None:
         """Interrupt what runs and let `run` return."""
+        self._leaving = True
         for slot in self._slots:
             slot.interrupt(slot.running)
             self._work.put(None)
@@ -74,6 +76,8 @@ class Worker:
                 continue
             self._connection, self._calls = connection, Calls(self._place)
             self._inbox.serve(connection)
+            if self._leaving:
+                return  # what the hooks print on their way out still goes over this connection
             self._connection = None
             self._queued.clear()
             connection.close()
