@@ -30,7 +30,7 @@ from skyward.wire.messages import RESULT_HEAD, Kind, encode
 GRACE_S = 5.0  # between the interrupt of a call and the end of the worker that does not heed it
 TICK_S = 0.05
 STALE_S = 0.02  # a call that waits on a busy worker for longer is given to an idle one
-Lost = Callable[[str], WorkerLostError]  # the error for a lost call, given its function's name
+Lost = Callable[[Task], WorkerLostError]  # the error of a call that is lost with its worker
 _LAST = frozenset((Kind.RESULT, Kind.ERROR, Kind.END))
 
 
@@ -106,20 +106,20 @@ class Dispatcher:
             if task.stopping is not None:
                 failed.append((task, task.stopping))
             elif task.stream is not None or (task.pin is not None and forever):
-                failed.append((task, lost(task.function.name)))
+                failed.append((task, lost(task)))
             elif not started or worker.ordered_to_end:
                 again.append(task)
             elif task.retries > 0:
                 task.retries -= 1
                 again.append(task)
             else:
-                failed.append((task, lost(task.function.name)))
+                failed.append((task, lost(task)))
         for task in reversed(again):
             self._requeue(task)
         if forever:
-            failed += [(task, lost(task.function.name)) for task in self._pinned.pop(worker.rank, ())]
+            failed += [(task, lost(task)) for task in self._pinned.pop(worker.rank, ())]
         if self._expected <= 0:
-            failed += [(task, lost(task.function.name)) for task in self._queue]
+            failed += [(task, lost(task)) for task in self._queue]
             self._queue.clear()
         return failed
 
@@ -146,7 +146,7 @@ class Dispatcher:
                 raise PoolClosedError("All nodes of this pool are gone; close it and open another one.")
             for task in tasks:
                 if task.pin is not None and (lost := self._gone.get(task.pin)):
-                    failed.append((task, lost(task.function.name)))
+                    failed.append((task, lost(task)))
                     continue
                 worker = self._home(task)
                 if worker is not None:

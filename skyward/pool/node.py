@@ -194,14 +194,16 @@ class NodeLink:
         return report if self.gone is None else None
 
     def _lost_running(self, worker: WorkerLink, report: dict[str, Any] | None) -> Lost:
-        return lambda call: self._lost(worker, report, f"it ran {call}()")
+        return lambda task: self._lost(
+            worker, report, f"{task.function.name}() {'ran' if task.sent_at else 'waited'} there"
+        )
 
     def _lost(self, worker: WorkerLink, report: dict[str, Any] | None, doing: str) -> WorkerLostError:
         facts: dict[str, Any] = report or {}
         if report is None:
             gone = self.gone or Exit(code=None)
             facts = {"code": gone.code, "signal": gone.signal, "oom": gone.oom}
-            subject = f"Node {self.index} is gone"
+            subject = f"Node {self.index} was lost"
             how = gone.text or ended_in_words(gone.code, gone.signal, gone.oom)
         else:
             subject = f"The worker process on {worker} (rank {worker.rank}) ended"

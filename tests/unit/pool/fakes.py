@@ -109,7 +109,7 @@ def fake(worker: WorkerLink) -> FakeConnection:
 
 
 def lost_on(worker: WorkerLink) -> dispatch.Lost:
-    return lambda name: WorkerLostError(f"{name} was lost", node=worker.node, rank=worker.rank)
+    return lambda task: WorkerLostError(f"{task.function.name} was lost", node=worker.node, rank=worker.rank)
 
 
 def sent(worker: WorkerLink, kind: Kind = Kind.CALL) -> list[int]:
