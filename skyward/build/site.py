@@ -19,7 +19,7 @@ from skyward.build.indexes import Indexes, folder_of, host_indexes, mirrors, pip
 from skyward.errors import ConfigError
 from skyward.image import Plan, requirements_file
 
-_PYPI = "https://pypi.org/simple"
+_DEFAULT = "default"  # in the site's map: what is used where no index is named
 _CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "PIP_CERT", "CURL_CA_BUNDLE")
 _PLACE = "/run/skyward"
 _MAX_SECRET = 500 * 1024  # BuildKit's limit
@@ -52,10 +52,11 @@ def read_site(environ: Mapping[str, str] = os.environ, home: Path | None = None,
     timeout = (
         environ.get("UV_HTTP_TIMEOUT") or pip_option("timeout", environ, home) or environ.get("PIP_DEFAULT_TIMEOUT")
     )
+    indexes, mapped = host_indexes(environ, home), mirrors(environ, folder or Path.cwd())
     return Site(
         ca=_ca_bundle(environ, pip_option("cert", environ, home)),
-        indexes=host_indexes(environ, home),
-        mirrors=tuple(sorted(mirrors(environ, folder or Path.cwd()).items())),
+        indexes=replace(indexes, default=indexes.default or mapped.pop(_DEFAULT, None)),
+        mirrors=tuple(sorted(mapped.items())),
         timeout_s=int(float(timeout)) if timeout and re.fullmatch(r"\d+(\.\d+)?", timeout) else None,
     )
 
@@ -64,7 +65,7 @@ def without_folders(site: Site) -> Site:
     """The site as a build on another machine can use it: its loopback interface does not lead to our folders."""
     indexes = replace(
         site.indexes,
-        default=site.indexes.default if folder_of(site.indexes.default or _PYPI) is None else None,
+        default=next((source for source in [site.indexes.default] if source and folder_of(source) is None), None),
         extra=tuple(source for source in site.indexes.extra if folder_of(source) is None),
         find_links=tuple(source for source in site.indexes.find_links if folder_of(source) is None),
     )
@@ -136,12 +137,15 @@ def _uv_toml(indexes: Indexes, address: Callable[[str], str]) -> str:
         lines.append(f"index-strategy = {json.dumps(indexes.strategy)}")
     for source in indexes.extra:
         lines += ["[[index]]", f"url = {json.dumps(address(source))}"]
-    lines += ["[[index]]", f"url = {json.dumps(address(indexes.default or _PYPI))}", "default = true"]
+    if indexes.default:
+        lines += ["[[index]]", f"url = {json.dumps(address(indexes.default))}", "default = true"]
     return "\n".join(lines)
 
 
 def _pip_conf(indexes: Indexes, address: Callable[[str], str]) -> str:
-    lines = ["[global]", f"index-url = {address(indexes.default or _PYPI)}"]
+    lines = ["[global]"]
+    if indexes.default:
+        lines.append(f"index-url = {address(indexes.default)}")
     lists = {"extra-index-url": indexes.extra, "find-links": indexes.find_links}
     for name, sources in lists.items():
         if sources:

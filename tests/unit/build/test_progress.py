@@ -89,7 +89,7 @@ def _failure(step: str, *output: str, cause: str = "exit code: 1") -> ImageError
         ("image 2/6", "  cause: invalid peer certificate: UnknownIssuer", None, "SSL_CERT_FILE"),
         ("image 2/6", "error: No space left on device (os error 28)", None, "No space is left"),
         ("image 1/6", "E: Unable to locate package git", "your apt=['git']", "No package 'git'"),
-        ("image 1/6", "Temporary failure resolving 'deb.debian.org'", "your apt=['git']", "could not be reached"),
+        ("image 1/6", "Temporary failure resolving 'packages.example'", "your apt=['git']", "could not be reached"),
         ("image 5/6", "make: *** No targets.", "your run=['make it'] (command 1 of 2)", "ended with exit status 1"),
         ("image 6/6", "boo", "plugin torch (command 2 of 2)", "ended with exit status 1"),
         ("uv 1/1", "ERROR: No matching distribution found for uv==0.13.8", None, "No package 'uv'"),

@@ -78,14 +78,18 @@ def test_a_plain_site(tmp_path: Path) -> None:
     assert "SSL_CERT_FILE" not in env
     assert "SKYWARD_REQUIREMENTS" not in env
     uv = tomllib.loads(Path(env["UV_CONFIG_FILE"]).read_text())
-    assert uv == {"index": [{"url": "https://pypi.org/simple", "default": True}]}
+    assert uv == {}
 
 
 def test_the_default_index_can_be_mapped(tmp_path: Path) -> None:
-    """A mirror of PyPI is used for everything."""
-    site = Site(mirrors=(("https://pypi.org/simple", "https://m.example/simple"),))
+    """`default` in the map stands for the index that is used where none is named; a named one wins."""
+    environ = {"SKYWARD_INDEXES": '{"default": "https://m.example/simple"}'}
+    site = replace(read_site(environ, home=tmp_path, folder=tmp_path), ca="")
     env = _run(site_script(site, TORCH, _served), tmp_path / "run")
     assert "https://m.example/simple" in Path(env["UV_CONFIG_FILE"]).read_text()
+
+    named = read_site(environ | {"PIP_INDEX_URL": "https://own.example/simple"}, home=tmp_path, folder=tmp_path)
+    assert named.indexes.default == "https://own.example/simple"
 
 
 def test_a_mapped_folder_must_exist() -> None:
