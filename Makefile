@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Every target that runs skyward sees the engine, registry, base image and index map of `make engine`.
 ENV := set -a; [ -f .engine/env ] && . ./.engine/env; set +a;
 
-.PHONY: demo test lint typing engine engine-down venv bench clean
+.PHONY: demo test dockerfiles lint typing engine engine-down venv bench clean
 
 demo: engine venv  ## set up everything, then train on two containers
 	@$(ENV) $(BIN)/python examples/digits.py
@@ -18,6 +18,9 @@ lint: venv
 
 typing: venv
 	@$(BIN)/mypy --no-error-summary
+
+dockerfiles: venv  ## rewrite dockerfiles/ from images/
+	@$(BIN)/python -m scripts.dockerfiles
 
 bench: engine venv  ## dispatch figures as JSON
 	@$(ENV) $(BIN)/python benchmarks/dispatch.py

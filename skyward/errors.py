@@ -7,7 +7,8 @@ SkywardError                     what was tried, what was found, what to do
 ├─ PluginError                   a plugin cannot be loaded, pickled, or its hook failed
 ├─ ImageError                    an image cannot be had
 │  ├─ BuildError                 a build failed: step, who asked for it, last lines
-│  └─ ImageNotFoundError         no such base image here or in its registry
+│  ├─ ImageNotFoundError         no such base image here or in its registry
+│  └─ RegistryError              a registry cannot be asked, refuses, or broke off
 ├─ EngineError                   a Docker engine refused or failed
 │  └─ EngineMissingError         no engine answers
 ├─ ProviderError                 machines or nodes cannot be had
@@ -73,6 +74,22 @@ class BuildError(ImageError):
 
 class ImageNotFoundError(ImageError):
     """A base image is neither on the engine nor in its registry."""
+
+
+class RegistryError(ImageError):
+    """An image registry cannot be reached, refuses, or answered what it should not; also: its credentials fail.
+
+    Attributes:
+        reason: what was asked and what came back.
+        remedy: what to do.
+    """
+
+    def __init__(self, reason: str, remedy: str = "") -> None:
+        super().__init__(f"{reason} {remedy}".rstrip())
+        self.reason, self.remedy = reason, remedy
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.reason, self.remedy)
 
 
 class EngineError(SkywardError):

@@ -3,7 +3,8 @@
     plan = plan_for(image, store, python="3.11", platform="linux/amd64")   # resolves the base, may pull it
     tag = ensure(plan, store, report, docker_host=...)                     # builds unless the engine has it
 
-`store` is any `ImageStore`: what the engine answers about images. `report` gets a line of progress at a time.
+`store` is any `ImageStore`: what the engine answers about images. `report` is called with an `Event` for what
+happens.
 `ensure` starts no process when the engine has the image: it asks `store.inspect(plan.tag)` and returns the tag.
 Ctrl-C ends a build with everything it started.
 """

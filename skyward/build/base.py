@@ -1,15 +1,21 @@
-"""From an image's description to its plan: finds the base image, reads the runner's files, compiles."""
+"""From an image's description to its plan: reads files, finds the base, locks the requirements, compiles."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
+from skyward.build.copied import code_files, package_files
+from skyward.build.dockerfile import base_build
+from skyward.build.local import local_packages
+from skyward.build.lock import Request, lock_requirements
+from skyward.build.requirement_files import resolve_files
 from skyward.build.runner import runner_digest
 from skyward.build.store import ImageFacts, ImageStore
 from skyward.errors import ImageNotFoundError
-from skyward.image import Plan, compile, default_base  # noqa: A004 - the compiler's own name
-from skyward.model.image import Image
+from skyward.image import Plan, check_python, compile, default_base  # noqa: A004 - the compiler's own name
+from skyward.model.image import Dockerfile, Image
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,8 +26,10 @@ class Base:
     digest: str
 
 
-def plan_for(image: Image, store: ImageStore, *, python: str, platform: str) -> Plan:
-    """Compile an image against the base that an engine has or can pull.
+def plan_for(
+    image: Image, store: ImageStore, *, python: str, platform: str, root: Path | None = None, upgrade: bool = False
+) -> Plan:
+    """Compile an image: with its files read, its requirements locked, and against the base an engine has or can pull.
 
     Args:
         image: the description, plugins applied. Without a base of its own it starts from what SKYWARD_BASE names,
@@ -29,12 +37,23 @@ def plan_for(image: Image, store: ImageStore, *, python: str, platform: str) -> 
         store: the images of the engine.
         python: the client's minor version, such as "3.11".
         platform: of the nodes, such as "linux/amd64".
+        root: what the image's relative paths are relative to; None for the working directory.
+        upgrade: lock anew, and take the newest versions that are allowed.
 
     Raises:
-        ConfigError: the image asks for another Python version.
+        ConfigError: the image asks for another Python version, a file it names is missing or wrong, or its
+            requirements contradict each other.
         ImageNotFoundError: the base is neither on the engine nor in its registry.
+        ImageError: a package or an index cannot be had.
     """
-    base = resolve_base(image.base or os.environ.get("SKYWARD_BASE") or default_base(python), store)
+    check_python(image, python)
+    root = root or Path.cwd()
+    platform = image.platform or platform
+    image = resolve_files(image, root)
+    packages = local_packages(image, root)
+    made = base_build(image.base, root, platform) if isinstance(image.base, Dockerfile) else None
+    base = Base(reference=made.tag, digest=f"dockerfile:{made.digest}") if made else _given_base(image, python, store)
+    request = Request(image=image, python=python, platform=platform, provided=tuple(each.name for each in packages))
     return compile(
         image,
         python=python,
@@ -42,7 +61,16 @@ def plan_for(image: Image, store: ImageStore, *, python: str, platform: str) -> 
         base=base.reference,
         base_digest=base.digest,
         runner_digest=runner_digest(),
+        lock=lock_requirements(request, upgrade=upgrade),
+        packages=package_files(packages),
+        code=code_files(image, root),
+        base_build=made,
     )
+
+
+def _given_base(image: Image, python: str, store: ImageStore) -> Base:
+    assert not isinstance(image.base, Dockerfile)
+    return resolve_base(image.base or os.environ.get("SKYWARD_BASE") or default_base(python), store)
 
 
 def resolve_base(reference: str, store: ImageStore) -> Base:
@@ -69,11 +97,17 @@ def resolve_base(reference: str, store: ImageStore) -> Base:
 
 
 def _pinned(reference: str, facts: ImageFacts) -> Base:
-    """The base by digest if its own registry gave one; an image made on this engine is known by its id only."""
+    """The base by digest if its own registry gave one; an image made on this engine is known by its id only.
+
+    An engine that keeps images in containerd gives every image a digest, which then is also its id. The builder would
+    ask a registry for it, and where it has not come from one there is none, so such a base goes by its tag.
+    """
     name = _repository(reference)
     for known in facts.repo_digests:
         repository, _, digest = known.partition("@")
         if _full_name(repository) == _full_name(name):
+            if digest == facts.id:
+                return Base(reference=reference, digest=digest)
             return Base(reference=f"{name}@{digest}", digest=digest)
     return Base(reference=reference, digest=facts.id)
 

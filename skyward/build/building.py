@@ -3,30 +3,40 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from selectors import EVENT_READ, DefaultSelector
 from tempfile import TemporaryDirectory
-from typing import IO
 
 from skyward.build.command import BuildCommand, find_command
-from skyward.build.failure import build_failure
+from skyward.build.copied import copy_to
+from skyward.build.dockerfile import copy_base
+from skyward.build.events import Report
+from skyward.build.failure import base_failure, build_failure
 from skyward.build.folders import FolderServer
+from skyward.build.process import run
 from skyward.build.progress import Progress
+from skyward.build.remote import run_there
 from skyward.build.runner import runner_files
 from skyward.build.site import read_site, site_script, without_folders
-from skyward.build.store import Report
-from skyward.errors import EngineError
 from skyward.image import Plan
+from skyward.model.ssh import SshHost
 
-_QUIET_S = 0.3
-_GRACE_S = 5.0  # the CLI's time to tell the engine that the build is off
+BASE_LABEL = "skyward.dockerfile"  # on bases built from a Dockerfile: its digest
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PROXY")
 
 
-def build(plan: Plan, report: Report, docker_host: str | None) -> None:
-    """Build a plan's image on the engine at `docker_host`; nothing of the build is left on this machine.
+def build(plan: Plan, report: Report, docker_host: str | None, secrets: Mapping[str, bytes]) -> None:
+    """Build a plan's image on the engine at `docker_host`; nothing else of the build is left anywhere.
+
+    With an address like `ssh://user@host` it is that machine's docker command that builds, and none is needed here.
+
+    Args:
+        plan: of the image.
+        report: is told what happens.
+        docker_host: address of the engine; None for what the docker command takes by itself.
+        secrets: values of the image's secrets.
 
     Raises:
         BuildError: a step failed, or the engine went away.
@@ -34,21 +44,65 @@ def build(plan: Plan, report: Report, docker_host: str | None) -> None:
         EngineError: no docker command here can build.
         ConfigError: this machine's settings for package sources are wrong.
     """
-    command = find_command()
+    with _place(plan, docker_host, secrets) as (place, words):
+        write_context(place / "context", plan)
+        progress = Progress(plan, report, secrets.values())
+        for name, value in plan.build_args:
+            words += ["--build-arg", f"{name}={value}"]
+        code = _run([*words, "--tag", plan.tag], progress, place, docker_host)
+    if code:
+        raise build_failure(plan, progress, code)
+
+
+def build_base(plan: Plan, report: Report, docker_host: str | None, secrets: Mapping[str, bytes]) -> None:
+    """Build the base that a plan's image starts from, out of the user's Dockerfile; see `build`.
+
+    Raises:
+        The same errors as `build`.
+    """
+    base = plan.base_build
+    assert base is not None
+    progress = Progress(replace(plan, layers=()), report, secrets.values())
+    with _place(plan, docker_host, secrets) as (place, words):
+        copy_base(place, base)
+        words += ["--target", base.target] if base.target else []
+        words += ["--label", f"{BASE_LABEL}={base.digest}", "--tag", base.tag, "--file", "Dockerfile"]
+        code = _run(words, progress, place, docker_host)
+    if code:
+        raise base_failure(plan, progress, code)
+
+
+@contextmanager
+def _place(plan: Plan, docker_host: str | None, secrets: Mapping[str, bytes]) -> Iterator[tuple[Path, list[str]]]:
+    """A folder with the secrets of a build, and the options that every build has; paths are relative to the folder."""
     site = read_site()
-    local = _is_here(docker_host)
-    if not local:
+    if not _is_here(docker_host):
         site = without_folders(site)
     with TemporaryDirectory(prefix="skyward-build-") as folder, FolderServer() as server:
         place = Path(folder)
-        _write_context(place / "context", plan)
-        secret = place / "site.sh"
-        secret.touch(mode=0o600)
-        secret.write_text(site_script(site, plan, server.url), encoding="utf-8")
-        progress = Progress(plan, report)
-        code = _run(_words(command, plan, place), _environment(command, docker_host), progress)
-    if code:
-        raise build_failure(plan, progress, code)
+        words = ["--progress=plain", "--network=host", "--platform", plan.platform]
+        values = {"skyward_site": site_script(site, plan, server.url).encode(), **secrets}
+        (place / "secrets").mkdir(mode=0o700)
+        for name, value in values.items():
+            secret = place / "secrets" / name
+            secret.touch(mode=0o600)
+            secret.write_bytes(value)
+            words += ["--secret", f"id={name},src=secrets/{name}"]
+        yield place, words
+
+
+def _run(words: Sequence[str], progress: Progress, place: Path, docker_host: str | None) -> int:
+    """Run a build from its folder, here or on the machine that an SSH address names; gives its exit status.
+
+    The context is named by a path that no other build has, and its files are as old as they are: builders keep what
+    they got, and fetch again only files whose size or time has changed.
+    """
+    if docker_host and docker_host.startswith("ssh://"):
+        return run_there(SshHost.parse(docker_host), words, progress, place)
+    command = find_command()
+    environment = _environment(command, docker_host)
+    words = [*command.words, *_proxies(), *words, str(place / "context")]
+    return run(words, progress, folder=place, environment=environment)
 
 
 def _is_here(docker_host: str | None) -> bool:
@@ -56,7 +110,8 @@ def _is_here(docker_host: str | None) -> bool:
     return not docker_host or docker_host.startswith(("unix://", "npipe://", "tcp://127.", "tcp://localhost"))
 
 
-def _write_context(folder: Path, plan: Plan) -> None:
+def write_context(folder: Path, plan: Plan) -> None:
+    """The build context of a plan: its Dockerfile and every file it copies or mounts."""
     files = {"Dockerfile": plan.dockerfile.encode()}
     files |= {path: text.encode() for path, text in plan.files}
     files |= {f"runner/{path}": content for path, content in runner_files()}
@@ -65,78 +120,17 @@ def _write_context(folder: Path, plan: Plan) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(content)
         target.chmod(0o644)
+    for copied in plan.copied:
+        copy_to(folder, copied)
 
 
-def _words(command: BuildCommand, plan: Plan, place: Path) -> list[str]:
-    # the engine's own builder: others know neither its images nor its network
-    words = [*command.words, *(("--builder", "default", "--load") if command.is_buildx else ())]
-    words += ["--progress=plain", "--network=host", "--platform", plan.platform, "--tag", plan.tag]
-    words += ["--secret", f"id=skyward_site,src={place / 'site.sh'}"]
-    for name, value in plan.build_args:
-        words += ["--build-arg", f"{name}={value}"]
-    for name in (*_PROXIES, *map(str.lower, _PROXIES)):
-        if os.environ.get(name):
-            words += ["--build-arg", name]  # the value comes from the environment; predefined ones leave no trace
-    return [*words, str(place / "context")]
+def _proxies() -> list[str]:
+    """Build arguments whose values come from the environment; these names leave no trace in the image."""
+    found = [name for name in (*_PROXIES, *map(str.lower, _PROXIES)) if os.environ.get(name)]
+    return [word for name in found for word in ("--build-arg", name)]
 
 
 def _environment(command: BuildCommand, docker_host: str | None) -> dict[str, str]:
     environment = {**os.environ, "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
     environment |= {"DOCKER_HOST": docker_host} if docker_host else {}
     return environment | ({} if command.is_buildx else {"DOCKER_BUILDKIT": "1"})
-
-
-def _run(words: list[str], environment: dict[str, str], progress: Progress) -> int:
-    """Run a command to its end, its output followed line by line.
-
-    It has a session of its own, so that Ctrl-C reaches it through us only, after which nothing of it is left.
-    """
-    try:
-        process = subprocess.Popen(
-            words,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise EngineError(f"The docker command {words[0]!r} could not be started: {error}.") from error
-    assert process.stdout
-    with process.stdout:
-        try:
-            _follow(process.stdout, progress)
-            return process.wait()
-        finally:
-            if process.poll() is None:
-                _end(process)
-
-
-def _follow(output: IO[bytes], progress: Progress) -> None:
-    """Feed lines as they come, and tell when none has come for a moment: a silent step is then known to run."""
-    rest = b""
-    with DefaultSelector() as ready:
-        ready.register(output, EVENT_READ)
-        while True:
-            if not ready.select(_QUIET_S):
-                progress.quiet()
-                ready.select()
-            chunk = os.read(output.fileno(), 1 << 16)
-            *lines, rest = (rest + chunk).split(b"\n")
-            for line in lines if chunk else [rest]:
-                progress.feed(line.decode(errors="replace").rstrip("\r"))
-            if not chunk:
-                return
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask a process and what it started to stop, and after a grace end them."""
-    try:
-        os.killpg(process.pid, signal.SIGINT)
-        process.wait(_GRACE_S)
-    except subprocess.TimeoutExpired:
-        pass
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()

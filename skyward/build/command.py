@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from skyward.errors import EngineError
+from skyward.image import TIME
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,19 @@ def find_command(environ: Mapping[str, str] = os.environ) -> BuildCommand:
     seen: list[str] = []
     for cli in clis:
         if _answer(cli, "buildx", "version"):
-            return BuildCommand((cli, "buildx", "build"), is_buildx=True)
+            # the engine's own builder: others know neither its images nor its network. One time for all images: two
+            # clean builds then have one digest
+            words = (
+                cli,
+                "buildx",
+                "build",
+                "--builder",
+                "default",
+                "--load",
+                "--build-arg",
+                f"SOURCE_DATE_EPOCH={TIME}",
+            )
+            return BuildCommand(words, is_buildx=True)
     for cli in clis:
         version = re.search(r"version (\d+)\.", _answer(cli, "--version"))
         # from 23 on, `docker build` is buildx or the legacy builder, which knows no mounts

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
-from skyward.build.store import ImageStore, Report
+from skyward.build.events import Report, note
+from skyward.build.secrets import secret_values
+from skyward.build.store import ImageStore
 from skyward.errors import BuildError
 from skyward.image import Plan
 
@@ -18,31 +20,39 @@ def ensure(plan: Plan, store: ImageStore, report: Report, *, docker_host: str | 
     Args:
         plan: from `plan_for`.
         store: the images of the engine.
-        report: takes lines of progress.
+        report: is told what happens, see `skyward.build.events`.
         docker_host: address of that engine, as DOCKER_HOST has it; None for what the docker command takes by itself.
 
     Raises:
         BuildError: the build failed.
         ImageNotFoundError: the builder cannot get the base.
         EngineError: no docker command here can build.
-        ConfigError: this machine's settings for package sources are wrong.
+        ConfigError: a secret has no value here, or this machine's settings for package sources are wrong.
     """
-    if store.inspect(plan.tag) is not None:
-        return plan.tag
-    with _single_flight(plan, report):
-        if store.inspect(plan.tag) is None:
-            from skyward.build.building import build  # where nothing is to build, none of it is loaded
-
-            started = perf_counter()
-            report(f"building {plan.tag} from {plan.base}")
-            build(plan, report, docker_host or os.environ.get("DOCKER_HOST"))
+    if store.inspect(plan.tag) is None:
+        with _single_flight(plan, report):
             if store.inspect(plan.tag) is None:
-                raise BuildError(
-                    f"The build of {plan.tag} ended well, but the engine does not have the image. The docker command "
-                    f"and skyward may use different engines: docker_host is {docker_host!r}; set DOCKER_HOST for both."
-                )
-            report(f"built {plan.tag} in {perf_counter() - started:.1f} s")
+                _build(plan, store, report, docker_host)
     return plan.tag
+
+
+def _build(plan: Plan, store: ImageStore, report: Report, docker_host: str | None) -> None:
+    from skyward.build.building import build, build_base  # where nothing is to build, none of it is loaded
+
+    secrets = secret_values(plan.image.secrets)  # whatever is missing is said before anything is made
+    host = docker_host or os.environ.get("DOCKER_HOST")
+    started = perf_counter()
+    if plan.base_build and store.inspect(plan.base) is None:
+        report(note(f"building the base {plan.base} from {plan.base_build.dockerfile}"))
+        build_base(plan, report, host, secrets)
+    report(note(f"building {plan.tag} from {plan.base}"))
+    build(plan, report, host, secrets)
+    if store.inspect(plan.tag) is None:
+        raise BuildError(
+            f"The build of {plan.tag} ended well, but the engine does not have the image. The docker command "
+            f"and skyward may use different engines: docker_host is {docker_host!r}; set DOCKER_HOST for both."
+        )
+    report(note(f"built {plan.tag} in {perf_counter() - started:.1f} s"))
 
 
 @contextmanager
@@ -56,7 +66,7 @@ def _single_flight(plan: Plan, report: Report) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        report(f"another process builds {plan.tag}; waiting for it")
+        report(note(f"another process builds {plan.tag}; waiting for it"))
         lock.acquire()
     try:
         yield

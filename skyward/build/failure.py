@@ -63,6 +63,18 @@ def build_failure(plan: Plan, progress: Progress, exit_code: int) -> ImageError:
     return BuildError(message, step=progress.title, origin=origin, log=log)
 
 
+def base_failure(plan: Plan, progress: Progress, exit_code: int) -> ImageError:
+    """The error for a base whose build from the user's Dockerfile ended with this exit code."""
+    assert plan.base_build
+    log, origin = progress.log, f"your {plan.base_build.dockerfile}"
+    where = f"at its step {progress.title}" if progress.title else "before or between its steps"
+    message = f"The base from {plan.base_build.dockerfile} failed to build {where}. "
+    message += _advice(log, progress.ending, exit_code)
+    if tail := "\n".join(log.splitlines()[-20:]):
+        message += f" Last lines:\n{tail}"
+    return BuildError(message, step=progress.title, origin=origin, log=log)
+
+
 def _advice(log: str, ending: str, exit_code: int) -> str:
     """What was found and what to do about it."""
     if _ENGINE_GONE.search(ending):

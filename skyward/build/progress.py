@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from skyward.build.store import Report
+from skyward.build.events import Event, Kind, Report
 from skyward.image import Layer, Plan
 
 _LINE = re.compile(r"#(\d+) (.*)")
@@ -14,6 +15,7 @@ _STEP = re.compile(r"\[(?:\S+/\S+ )?(\S+) +(\d+)/(\d+)\] ")
 _OUTPUT = re.compile(r"\d+\.\d+ ")
 _CREDENTIALS = re.compile(r"://[^/@\s]+@")
 _FOLDER = re.compile(r"http://127\.0\.0\.1:\d+/[0-9a-f]{32}")  # how folders are served to builds
+_HIDDEN = 4  # characters that a secret has at least; less would blot out ordinary words
 _DONE = re.compile(r"DONE (\d+\.\d+)s")
 
 
@@ -34,7 +36,10 @@ class Progress:
         log: the last lines of the build, or after a failure of the step that failed.
     """
 
-    def __init__(self, plan: Plan, report: Report) -> None:
+    def __init__(self, plan: Plan, report: Report, secrets: Iterable[bytes] = ()) -> None:
+        """`secrets` are values that no line may show, should a step print them."""
+        lines = [line for value in secrets for line in value.decode("utf-8", "replace").split("\n")]
+        self._hidden = [line for line in lines if len(line.strip()) >= _HIDDEN]
         self._layers = {
             (layer.stage, layer.step): layer for layer in plan.layers if layer.step and layer.text.startswith("RUN")
         }
@@ -59,6 +64,8 @@ class Progress:
     def feed(self, line: str) -> None:
         """Take one line of the build's output."""
         line = _FOLDER.sub("file://", _CREDENTIALS.sub("://***@", line))
+        for secret in self._hidden:
+            line = line.replace(secret, "***")
         found = _LINE.fullmatch(line)
         if not found:
             if line.strip():
@@ -71,13 +78,17 @@ class Progress:
         elif _OUTPUT.match(text):
             self._start(step)
             step.lines.append(_OUTPUT.sub("", text, count=1))
+            self._tell(step, "output", line=step.lines[-1])
         elif text.startswith("ERROR"):
             self.failed, self.title = step.layer, step.title
             self._last.append(text)
+            self._tell(step, "failed")
         elif text == "CACHED":
-            self._finish(step, "cached")
+            step.started = True
+            self._tell(step, "cached")
         elif done := _DONE.fullmatch(text):
-            self._finish(step, f"{done[1]} s")
+            step.started = True
+            self._tell(step, "done", seconds=float(done[1]))
 
     def quiet(self) -> None:
         """Nothing has come for a moment: steps that were named and have not ended are at work."""
@@ -88,13 +99,11 @@ class Progress:
         if step.started:
             return
         step.started = True
-        if step.layer:
-            self._report(f"{step.layer.name} ... ({step.layer.origin})")
+        self._tell(step, "start")
 
-    def _finish(self, step: _Step, how: str) -> None:
-        step.started = True
+    def _tell(self, step: _Step, kind: Kind, *, line: str = "", seconds: float | None = None) -> None:
         if step.layer:
-            self._report(f"{step.layer.name}: {how}")
+            self._report(Event(kind=kind, line=line, layer=step.layer, seconds=seconds))
 
     def _layer(self, text: str) -> Layer | None:
         found = _STEP.match(text)

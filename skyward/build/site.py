@@ -11,13 +11,17 @@ import os
 import re
 import shlex
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from netrc import NetrcParseError, netrc
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from skyward.build.indexes import Indexes, folder_of, host_indexes, mirrors, pip_option
 from skyward.errors import ConfigError
-from skyward.image import Plan, requirements_file
+from skyward.image import Plan
+from skyward.image.lock import index_id
+from skyward.model.image import Image
 
 _DEFAULT = "default"  # in the site's map: what is used where no index is named
 _CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "PIP_CERT", "CURL_CA_BUNDLE")
@@ -33,12 +37,14 @@ class Site:
         ca: the CA certificates to trust (PEM); empty for those of the base image.
         indexes: where packages come from.
         mirrors: what is used in place of an index, by its URL.
+        netrc: the file with names and passwords by host (see netrc(5)); only those of package sources are used.
         timeout_s: how long a package download may stay silent; None for the tools' own limit.
     """
 
     ca: str = ""
     indexes: Indexes = field(default_factory=Indexes)
     mirrors: tuple[tuple[str, str], ...] = ()
+    netrc: Path | None = None
     timeout_s: int | None = None
 
 
@@ -57,6 +63,7 @@ def read_site(environ: Mapping[str, str] = os.environ, home: Path | None = None,
         ca=_ca_bundle(environ, pip_option("cert", environ, home)),
         indexes=replace(indexes, default=indexes.default or mapped.pop(_DEFAULT, None)),
         mirrors=tuple(sorted(mapped.items())),
+        netrc=Path(environ.get("NETRC") or home / ".netrc"),
         timeout_s=int(float(timeout)) if timeout and re.fullmatch(r"\d+(\.\d+)?", timeout) else None,
     )
 
@@ -72,30 +79,67 @@ def without_folders(site: Site) -> Site:
     return replace(site, indexes=indexes, mirrors=tuple(m for m in site.mirrors if folder_of(m[1]) is None))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UvSettings:
+    """The site's settings for package tools, as files to write and variables to set.
+
+    Attributes:
+        files: texts by file name.
+        variables: names of these files by environment variable.
+        more: further environment variables.
+        scoped: where this site finds each index that the image names, by its URL.
+    """
+
+    files: dict[str, str]
+    variables: dict[str, str]
+    more: dict[str, str]
+    scoped: dict[str, str]
+
+
+def uv_settings(site: Site, image: Image, serve: Callable[[Path], str]) -> UvSettings:
+    """What uv and pip have to know; local folders are replaced by what `serve` makes of them.
+
+    Raises:
+        ConfigError: a mirror is a folder that does not exist.
+    """
+    address = _Addresses(dict(site.mirrors), serve)
+    files = {"uv.toml": _uv_toml(site.indexes, address), "pip.conf": _pip_conf(site.indexes, address)}
+    variables = {"UV_CONFIG_FILE": "uv.toml", "PIP_CONFIG_FILE": "pip.conf"}
+    if site.ca:
+        files["ca.pem"] = site.ca
+        names = (*_CA_VARIABLES, "GIT_SSL_CAINFO", "NODE_EXTRA_CA_CERTS", "AWS_CA_BUNDLE")
+        variables |= dict.fromkeys(names, "ca.pem")
+    scoped = {index.url: address(index.url) for index in image.pip_indexes}
+    if logins := _logins(site.netrc, [*files.values(), *scoped.values()]):
+        files["netrc"] = logins
+        variables["NETRC"] = "netrc"
+    more = {}
+    if site.indexes.insecure_hosts:  # the file is not read for scoped indexes
+        more["UV_INSECURE_HOST"] = " ".join(site.indexes.insecure_hosts)
+    if site.timeout_s:
+        more |= dict.fromkeys(("UV_HTTP_TIMEOUT", "PIP_DEFAULT_TIMEOUT"), str(site.timeout_s))
+    return UvSettings(files=files, variables=variables, more=more, scoped=scoped)
+
+
 def site_script(site: Site, plan: Plan, serve: Callable[[Path], str]) -> str:
     """The script for a plan's build; local folders are replaced by what `serve` makes of them.
 
     Raises:
         ConfigError: a mirror is a folder that does not exist, or the whole exceeds what a secret may hold.
     """
-    address = _Addresses(dict(site.mirrors), serve)
-    files = {"uv.toml": _uv_toml(site.indexes, address), "pip.conf": _pip_conf(site.indexes, address)}
-    variables = {"UV_CONFIG_FILE": "uv.toml", "PIP_CONFIG_FILE": "pip.conf"}
+    settings = uv_settings(site, plan.image, serve)
+    files, variables = dict(settings.files), dict(settings.variables)
     if site.ca:
-        files |= {"ca.pem": site.ca, "apt.conf": f'Acquire::https::CAInfo "{_PLACE}/ca.pem";\n'}
+        files["apt.conf"] = f'Acquire::https::CAInfo "{_PLACE}/ca.pem";\n'
         variables["APT_CONFIG"] = "apt.conf"
-        names = (*_CA_VARIABLES, "GIT_SSL_CAINFO", "NODE_EXTRA_CA_CERTS", "AWS_CA_BUNDLE")
-        variables |= dict.fromkeys(names, "ca.pem")
-    scoped = {index.url: address(index.url) for index in plan.image.pip_indexes}
-    if any(url != used for url, used in scoped.items()):
-        files["pyproject.toml"] = requirements_file(plan.image, python=plan.python, mirrors=scoped)
-        variables["SKYWARD_REQUIREMENTS"] = "pyproject.toml"
+    more = settings.more | {
+        f"SKYWARD_INDEX_{index_id(url)}": used for url, used in settings.scoped.items() if url != used
+    }
     lines = [f"export {name}={_PLACE}/{file}" for name, file in variables.items()]
     lines += [f"cat > {_PLACE}/{name} <<'SKYWARD_END'\n{text.rstrip()}\nSKYWARD_END" for name, text in files.items()]
     # folders are served on the loopback interface, where no proxy leads
     lines += [f'export {name}="127.0.0.1,localhost${{{name}:+,${name}}}"' for name in ("NO_PROXY", "no_proxy")]
-    if site.timeout_s:
-        lines.append(f"export UV_HTTP_TIMEOUT={site.timeout_s} PIP_DEFAULT_TIMEOUT={site.timeout_s}")
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in more.items()]
     script = "\n".join(lines) + "\n"
     size = len(script.encode())
     if size > _MAX_SECRET:
@@ -155,6 +199,19 @@ def _pip_conf(indexes: Indexes, address: Callable[[str], str]) -> str:
     if indexes.no_index:
         lines.append("no-index = true")
     return "\n".join(lines)
+
+
+def _logins(file: Path | None, texts: Iterable[str]) -> str:
+    """The entries of a netrc file for the hosts that these texts name in URLs."""
+    if file is None or not file.is_file():
+        return ""
+    try:
+        known = netrc(str(file))
+    except (NetrcParseError, OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}.") from None
+    hosts = {urlsplit(url).hostname for text in texts for url in re.findall(r"https?://[^\s\"']+", text)}
+    found = [(host, known.hosts[host]) for host in sorted(filter(None, hosts)) if host in known.hosts]
+    return "".join(f"machine {host} login {login} password {password}\n" for host, (login, _, password) in found)
 
 
 def _ca_bundle(environ: Mapping[str, str], cert: str | None) -> str:

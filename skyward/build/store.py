@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
-
-Report = Callable[[str], None]  # a line of progress for people
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,14 +9,20 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from skyward.errors import ConfigError
+from skyward.engine.failures import ADVICE
+from skyward.errors import ConfigError, EngineMissingError
 
 DEFAULT_URL = "unix:///var/run/docker.sock"
+_MAY_NOT = (
+    "Add the user to the group that owns it (`sudo usermod -aG docker $USER`, then log in again), or use "
+    "provider=sky.Local()."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +41,29 @@ class EngineAddress:
     def url(self) -> str:
         """The address in the form of `DOCKER_HOST`."""
         return f"unix://{self.path}"
+
+    def dial(self, timeout_s: float = 10) -> socket.socket:
+        """A connection to the engine.
+
+        Raises:
+            EngineMissingError: nobody answers, or this user may not ask.
+        """
+        where = f"No Docker engine answers at {self.url} (from {self.origin})"
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(timeout_s)
+            sock.connect(str(self.path))
+        except OSError as error:
+            sock.close()
+            found, advice = f"{error}.", ADVICE
+            if isinstance(error, FileNotFoundError):
+                found = "there is no such socket."
+            elif isinstance(error, ConnectionRefusedError):
+                found = "the socket exists, but nobody listens."
+            elif isinstance(error, PermissionError):
+                found, advice = "permission denied, this user may not open it.", _MAY_NOT
+            raise EngineMissingError(f"{where}: {found} {advice}") from error
+        return sock
 
 
 def find_engine(base_url: str | None = None, env: Mapping[str, str] = os.environ) -> EngineAddress:

@@ -14,11 +14,11 @@ from typing import Any
 
 from skyward.engine.address import EngineAddress, find_engine
 from skyward.engine.container import Container, ContainerSpec, attach, create
-from skyward.engine.failures import ADVICE, LimitRefusedError, engine_call, translate
+from skyward.engine.failures import LimitRefusedError, engine_call, not_pulled
 from skyward.engine.gpus import gives_gpus
 from skyward.engine.limits import wanted_limits
 from skyward.engine.watch import Watch
-from skyward.errors import EngineError, EngineMissingError, ImageNotFoundError, SkywardError
+from skyward.errors import EngineError
 
 _log = logging.getLogger(__name__)
 _CALL_TIMEOUT_S = 120  # a start on a busy machine takes seconds; silence for longer is a hung engine
@@ -89,9 +89,9 @@ class Engine:
             try:
                 for news in self._api.pull(ref, stream=True, decode=True):
                     if "error" in news:
-                        raise _not_pulled(ref, self.url, news["error"])
+                        raise not_pulled(ref, self.url, news["error"])
             except docker.errors.APIError as error:
-                raise _not_pulled(ref, self.url, str(error.explanation)) from error
+                raise not_pulled(ref, self.url, str(error.explanation)) from error
 
     def run(self, spec: ContainerSpec) -> Container:
         """Create and start a container; whatever fails, none is left.
@@ -175,22 +175,7 @@ class Engine:
 
 def _knock(address: EngineAddress) -> int | None:
     """Whether somebody answers at the engine's socket, and which process; None if that is outside this namespace."""
-    where = f"No Docker engine answers at {address.url} (from {address.origin})"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-        sock.settimeout(10)
-        try:
-            sock.connect(str(address.path))
-        except FileNotFoundError as error:
-            raise EngineMissingError(f"{where}: there is no such socket. {ADVICE}") from error
-        except ConnectionRefusedError as error:
-            raise EngineMissingError(f"{where}: the socket exists, but nobody listens. {ADVICE}") from error
-        except PermissionError as error:
-            raise EngineMissingError(
-                f"{where}: permission denied, this user may not open it. Add the user to the group that owns it "
-                "(`sudo usermod -aG docker $USER`, then log in again), or use provider=sky.Local()."
-            ) from error
-        except OSError as error:
-            raise EngineMissingError(f"{where}: {error}. {ADVICE}") from error
+    with address.dial() as sock:
         if not hasattr(socket, "SO_PEERCRED"):  # only Linux has it
             return None
         pid, _, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
@@ -202,8 +187,3 @@ def _client(make: Any, url: str, version: str) -> Any:
     # no proxy and no netrc stands before a local socket; looking for them takes a call from 0.6 to 0.8 ms
     api.trust_env = False
     return api
-
-
-def _not_pulled(ref: str, url: str, answer: str) -> SkywardError:
-    advice = "Check the name, your login (`docker login`) and the way to the registry."
-    return translate(f"pull image {ref}", url, answer, otherwise=(ImageNotFoundError, advice))

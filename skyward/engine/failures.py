@@ -94,6 +94,12 @@ def translate(
     return kind(f"{message} {advice}".rstrip())
 
 
+def not_pulled(ref: str, engine: str, answer: str) -> SkywardError:
+    """The error for an engine's answer to a pull."""
+    advice = "Check the name, your login (`docker login`) and the way to the registry."
+    return translate(f"pull image {ref}", engine, answer, otherwise=(ImageNotFoundError, advice))
+
+
 def refused_limit(answer: str) -> str | None:
     """The resource limit an engine's answer says it may not set, None if the answer is about something else."""
     by_number = re.search(r"setting rlimit type (\d+)", answer)  # runc; numbers of Linux' resource.h

@@ -3,9 +3,25 @@
 Pure: no clock, working directory, network, environment or file is read here; `skyward.build` does the rest.
 """
 
-from skyward.image.compiler import EPOCH, compile, default_base  # noqa: A004 - the room's one verb
+from skyward.image.compiler import EPOCH, check_python, compile, default_base  # noqa: A004 - the room's one verb
+from skyward.image.lock import Lock, Package
 from skyward.image.origins import with_origin
-from skyward.image.plan import Layer, Plan
+from skyward.image.plan import BaseBuild, Copied, Layer, Plan
 from skyward.image.requirements import requirements_file
+from skyward.image.steps import TIME
 
-__all__ = ["EPOCH", "Layer", "Plan", "compile", "default_base", "requirements_file", "with_origin"]
+__all__ = [
+    "EPOCH",
+    "TIME",
+    "BaseBuild",
+    "Copied",
+    "Layer",
+    "Lock",
+    "Package",
+    "Plan",
+    "check_python",
+    "compile",
+    "default_base",
+    "requirements_file",
+    "with_origin",
+]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from skyward.image.lock import Lock
 from skyward.model.image import Image
 
 
@@ -29,6 +30,44 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Copied:
+    """Files of this machine that a build copies into its context.
+
+    Attributes:
+        folder: where they go in the context.
+        digest: SHA-256 (hex) over their paths, modes and contents.
+        target: what of `local/` to install, where they are a package; "" for code.
+        files: path below `folder`, and where each file is on this machine. Never part of the identity.
+    """
+
+    folder: str
+    digest: str
+    target: str = ""
+    files: tuple[tuple[str, str], ...] = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaseBuild:
+    """A base that is built first, from a Dockerfile of the user's.
+
+    Attributes:
+        dockerfile: where it is on this machine.
+        target: its stage to build; None for the last.
+        platform: it is built for.
+        digest: SHA-256 (hex) over the Dockerfile, the stage, the platform and the files.
+        tag: the name of the image it becomes.
+        files: what it may copy: path in the context, and where each file is on this machine.
+    """
+
+    dockerfile: str = field(compare=False)
+    target: str | None
+    platform: str
+    digest: str
+    tag: str
+    files: tuple[tuple[str, str], ...] = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """Everything a build needs, and the name of what comes out.
 
@@ -40,8 +79,12 @@ class Plan:
         dockerfile: the text.
         layers: the instructions with who asked for them.
         files: small text files of the build context, by path.
+        copied: files of this machine that go into the build context.
         build_args: build arguments the text needs, by name.
-        identity: SHA-256 (hex) over everything that decides the image's content; origins are not in it.
+        lock: the packages that its requirements came to; None while they are not locked.
+        base_build: how its base is made, if from a Dockerfile.
+        inputs: everything that decides the image's content, by name, each as canonical JSON.
+        identity: SHA-256 (hex) over the inputs; origins are not in it.
         tag: the image's local name, `skyward:sky-<epoch>-<first 16 hex of the identity>`.
         labels: labels of the image, a read-only mapping.
     """
@@ -53,7 +96,11 @@ class Plan:
     dockerfile: str = field(repr=False)
     layers: tuple[Layer, ...] = field(repr=False)
     files: tuple[tuple[str, str], ...] = field(repr=False)
+    copied: tuple[Copied, ...] = field(default=(), repr=False)
     build_args: tuple[tuple[str, str], ...] = field(repr=False)
+    lock: Lock | None = field(default=None, repr=False)
+    base_build: BaseBuild | None = None
+    inputs: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     identity: str
     tag: str
     labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), repr=False, hash=False)

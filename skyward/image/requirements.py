@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from skyward.model.image import Image, requirement_name
+from skyward.model.image import Image, local_path, requirement_name
+
+PROJECT = "skyward-image-requirements"
 
 
 def requirements_file(image: Image, *, python: str, mirrors: Mapping[str, str] | None = None) -> str:
@@ -16,12 +18,12 @@ def requirements_file(image: Image, *, python: str, mirrors: Mapping[str, str] |
     asked for when the resolution turns out to need it.
 
     Args:
-        image: what to install.
+        image: what to install; its local packages have their needs beside them and are left out.
         python: minor version it is for.
         mirrors: other addresses to use for indexes, by the URL in the image.
     """
-    lines = ["[project]", 'name = "skyward-image-requirements"', 'version = "0"', f'requires-python = ">={python}"']
-    lines += ["dependencies = [", *(f"    {_text(entry)}," for entry in image.pip), "]"]
+    lines = ["[project]", f'name = "{PROJECT}"', 'version = "0"', f'requires-python = ">={python}"']
+    lines += ["dependencies = [", *(f"    {_text(entry)}," for entry in image.pip if local_path(entry) is None), "]"]
     extras = unlisted(image)
     if extras:
         lines += ["", "[project.optional-dependencies]", *(f"{name} = [{_text(name)}]" for name in extras)]

@@ -16,6 +16,7 @@ from skyward.plugins.base import HOOKS, WORKER_HOOKS, Plugin, check_pickles, hoo
 from skyward.plugins.contexts import Entered, Hook
 from skyward.plugins.node import NodeSetup, Step
 
+_LISTS = ("apt", "pip", "requirements", "groups", "run", "secrets", "includes")
 _STAYS: dict[str, Any] = {hook: None for hook in HOOKS if hook not in WORKER_HOOKS}
 
 
@@ -53,7 +54,7 @@ def _transform(image: Image, plugin: Plugin, cluster: Cluster) -> Image:
 
 def _entries(image: Image) -> list[str]:
     """What a plugin may not take away."""
-    entries = [f"{field}={entry!r}" for field in ("apt", "pip", "run") for entry in getattr(image, field)]
+    entries = [f"{field}={entry!r}" for field in _LISTS for entry in getattr(image, field)]
     return entries + [f"{package!r} from {index.url}" for index in image.pip_indexes for package in index.packages]
 
 

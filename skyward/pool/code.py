@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import dis
-import fnmatch
 import functools
 import hashlib
 import io
@@ -23,6 +22,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
+from skyward.build.included import included_files
 from skyward.errors import ConfigError, SerializationError, SkywardError
 from skyward.model.image import DEFAULT_EXCLUDES
 from skyward.wire import payload
@@ -82,26 +82,19 @@ def local_modules(obj: object) -> CodeBundle:
 def bundle_paths(includes: Iterable[str | Path], excludes: Sequence[str] = DEFAULT_EXCLUDES) -> CodeBundle:
     """The files of `Image.includes`: files and directories, relative to the working directory.
 
-    What lies below the working directory keeps its relative path, anything else its name. A file is left out when its
-    name, its path, or that of a directory on the way to it, matches one of the patterns in `excludes`.
+    What lies below the working directory keeps its relative path, anything else its name. `excludes` holds patterns of
+    these paths as a .dockerignore file has them.
 
     Raises:
         ConfigError: a path is missing or cannot be read, or all together are larger than 20 MB.
     """
-    here = Path.cwd()
     files: dict[str, bytes] = {}
     size = 0
-    for include in includes:
-        start = Path(os.path.normpath(here / include))
-        if not start.exists():
-            raise ConfigError(f"Image(includes=...) names {str(include)!r}, which does not exist in {here}.")
-        root = here if start.is_relative_to(here) else start.parent
-        for file in _walk(start, root, excludes):
-            data = _read(file, ConfigError)
-            files[file.relative_to(root).as_posix()] = data
-            size += len(data)
-            if size > MAX_BYTES:
-                raise ConfigError(_too_large(files, "The files of Image(includes=...)", "exclude what is not code"))
+    for path, file in included_files(includes, excludes, Path.cwd()):
+        files[path] = _read(file, ConfigError)
+        size += len(files[path])
+        if size > MAX_BYTES:
+            raise ConfigError(_too_large(files, "The files of Image(includes=...)", "exclude what is not code"))
     return CodeBundle.of(files)
 
 
@@ -263,17 +256,6 @@ def _namespace(module: ModuleType) -> dict[str, Any]:
     """A module's names, past any `__getattribute__` of its own, which may load it."""
     names: dict[str, Any] = ModuleType.__getattribute__(module, "__dict__")
     return names
-
-
-def _walk(start: Path, root: Path, excludes: Sequence[str]) -> Iterator[Path]:
-    for path in [start] if start.is_file() else sorted(start.iterdir()):
-        relative = path.relative_to(root).as_posix()
-        if any(fnmatch.fnmatch(path.name, p) or fnmatch.fnmatch(relative, p.rstrip("/")) for p in excludes):
-            continue
-        if path.is_dir() and not path.is_symlink():  # a link may lead back to here
-            yield from _walk(path, root, excludes)
-        elif path.is_file():
-            yield path
 
 
 def _read(file: Path, error: type[SkywardError]) -> bytes:

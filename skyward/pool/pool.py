@@ -147,7 +147,10 @@ class ComputePool:
         self._running = True
         with progress.stage("image", "image: looking it up"):
             hosts = provider.acquire(self.id, count, settings.accelerator)
-            image = provider.prepare(hosts, self._image(), settings.cluster, progress.tell)
+            wanted = self._image()
+            image = provider.prepare(hosts, wanted, settings.cluster, progress.report)
+            if image is not None and wanted.bake:
+                self._setup.leave_code_out()
         with progress.stage("start", f"starting {count} node{'s' * (count > 1)}"):
             self._start(hosts, image)
             self._set_up_all()

@@ -1,4 +1,4 @@
-"""What a pool says while it starts and stops: a live line on a terminal, plain lines elsewhere; and its timing."""
+"""What a pool says while it starts and stops: live on a terminal, plain lines elsewhere; and its timing."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.status import Status
+
+    from skyward.build.events import Event
+    from skyward.build.live import LiveLayers
 
 
 class Progress:
@@ -23,6 +26,7 @@ class Progress:
         self._quiet = quiet
         self._live = not quiet and sys.stderr.isatty()
         self._status: Status | None = None
+        self._layers: LiveLayers | None = None
         self.stages: dict[str, float] = {}
 
     @contextmanager
@@ -35,9 +39,22 @@ class Progress:
             yield
         finally:
             self.stages[name] = time.perf_counter() - start
-            if self._status is not None:
-                self._status.stop()
-                self._status = None
+            self._end()
+
+    def report(self, event: Event) -> None:
+        """Show what a build tells: as a live list of its layers on a terminal, as lines elsewhere."""
+        if self._live and self._layers is None and event.layer is not None:
+            from skyward.build.live import LiveLayers
+
+            self._end()
+            self._layers = LiveLayers()
+            self._layers.__enter__()
+        if self._layers is not None:
+            self._layers(event)
+        else:
+            from skyward.build.events import as_lines
+
+            as_lines(self.tell)(event)
 
     def say(self, line: str) -> None:
         """Show a line of progress: as the live line on a terminal, as a line of its own elsewhere."""
@@ -63,3 +80,11 @@ class Progress:
 
         self._status = Status(doing, console=Console(stderr=True))
         self._status.start()
+
+    def _end(self) -> None:
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+        if self._layers is not None:
+            self._layers.__exit__(None, None, None)
+            self._layers = None

@@ -40,6 +40,10 @@ class WorkerSetup:
         if files:
             self._code = Frame(Kind.CODE, 0, *payload.dumps(files))
 
+    def leave_code_out(self) -> None:
+        """Send no included files: the nodes' image has them."""
+        self._code = None
+
     def enter(self, workers: Sequence[tuple[NodeLink, WorkerLink]]) -> None:
         """Give these workers the files, then let all enter the plugins together: collective ones wait for each other.
 

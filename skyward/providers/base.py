@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from skyward.errors import NodeStartError
 from skyward.model.accelerator import Accelerator
 from skyward.model.image import Image
 from skyward.model.spec import Cluster
 
+if TYPE_CHECKING:
+    from skyward.build.events import Report
+
 ANNOUNCEMENT = "skyward-ready "  # what the runner's one line on its standard output starts with
-Report = Callable[[str], None]  # a line of progress for people
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

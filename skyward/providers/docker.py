@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from skyward.engine import Container, ContainerSpec, Engine, Watch
+from skyward.engine import Container, ContainerSpec, Engine, Images, Watch, find_engine
 from skyward.errors import PoolClosedError, ProviderError
 from skyward.model.accelerator import Accelerator
 from skyward.model.image import Image
 from skyward.model.spec import Cluster
-from skyward.providers.base import Announcement, Exit, Host, Launch, Report
+from skyward.providers.base import Announcement, Exit, Host, Launch
 from skyward.providers.gpus import check_engine_gpus, gpus_of_container
 from skyward.providers.output import NodeOutput, node_exit, start_failure
 from skyward.providers.owner import Owner
@@ -33,6 +33,7 @@ from skyward.wire.listen import dial
 
 if TYPE_CHECKING:
     from skyward.build import ImageStore
+    from skyward.build.events import Report
 
 POOL, NODE, OWNER, OWNER_ID = "skyward.pool", "skyward.node", "skyward.owner", "skyward.owner-id"
 RUN_DIR = "/run/skyward"  # where a container sees its node's directory
@@ -67,14 +68,10 @@ class Docker:
 
     @property
     def images(self) -> ImageStore:
-        """The images of the engine, for resolving a base and building on it.
-
-        Raises:
-            EngineMissingError: no engine answers.
-        """
+        """The images of the engine, for resolving a base and building on it; connected to with the first question."""
         from skyward.providers.images import EngineImages  # brings the build room, which Local() never needs
 
-        return EngineImages(self._engine())
+        return EngineImages(Images(find_engine(self.base_url)))
 
     def acquire(self, pool: str, nodes: int, accelerator: Accelerator | None) -> Sequence[Host]:
         """Give this machine, once for each node.
@@ -105,11 +102,14 @@ class Docker:
             ImageError: the base cannot be had, or the build fails.
         """
         from skyward.build import ensure, plan_for
+        from skyward.build.used import note_use
 
         engine, images = self._engine(), self.images
         platform = image.platform or cluster.spec.platform
         plan = plan_for(image, images, python=cluster.spec.python, platform=platform)
-        return ensure(plan, images, report, docker_host=engine.url)
+        tag = ensure(plan, images, report, docker_host=engine.url)
+        note_use(tag)
+        return tag
 
     def release(self, pool: str) -> None:
         """End and remove every container of the pool, whoever started it, and what else the pool holds here.

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
 from skyward.build.store import ImageFacts
-from skyward.engine import Engine
+from skyward.engine import Images
 
 
 class EngineImages:
     """An `ImageStore` over one engine."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, images: Images) -> None:
+        self._images = images
 
     def inspect(self, ref: str) -> ImageFacts | None:
         """Facts on the image of that name or id; None if the engine does not have it."""
-        found = self._engine.image(ref)
+        found = self._images.inspect(ref)
         if found is None:
             return None
         config = found.get("Config") or {}
@@ -28,6 +31,14 @@ class EngineImages:
             platform=f"{found['Os']}/{found['Architecture']}{variant}",
         )
 
+    def history(self, ref: str) -> Sequence[tuple[str, int]]:
+        """The instructions an image was made by, the first one first, and the bytes each one added."""
+        return [(str(step.get("CreatedBy", "")), int(step.get("Size", 0))) for step in self._images.history(ref)]
+
     def pull(self, ref: str) -> None:
         """Fetch an image from its registry; raises ImageNotFoundError with the registry's own words."""
-        self._engine.pull(ref)
+        self._images.pull(ref)
+
+    def push(self, image: str, repository: str, tag: str, auth: Mapping[str, str]) -> Iterator[Mapping[str, Any]]:
+        """Push an image as `repository:tag`; the engine's messages as they come."""
+        return self._images.push(image, repository, tag, auth)

@@ -15,18 +15,21 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from skyward.errors import NodeStartError, PoolClosedError
 from skyward.model.accelerator import Accelerator
 from skyward.model.image import Image
 from skyward.model.spec import Cluster
-from skyward.providers.base import Announcement, Exit, Host, Launch, Report
+from skyward.providers.base import Announcement, Exit, Host, Launch
 from skyward.providers.gpus import check_gpu_count, gpus_of
 from skyward.providers.output import NodeOutput, node_exit, start_failure
 from skyward.providers.ports import PortClaim, claim_port
 from skyward.providers.rundir import PoolDirectory, note_process, pool_directories, sweep_orphans, temporary_base
 from skyward.wire.listen import dial
+
+if TYPE_CHECKING:
+    from skyward.build.events import Report
 
 _GRACE_S = 1.0  # from the request to end to the kill
 _told = threading.Event()
@@ -70,7 +73,9 @@ class Local:
         """Nothing to prepare; says once per process that the image is not used."""
         if not _told.is_set():
             _told.set()
-            report("sky.Local() runs nodes as processes of this interpreter; the pool's image is not used")
+            from skyward.build.events import note  # brings the compiler, of which nothing else is needed here
+
+            report(note("sky.Local() runs nodes as processes of this interpreter; the pool's image is not used"))
         return None
 
     def release(self, pool: str) -> None:

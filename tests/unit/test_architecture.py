@@ -31,7 +31,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
 )
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 IN_CONTAINERS = ("errors", "model", "wire", "runtime", "runner", "compute", "_version", "")
-ON_CLIENTS = {("skyward.model.image", "packaging.requirements")}  # it does without where there is none
+ON_CLIENTS = {("skyward.model.image_fields", "packaging.requirements")}  # it does without where there is none
 MAX_LINES = 500
 
 

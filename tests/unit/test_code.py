@@ -323,12 +323,11 @@ def test_includes_keep_their_place(tree: Path, includes: list[str], expected: li
 
 
 def test_absolute_includes_and_own_excludes(tree: Path) -> None:
-    """A path may be absolute; patterns match names and relative paths."""
-    assert [p for p, _ in bundle_paths([tree / "app"], ["*.csv", ".git", "__pycache__"]).files] == [
-        "src/a.py",
-        "top.py",
-    ]
-    assert [p for p, _ in bundle_paths(["."], ["src/data/", ".git", "src/__pycache__"]).files] == ["src/a.py", "top.py"]
+    """A path may be absolute; patterns are those of .dockerignore: of whole relative paths, the last match decides."""
+    expected = ["src/a.py", "top.py"]
+    assert [p for p, _ in bundle_paths([tree / "app"], ["**/*.csv", ".git", "**/__pycache__"]).files] == expected
+    assert [p for p, _ in bundle_paths(["."], ["src/data/", ".git", "src/__pycache__"]).files] == expected
+    assert [p for p, _ in bundle_paths(["."], ["*", "!src", "src/*", "!src/a.py", "!top.py"]).files] == expected
 
 
 def test_a_missing_include_is_refused(tree: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
@@ -55,6 +56,13 @@ def test_a_base_made_here_goes_by_its_id() -> None:
     assert (base.reference, base.digest) == ("skyward/base:1", "sha256:1")
 
 
+def test_a_base_of_a_containerd_engine_goes_by_its_tag() -> None:
+    """There every image has a digest, which no registry need know; it still stands for the content."""
+    engine = Engine({"skyward/base:1": ImageFacts(id=DIGEST, repo_digests=(f"skyward/base@{DIGEST}",))})
+    base = resolve_base("skyward/base:1", engine)
+    assert (base.reference, base.digest) == ("skyward/base:1", DIGEST)
+
+
 def test_a_missing_base_is_pulled_once() -> None:
     """What the engine does not have comes from the registry."""
     engine = Engine({}, {"x:1": ImageFacts(id="sha256:1")})
@@ -71,7 +79,7 @@ def test_a_base_that_is_nowhere() -> None:
 def test_which_base(monkeypatch: pytest.MonkeyPatch) -> None:
     """The image's own base, else SKYWARD_BASE, else the official image."""
     engine = Engine({name: ImageFacts(id=name) for name in ("own:1", "site:1", "python:3.11-slim")})
-    asked = {"python": "3.11", "platform": "linux/amd64"}
+    asked: dict[str, Any] = {"python": "3.11", "platform": "linux/amd64"}
     monkeypatch.setenv("SKYWARD_BASE", "site:1")
     assert plan_for(Image(base="own:1"), engine, **asked).base == "own:1"
     assert plan_for(Image(), engine, **asked).base == "site:1"

@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 
 from skyward.build import ImageFacts, ensure
-from skyward.errors import BuildError, EngineError
+from skyward.build.digest import digest_of
+from skyward.build.events import Event, as_lines
+from skyward.errors import BuildError, ConfigError, EngineError
+from skyward.image import Copied
 from skyward.model.image import Image
 from tests.unit.image.images import compiled
 
@@ -77,19 +80,63 @@ def test_a_build(place: Path) -> None:
     """The command gets a context of exactly the plan's files; afterwards nothing is left of it."""
     _docker(place, f'echo "$TAG" > {place}/built')
     reported: list[str] = []
-    assert ensure(PLAN, Store(place / "built"), reported.append, docker_host="unix:///some.sock") == PLAN.tag
+    assert ensure(PLAN, Store(place / "built"), as_lines(reported.append), docker_host="unix:///some.sock") == PLAN.tag
     (call,) = _calls(place)
-    assert call.startswith("build --progress=plain --network=host --platform linux/amd64 --tag skyward:sky-1-")
-    assert "--secret id=skyward_site,src=" in call
+    assert call.startswith("build --progress=plain --network=host --platform linux/amd64 --secret id=skyward_site,src=")
+    assert f"--tag {PLAN.tag} " in call
     assert "DOCKER_HOST=unix:///some.sock\n" in (place / "env").read_text()
     assert "DOCKER_BUILDKIT=1\n" in (place / "env").read_text()
     context = place / "context"
     assert (context / "Dockerfile").read_text() == PLAN.dockerfile
-    assert sorted(path.name for path in context.iterdir()) == ["Dockerfile", "requirements", "runner"]
+    assert sorted(path.name for path in context.iterdir()) == ["Dockerfile", "runner", "step.sh"]
     assert (context / "runner/skyward/errors.py").exists()
     assert list((place / "temp").iterdir()) == []
     assert reported[0] == f"building {PLAN.tag} from python:3.11-slim"
     assert reported[-1].startswith(f"built {PLAN.tag} in ")
+
+
+def test_files_of_this_machine_go_along(place: Path) -> None:
+    """Local packages and code are in the context, with one time on everything; what changed meanwhile is refused."""
+    (place / "lib").mkdir()
+    (place / "lib/tool").write_text("#!/bin/sh\n")
+    (place / "lib/tool").chmod(0o755)
+    files = (("tool", str(place / "lib/tool")),)
+    code = Copied(folder="code", digest=digest_of(files), files=files)
+    plan = compiled(Image(includes=["lib"], bake=True), code=code)
+    _docker(place, f'echo "$TAG" > {place}/built')
+    ensure(plan, Store(place / "built"), print)
+    assert (place / "context/code/tool").stat().st_mode & 0o777 == 0o755
+    (place / "built").unlink()
+    (place / "lib/tool").write_text("changed\n")
+    with pytest.raises(BuildError, match=r"changed while it was being prepared: .*/lib/tool"):
+        ensure(plan, Store(place / "built"), print)
+
+
+def test_secrets_are_files_of_the_build_only(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A secret's value is neither in the command nor in its environment, nor shown if a step prints it."""
+    monkeypatch.setenv("SKYWARD_SECRET_HF_TOKEN_FILE", str(place / "token"))
+    (place / "token").write_text("canary-value\n")
+    _docker(
+        place,
+        f'cat secrets/HF_TOKEN > {place}/seen; echo "#7 [image 2/2] RUN"; echo "#7 0.1 is canary-value"; '
+        'echo "#7 ERROR: exit code: 1"; exit 1',
+    )
+    plan = compiled(Image(run=["cat /run/secrets/HF_TOKEN"], secrets=["HF_TOKEN"]))
+    with pytest.raises(BuildError) as caught:
+        ensure(plan, Store(place / "built"), print)
+    assert (place / "seen").read_text() == "canary-value\n"
+    assert "--secret id=HF_TOKEN,src=secrets/HF_TOKEN" in _calls(place)[0]
+    assert caught.value.log == "is ***"
+    assert "canary-value" not in str(caught.value) + (place / "calls").read_text() + (place / "env").read_text()
+    assert list((place / "temp").iterdir()) == []
+
+
+def test_a_secret_without_a_value(place: Path) -> None:
+    """It is said before anything is made."""
+    plan = compiled(Image(run=["true"], secrets=["HF_TOKEN"]))
+    with pytest.raises(ConfigError, match=r"'HF_TOKEN', which has no value.*SKYWARD_SECRET_HF_TOKEN_FILE"):
+        ensure(plan, Store(place / "built"), print)
+    assert _calls(place) == []
 
 
 def test_buildx_uses_the_engines_own_builder(place: Path) -> None:
@@ -128,9 +175,9 @@ def test_one_build_for_many(place: Path) -> None:
     waiting = threading.Event()
     reports: list[str] = []
 
-    def report(line: str) -> None:
-        reports.append(line)
-        if "waiting for it" in line:
+    def report(event: Event) -> None:
+        reports.append(str(event))
+        if "waiting for it" in str(event):
             waiting.set()
 
     results: list[str] = []
@@ -152,7 +199,7 @@ def test_interrupt_ends_the_build(place: Path) -> None:
     os.mkfifo(place / "pids")
     _docker(place, f"trap '' INT; sleep 600 & echo \"$$ $!\" > {place}/pids; wait; wait")
     code = (
-        "import skyward.build.building as b; b._GRACE_S = 0.3\n"
+        "import skyward.build.process as p; p._GRACE_S = 0.3\n"
         "from tests.unit.build.test_ensure import *\n"
         f"ensure(PLAN, Store(Path('{place}/built')), print)"
     )

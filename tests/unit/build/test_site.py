@@ -13,6 +13,7 @@ import pytest
 from skyward.build.indexes import Indexes
 from skyward.build.site import Site, read_site, site_script, without_folders
 from skyward.errors import ConfigError
+from skyward.image.lock import index_id
 from skyward.model.image import Image, PipIndex
 from tests.unit.image.images import compiled
 
@@ -67,8 +68,7 @@ def test_what_a_step_gets(tmp_path: Path) -> None:
     pip.read(env["PIP_CONFIG_FILE"])
     assert pip["global"]["index-url"] == "https://u:$p`@a.example/simple"
     assert pip["global"]["find-links"] == _served(tmp_path / "wheels")
-    requirements = tomllib.loads(Path(env["SKYWARD_REQUIREMENTS"]).read_text())
-    assert requirements["tool"]["uv"]["index"][0]["url"] == _served(tmp_path / "wheels")
+    assert env[f"SKYWARD_INDEX_{index_id(CPU)}"] == _served(tmp_path / "wheels")
     assert (env["UV_HTTP_TIMEOUT"], env["NO_PROXY"]) == ("90", "127.0.0.1,localhost")
 
 
@@ -76,7 +76,7 @@ def test_a_plain_site(tmp_path: Path) -> None:
     """Nothing set: the base's own certificates, PyPI, the indexes the image names."""
     env = _run(site_script(Site(), TORCH, _served), tmp_path / "run")
     assert "SSL_CERT_FILE" not in env
-    assert "SKYWARD_REQUIREMENTS" not in env
+    assert not [name for name in env if name.startswith("SKYWARD_INDEX_")]
     uv = tomllib.loads(Path(env["UV_CONFIG_FILE"]).read_text())
     assert uv == {}
 
@@ -121,3 +121,14 @@ def test_which_bundle(tmp_path: Path) -> None:
         read_site({"PIP_CERT": str(other)}, tmp_path, tmp_path)
     with pytest.raises(ConfigError, match="at most 500 KB"):
         site_script(replace(site, ca="x" * 600_000), TORCH, _served)
+
+
+def test_only_logins_of_package_sources(tmp_path: Path) -> None:
+    """Of a netrc file, what belongs to other hosts stays where it is."""
+    logins = tmp_path / "netrc"
+    logins.write_text("machine other.example login o password canary\nmachine a.example login u password p\n")
+    site = Site(netrc=logins, indexes=Indexes(extra=("https://a.example/simple",)))
+    script = site_script(site, TORCH, _served)
+    env = _run(script, tmp_path / "run")
+    assert Path(env["NETRC"]).read_text() == "machine a.example login u password p\n"
+    assert "canary" not in script

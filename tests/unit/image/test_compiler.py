@@ -9,19 +9,24 @@ import tomllib
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skyward.errors import ConfigError
-from skyward.image import Plan, default_base, requirements_file
+from skyward.image import EPOCH, Copied, Lock, Package, Plan, default_base, requirements_file
+from skyward.image.identity import canonical
+from skyward.image.lock import index_id, tier_files
 from skyward.image.origins import origins_of
 from skyward.model.image import Image, PipIndex
 from tests.unit.image.images import GOLDEN, IMAGES, compiled, text_of, torched
 
 ROOT = Path(__file__).parents[3]
 CPU = "https://download.pytorch.org/whl/cpu"
+WHEEL = Copied(folder="local/lib", digest="d1", target="lib/lib-1.0-py3-none-any.whl", files=())
+CODE = Copied(folder="code", digest="d2", files=())
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=40)
 NAME = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,12}", fullmatch=True).filter(lambda name: name != "PYTHONPATH")
 
@@ -34,9 +39,10 @@ def test_golden_files(name: str) -> None:
 
 def test_layers_stand_in_order_of_change() -> None:
     """What changes rarely comes first: apt, Python packages, runner, commands, environment, labels."""
-    lines = compiled(IMAGES["everything"]).dockerfile.split("FROM python AS image")[1]
-    marks = ["apt-get install", "uv pip install", "COPY runner", "compileall", "git --version", "ENV ", "LABEL "]
-    places = [lines.rindex(mark) for mark in marks]
+    plan = compiled(replace(IMAGES["everything"], pip=["torch", "six"]), packages=(WHEEL,), code=CODE)
+    marks = ["apt-get", "-m venv", "requirements/heavy/", "requirements/light/", "source=local", "source=runner"]
+    marks += ["git --version", "source=code", "ENV LINES", "LABEL "]
+    places = [plan.dockerfile.rindex(mark) for mark in marks]
     assert places == sorted(places)
 
 
@@ -54,14 +60,14 @@ def test_no_requirements_no_uv() -> None:
     """Without Python requirements neither the stage nor the mount of uv is there."""
     plan = compiled(Image(apt=["git"], run=["true"]))
     assert "uv" not in plan.dockerfile
-    assert plan.files == ()
+    assert [path for path, _ in plan.files] == ["step.sh"]
 
 
 def test_steps_are_numbered_as_the_builder_counts() -> None:
     """Per stage: what runs or copies, and the one base that is pulled."""
     plan = compiled(IMAGES["everything"])
     steps = [(layer.stage, layer.step) for layer in plan.layers if layer.step]
-    expected = [("python", 1), ("python", 2), ("uv", 1), *(("image", number) for number in range(1, 7))]
+    expected = [*(("python", number) for number in (1, 2, 3)), ("uv", 1), *(("image", n) for n in (1, 2, 3, 4))]
     assert steps == expected
 
 
@@ -106,13 +112,119 @@ BASE = Image(pip=["numpy", "torch"], apt=["git"], run=["a", "b"], env={"A": "1"}
         (BASE, {"python": "3.12"}),
         (BASE, {"base_digest": "sha256:1"}),
         (BASE, {"runner_digest": "1"}),
+        (replace(BASE, build_env={"A": "1"}), {}),
+        (replace(BASE, secrets=["TOKEN"]), {}),
+        (BASE, {"packages": (WHEEL,)}),
+        (BASE, {"code": CODE}),
+        (BASE, {"lock": Lock()}),
     ],
 )
-def test_content_decides_identity(image: Image, facts: dict[str, str]) -> None:
+def test_content_decides_identity(image: Image, facts: dict[str, Any]) -> None:
     """Everything that changes what is in the image changes its identity and tag."""
     plain, other = compiled(BASE), compiled(image, **facts)
     assert plain.identity != other.identity
     assert plain.tag != other.tag
+
+
+TORCH = Package(name="torch", pin="torch==2.13.0+cpu", hashes=("sha256:aa", "sha256:bb"), index=CPU)
+SIX = Package(name="six", pin="six==1.17.0", hashes=("sha256:cc",))
+BIG = Package(name="big", pin="big==1", hashes=("sha256:dd",), size=80_000_000)
+REPOSITORY = Package(name="own", pin="own @ git+https://a.example/own@c0ffee")
+SCOPED = Image(pip=["torch", "six", "big", "own @ git+https://a.example/own"], pip_indexes=[PipIndex(CPU, ["torch"])])
+
+
+def test_a_lock_is_split_by_size_and_source() -> None:
+    """What is large by name or by size is apart from the rest; each source has a file that uv reads in its own way."""
+    lock = Lock((TORCH, SIX, BIG, REPOSITORY))
+    files = dict(tier_files(lock))
+    assert files == {
+        f"requirements/heavy/index-{index_id(CPU)}.txt": "torch==2.13.0+cpu --hash=sha256:aa --hash=sha256:bb\n",
+        "requirements/heavy/locked.txt": "big==1 --hash=sha256:dd\n",
+        "requirements/light/locked.txt": "six==1.17.0 --hash=sha256:cc\n",
+        "requirements/light/commits.txt": "own @ git+https://a.example/own@c0ffee\n",
+    }
+    plan = compiled(SCOPED, lock=lock)
+    assert dict(plan.files).items() >= files.items()
+    text = plan.dockerfile
+    assert all(f"source={path}," in text for path in files)
+    assert text.count("--require-hashes") == 3  # a commit has no hash
+
+
+def test_the_lock_decides_and_the_split_does_not() -> None:
+    """The locked packages are in the identity; where an index tells sizes, the same packages are the same image."""
+    lock, sized = Lock((SIX, BIG)), Lock((SIX, replace(BIG, size=None)))
+    image = Image(pip=["six", "big"])
+    assert compiled(image, lock=lock).identity == compiled(image, lock=sized).identity
+    assert compiled(image, lock=lock).dockerfile != compiled(image, lock=sized).dockerfile
+    bumped = Lock((replace(SIX, pin="six==1.18.0"), BIG))
+    assert compiled(image, lock=bumped).identity != compiled(image, lock=lock).identity
+
+
+def test_one_more_small_package_leaves_the_large_ones() -> None:
+    """Neither text nor file of the large packages' layer changes, also where a new index is named for the other."""
+    before = compiled(SCOPED, lock=Lock((TORCH, BIG, SIX)))
+    more = Package(name="more", pin="more==1", hashes=("sha256:ee",), index="https://a.example")
+    after = compiled(
+        SCOPED.pip_install("more").with_index("https://a.example", "more"), lock=Lock((TORCH, BIG, SIX, more))
+    )
+    heavy = [next(layer.text for layer in plan.layers if "/heavy/" in layer.text) for plan in (before, after)]
+    files = [[file for file in plan.files if "/heavy/" in file[0]] for plan in (before, after)]
+    assert heavy[0] == heavy[1]
+    assert files[0] == files[1]
+
+
+@pytest.mark.parametrize(
+    ("packages", "layers"), [((SIX,), ["light"]), ((TORCH,), ["heavy"]), ((TORCH, SIX), ["heavy", "light"])]
+)
+def test_no_layer_for_nothing(packages: tuple[Package, ...], layers: list[str]) -> None:
+    """There is a layer for large packages only where there are such, and one for others only where there are others."""
+    text = compiled(SCOPED, lock=Lock(packages)).dockerfile
+    assert [name for name in ("heavy", "light") if f"source=requirements/{name}/" in text] == layers
+
+
+def test_at_most_twelve_layers_of_our_own() -> None:
+    """However much an image asks for, what is generated for it stays few; the user's commands are the user's."""
+    image = replace(SCOPED, apt=["git", "curl"], env={"A": "1"}, build_env={"B": "2"}, bake=True, includes=["src"])
+    plan = compiled(image, lock=Lock((TORCH, SIX, BIG, REPOSITORY)), packages=(WHEEL,), code=CODE)
+    made = [
+        layer for layer in plan.layers if layer.stage in ("python", "image") and layer.text.startswith(("RUN", "COPY"))
+    ]
+    assert len(made) == 7
+
+
+def test_build_env_is_seen_by_build_steps_only() -> None:
+    """It is mounted where packages are installed and commands run; no ENV has it."""
+    value = 'it\'s "$HOME"\nand more'
+    plan = compiled(Image(apt=["git"], pip=["six"], run=["true"], build_env={"FLAGS": value}))
+    texts = [layer.text for layer in plan.layers if "source=build-env.sh" in layer.text]
+    assert len(texts) == 3
+    assert "FLAGS" not in plan.dockerfile
+    script = dict(plan.files)["build-env.sh"]
+    shell = ["sh", "-c", f'{script}printf %s "$FLAGS"']
+    assert subprocess.run(shell, capture_output=True, text=True, check=True).stdout == value
+
+
+def test_a_renamed_secret_rebuilds_commands_only() -> None:
+    """A secret's name is in the steps that mount it; without commands nothing mounts one."""
+    one, other = (compiled(Image(pip=["six"], run=["true"], secrets=[name])) for name in ("ONE", "OTHER"))
+    changed = [a.name for a, b in zip(one.layers, other.layers, strict=True) if a.text != b.text]
+    assert changed == ["run true", "labels"]
+    assert compiled(Image(secrets=["ONE"])).identity == compiled(Image()).identity
+
+
+def test_baked_code_is_found_after_what_the_user_names() -> None:
+    """The runner comes first, then the user's own path, then the code."""
+    image = Image(bake=True, includes=["src"], env={"PYTHONPATH": "/srv"})
+    assert 'PYTHONPATH="/opt/skyward:/srv:/opt/code"' in compiled(image, code=CODE).dockerfile
+    assert "/opt/code" not in compiled(image).dockerfile
+
+
+def test_only_plain_values_are_hashed() -> None:
+    """What has no canonical text is refused instead of hashed by its address or order."""
+    assert canonical({"b": (1, True, None), "a": "ä"}) == '{"a":"ä","b":[1,true,null]}'
+    for value in ({1, 2}, 0.1, object(), {1: 2}, b"x"):
+        with pytest.raises(TypeError, match="no canonical form"):
+            canonical(value)
 
 
 def test_what_is_outside_decides_nothing() -> None:
@@ -171,7 +283,7 @@ def test_labels() -> None:
     expected = {"skyward.base", "skyward.image", "skyward.python"}
     assert set(plan.labels) == expected
     assert plan.labels["skyward.image"] == plan.identity
-    assert plan.tag == f"skyward:sky-1-{plan.identity[:16]}"
+    assert plan.tag == f"skyward:sky-{EPOCH}-{plan.identity[:16]}"
 
 
 def test_scoped_packages_have_one_source() -> None:
@@ -182,7 +294,7 @@ def test_scoped_packages_have_one_source() -> None:
     assert uv["index"] == [{"name": "scoped-1", "url": CPU, "explicit": True}]
     assert uv["sources"] == {"torch": {"index": "scoped-1"}, "torchvision": {"index": "scoped-1"}}
     assert document["project"]["optional-dependencies"] == {"torchvision": ["torchvision"]}
-    assert "for name in torchvision;" in compiled(image).dockerfile
+    assert f'"${{SKYWARD_INDEX_{index_id(CPU)}:-{CPU}}}"' in compiled(image).dockerfile
     mirrored = tomllib.loads(requirements_file(image, python="3.11", mirrors={CPU: "http://127.0.0.1:1/x"}))
     assert mirrored["tool"]["uv"]["index"][0]["url"] == "http://127.0.0.1:1/x"
 
@@ -197,10 +309,11 @@ def test_env_survives_the_dockerfile(env: dict[str, str]) -> None:
 @given(st.lists(TEXT.filter(str.strip), max_size=4))
 def test_commands_survive_the_dockerfile(commands: list[str]) -> None:
     """Whatever is in a command, the shell gets it as it was given, after the site's settings."""
-    lines = [line for line in compiled(Image(run=commands)).dockerfile.split("\n") if "/bin/sh" in line]
+    lines = [line for line in compiled(Image(run=commands)).dockerfile.split("\n") if '["/bin/sh"' in line]
     words = [json.loads(line[line.index("[") :]) for line in lines]
     assert [word[:2] for word in words] == [["/bin/sh", "-ec"]] * len(commands)
-    assert [word[2].split("\n", 1)[1] for word in words] == commands
+    assert {word[2] for word in words} <= {'. /run/skyward/step.sh; /bin/sh -ec "$0"; end_step'}
+    assert [word[3] for word in words] == commands
 
 
 @given(st.builds(Image, pip=st.lists(st.sampled_from(["numpy>=2", 'x[a]; os_name == "nt"', "y~=1.0"]), max_size=3)))
@@ -250,7 +363,7 @@ def _seconds(image: Image) -> float:
 
 def _read_env(plan: Plan) -> dict[str, str]:
     """The last ENV of a Dockerfile, read by the format's rules: joined lines, quotes, escapes, `${}` replaced."""
-    text = plan.dockerfile.split("COPY runner")[1]
+    text = plan.dockerfile.split("source=runner")[1]
     joined = re.sub(r"\\[ \t]*\n", "", text)
     lines = [line for line in joined.split("\n") if line.startswith("ENV ") and "=/opt/skyward" not in line]
     found: dict[str, str] = {}

@@ -6,9 +6,11 @@ from itertools import permutations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from skyward.errors import ConfigError
-from skyward.model.image import Env, Image, PipIndex
+from skyward.model.image import Dockerfile, Env, Image, PipIndex, local_path, requirement_name
 
 CPU = "https://download.pytorch.org/whl/cpu"
 
@@ -25,6 +27,38 @@ def test_order_means_nothing_where_it_does_nothing() -> None:
         for pip in permutations(["numpy", "pandas", "scipy"])
     }
     assert len(built) == 1
+
+
+ENTRIES: dict[str, Any] = {
+    "apt": ["git", "curl", "tree"],
+    "pip": ["numpy>=2", "Pandas", "./lib", "./dist/x-1-py3-none-any.whl"],
+    "requirements": ["requirements.txt", "./more/b.txt"],
+    "groups": ["train", "Eval_Tools"],
+    "secrets": ["HF_TOKEN", "a.b"],
+    "includes": ["src", "./top.py"],
+    "excludes": ["**/*.csv", "data"],
+}
+WITH = {"apt": "apt_install", "pip": "pip_install"}
+
+
+@given(st.data())
+def test_every_way_to_say_the_same_gives_one_value(data: st.DataObject) -> None:
+    """Constructor, methods and `replace`, in whatever order and with repetitions, make equal images."""
+    plain = Image(**ENTRIES, env={"A": "1", "B": "2"}, build_env={"C": "3", "D": "4"}, run=["a", "b"], bake=True)
+    steps = [(name, entry) for name, entries in ENTRIES.items() for entry in [*entries, entries[0]]]
+    image = Image(excludes=[], run=["a", "b"])
+    for name, entry in data.draw(st.permutations(steps)):
+        if data.draw(st.booleans()):
+            image = getattr(image, WITH.get(name, f"with_{name}"))(entry)
+        else:
+            more: dict[str, Any] = {name: [entry, *getattr(image, name)]}
+            image = replace(image, **more)
+    for env in data.draw(st.permutations([{"A": "1"}, {"B": "2"}])):
+        image = image.with_env(env)
+    image = image.with_build_env(D="4").with_build_env({"C": "0"}, C="3").with_bake()
+    assert image == plain
+    assert hash(image) == hash(plain)
+    assert repr(image) == repr(plain)
 
 
 def test_run_keeps_its_order() -> None:
@@ -85,7 +119,24 @@ def test_replace_and_pickle_keep_the_value() -> None:
         ({"apt": ["git; rm -rf /"]}, r"apt .*'git; rm -rf /'"),
         ({"apt": ["Git\0"]}, r"apt "),
         ({"apt": ["--allow-unauthenticated"]}, r"apt "),
-        ({"base": "./Dockerfile"}, r"base .*not a path; found './Dockerfile'"),
+        ({"base": "Dockerfile\nx"}, r"base "),
+        ({"base": 3}, r"base must be an image reference .*found 3"),
+        ({"build_env": {"A-B": "1"}}, r"build_env .*'A-B'"),
+        ({"build_env": {"A": 1}}, r"build_env\['A'\] .*found 1"),
+        ({"requirements": "requirements.txt"}, r"requirements must be a list of texts; found 'requirements.txt'"),
+        ({"requirements": [" "]}, r"requirements must be a path"),
+        ({"groups": ["train>=2"]}, r"groups must be names of dependency groups.*'train>=2'"),
+        ({"secrets": ["HF TOKEN"]}, r"secrets must be names.*'HF TOKEN'"),
+        ({"secrets": ["skyward_site"]}, r"secrets must be names that do not begin with 'skyward'"),
+        ({"secrets": ["a,src=/etc/shadow"]}, r"secrets "),
+        ({"excludes": ["[a"]}, r"excludes must be patterns.*'\[a'"),
+        ({"includes": ["a\nb"]}, r"includes must be a path"),
+        ({"bake": "yes"}, r"bake must be True or False; found 'yes'"),
+        ({"exclude_newer": "yesterday"}, r"exclude_newer must be a date.*'yesterday'"),
+        ({"exclude_newer": "2026-05-31T12:00:00"}, r"exclude_newer must be a date such as .* with its zone"),
+        ({"exclude_newer": "9999-12-31"}, r"exclude_newer "),
+        ({"pip": ["./dist/x.whl"]}, r"pip must be wheels whose file name says what they are.*'./dist/x.whl'"),
+        ({"pip": ["./lib[a b]"]}, r"pip must be a package name without version; found 'a b'"),
         ({"base": "python:3.11 slim"}, r"base .*'python:3.11 slim'"),
         ({"base": "Upper/Case"}, r"base "),
         ({"base": "python\nRUN evil"}, r"base "),
@@ -141,3 +192,72 @@ def test_an_index_is_a_plain_url_with_packages(url: str, packages: Any) -> None:
 def test_references_are_accepted(base: str) -> None:
     """Every usual form of an image reference can be a base."""
     assert Image(base=base).base == base
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "Dockerfile",
+        "./Dockerfile",
+        "../x/gpu.Dockerfile",
+        "/srv/Dockerfile.gpu",
+        "~/Dockerfile",
+        "./odd-name",
+        "a/Dockerfile",
+    ],
+)
+def test_dockerfiles_are_accepted(path: str) -> None:
+    """A path of a Dockerfile can be a base, too; its context is the working directory."""
+    image = Image(base=path)
+    assert isinstance(image.base, Dockerfile)
+    assert image == Image.from_dockerfile(path) == Image.from_dockerfile(path, ".", None)
+    assert Image(base=image.base) == image
+
+
+def test_constructors() -> None:
+    """An image can start from a Dockerfile's stage, or from a registry's image as it is."""
+    assert Image.from_dockerfile("./x", "./ctx/", "build").base == Dockerfile("x", "ctx", "build")
+    assert Image.from_registry("host:5000/a@sha256:" + "0" * 64) == Image(base="host:5000/a@sha256:" + "0" * 64)
+    with pytest.raises(ConfigError, match=r"base must be an image reference.*found './x'"):
+        Image.from_registry("./x")
+    with pytest.raises(ConfigError, match=r"base.target must be the name of a stage.*found 'a b'"):
+        Image.from_dockerfile("Dockerfile", target="a b")
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("2026-05-31", "2026-06-01T00:00:00Z"),
+        ("2026-05-31T12:00:00Z", "2026-05-31T12:00:00Z"),
+        ("2026-05-31T14:00:00.5+02:00", "2026-05-31T12:00:00Z"),
+    ],
+)
+def test_moments_are_kept_in_utc(given: str, kept: str) -> None:
+    """A date means the same moment on every machine, and the kept form means itself."""
+    image = Image(exclude_newer=given)
+    assert image.exclude_newer == kept
+    assert replace(image) == image
+
+
+@pytest.mark.parametrize(
+    ("given", "kept", "path", "name"),
+    [
+        ("./lib/", "./lib", "./lib", ""),
+        ("./lib [B,a]", "./lib[a,b]", "./lib", ""),
+        (".", ".", ".", ""),
+        ("../lib", "../lib", "../lib", ""),
+        ("/srv/lib", "/srv/lib", "/srv/lib", ""),
+        ("~/lib", "~/lib", "~/lib", ""),
+        ("d/My_L-1-py3-none-any.whl[x]", "./d/My_L-1-py3-none-any.whl[x]", "./d/My_L-1-py3-none-any.whl", "my-l"),
+        ("lib-1.tar.gz", "./lib-1.tar.gz", "./lib-1.tar.gz", ""),
+        ("a @ https://a.example/a-1-py3-none-any.whl", "a@ https://a.example/a-1-py3-none-any.whl", None, "a"),
+        ("Torch[x]>=2", "torch[x]>=2", None, "torch"),
+    ],
+)  # fmt: skip
+def test_local_packages_are_told_from_others(given: str, kept: str, path: str | None, name: str) -> None:
+    """A path of a wheel, an archive or a project is kept as a path; extras stand behind it."""
+    entry = Image(pip=[given]).pip[0]
+    assert entry.replace("a @", "a@") == kept
+    assert local_path(entry) == path
+    assert requirement_name(entry) == name
+    assert Image(pip=[entry]) == Image(pip=[given])

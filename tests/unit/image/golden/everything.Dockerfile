@@ -1,57 +1,76 @@
 # Compiled by skyward from a description of the image; change that, not this file.
 
 FROM python:3.11-slim AS python
+RUN --mount=type=tmpfs,target=/run \
+    --mount=type=bind,source=step.sh,target=/run/skyward/step.sh \
+    --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh \
+    --mount=type=cache,id=skyward-apt-linux-arm64-cache,target=/var/cache/apt,sharing=locked \
+    --mount=type=cache,id=skyward-apt-linux-arm64-lib,target=/var/lib/apt,sharing=locked \
+    set -e; . /run/skyward/step.sh; \
+    echo '#clear DPkg::Post-Invoke; #clear APT::Update::Post-Invoke;' > /run/skyward/keep-archives; \
+    apt-get -c /run/skyward/keep-archives update -qq; \
+    DEBIAN_FRONTEND=noninteractive apt-get -c /run/skyward/keep-archives install -y -qq --no-install-recommends git libgomp1; \
+    rm -rf /var/log/apt /var/log/dpkg.log /var/log/alternatives.log /var/cache/ldconfig/aux-cache /var/cache/debconf/*-old /var/lib/dpkg/*-old; \
+    end_step
 ENV PATH=/opt/venv/bin:$PATH VIRTUAL_ENV=/opt/venv
-RUN set -e; [ -x /opt/venv/bin/python ] || "$(command -v python3.11 || command -v python3 || echo python)" -m venv --system-site-packages /opt/venv; \
-    /opt/venv/bin/python -c 'import sys; found = "%d.%d" % sys.version_info[:2]; sys.exit(found != "3.11" and "skyward: the base has Python " + found + ", wanted is 3.11")'
+RUN --mount=type=tmpfs,target=/run \
+    --mount=type=bind,source=step.sh,target=/run/skyward/step.sh \
+    --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh \
+    set -e; . /run/skyward/step.sh; \
+    [ -x /opt/venv/bin/python ] || "$(command -v python3.11 || command -v python3 || echo python)" -m venv --system-site-packages /opt/venv; \
+    /opt/venv/bin/python -c 'import sys; found = "%d.%d" % sys.version_info[:2]; sys.exit(found != "3.11" and "skyward: the base has Python " + found + ", wanted is 3.11")'; \
+    end_step
 
 FROM python AS uv
-RUN --mount=type=secret,id=skyward_site \
-    --mount=type=tmpfs,target=/run/skyward \
-    set -e; [ ! -r /run/secrets/skyward_site ] || . /run/secrets/skyward_site; \
-    python -m pip install --quiet --no-cache-dir --root-user-action=ignore --target /opt/uv uv==0.13.8
+RUN --mount=type=tmpfs,target=/run \
+    --mount=type=bind,source=step.sh,target=/run/skyward/step.sh \
+    --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh \
+    set -e; . /run/skyward/step.sh; \
+    python -m pip install --quiet --no-cache-dir --root-user-action=ignore --target /opt/uv uv==0.13.8; \
+    end_step
 
 FROM python AS image
-RUN --mount=type=cache,id=skyward-apt-linux-arm64-cache,target=/var/cache/apt,sharing=locked \
-    --mount=type=cache,id=skyward-apt-linux-arm64-lib,target=/var/lib/apt,sharing=locked \
-    --mount=type=secret,id=skyward_site \
-    --mount=type=tmpfs,target=/run/skyward \
-    set -e; [ ! -r /run/secrets/skyward_site ] || . /run/secrets/skyward_site; \
-    rm -f /etc/apt/apt.conf.d/docker-clean; \
-    apt-get update -qq; \
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends git libgomp1
 # requests[socks]>=2
 # tomli; python_version < "3.11"
-RUN --mount=type=bind,from=uv,source=/opt/uv,target=/opt/uv \
-    --mount=type=bind,source=requirements,target=/run/requirements \
-    --mount=type=cache,id=skyward-uv-linux-arm64,target=/var/cache/uv \
-    --mount=type=secret,id=skyward_site \
-    --mount=type=tmpfs,target=/run/skyward \
-    set -e; [ ! -r /run/secrets/skyward_site ] || . /run/secrets/skyward_site; \
-    export UV_CACHE_DIR=/var/cache/uv UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_PYTHON=/opt/venv/bin/python; \
-    wanted="${SKYWARD_REQUIREMENTS:-/run/requirements/pyproject.toml}"; \
-    extras=""; \
-    /opt/uv/bin/uv pip install --no-progress --compile-bytecode $extras -r "$wanted"
-COPY runner /opt/skyward
-RUN /opt/venv/bin/python -m compileall -q --invalidation-mode unchecked-hash /opt/skyward
+RUN --mount=type=tmpfs,target=/run \
+    --mount=type=bind,source=step.sh,target=/run/skyward/step.sh \
+    --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh \
+    --mount=type=bind,from=uv,source=/opt/uv,target=/run/uv \
+    --mount=type=bind,source=requirements/light/locked.txt,target=/run/skyward/locked.txt \
+    --mount=type=cache,id=skyward-uv-linux-arm64,target=/run/cache/uv \
+    set -e; . /run/skyward/step.sh; \
+    export UV_CACHE_DIR=/run/cache/uv UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_PYTHON=/opt/venv/bin/python; \
+    export PYC_INVALIDATION_MODE=CHECKED_HASH; \
+    /run/uv/bin/uv pip install --no-progress --compile-bytecode --no-deps --require-hashes -r /run/skyward/locked.txt; \
+    end_step
+RUN --mount=type=tmpfs,target=/run \
+    --mount=type=bind,source=step.sh,target=/run/skyward/step.sh \
+    --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh \
+    --mount=type=bind,source=runner,target=/run/runner \
+    set -e; . /run/skyward/step.sh; \
+    cp -r /run/runner /opt/skyward; \
+    /opt/venv/bin/python -m compileall -q --invalidation-mode unchecked-hash /opt/skyward; \
+    end_step
 ENV PYTHONPATH=/opt/skyward
-RUN --mount=type=secret,id=skyward_site --mount=type=tmpfs,target=/run/skyward ["/bin/sh", "-ec", "[ ! -r /run/secrets/skyward_site ] || . /run/secrets/skyward_site\ngit --version"]
-RUN --mount=type=secret,id=skyward_site --mount=type=tmpfs,target=/run/skyward ["/bin/sh", "-ec", "[ ! -r /run/secrets/skyward_site ] || . /run/secrets/skyward_site\ncat <<'X'\n# not a comment\n$HOME \"quoted\" \\\nX"]
+RUN --mount=type=tmpfs,target=/run --mount=type=bind,source=step.sh,target=/run/skyward/step.sh --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh ["/bin/sh", "-ec", ". /run/skyward/step.sh; /bin/sh -ec \"$0\"; end_step", "git --version"]
+RUN --mount=type=tmpfs,target=/run --mount=type=bind,source=step.sh,target=/run/skyward/step.sh --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh ["/bin/sh", "-ec", ". /run/skyward/step.sh; /bin/sh -ec \"$0\"; end_step", "cat <<'X'\n# not a comment\n$HOME \"quoted\" \\\nX"]
 ARG SKYWARD_LF
 ENV LINES="one${SKYWARD_LF}two" \
     PYTHONPATH="/opt/skyward:/srv/lib" \
     QUOTES="a \"b\" 'c' \$HOME \\"
-LABEL skyward.base="sha256:ba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5e" skyward.image="3346668d1ae23a9b20f0340db16b6a75a206b4b5673584b3e9503f6d2be83c94" skyward.python="3.11"
+LABEL skyward.base="sha256:ba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5e" skyward.image="85f73fceb3a92637269b74f3a36d1455ced346b269189094b3737e4d368e76d3" skyward.python="3.11"
 
-# --- requirements/pyproject.toml
-[project]
-name = "skyward-image-requirements"
-version = "0"
-requires-python = ">=3.11"
-dependencies = [
-    "requests[socks]>=2",
-    "tomli; python_version < \"3.11\"",
-]
+# --- step.sh
+: > /run/skyward/begun
+sleep 0.02
+export SOURCE_DATE_EPOCH=315532800 PYTHONHASHSEED=0
+for settings in site.sh build-env.sh; do
+    [ ! -r "/run/skyward/$settings" ] || . "/run/skyward/$settings"
+done
+end_step() {
+    find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /run -o -path '/etc/host*' \
+        -o -path /etc/resolv.conf \) -prune -o -newer /run/skyward/begun -exec touch -h -d @315532800 {} +
+}
 
 # --- tag
-skyward:sky-1-3346668d1ae23a9b
+skyward:sky-2-85f73fceb3a92637

@@ -2,14 +2,37 @@
 
 FROM python:3.11-slim AS python
 ENV PATH=/opt/venv/bin:$PATH VIRTUAL_ENV=/opt/venv
-RUN set -e; [ -x /opt/venv/bin/python ] || "$(command -v python3.11 || command -v python3 || echo python)" -m venv --system-site-packages /opt/venv; \
-    /opt/venv/bin/python -c 'import sys; found = "%d.%d" % sys.version_info[:2]; sys.exit(found != "3.11" and "skyward: the base has Python " + found + ", wanted is 3.11")'
+RUN --mount=type=tmpfs,target=/run \
+    --mount=type=bind,source=step.sh,target=/run/skyward/step.sh \
+    --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh \
+    set -e; . /run/skyward/step.sh; \
+    [ -x /opt/venv/bin/python ] || "$(command -v python3.11 || command -v python3 || echo python)" -m venv --system-site-packages /opt/venv; \
+    /opt/venv/bin/python -c 'import sys; found = "%d.%d" % sys.version_info[:2]; sys.exit(found != "3.11" and "skyward: the base has Python " + found + ", wanted is 3.11")'; \
+    end_step
 
 FROM python AS image
-COPY runner /opt/skyward
-RUN /opt/venv/bin/python -m compileall -q --invalidation-mode unchecked-hash /opt/skyward
+RUN --mount=type=tmpfs,target=/run \
+    --mount=type=bind,source=step.sh,target=/run/skyward/step.sh \
+    --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh \
+    --mount=type=bind,source=runner,target=/run/runner \
+    set -e; . /run/skyward/step.sh; \
+    cp -r /run/runner /opt/skyward; \
+    /opt/venv/bin/python -m compileall -q --invalidation-mode unchecked-hash /opt/skyward; \
+    end_step
 ENV PYTHONPATH=/opt/skyward
-LABEL skyward.base="sha256:ba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5e" skyward.image="127edfbe9ce26113ccdb3e87e854a1edc0adc724345370eecb9f3c7aa930ae80" skyward.python="3.11"
+LABEL skyward.base="sha256:ba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5e" skyward.image="c48f523de878b766e23af9a6f3fe78ae266467397e22068ec72a20bc9cde5d1c" skyward.python="3.11"
+
+# --- step.sh
+: > /run/skyward/begun
+sleep 0.02
+export SOURCE_DATE_EPOCH=315532800 PYTHONHASHSEED=0
+for settings in site.sh build-env.sh; do
+    [ ! -r "/run/skyward/$settings" ] || . "/run/skyward/$settings"
+done
+end_step() {
+    find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /run -o -path '/etc/host*' \
+        -o -path /etc/resolv.conf \) -prune -o -newer /run/skyward/begun -exec touch -h -d @315532800 {} +
+}
 
 # --- tag
-skyward:sky-1-127edfbe9ce26113
+skyward:sky-2-c48f523de878b766

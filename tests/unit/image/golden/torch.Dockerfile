@@ -2,57 +2,70 @@
 
 FROM python:3.11-slim AS python
 ENV PATH=/opt/venv/bin:$PATH VIRTUAL_ENV=/opt/venv
-RUN set -e; [ -x /opt/venv/bin/python ] || "$(command -v python3.11 || command -v python3 || echo python)" -m venv --system-site-packages /opt/venv; \
-    /opt/venv/bin/python -c 'import sys; found = "%d.%d" % sys.version_info[:2]; sys.exit(found != "3.11" and "skyward: the base has Python " + found + ", wanted is 3.11")'
+RUN --mount=type=tmpfs,target=/run \
+    --mount=type=bind,source=step.sh,target=/run/skyward/step.sh \
+    --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh \
+    set -e; . /run/skyward/step.sh; \
+    [ -x /opt/venv/bin/python ] || "$(command -v python3.11 || command -v python3 || echo python)" -m venv --system-site-packages /opt/venv; \
+    /opt/venv/bin/python -c 'import sys; found = "%d.%d" % sys.version_info[:2]; sys.exit(found != "3.11" and "skyward: the base has Python " + found + ", wanted is 3.11")'; \
+    end_step
 
 FROM python AS uv
-RUN --mount=type=secret,id=skyward_site \
-    --mount=type=tmpfs,target=/run/skyward \
-    set -e; [ ! -r /run/secrets/skyward_site ] || . /run/secrets/skyward_site; \
-    python -m pip install --quiet --no-cache-dir --root-user-action=ignore --target /opt/uv uv==0.13.8
+RUN --mount=type=tmpfs,target=/run \
+    --mount=type=bind,source=step.sh,target=/run/skyward/step.sh \
+    --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh \
+    set -e; . /run/skyward/step.sh; \
+    python -m pip install --quiet --no-cache-dir --root-user-action=ignore --target /opt/uv uv==0.13.8; \
+    end_step
 
 FROM python AS image
 # accelerate
 # torch==2.13.0
 # torch, torchvision from https://download.pytorch.org/whl/cpu only
-RUN --mount=type=bind,from=uv,source=/opt/uv,target=/opt/uv \
-    --mount=type=bind,source=requirements,target=/run/requirements \
-    --mount=type=cache,id=skyward-uv-linux-amd64,target=/var/cache/uv \
-    --mount=type=secret,id=skyward_site \
-    --mount=type=tmpfs,target=/run/skyward \
-    set -e; [ ! -r /run/secrets/skyward_site ] || . /run/secrets/skyward_site; \
-    export UV_CACHE_DIR=/var/cache/uv UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_PYTHON=/opt/venv/bin/python; \
-    wanted="${SKYWARD_REQUIREMENTS:-/run/requirements/pyproject.toml}"; \
-    extras=""; \
-    needed="$(/opt/uv/bin/uv pip compile --quiet --no-header --no-annotate "$wanted")"; \
-    for name in torchvision; do if echo "$needed" | grep -q "^$name=="; then extras="$extras --extra $name"; fi; done; \
-    /opt/uv/bin/uv pip install --no-progress --compile-bytecode $extras -r "$wanted"
-COPY runner /opt/skyward
-RUN /opt/venv/bin/python -m compileall -q --invalidation-mode unchecked-hash /opt/skyward
+RUN --mount=type=tmpfs,target=/run \
+    --mount=type=bind,source=step.sh,target=/run/skyward/step.sh \
+    --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh \
+    --mount=type=bind,from=uv,source=/opt/uv,target=/run/uv \
+    --mount=type=bind,source=requirements/heavy/index-e7c18efb.txt,target=/run/skyward/index-e7c18efb.txt \
+    --mount=type=cache,id=skyward-uv-linux-amd64,target=/run/cache/uv \
+    set -e; . /run/skyward/step.sh; \
+    export UV_CACHE_DIR=/run/cache/uv UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_PYTHON=/opt/venv/bin/python; \
+    export PYC_INVALIDATION_MODE=CHECKED_HASH; \
+    env -u UV_CONFIG_FILE /run/uv/bin/uv pip install --no-progress --compile-bytecode --no-deps --require-hashes --no-config --default-index "${SKYWARD_INDEX_e7c18efb:-https://download.pytorch.org/whl/cpu}" -r /run/skyward/index-e7c18efb.txt; \
+    end_step
+RUN --mount=type=tmpfs,target=/run \
+    --mount=type=bind,source=step.sh,target=/run/skyward/step.sh \
+    --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh \
+    --mount=type=bind,from=uv,source=/opt/uv,target=/run/uv \
+    --mount=type=bind,source=requirements/light/locked.txt,target=/run/skyward/locked.txt \
+    --mount=type=cache,id=skyward-uv-linux-amd64,target=/run/cache/uv \
+    set -e; . /run/skyward/step.sh; \
+    export UV_CACHE_DIR=/run/cache/uv UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_PYTHON=/opt/venv/bin/python; \
+    export PYC_INVALIDATION_MODE=CHECKED_HASH; \
+    /run/uv/bin/uv pip install --no-progress --compile-bytecode --no-deps --require-hashes -r /run/skyward/locked.txt; \
+    end_step
+RUN --mount=type=tmpfs,target=/run \
+    --mount=type=bind,source=step.sh,target=/run/skyward/step.sh \
+    --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh \
+    --mount=type=bind,source=runner,target=/run/runner \
+    set -e; . /run/skyward/step.sh; \
+    cp -r /run/runner /opt/skyward; \
+    /opt/venv/bin/python -m compileall -q --invalidation-mode unchecked-hash /opt/skyward; \
+    end_step
 ENV PYTHONPATH=/opt/skyward
-LABEL skyward.base="sha256:ba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5e" skyward.image="30f3aeb51492d3974570e23db109e9c5644d626457dc448c6935be914a333cbe" skyward.python="3.11"
+LABEL skyward.base="sha256:ba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5e" skyward.image="7b3599b6a03605afe1617e487e763f8f950b9e01597eb550bec09d9bb2090799" skyward.python="3.11"
 
-# --- requirements/pyproject.toml
-[project]
-name = "skyward-image-requirements"
-version = "0"
-requires-python = ">=3.11"
-dependencies = [
-    "accelerate",
-    "torch==2.13.0",
-]
-
-[project.optional-dependencies]
-torchvision = ["torchvision"]
-
-[[tool.uv.index]]
-name = "scoped-1"
-url = "https://download.pytorch.org/whl/cpu"
-explicit = true
-
-[tool.uv.sources]
-torch = { index = "scoped-1" }
-torchvision = { index = "scoped-1" }
+# --- step.sh
+: > /run/skyward/begun
+sleep 0.02
+export SOURCE_DATE_EPOCH=315532800 PYTHONHASHSEED=0
+for settings in site.sh build-env.sh; do
+    [ ! -r "/run/skyward/$settings" ] || . "/run/skyward/$settings"
+done
+end_step() {
+    find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /run -o -path '/etc/host*' \
+        -o -path /etc/resolv.conf \) -prune -o -newer /run/skyward/begun -exec touch -h -d @315532800 {} +
+}
 
 # --- tag
-skyward:sky-1-30f3aeb51492d397
+skyward:sky-2-7b3599b6a03605af

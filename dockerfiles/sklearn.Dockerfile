@@ -1,0 +1,49 @@
+# images/sklearn.toml for Python 3.11 on linux/amd64. Rewritten by `make dockerfiles`.
+# The digest in FROM is left out, and those in LABEL stand for what only a build knows.
+# Compiled by skyward from a description of the image; change that, not this file.
+
+FROM python:3.11-slim AS python
+ENV PATH=/opt/venv/bin:$PATH VIRTUAL_ENV=/opt/venv
+RUN --mount=type=tmpfs,target=/run \
+    --mount=type=bind,source=step.sh,target=/run/skyward/step.sh \
+    --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh \
+    set -e; . /run/skyward/step.sh; \
+    [ -x /opt/venv/bin/python ] || "$(command -v python3.11 || command -v python3 || echo python)" -m venv --system-site-packages /opt/venv; \
+    /opt/venv/bin/python -c 'import sys; found = "%d.%d" % sys.version_info[:2]; sys.exit(found != "3.11" and "skyward: the base has Python " + found + ", wanted is 3.11")'; \
+    end_step
+
+FROM python AS uv
+RUN --mount=type=tmpfs,target=/run \
+    --mount=type=bind,source=step.sh,target=/run/skyward/step.sh \
+    --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh \
+    set -e; . /run/skyward/step.sh; \
+    python -m pip install --quiet --no-cache-dir --root-user-action=ignore --target /opt/uv uv==0.13.8; \
+    end_step
+
+FROM python AS image
+# joblib==1.6.0
+# numpy
+# pandas
+# scikit-learn==1.9.1
+RUN --mount=type=tmpfs,target=/run \
+    --mount=type=bind,source=step.sh,target=/run/skyward/step.sh \
+    --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh \
+    --mount=type=bind,from=uv,source=/opt/uv,target=/run/uv \
+    --mount=type=bind,source=requirements/light/locked.txt,target=/run/skyward/locked.txt \
+    --mount=type=cache,id=skyward-uv-linux-amd64,target=/run/cache/uv \
+    set -e; . /run/skyward/step.sh; \
+    export UV_CACHE_DIR=/run/cache/uv UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_PYTHON=/opt/venv/bin/python; \
+    export PYC_INVALIDATION_MODE=CHECKED_HASH; \
+    /run/uv/bin/uv pip install --no-progress --compile-bytecode --no-deps --require-hashes -r /run/skyward/locked.txt; \
+    end_step
+RUN --mount=type=tmpfs,target=/run \
+    --mount=type=bind,source=step.sh,target=/run/skyward/step.sh \
+    --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh \
+    --mount=type=bind,source=runner,target=/run/runner \
+    set -e; . /run/skyward/step.sh; \
+    cp -r /run/runner /opt/skyward; \
+    /opt/venv/bin/python -m compileall -q --invalidation-mode unchecked-hash /opt/skyward; \
+    end_step
+ENV PYTHONPATH=/opt/skyward
+ENV OMP_NUM_THREADS="1"
+LABEL skyward.base="sha256:0000000000000000000000000000000000000000000000000000000000000000" skyward.image="a71e1fb49ce52539442c98bb204b8fe1b0c9af627b0dee03ace834cd1b28751d" skyward.python="3.11"

@@ -1,0 +1,114 @@
+"""A base that comes from a Dockerfile of the user's: named after its text and the files it may copy."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from skyward.build.digest import Files, digest_of
+from skyward.build.local import located
+from skyward.errors import BuildError, ConfigError
+from skyward.image import BaseBuild
+from skyward.model.ignore import Ignore
+from skyward.model.image import Dockerfile
+
+# an instruction that reads the build context; everything else depends on the text alone
+_READS = re.compile(r"^\s*(?:ONBUILD\s+)?(?:(?:COPY|ADD)\s|RUN\s.*--mount=\S*type=bind)", re.IGNORECASE | re.MULTILINE)
+_FROM_STAGE = re.compile(r"--from=|,from=|=bind\S*from=", re.IGNORECASE)
+
+
+def base_build(base: Dockerfile, root: Path, platform: str) -> BaseBuild:
+    """How a base is built.
+
+    Args:
+        base: as the image names it.
+        root: what its paths are relative to.
+        platform: of the image.
+
+    Raises:
+        ConfigError: the Dockerfile or a file of its context cannot be read.
+    """
+    file, context = located(root, base.path), located(root, base.context)
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise ConfigError(f"Image: base names the Dockerfile {base.path!r}, but {file}: {error.strerror}.") from None
+    if not context.is_dir():
+        raise ConfigError(f"Image: base.context is {base.context!r}, but there is no directory {context}.")
+    files = tuple(_context_files(file, context)) if reads_context(text) else ()
+    digest = _digest(base.target, platform, str(file), files)
+    return BaseBuild(
+        dockerfile=str(file),
+        target=base.target,
+        platform=platform,
+        digest=digest,
+        tag=f"skyward:base-{digest[:16]}",
+        files=files,
+    )
+
+
+def copy_base(place: Path, base: BaseBuild) -> None:
+    """Copy a user's Dockerfile, and those files of its context that it may read, into a build's folder.
+
+    Raises:
+        BuildError: they are no longer those that the base was named after.
+    """
+    context = place / "context"
+    context.mkdir()
+    shutil.copyfile(base.dockerfile, place / "Dockerfile")
+    for name, source in base.files:
+        target = context / name
+        if Path(source).is_dir() and not Path(source).is_symlink():
+            target.mkdir(parents=True, exist_ok=True)
+        else:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target, follow_symlinks=False)
+    placed = tuple((name, str(context / name)) for name, _ in base.files)
+    if _digest(base.target, base.platform, str(place / "Dockerfile"), placed) != base.digest:
+        raise BuildError(
+            f"{base.dockerfile} or files that it copies changed while it was being prepared. Run it again once they "
+            "are quiet."
+        )
+
+
+def reads_context(text: str) -> bool:
+    """Whether an instruction of a Dockerfile may read files of the build context."""
+    joined = re.sub(r"\\[ \t]*\r?\n", " ", text)
+    lines = (line for line in joined.splitlines() if _READS.match(line))
+    return any(not _FROM_STAGE.search(line) for line in lines)
+
+
+def _digest(target: str | None, platform: str, dockerfile: str, files: Files) -> str:
+    parts = ["skyward.dockerfile", platform, target or "", digest_of((("Dockerfile", dockerfile), *files))]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _context_files(file: Path, context: Path) -> Iterator[tuple[str, str]]:
+    """What the builder is sent of a context: files, links, and directories with nothing in them."""
+    ignored = Ignore(_ignore_patterns(file, context))
+    for path in _walk(context, context, ignored):
+        yield path.relative_to(context).as_posix(), str(path)
+
+
+def _walk(folder: Path, context: Path, ignored: Ignore) -> Iterator[Path]:
+    for path in sorted(folder.iterdir()):
+        left_out = ignored(path.relative_to(context).as_posix())
+        if path.is_dir() and not path.is_symlink():
+            if not left_out or ignored.has_exceptions:
+                yield from _walk(path, context, ignored)
+            if not left_out and not any(path.iterdir()):
+                yield path
+        elif not left_out and (path.is_file() or path.is_symlink()):
+            yield path
+
+
+def _ignore_patterns(file: Path, context: Path) -> list[str]:
+    """The patterns the builder goes by: those beside the Dockerfile before those of the context."""
+    for candidate in (file.with_name(f"{file.name}.dockerignore"), context / ".dockerignore"):
+        if candidate.is_file():
+            lines = candidate.read_text(encoding="utf-8-sig").splitlines()
+            return [line for line in lines if line.strip() and not line.startswith("#")]
+    return []

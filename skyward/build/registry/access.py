@@ -1,0 +1,161 @@
+"""How a registry is shown who we are: its challenge answered with a name and password, or with a token for it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from skyward.build.registry.credentials import Credentials
+from skyward.build.registry.reference import DOCKER_HUB, Reference
+from skyward.errors import RegistryError
+
+if TYPE_CHECKING:
+    from requests import PreparedRequest, Response, Session
+
+_LIMITS_S = (3.0, 10.0)
+_CHALLENGE = re.compile(r"(?:^|,)\s*(Bearer|Basic)\s", re.IGNORECASE)
+_PARAMETER = re.compile(r'(\w+)\s*=\s*(?:"([^"]*)"|([^\s,"]+))')
+
+
+class Access:
+    """Puts the rights gained so far on requests to a registry; called by `requests` for each.
+
+    Args:
+        session: what tokens are fetched with.
+        reference: the registry.
+        scopes: the rights to ask for.
+        find: our credentials for a registry; asked only once the registry wants to know.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        reference: Reference,
+        scopes: tuple[str, ...],
+        find: Callable[[str], Credentials | None],
+    ) -> None:
+        self._session, self._reference, self._scopes, self._find = session, reference, scopes, find
+        self._header = ""
+        self._credentials: Credentials | None = None
+
+    def __call__(self, request: PreparedRequest) -> PreparedRequest:
+        """Only the registry itself gets the header: uploads may lead to another host."""
+        if self._header and urlsplit(request.url or "").netloc == urlsplit(self._reference.url).netloc:
+            request.headers["Authorization"] = self._header
+        return request
+
+    def gained(self, answer: Response) -> bool:
+        """Gain rights by the challenge in a refusal; False if there are none to be gained.
+
+        Raises:
+            RegistryError: the token service cannot be reached or refuses; or no credentials can be had.
+        """
+        challenges = _challenges(answer.headers.get("WWW-Authenticate", ""))
+        before = self._header
+        self._credentials = self._find(self._reference.registry)
+        if self._credentials and self._credentials.registry_token:
+            self._header = f"Bearer {self._credentials.registry_token}"
+        elif "bearer" in challenges:
+            self._header = f"Bearer {self._token(challenges['bearer'])}"
+        elif "basic" in challenges and self._credentials and self._credentials.username:
+            self._header = _basic(self._credentials)
+        return self._header != before
+
+    def refused(self, said: str) -> RegistryError:
+        """The error for a registry that refuses us."""
+        name, words = self._reference.registry, f" It says: {said}." if said else ""
+        login = "docker login" if name == DOCKER_HUB else f"docker login {name}"
+        if self._credentials is None:
+            return RegistryError(
+                f"The registry {name} refuses access to {self._reference.repository}: it wants credentials, and "
+                f"Docker's configuration has none for it.{words}",
+                f"Log in with `{login}`. Where that is done, the repository may not exist, or be somebody else's.",
+            )
+        user = self._credentials.username or "a token"
+        return RegistryError(
+            f"The registry {name} refuses access to {self._reference.repository} with the credentials of {user}."
+            f"{words}",
+            f"Log in anew with `{login}`; or have that user be given the right to use the repository, or create it.",
+        )
+
+    def _token(self, challenge: dict[str, str]) -> str:
+        realm = challenge.get("realm", "")
+        if urlsplit(realm).scheme != "https" and not self._reference.plain_http:
+            raise RegistryError(
+                f"The registry {self._reference.registry} wants credentials to be sent to {realm!r}, which is not "
+                "protected by TLS; they were not sent.",
+                "Tell who runs the registry.",
+            )
+        answer = self._ask_for_token(realm, challenge.get("service", ""))
+        if answer.status_code in (400, 401, 403):  # GitHub's and others' answer to a wrong password is one of these
+            raise self.refused("")
+        try:
+            found: Any = answer.json()
+            token = str(found.get("token") or found["access_token"])
+        except (ValueError, AttributeError, KeyError, TypeError):
+            raise RegistryError(
+                f"The token service {urlsplit(realm).netloc} of the registry {self._reference.registry} gave no token: "
+                f"status {answer.status_code} {answer.reason}.",
+                "Try again later, or ask who runs it.",
+            ) from None
+        return token
+
+    def _ask_for_token(self, realm: str, service: str) -> Response:
+        import requests
+
+        known = self._credentials
+        fields: dict[str, Any] = {"service": service} if service else {}
+        try:
+            if known and known.identity_token:
+                fields |= {"grant_type": "refresh_token", "client_id": "skyward", "scope": " ".join(self._scopes)}
+                fields["refresh_token"] = known.identity_token
+                return self._session.post(realm, data=fields, auth=_no_auth, timeout=_LIMITS_S)
+            fields["scope"] = list(self._scopes)
+            header = {"Authorization": _basic(known)} if known and known.username else {}
+            return self._session.get(realm, params=fields, headers=header, auth=_no_auth, timeout=_LIMITS_S)
+        except requests.RequestException as error:
+            raise unreachable(self._reference, error) from error
+
+
+def unreachable(reference: Reference, error: Exception) -> RegistryError:
+    """The error for a connection that could not be made or broke off."""
+    words = _innermost(error)
+    reason = f"The registry {reference.registry} cannot be asked: {words}."
+    if "WRONG_VERSION_NUMBER" in words or "record layer failure" in words:
+        return RegistryError(reason, f"If it speaks plain http, write http://{reference.name}.")
+    if "CERTIFICATE_VERIFY_FAILED" in words:
+        return RegistryError(reason, "Point SSL_CERT_FILE to a bundle with the CA that signed its certificate.")
+    return RegistryError(
+        reason, "Check the name, the network, and HTTPS_PROXY and NO_PROXY; or whether the registry runs at all."
+    )
+
+
+def _no_auth(request: PreparedRequest) -> PreparedRequest:
+    """Keeps `requests` from replacing our header by what it finds in ~/.netrc."""
+    return request
+
+
+def _basic(credentials: Credentials) -> str:
+    from base64 import b64encode
+
+    return "Basic " + b64encode(f"{credentials.username}:{credentials.password}".encode()).decode()
+
+
+def _challenges(header: str) -> dict[str, dict[str, str]]:
+    """The schemes a WWW-Authenticate header offers, with their parameters."""
+    parts = _CHALLENGE.split(header)
+    return {
+        scheme.lower(): {name: quoted or plain for name, quoted, plain in _PARAMETER.findall(text)}
+        for scheme, text in zip(parts[1::2], parts[2::2], strict=True)
+    }
+
+
+def _innermost(error: BaseException) -> str:
+    """The system's own words, from under the layers of HTTP libraries."""
+    while True:
+        inner = error.__cause__ or error.__context__ or getattr(error, "reason", None)
+        if not isinstance(inner, BaseException):
+            return re.sub(r"://[^/@\s]*@", "://***@", str(error)).rstrip(".")
+        error = inner

@@ -1,0 +1,237 @@
+"""A client of the registry API, version 2: manifests and blobs, tokens, retries, the host's CA bundle and proxies.
+
+Speaks to one registry, with one set of rights. No engine is involved.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import urljoin, urlsplit
+
+from skyward.build.registry.access import Access, unreachable
+from skyward.build.registry.credentials import Credentials, find_credentials
+from skyward.build.registry.ecr import ecr_credentials, is_ecr
+from skyward.build.registry.reference import Reference, is_loopback
+from skyward.errors import RegistryError
+
+if TYPE_CHECKING:
+    from requests import Response, Session
+
+MANIFEST_TYPES = (
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.docker.distribution.manifest.v2+json",
+)
+INDEX_TYPES = (
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+)
+# how long a registry may take to be connected to, and to go on with an answer
+_LIMITS_S = (3.0, 30.0)
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blob:
+    """A document or file of a registry: its bytes, what they are, and their digest, which has been checked."""
+
+    media_type: str
+    digest: str
+    content: bytes = field(repr=False)
+
+
+class RegistryClient:
+    """One registry, for the time of a `with` block.
+
+    Args:
+        reference: says which registry, and which repository all calls are about.
+        rights: "pull" or "pull,push".
+        also_from: another repository to be allowed to read, for mounts.
+
+    Raises:
+        RegistryError: from each method, where the registry cannot be reached, refuses, or answers nonsense.
+    """
+
+    def __init__(self, reference: Reference, rights: str = "pull", also_from: str | None = None) -> None:
+        self._reference = reference
+        scopes = [f"repository:{reference.repository}:{rights}"]
+        if also_from and also_from != reference.repository:
+            scopes.append(f"repository:{also_from}:pull")
+        self._base = f"{reference.url}/v2/{reference.repository}/"
+        self._session = _session(reference)
+        self._access = Access(self._session, reference, tuple(scopes), registry_credentials)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._session.close()
+
+    def digest_of(self, wanted: str) -> str | None:
+        """The digest of the manifest with that tag, by a HEAD; None if the registry does not say one.
+
+        None is no proof of absence: nothing in the answer to a HEAD shows that a registry gave it.
+        """
+        answer = self._call("HEAD", f"manifests/{wanted}", accept=True, expect=(200, 404))
+        digest = answer.headers.get("Docker-Content-Digest", "")
+        is_manifest = answer.status_code == 200 and _media_type(answer) in (*MANIFEST_TYPES, *INDEX_TYPES)
+        return digest if is_manifest and _DIGEST.fullmatch(digest) else None
+
+    def manifest(self, wanted: str) -> Blob | None:
+        """The manifest or index with that tag or digest; None if the registry says that it has none."""
+        answer = self._call("GET", f"manifests/{wanted}", accept=True, expect=(200, 404))
+        if answer.status_code == 404:
+            # a page that anybody's web server sends for unknown paths is no word of a registry
+            if not _errors(answer):
+                raise self._nonsense("has no such page", answer)
+            return None
+        if _media_type(answer) not in (*MANIFEST_TYPES, *INDEX_TYPES):
+            raise self._nonsense(f"sent {_media_type(answer) or 'something'} for a manifest", answer)
+        return self._checked(answer, wanted)
+
+    def blob(self, digest: str) -> Blob:
+        """A blob, whole: for configurations, not for layers."""
+        return self._checked(self._call("GET", f"blobs/{digest}"), digest)
+
+    def has_blob(self, digest: str) -> bool:
+        """Whether the repository has a blob."""
+        return self._call("HEAD", f"blobs/{digest}", expect=(200, 404)).status_code == 200
+
+    def put_blob(self, content: bytes) -> None:
+        """Upload a blob in one piece."""
+        place = self._call("POST", "blobs/uploads/", expect=(202,)).headers.get("Location", "")
+        if not place:
+            raise RegistryError(f"The registry {self._reference.registry} did not say where to upload to.")
+        place = urljoin(self._base, place)
+        place += f"{'&' if urlsplit(place).query else '?'}digest={sha256(content)}"
+        kind = {"Content-Type": "application/octet-stream"}
+        self._call("PUT", place, content=content, headers=kind, expect=(201,))
+
+    def mount_blob(self, digest: str, source: str) -> bool:
+        """Take over a blob from another repository of the registry; False if the registry would not."""
+        query = {"mount": digest, "from": source}
+        answer = self._call("POST", "blobs/uploads/", query=query, expect=(201, 202))
+        if answer.status_code == 202 and answer.headers.get("Location"):  # an upload was begun instead
+            self._call("DELETE", urljoin(self._base, answer.headers["Location"]), expect=(200, 202, 204, 404, 405))
+        return answer.status_code == 201
+
+    def put_manifest(self, tag: str, media_type: str, content: bytes) -> None:
+        """Give a manifest a tag."""
+        self._call("PUT", f"manifests/{tag}", content=content, headers={"Content-Type": media_type}, expect=(201,))
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        *,
+        expect: tuple[int, ...] = (200,),
+        accept: bool = False,
+        headers: Mapping[str, str] | None = None,
+        query: Mapping[str, str] | None = None,
+        content: bytes | None = None,
+    ) -> Response:
+        import requests
+
+        url = urljoin(self._base, path)
+        sent = {**(headers or {}), **({"Accept": ", ".join((*MANIFEST_TYPES, *INDEX_TYPES))} if accept else {})}
+        try:
+            # a second time for an expired token, or to show who we are at all
+            for last in (False, True):
+                answer = self._session.request(
+                    method, url, headers=sent, params=query, data=content, auth=self._access, timeout=_LIMITS_S
+                )
+                if answer.status_code != 401 or last or not self._access.gained(answer):
+                    break
+        except requests.RequestException as error:
+            raise unreachable(self._reference, error) from error
+        if answer.status_code in expect:
+            return answer
+        if answer.status_code in (401, 403):
+            raise self._access.refused(_errors(answer))
+        said = _errors(answer) or f"status {answer.status_code} {answer.reason}"
+        reason = f"The registry {self._reference.registry}, asked to {method} {urlsplit(url).path}, answered: {said}."
+        raise RegistryError(reason, _advice(answer.status_code, self._reference))
+
+    def _checked(self, answer: Response, wanted: str) -> Blob:
+        digest = sha256(answer.content)
+        if _DIGEST.fullmatch(wanted) and digest != wanted:
+            raise RegistryError(
+                f"The registry {self._reference.registry} was asked for {wanted} and sent {digest}.",
+                "What it holds is damaged, or something between it and this machine changes it: push the image anew.",
+            )
+        return Blob(media_type=_media_type(answer), digest=digest, content=answer.content)
+
+    def _nonsense(self, what: str, answer: Response) -> RegistryError:
+        return RegistryError(
+            f"{urlsplit(answer.url).netloc} {what}: it does not speak as a registry does.",
+            f"Check the name {self._reference.name}, and whether a proxy or a login page answers in its place.",
+        )
+
+
+def registry_credentials(registry: str) -> Credentials | None:
+    """Our credentials for a registry; None for none.
+
+    Raises:
+        RegistryError: a credential program or AWS fails.
+    """
+    return ecr_credentials(registry) if is_ecr(registry) else find_credentials(registry)
+
+
+def sha256(content: bytes) -> str:
+    """The digest of some bytes, as registries write it."""
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
+def _session(reference: Reference) -> Session:
+    import requests
+    from requests.adapters import HTTPAdapter
+    from urllib3.util import Retry
+
+    session = requests.Session()
+    retry = Retry(
+        total=3,
+        connect=1,
+        other=0,  # distrust of a certificate does not pass
+        allowed_methods=None,  # all: what we send is the same however often it arrives
+        status_forcelist=(429, 500, 502, 503, 504),
+        backoff_factor=0.3,
+        raise_on_status=False,
+        respect_retry_after_header=False,  # hubs that limit the rate name hours
+    )
+    for scheme in ("http://", "https://"):
+        session.mount(scheme, HTTPAdapter(max_retries=retry))
+    session.headers.clear()
+    session.headers["User-Agent"] = "skyward"
+    # as in Docker, no proxy stands before this machine itself
+    session.trust_env = not is_loopback(reference.registry)
+    bundles = (os.environ.get(name) for name in ("REQUESTS_CA_BUNDLE", "SSL_CERT_FILE", "CURL_CA_BUNDLE"))
+    session.verify = next((bundle for bundle in bundles if bundle), True)
+    return session
+
+
+def _errors(answer: Response) -> str:
+    """What a registry says is wrong, in its own words; "" if it says nothing in the registry's form."""
+    try:
+        found: Any = answer.json().get("errors")
+        return "; ".join(f"{entry['code']} {entry.get('message', '')}".strip() for entry in found)
+    except (ValueError, AttributeError, TypeError, KeyError):
+        return ""
+
+
+def _media_type(answer: Response) -> str:
+    return answer.headers.get("Content-Type", "").partition(";")[0].strip()
+
+
+def _advice(status: int, reference: Reference) -> str:
+    if status == 404:
+        return f"Check the name {reference.name}; some registries want a repository to be created first."
+    if status == 429:
+        return "It limits the rate of requests: wait, or log in, which raises the limit."
+    if status == 400 and reference.plain_http:
+        return f"If it speaks TLS, write https://{reference.name}."
+    return "Try again later, or ask who runs it." if status >= 500 else ""

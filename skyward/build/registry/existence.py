@@ -1,0 +1,154 @@
+"""Whether a registry has an image: yes, no, or unknown and why. Unknown is never taken for yes or no.
+
+What was found is remembered on disk for a day, so that a start with a known image asks nobody. That something is not
+there is never remembered. Neither the memo nor anything else here holds credentials.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import time
+
+from skyward.build.registry.reference import Reference, parse_reference
+from skyward.errors import RegistryError
+
+TRUST_S = 24 * 3600.0  # a tag that is an identity never changes its meaning, but its image may be deleted
+_KEEP_S = 30 * 24 * 3600.0  # an old note still saves most of the questions
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Exists:
+    """The registry has the image.
+
+    Attributes:
+        digest: of its manifest for the platform asked for.
+        reference: `repository@digest`, which nodes run.
+    """
+
+    digest: str
+    reference: str
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """The registry says that it does not have the image, or not for that platform."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """Nobody can say now.
+
+    Attributes:
+        reason: what was asked and what came back.
+        remedy: what to do.
+    """
+
+    reason: str
+    remedy: str
+
+    def error(self) -> RegistryError:
+        """To be raised: what is unknown stops."""
+        return RegistryError(self.reason, self.remedy)
+
+
+def check(reference: str, *, platform: str, trust_s: float = TRUST_S) -> Exists | Absent | Unknown:
+    """Ask a registry for an image, with the credentials of this user.
+
+    Args:
+        reference: with tag or digest.
+        platform: such as "linux/amd64".
+        trust_s: how old an earlier answer may be, in seconds; 0 asks anew. An answer for a tag that moves, such as
+            that of a base image, deserves a few minutes.
+
+    Raises:
+        ConfigError: the reference is none.
+    """
+    wanted = parse_reference(reference)
+    known = _recall(wanted, platform)
+    if known and known.age_s < trust_s:
+        return known.found(wanted)
+    # not needed where the answer is known, and loading it takes longer than that answer
+    from skyward.build.registry.client import RegistryClient
+    from skyward.build.registry.manifests import find_image
+
+    try:
+        with RegistryClient(wanted) as client:
+            if known and client.digest_of(wanted.wanted) == known.tagged:
+                remember(wanted, platform, known.digest, known.tagged)
+                return known.found(wanted)
+            image = find_image(client, wanted.wanted, platform)
+    except RegistryError as error:
+        return Unknown(error.reason, error.remedy)
+    if image is None:
+        forget(reference, platform=platform)
+        return Absent()
+    remember(wanted, platform, image.digest, image.tagged)
+    return Exists(image.digest, f"{wanted.name}@{image.digest}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What was seen earlier: the image's digest, that of what the tag stood for, and how long ago."""
+
+    digest: str
+    tagged: str
+    age_s: float
+
+    def found(self, reference: Reference) -> Exists:
+        return Exists(self.digest, f"{reference.name}@{self.digest}")
+
+
+def remember(reference: Reference, platform: str, digest: str, tagged: str) -> None:
+    """Note that the registry was seen to have an image. Where nothing can be written, nothing is remembered.
+
+    Args:
+        reference: with the tag or digest that was asked for.
+        platform: of the image.
+        digest: of its manifest.
+        tagged: digest of what the tag stands for: the manifest, or an index that has it.
+    """
+    path = _file(reference, platform)
+    note = {"reference": str(reference), "platform": platform, "digest": digest, "tagged": tagged, "seen_at": time()}
+    fresh = path.with_suffix(f".{os.getpid()}")
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh.write_text(json.dumps(note), encoding="utf-8")
+        fresh.replace(path)
+        _drop_old(path.parent)
+
+
+def forget(reference: str, *, platform: str) -> None:
+    """Ask anew the next time: for when a pull shows that the image is gone."""
+    with suppress(OSError):
+        _file(parse_reference(reference), platform).unlink()
+
+
+def _recall(reference: Reference, platform: str) -> _Known | None:
+    try:
+        note = json.loads(_file(reference, platform).read_text(encoding="utf-8"))
+        known = _Known(str(note["digest"]), str(note["tagged"]), time() - float(note["seen_at"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # not known, or half written by a machine that went down: then it is asked
+    return known if _DIGEST.fullmatch(known.digest) and known.age_s >= 0 else None
+
+
+def _file(reference: Reference, platform: str) -> Path:
+    from platformdirs import user_cache_path
+
+    key = hashlib.sha256(f"{reference.url}\n{reference}\n{platform}".encode()).hexdigest()
+    return user_cache_path("skyward") / "registry" / f"{key[:32]}.json"
+
+
+def _drop_old(folder: Path) -> None:
+    """Keep the folder from growing for ever: what was not asked for in a month goes."""
+    oldest = time() - _KEEP_S
+    for path in folder.iterdir():
+        if path.stat().st_mtime < oldest:
+            path.unlink()

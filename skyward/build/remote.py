@@ -1,0 +1,88 @@
+"""A build on another machine: folder and secrets go there over SSH, and its own docker command builds.
+
+Nothing is installed there, and nothing stays there but the image: the folder is private to the user and goes away
+with the build, however that ends.
+"""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryFile
+
+from skyward.build.process import run
+from skyward.build.progress import Progress
+from skyward.image import TIME
+from skyward.model.ssh import SshHost
+
+UNREACHED = 255  # ssh's own exit status where it, and not the command, failed
+# The folder comes as a tar of known length, after which the input stays open: its end means that the client is gone.
+# Which command can build is found out as `skyward.build.command` does here. Proxies are those of that machine.
+_SCRIPT = r"""
+umask 077
+place=$(mktemp -d "${TMPDIR:-/tmp}/skyward-build-XXXXXXXX") || exit 1
+trap 'rm -rf "$place"' EXIT
+trap 'exit 129' HUP INT TERM PIPE
+cd "$place" && head -c "$1" | tar -xpf - || exit 1
+time=$2
+shift 2
+for name in HTTP_PROXY HTTPS_PROXY FTP_PROXY NO_PROXY ALL_PROXY http_proxy https_proxy ftp_proxy no_proxy all_proxy; do
+    if printenv "$name" >/dev/null; then set -- "$@" --build-arg "$name"; fi
+done
+build=
+clis=${SKYWARD_DOCKER_CLI:-docker /usr/bin/docker}
+for cli in $clis; do
+    "$cli" buildx version >/dev/null 2>&1 || continue
+    build="$cli buildx build --builder default --load --build-arg SOURCE_DATE_EPOCH=$time"
+    break
+done
+[ "$build" ] || for cli in $clis; do
+    version=$("$cli" --version 2>/dev/null) && version=${version#Docker version }
+    [ "$version" ] && [ "${version%%.*}" -lt 23 ] && export DOCKER_BUILDKIT=1 && build="$cli build" && break
+done
+if [ -z "$build" ]; then
+    command -v docker >/dev/null || { echo 'docker: command not found'; exit 127; }
+    echo 'skyward: the docker command there has no buildx; install its package docker-buildx'; exit 1
+fi
+export BUILDX_NO_DEFAULT_ATTESTATIONS=1
+exec 3<&0
+$build "$@" "$place/context" </dev/null &
+pid=$!
+{ cat >/dev/null; kill "$pid"; } <&3 >/dev/null 2>&1 &
+watch=$!
+wait "$pid"
+code=$?
+kill "$watch" 2>/dev/null
+exit "$code"
+"""
+
+
+def run_there(host: SshHost, words: Sequence[str], progress: Progress, folder: Path) -> int:
+    """Send a folder to a machine and run its docker build there: its directory `context`, with these options.
+
+    Paths in the options are relative to the folder. Returns the exit status: the build's, or 255 where SSH failed.
+
+    Raises:
+        EngineMissingError: the machine cannot be reached, or nothing there can build.
+    """
+    with TemporaryFile() as packed:
+        with tarfile.open(fileobj=packed, mode="w") as tar:
+            for path in sorted(folder.iterdir()):
+                tar.add(path, path.name, filter=_anonymous)
+        size = packed.tell()
+        packed.seek(0)
+        command = host.command("sh", "-c", _SCRIPT, "sh", str(size), str(TIME), *words)
+        code = run(command, progress, folder=folder, environment=os.environ, feed=packed)
+    if code in (UNREACHED, 127):
+        failure = host.failure(progress.ending)
+        if failure:
+            raise failure
+    return code
+
+
+def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    return member

@@ -1,0 +1,187 @@
+"""One run of `uv pip compile` with this machine's package settings, and what its failures mean."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from skyward.build.folders import FolderServer
+from skyward.build.site import UvSettings, read_site, uv_settings
+from skyward.errors import ConfigError, ImageError, SkywardError
+from skyward.image.origins import origin_of
+from skyward.image.requirements import PROJECT, requirements_file, unlisted
+from skyward.model.image import Image, package_name, requirement_name
+
+if TYPE_CHECKING:
+    from skyward.build.lock import Request
+
+_LOCK = "pylock.toml"
+_KEPT = ("UV_CACHE_DIR", "UV_HTTP_RETRIES", "UV_KEYRING_PROVIDER", "UV_OFFLINE")
+_CREDENTIALS = re.compile(r"://[^/@\s]+@")
+_SERVED = re.compile(r"http://127\.0\.0\.1:\d+/[0-9a-f]{32}")
+_MISSING = (
+    re.compile(r"Because (?P<name>[A-Za-z0-9._-]+)(?:\[[^\]]*\])? was not found in"),
+    re.compile(r"there (?:is|are) no versions? of (?P<name>[A-Za-z0-9._-]+)"),
+    re.compile(r"only (?:the following versions of )?(?P<name>[A-Za-z0-9._-]+)\S* (?:is|are) available"),
+    re.compile(r"(?P<name>[A-Za-z0-9._-]+)(?:[=<>!~]\S+)? has no (?:wheels|usable wheels)"),
+)
+_UNREACHABLE = re.compile(r"Failed to fetch|Request failed|error sending request|dns error|timed out", re.IGNORECASE)
+_REFUSED = re.compile(r"HTTP status (?:client|server) error \((\d+)")
+_CERTIFICATE = re.compile(r"UnknownIssuer|invalid peer certificate|certificate verify failed", re.IGNORECASE)
+_BUILD = re.compile(r"Failed to build `([A-Za-z0-9._-]+)")
+
+
+def resolve(request: Request, target: str, preferred: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    """The `pylock.toml` that uv makes of a request.
+
+    Args:
+        request: what is to be locked.
+        target: the platform in uv's words.
+        preferred: names and versions to keep where they still fit.
+
+    Raises:
+        ConfigError: the requirements contradict each other, or this machine's settings are wrong.
+        ImageError: a package or an index cannot be had, or uv is missing.
+    """
+    words = _words(request, target)
+    with TemporaryDirectory(prefix="skyward-lock-") as folder, FolderServer() as server:
+        place = Path(folder)
+        environment = _prepare(place, request, uv_settings(read_site(), request.image, server.url))
+        extras: list[str] = []
+        while True:
+            (place / _LOCK).write_text(_pins(preferred), encoding="utf-8")
+            asked = [*words, *(word for name in extras for word in ("--extra", name))]
+            done = subprocess.run(
+                asked,
+                cwd=place,
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
+                stdin=subprocess.DEVNULL,
+            )
+            if done.returncode:
+                raise _failure(request.image, done.stderr)
+            found = tomllib.loads((place / _LOCK).read_text(encoding="utf-8"))
+            needed = _needed(request.image, found, extras)
+            if not needed:
+                return found
+            extras += needed
+
+
+def _words(request: Request, target: str) -> list[str]:
+    words = [_find_uv(), "pip", "compile", "--quiet", "--no-header", "--no-progress", "--color=never"]
+    words += ["--generate-hashes", "--output-file", _LOCK, "pyproject.toml", "--python", sys.executable]
+    words += ["--python-version", request.python, "--python-platform", target]
+    newest = request.image.exclude_newer
+    return [*words, *(("--exclude-newer", newest) if newest else ())]
+
+
+def _prepare(place: Path, request: Request, settings: UvSettings) -> dict[str, str]:
+    """Write what uv reads into a folder; gives the environment that points to it."""
+    asked = requirements_file(request.image, python=request.python, mirrors=settings.scoped)
+    for name, text in {**settings.files, "pyproject.toml": asked}.items():
+        (place / name).touch(mode=0o600)
+        (place / name).write_text(text, encoding="utf-8")
+    return _environment({name: str(place / file) for name, file in settings.variables.items()} | settings.more)
+
+
+def _find_uv() -> str:
+    """The uv that was installed with skyward, else one on PATH."""
+    try:
+        import uv
+
+        return uv.find_uv_bin()
+    except (ImportError, FileNotFoundError):
+        found = shutil.which("uv")
+    if found is None:
+        raise ImageError(
+            "Python requirements of an image are locked with uv, which is neither installed here as a package nor on "
+            "PATH. Install it: python -m pip install uv."
+        )
+    return found
+
+
+def _needed(image: Image, found: dict[str, Any], extras: list[str]) -> list[str]:
+    """Scoped packages that the answer has, but took from the other indexes: nobody listed them."""
+    names = {package_name(entry["name"]) for entry in found["packages"]}
+    return [name for name in unlisted(image) if name in names and name not in extras]
+
+
+def _environment(settings: dict[str, str]) -> dict[str, str]:
+    """The environment of this process, with the site's settings of package tools in place of its own."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("UV_", "PIP_", "VIRTUAL_ENV"))}
+    kept |= {name: os.environ[name] for name in _KEPT if name in os.environ}
+    for name in ("NO_PROXY", "no_proxy"):  # folders are served on the loopback interface, where no proxy leads
+        kept[name] = ",".join(filter(None, ("127.0.0.1,localhost", os.environ.get(name))))
+    return {**kept, **settings, "UV_PYTHON_DOWNLOADS": "never"}
+
+
+def _pins(preferred: Iterable[tuple[str, str]]) -> str:
+    """An earlier answer, in as many words as uv needs to prefer its versions."""
+    pins = [f'{{ name = "{name}", version = "{version}" }}' for name, version in preferred if version]
+    return f'lock-version = "1.0"\ncreated-by = "skyward"\npackages = [{", ".join(pins)}]\n'
+
+
+def _failure(image: Image, said: str) -> SkywardError:
+    """The error for what uv said."""
+    said = _SERVED.sub("file://", _CREDENTIALS.sub("://***@", said)).strip()
+    said = re.sub(rf"{PROJECT}\s+depends\s+on", "your image requires", said)
+    flat = " ".join(said.split())
+    name = next((found["name"] for pattern in _MISSING if (found := pattern.search(flat))), None)
+    tail = f" uv said:\n{said}"
+    if _CERTIFICATE.search(said):
+        return ImageError(
+            "A package index's certificate was not trusted. If this site intercepts TLS, point SSL_CERT_FILE to the "
+            f"bundle that has its CA.{tail}"
+        )
+    if refused := _REFUSED.search(said):
+        return ImageError(
+            f"A package index answered with HTTP status {refused[1]}. If it wants a name and password, put them into "
+            f"this machine's settings of pip or uv, or into ~/.netrc.{tail}"
+        )
+    if _UNREACHABLE.search(said):
+        return ImageError(
+            "A package source could not be reached. Check network and proxy settings; an index can be replaced by a "
+            f"mirror or a folder of wheels in SKYWARD_INDEXES.{tail}"
+        )
+    if "were found in the cache" in flat or "network was disabled" in flat:
+        return ImageError(f"The packages are not in uv's cache, and this machine works offline (UV_OFFLINE).{tail}")
+    if name:
+        return ImageError(
+            f"No package {name!r} that fits is to be had; asked for by {_who(image, [name])}. Check its name and "
+            f"version, and where it should come from.{tail}"
+        )
+    if "unsatisfiable" in flat or "No solution found" in flat:
+        return ConfigError(
+            f"The requirements contradict each other: {_who(image, _blamed(image, flat))}. Loosen one of them.{tail}"
+        )
+    if built := _BUILD.search(said):
+        return ImageError(
+            f"What {built[1]!r} needs could not be found out: it has no wheel, and its build failed here; asked for by "
+            f"{_who(image, [built[1]])}. Choose a version that has a wheel.{tail}"
+        )
+    return ImageError(f"The requirements could not be locked.{tail}")
+
+
+def _blamed(image: Image, said: str) -> list[str]:
+    """The packages among the image's own that uv's explanation names, as in "your image requires six<1.5"."""
+    words = {package_name(word) for word in re.findall(r"your image requires ([A-Za-z0-9][A-Za-z0-9._-]*)", said)}
+    return sorted(words & {requirement_name(entry) for entry in image.pip})
+
+
+def _who(image: Image, names: Iterable[str]) -> str:
+    """Who asked for packages: for each entry that names one; for a dependency, everything that may have brought it."""
+    wanted = {package_name(name) for name in names}
+    entries = [entry for entry in image.pip if requirement_name(entry) in wanted]
+    if not entries:
+        return "a dependency of " + ", ".join(image.pip)
+    return " and ".join(origin_of(image, "pip", entry) for entry in entries)

@@ -1,0 +1,277 @@
+"""`skyward build`: images compiled, built and pushed before any pool needs them; or looked at without building.
+
+A no-op must stay cheap: nothing but click and the compiler is loaded, and the engine is asked one question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import click
+
+from skyward.build import ensure, plan_for
+from skyward.build.events import Event, Report, note, readable
+from skyward.build.sizes import layer_sizes
+from skyward.build.used import note_use
+from skyward.cli.output import Output, Result
+from skyward.engine import Images, find_engine
+from skyward.errors import ConfigError, EngineError, ImageError
+from skyward.image import Plan
+from skyward.model.image import Image
+from skyward.model.ssh import SshHost
+from skyward.pool.settings import local_minor, platform_of
+from skyward.providers.images import EngineImages
+
+if TYPE_CHECKING:
+    from skyward.build.declared import Declared
+
+EXISTS, ABSENT, UNKNOWN = 0, 1, 3
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """An image somebody asks for: its name for people, and how it is declared."""
+
+    name: str
+    declared: Declared
+
+    def key(self, plan: Plan) -> str:
+        """What its builds are remembered by."""
+        return f"{Path.cwd() / self.name} for {plan.platform}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """How to build: on which engine, for which platform, where to push, whether to look for newer packages."""
+
+    images: Images
+    is_here: bool
+    platform: str | None
+    push: str | None
+    upgrade: bool
+
+    @property
+    def engine(self) -> EngineImages:
+        """The engine's images as the build room asks for them."""
+        return EngineImages(self.images)
+
+    def platform_for(self, wanted: Wanted) -> str:
+        """What the image is for: what was asked for or declared, else the platform of the engine's machine."""
+        architecture = wanted.declared.architecture
+        if self.platform is None and architecture is None and not self.is_here:
+            return self.images.platform()
+        return self.platform or platform_of(architecture)
+
+    def image_for(self, wanted: Wanted) -> Image:
+        """The image with what its plugins add."""
+        declared = wanted.declared
+        if self.platform:
+            declared = replace(declared, image=replace(declared.image, platform=self.platform))
+        if not declared.plugins:
+            return declared.image
+        from skyward.plugins.declared import declared_image  # takes longer to load than all that click needs
+
+        return declared_image(declared, platform=self.platform_for(wanted), python=local_minor())
+
+    def plan(self, wanted: Wanted) -> Plan:
+        """Compile, against the base the engine has and the locked requirements."""
+        return plan_for(
+            self.image_for(wanted),
+            self.engine,
+            python=local_minor(),
+            platform=self.platform_for(wanted),
+            root=wanted.declared.root,
+            upgrade=self.upgrade,
+        )
+
+    def target(self, plan: Plan) -> str | None:
+        """The image's name in the registry."""
+        if not self.push:
+            return None
+        from skyward.build.registry import with_tag
+
+        return with_tag(self.push, plan.tag.rpartition(":")[2])
+
+
+@click.command()
+@click.argument("sources", nargs=-1, required=True, metavar="FILE...")
+@click.option("--push", metavar="REPOSITORY", help="Push the image there, such as registry.example.com/team/skyward.")
+@click.option("--platform", metavar="PLATFORM", help="Of the nodes, such as linux/arm64. [default: the engine's]")
+@click.option("--on", metavar="ADDRESS", help="Build with the Docker of another machine: ssh://user@host.")
+@click.option("--print", "mode", flag_value="print", help="Show the Dockerfile and who asked for what. Builds nothing.")
+@click.option("--explain", "mode", flag_value="explain", help="Show what changed since the last build. Builds nothing.")
+@click.option(
+    "--check", "mode", flag_value="check", help="Exit with 0 if the images exist, 1 if not, 3 if nobody can say."
+)
+@click.option("--upgrade", is_flag=True, help="Look for newer packages and a newer base, within what is asked for.")
+@click.option("--json", "as_json", is_flag=True, help="Tell everything as JSON, one object per line.")
+def command(
+    sources: tuple[str, ...],
+    push: str | None,
+    platform: str | None,
+    on: str | None,
+    mode: str | None,
+    upgrade: bool,
+    as_json: bool,
+) -> int:
+    """Build images before a pool needs them.
+
+    A FILE is an image in TOML, or a Python script: the pools and images it declares are found without running it.
+    """
+    from skyward.cli.main import STATUSES
+
+    output = Output(as_json=as_json)
+    place = SshHost.parse(on) if on else find_engine()
+    with output.errors(dict(STATUSES)), closing(Images(place)) as images:
+        way = Way(images=images, is_here=not on, platform=platform, push=push, upgrade=upgrade)
+        wanted = [each for source in sources for each in _read(source)]
+        act = {"print": _print, "explain": _explain, "check": _check}.get(mode or "", _build)
+        return max([act(each, way, output) for each in wanted])
+
+
+def _read(source: str) -> Iterator[Wanted]:
+    """The images that a file declares."""
+    for declared in _declared(source):
+        yield Wanted(source if declared.where == source else f"{source}:{declared.name}", declared)
+
+
+def _declared(source: str) -> list[Declared]:
+    if Path(source).suffix != ".py":
+        from skyward.build.declared import load
+
+        return [load(source)]
+    from skyward.build.script import pools_in_script
+
+    found = pools_in_script(source)
+    if not found:
+        raise ConfigError(
+            f"{source} declares no pool and no image. Looked for were sky.ComputePool(...), @sky.pool(...) and images "
+            "bound to names of the module."
+        )
+    return found
+
+
+def _build(wanted: Wanted, way: Way, output: Output) -> int:
+    """Build an image where it is nowhere, and push it where it is not in the registry."""
+    with output.listening(wanted.name) as report:
+        plan = way.plan(wanted)
+        target = way.target(plan)
+        result = Result.of(plan)
+        if target is None or not _in_registry(target, plan, result):
+            _on_engine(plan, way, result, report)
+            if target is not None:
+                _push(plan, target, way, result, report)
+    note_use(plan.tag)
+    _remember(wanted, plan)
+    output.result(wanted.name, result)
+    return EXISTS
+
+
+def _remember(wanted: Wanted, plan: Plan) -> None:
+    """Keep what this image is made of, to explain the next build of it."""
+    from skyward.build.explain import recall, remember
+
+    last = recall(wanted.key(plan))
+    if last is None or last.tag != plan.tag:
+        remember(wanted.key(plan), plan)
+
+
+def _on_engine(plan: Plan, way: Way, result: Result, report: Report) -> None:
+    """Have the engine have the image; one question where it does."""
+    facts = way.engine.inspect(plan.tag)
+    if facts is None:
+
+        def follow(event: Event) -> None:
+            result.follow(event)
+            report(event)
+
+        started = perf_counter()
+        ensure(plan, way.engine, follow, docker_host=way.images.url)
+        result.built, result.seconds = True, perf_counter() - started
+        for layer, size in layer_sizes(plan, way.engine.history(plan.tag)):
+            follow(Event(kind="size", layer=layer, size=size))
+        facts = way.engine.inspect(plan.tag)
+    if facts is not None:
+        result.id, result.size = facts.id, facts.size
+
+
+def _in_registry(target: str, plan: Plan, result: Result) -> bool:
+    from skyward.build.registry import Exists, Unknown, existence
+
+    found = existence.check(target, platform=plan.platform)
+    if isinstance(found, Unknown):
+        raise found.error()
+    if isinstance(found, Exists):
+        result.reference = found.reference
+    return isinstance(found, Exists)
+
+
+def _push(plan: Plan, target: str, way: Way, result: Result, report: Report) -> None:
+    from skyward.build.registry import push
+
+    pushed = push(plan.tag, target, platform=plan.platform, engine=way.engine, report=report)
+    result.reference = pushed.reference
+    report(note(f"pushed {pushed.reference}, {readable(pushed.sent_bytes)} of {readable(pushed.size_bytes)} sent"))
+
+
+def _check(wanted: Wanted, way: Way, output: Output) -> int:
+    """Say whether an image exists, without making anything."""
+    try:
+        with output.listening(wanted.name):
+            plan = way.plan(wanted)
+        state, reason = _state(plan, way)
+    except (EngineError, ImageError) as error:
+        output.check(wanted.name, "", "unknown", str(error))
+        return UNKNOWN
+    output.check(wanted.name, plan.tag, state, reason)
+    return {"exists": EXISTS, "absent": ABSENT}.get(state, UNKNOWN)
+
+
+def _state(plan: Plan, way: Way) -> tuple[str, str]:
+    target = way.target(plan)
+    if target is None:
+        return ("absent" if way.engine.inspect(plan.tag) is None else "exists"), ""
+    from skyward.build.registry import Absent, Exists, existence
+
+    found = existence.check(target, platform=plan.platform, trust_s=0)
+    if isinstance(found, Exists):
+        return "exists", found.reference
+    return ("absent", "") if isinstance(found, Absent) else ("unknown", f"{found.reason} {found.remedy}")
+
+
+def _print(wanted: Wanted, way: Way, output: Output) -> int:
+    """Show the Dockerfile, each instruction after who asked for it. Asks neither engine nor index nor registry."""
+    from skyward.build.draft import draft_for
+
+    plan = draft_for(
+        way.image_for(wanted), python=local_minor(), platform=way.platform_for(wanted), root=wanted.declared.root
+    )
+    output.dockerfile(wanted.name, _annotated(plan, wanted.name))
+    return EXISTS
+
+
+def _annotated(plan: Plan, name: str) -> str:
+    lines = [f"# {name} for {plan.platform}: each instruction after who asked for it"]
+    for layer in plan.layers:
+        if layer.text.startswith("LABEL "):  # they hold the identity, of which base and lock are a part
+            continue
+        about = " ".join(f"{layer.name}: asked for by {layer.origin}".split())
+        lines += ["", f"# {about}", layer.text]
+    return "\n".join(lines) + "\n"
+
+
+def _explain(wanted: Wanted, way: Way, output: Output) -> int:
+    """Say what differs from the last build of this file here, and which layers that costs."""
+    from skyward.build.explain import explain, recall
+
+    with output.listening(wanted.name):
+        plan = way.plan(wanted)
+    last = recall(wanted.key(plan))
+    exists = way.engine.inspect(plan.tag) is not None
+    output.explanation(wanted.name, plan, last.tag if last else None, explain(plan, last), exists=exists)
+    return EXISTS

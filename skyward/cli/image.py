@@ -1,0 +1,139 @@
+"""`skyward image`: the images that skyward built on this engine, listed and removed. It touches no other image.
+
+An image is skyward's if it has our label and a tag that is the label's identity: what somebody built on top of one of
+ours has inherited the label, but not the tag. Tags are removed, never images by their id, and never by force.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from datetime import datetime
+
+import click
+
+from skyward.build.events import readable
+from skyward.build.used import forget_use, last_use
+from skyward.engine import Images, Removal, find_engine
+from skyward.errors import ConfigError, ImageError
+
+LABEL = "skyward.image"
+_TAG = re.compile(r"sky-\d+-([0-9a-f]{16})")
+_AGE = re.compile(r"(\d+)([mhdw])")
+_UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Own:
+    """An image of ours; times in seconds since the epoch, `used` None where it is not known."""
+
+    tag: str
+    size: int
+    built: float
+    used: float | None
+
+    @property
+    def last(self) -> float:
+        """When it was last used, as far as is known."""
+        return self.built if self.used is None else self.used
+
+
+def own_images(images: Images) -> list[Own]:
+    """The images of ours that an engine has, the one used last first."""
+    found = [
+        Own(tag=tag, size=image["Size"], built=_built(images, tag, image["Created"]), used=last_use(tag))
+        for image in images.labelled(LABEL)
+        for tag in image["RepoTags"] or ()
+        if _is_own(tag, image["Labels"][LABEL])
+    ]
+    return sorted(found, key=lambda image: (-image.last, image.tag))
+
+
+def _built(images: Images, tag: str, created: float) -> float:
+    """When an image came to be on this engine: its own date is one and the same for all, so that builds repeat."""
+    tagged = ((images.inspect(tag) or {}).get("Metadata") or {}).get("LastTagTime") or ""
+    moment = re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", tagged)
+    if moment is None or tagged.startswith("0001-"):  # pulled by this name, never tagged
+        return created
+    return datetime.fromisoformat(f"{moment[0]}+00:00").timestamp()
+
+
+def _is_own(tag: str, identity: str) -> bool:
+    named = _TAG.fullmatch(tag.rpartition(":")[2])
+    return bool(named) and identity.startswith(named[1]) if named else False
+
+
+@click.group()
+def command() -> None:
+    """List and remove the images that skyward built on this engine."""
+
+
+@command.command("ls")
+def list_images() -> int:
+    """Show tag, size, and when each was built and last used."""
+    rows = [("TAG", "SIZE", "BUILT", "LAST USED")]
+    for image in own_images(Images(find_engine())):
+        used = "-" if image.used is None else _moment(image.used)
+        rows.append((image.tag, readable(image.size), _moment(image.built), used))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    return 0
+
+
+@command.command("rm")
+@click.argument("tags", nargs=-1, required=True, metavar="TAG...")
+def remove_images(tags: tuple[str, ...]) -> int:
+    """Remove images by their tags, as `ls` shows them; `skyward:` may be left out."""
+    images = Images(find_engine())
+    own = {image.tag for image in own_images(images)}
+    wanted = [tag if ":" in tag else f"skyward:{tag}" for tag in tags]
+    if unknown := [tag for tag in wanted if tag not in own]:
+        raise ConfigError(
+            f"Nothing was removed: {', '.join(unknown)} {'is' if len(unknown) == 1 else 'are'} no image that skyward "
+            "built on this engine. `skyward image ls` shows those."
+        )
+    if used := [tag for tag in wanted if not _remove(images, tag)]:
+        raise ImageError(
+            f"{', '.join(used)} cannot be removed. First end the pool, or remove the container or image, that needs it."
+        )
+    return 0
+
+
+@command.command("prune")
+@click.option("--older-than", metavar="AGE", help="Only what was last used before that: 30d, 12h, 2w. [default: 30d]")
+@click.option("--keep", type=click.IntRange(min=0), metavar="N", help="Keep the N images used last, however old.")
+def prune_images(older_than: str | None, keep: int | None) -> int:
+    """Remove images that have not been used for a while.
+
+    Without options: those last used more than 30 days ago. With --keep alone: all but those N, whatever their age.
+    """
+    age_s = _seconds(older_than or ("30d" if keep is None else "0m"))
+    images = Images(find_engine())
+    old = [image for image in own_images(images)[keep or 0 :] if time.time() - image.last >= age_s]
+    removed = [image for image in old if _remove(images, image.tag)]
+    click.echo(f"{len(removed)} image{'s' * (len(removed) != 1)} removed")
+    return 0
+
+
+def _remove(images: Images, tag: str) -> bool:
+    """Remove an image and say so; False if something still needs it."""
+    how = images.remove(tag)
+    if how is Removal.IN_USE:
+        click.echo(f"{tag} {how.value}, and stays", err=True)
+        return False
+    forget_use(tag)
+    click.echo(f"{tag} {how.value}")
+    return True
+
+
+def _seconds(age: str) -> int:
+    found = _AGE.fullmatch(age)
+    if not found:
+        raise ConfigError(f"--older-than takes a number and a unit, such as 30d, 12h, 90m or 2w; found {age!r}.")
+    return int(found[1]) * _UNITS[found[2]]
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M")

@@ -1,0 +1,205 @@
+"""How `skyward build` shows what happens and what came out.
+
+On a terminal a live list of layers, in a pipe plain lines, both on standard error; the results go to standard output.
+
+With `--json` standard output has one object per line and nothing else. Every object has `event`, and `image`, the name
+of what is being built. The events:
+
+- `note`: `message`, a sentence.
+- `layer`: `name` and `origin` say what it is and who asked for it; `stage` and `step` (null where it runs nothing) tell
+  them apart; `state` is "start", "cached", "done" (with `seconds`), "failed", or once the image is there "size" (with
+  `size`, bytes).
+- `output`: `line`, printed by the layer with that `stage` and `step`.
+- `result`: `tag`, `id`, `size` (bytes), `built` (false where the image was there), `seconds`, `reference` (with the
+  registry's digest; null if it was not pushed), `layers` as above, with `seconds` and `size` (null: not known).
+- `check`: `tag`, `state` ("exists", "absent", "unknown"), `reason`.
+- `explain`: `tag`, `exists`, `last` (the tag of the last build here, or null), `changes` (each with `input`, `before`,
+  `after`), `reused` and `rebuilt` (layers).
+- `dockerfile`: `text`.
+- `error`: `kind` (the exception's name), `message`, `status` (the exit status).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from skyward.build.events import Event, Report, as_lines, readable
+from skyward.errors import SkywardError
+
+if TYPE_CHECKING:
+    from skyward.build.explain import Explanation
+    from skyward.image import Layer, Plan
+
+
+@dataclass(slots=True)
+class LayerRecord:
+    """What became of one layer."""
+
+    state: str | None = None
+    seconds: float | None = None
+    size: int | None = None
+
+
+@dataclass(slots=True)
+class Result:
+    """What came out for one image.
+
+    Attributes:
+        reference: `repository@digest` where it is in a registry.
+        built: whether it was built now.
+        seconds: how long that took.
+        layers: what became of its layers, if it was built now, in the order of the Dockerfile.
+    """
+
+    tag: str
+    id: str = ""
+    size: int | None = None
+    reference: str | None = None
+    built: bool = False
+    seconds: float = 0.0
+    layers: dict[Layer, LayerRecord] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, plan: Plan) -> Result:
+        """A result of which nothing is known yet."""
+        return cls(tag=plan.tag, layers={layer: LayerRecord() for layer in plan.layers})
+
+    def follow(self, event: Event) -> None:
+        """Take note of what an event says about a layer."""
+        if event.layer is None or event.kind == "output":
+            return
+        record = self.layers[event.layer]
+        if event.kind == "size":
+            record.size = event.size
+        else:
+            record.state, record.seconds = event.kind, event.seconds
+
+    @property
+    def made(self) -> list[tuple[Layer, LayerRecord]]:
+        """The layers that ran, were found made, or added something."""
+        return [(layer, record) for layer, record in self.layers.items() if record.state or record.size]
+
+
+class Output:
+    """Where everything goes; `as_json` decides how."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self.as_json = as_json
+
+    @contextmanager
+    def listening(self, image: str) -> Iterator[Report]:
+        """A listener for what is told of one image."""
+        if self.as_json:
+            yield lambda event: self._say(image, _document(event))
+        elif sys.stderr.isatty():
+            with ExitStack() as stack:
+                yield _Terminal(stack)
+        else:
+            yield as_lines(lambda line: click.echo(f"skyward: {line}", err=True))
+
+    @contextmanager
+    def errors(self, status_of: Mapping[type[SkywardError], int]) -> Iterator[None]:
+        """Tell an error as an event, too; it goes on to whoever gives the exit status."""
+        try:
+            yield
+        except SkywardError as error:
+            if self.as_json:
+                status = next((status for kind, status in status_of.items() if isinstance(error, kind)), 1)
+                self._say("", {"event": "error", "kind": type(error).__name__, "message": str(error), "status": status})
+            raise
+
+    def result(self, image: str, result: Result) -> None:
+        """Show what came out for an image."""
+        if self.as_json:
+            layers = [
+                {**_place(layer), "state": record.state, "seconds": record.seconds, "size": record.size}
+                for layer, record in result.made
+            ]
+            names = ("tag", "id", "size", "reference", "built", "seconds")
+            self._say(image, {"event": "result", **{n: getattr(result, n) for n in names}, "layers": layers})
+            return
+        how = f"built in {result.seconds:.1f} s" if result.built else "exists"
+        click.echo(f"{result.tag}  {image}: {how}")
+        facts = {
+            "digest": result.reference,
+            "id": result.id,
+            "size": None if result.size is None else readable(result.size),
+        }
+        for name, value in facts.items():
+            if value:
+                click.echo(f"  {name:<8}{value}")
+        for layer, record in result.made:
+            time = record.state or "" if record.seconds is None else f"{record.seconds:.1f} s"
+            click.echo(f"  {time:>8} {readable(record.size) if record.size else '':>8}  {layer.name}")
+
+    def check(self, image: str, tag: str, state: str, reason: str = "") -> None:
+        """Show whether an image exists."""
+        if self.as_json:
+            self._say(image, {"event": "check", "tag": tag, "state": state, "reason": reason})
+        else:
+            click.echo(f"{tag}  {image}: {state}{f' ({reason})' if reason else ''}")
+
+    def explanation(self, image: str, plan: Plan, last: str | None, found: Explanation, *, exists: bool) -> None:
+        """Show what a build would do, and why."""
+        if self.as_json:
+            changes = [{"input": c.input, "before": c.before, "after": c.after} for c in found.changes]
+            layers = {"reused": [*map(_place, found.reused)], "rebuilt": [*map(_place, found.rebuilt)]}
+            document = {"event": "explain", "tag": plan.tag, "exists": exists, "last": last, "changes": changes}
+            self._say(image, {**document, **layers})
+            return
+        click.echo(f"{plan.tag}  {image}: {'exists, nothing to build' if exists else 'would be built'}")
+        if last is None:
+            click.echo("  no build of it is known here")
+        for change in found.changes:
+            click.echo(f"  changed  {change}")
+        for word, layers_of in (("reused", found.reused), ("rebuilt", found.rebuilt)):
+            for layer in layers_of:
+                click.echo(f"  {word:<8} {layer.name}  ({layer.origin})")
+
+    def dockerfile(self, image: str, text: str) -> None:
+        """Show a Dockerfile."""
+        if self.as_json:
+            self._say(image, {"event": "dockerfile", "text": text})
+        else:
+            click.echo(text, nl=False)
+
+    def _say(self, image: str, document: dict[str, Any]) -> None:
+        click.echo(json.dumps({"event": document["event"], "image": image, **document}, ensure_ascii=False))
+
+
+class _Terminal:
+    """Plain lines until the first layer, then a live list: where nothing is built, rich is not loaded."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self._report: Report | None = None
+        self._lines = as_lines(lambda line: click.echo(f"skyward: {line}", err=True))
+
+    def __call__(self, event: Event) -> None:
+        if self._report is None and event.layer is not None:
+            from skyward.build.live import LiveLayers
+
+            self._report = self._stack.enter_context(LiveLayers())
+        (self._report or self._lines)(event)
+
+
+def _document(event: Event) -> dict[str, Any]:
+    layer = event.layer
+    if layer is None:
+        return {"event": "note", "message": event.line}
+    if event.kind == "output":
+        return {"event": "output", "stage": layer.stage, "step": layer.step, "line": event.line}
+    known = {"seconds": event.seconds, "size": event.size}
+    figures = {name: value for name, value in known.items() if value is not None}
+    return {"event": "layer", "state": event.kind, **_place(layer), **figures}
+
+
+def _place(layer: Layer) -> dict[str, Any]:
+    return {"name": layer.name, "origin": layer.origin, "stage": layer.stage, "step": layer.step}

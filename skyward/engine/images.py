@@ -1,0 +1,156 @@
+"""The images of one engine, asked over its HTTP interface: on this machine's socket, or on another machine by SSH.
+
+Needs nothing but the standard library: to learn that an image exists, loading the docker SDK would take a hundred
+times as long as the engine takes to answer. Safe to use from several threads.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from enum import Enum
+from http.client import HTTPException
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from skyward.engine.address import EngineAddress
+from skyward.engine.client import Engine
+from skyward.engine.failures import ADVICE, not_pulled, translate
+from skyward.engine.lines import SocketLine, SshLine
+from skyward.errors import EngineMissingError
+from skyward.model.ssh import SshHost
+
+
+class Removal(Enum):
+    """What became of a tag that was to be removed."""
+
+    DONE = "removed"
+    ABSENT = "was not there"
+    IN_USE = "is needed by a container, or by an image built on it"
+
+
+class Images:
+    """What an engine knows of images. One connection serves all questions; it is made with the first.
+
+    Attributes:
+        url: the engine's address: its socket, or the machine it is on.
+    """
+
+    def __init__(self, place: EngineAddress | SshHost) -> None:
+        self.url = place.url
+        self._place = place
+        self._lock = threading.Lock()
+        self._line = _line(place)
+
+    def platform(self) -> str:
+        """What the engine's machine runs, such as "linux/amd64"."""
+        _, about = self._ask("GET", "/version", "say its version")
+        return f"{about['Os']}/{about['Arch']}"
+
+    def inspect(self, ref: str) -> Mapping[str, Any] | None:
+        """The engine's description of an image; None if it does not have it."""
+        status, answer = self._ask("GET", f"/images/{_quoted(ref)}/json", f"look for image {ref}")
+        return None if status == 404 else answer
+
+    def history(self, ref: str) -> Sequence[Mapping[str, Any]]:
+        """The instructions an image was made by, the first one first, each with its size; none if it is not there."""
+        status, answer = self._ask("GET", f"/images/{_quoted(ref)}/history", f"tell how image {ref} was made")
+        return [] if status == 404 else answer[::-1]
+
+    def labelled(self, label: str) -> Sequence[Mapping[str, Any]]:
+        """The images that have a label, each with its id, tags, labels, size and time of creation."""
+        query = urlencode({"filters": json.dumps({"label": [label]})})
+        return list(self._ask("GET", f"/images/json?{query}", "list images")[1])
+
+    def remove(self, tag: str) -> Removal:
+        """Take a tag away, and with an image's last tag the image, unless a container or another image needs it."""
+        status, _ = self._ask("DELETE", f"/images/{_quoted(tag)}", f"remove image {tag}", expected=(404, 409))
+        return {404: Removal.ABSENT, 409: Removal.IN_USE}.get(status, Removal.DONE)
+
+    def pull(self, ref: str) -> None:
+        """Fetch an image from its registry, with the credentials of the machine that the engine is on.
+
+        Raises:
+            ImageNotFoundError: the registry has none, refuses it, or cannot be reached.
+        """
+        if isinstance(self._place, EngineAddress):
+            Engine.connect(self.url).pull(ref)
+            return
+        command = self._place.command("docker", "pull", "--quiet", ref)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+        if done.returncode:
+            raise self._place.failure(done.stderr) or not_pulled(ref, self.url, done.stderr)
+
+    def push(self, image: str, repository: str, tag: str, auth: Mapping[str, str]) -> Iterator[Mapping[str, Any]]:
+        """Give an image the name `repository:tag` and push it there; the engine's messages as they come.
+
+        A message with "error" in it is the last: the registry refuses, or cannot be reached.
+
+        Raises:
+            ImageNotFoundError: the engine does not have the image.
+        """
+        action = f"push image {image} to {repository}:{tag}"
+        query = urlencode({"repo": repository, "tag": tag})
+        status, answer = self._ask("POST", f"/images/{_quoted(image)}/tag?{query}", action)
+        if status == 404:
+            raise translate(action, self.url, _message(answer, "no such image"))
+        header = base64.urlsafe_b64encode(json.dumps(dict(auth)).encode()).decode()
+        with closing(_line(self._place)) as line, self._told(line, action):
+            line.request(
+                "POST",
+                f"/images/{_quoted(repository)}/push?tag={tag}",
+                headers={"X-Registry-Auth": header},
+            )
+            response = line.getresponse()
+            if response.status >= 400:
+                raise translate(action, self.url, _message(json.loads(response.read() or b"null"), response.reason))
+            for message in response:
+                yield json.loads(message)
+
+    def close(self) -> None:
+        """Close the connection; another question would open a new one."""
+        with self._lock:
+            self._line.close()
+
+    def __del__(self) -> None:
+        self._line.close()
+
+    def _ask(self, method: str, path: str, action: str, expected: Sequence[int] = (404,)) -> tuple[int, Any]:
+        """Status and answer; a failure other than the expected ones is raised."""
+        with self._lock, self._told(self._line, action):
+            self._line.request(method, path)
+            response = self._line.getresponse()
+            body = response.read()
+        answer = json.loads(body) if body else None
+        if response.status >= 400 and response.status not in expected:
+            raise translate(action, self.url, _message(answer, response.reason))
+        return response.status, answer
+
+    @contextmanager
+    def _told(self, line: SocketLine | SshLine, action: str) -> Iterator[None]:
+        """Map what breaks a connection; `action` completes "The Docker engine at X broke off when asked to ..."."""
+        try:
+            yield
+        except (HTTPException, OSError) as error:
+            failure = line.failure()
+            line.close()
+            raise failure or EngineMissingError(
+                f"The Docker engine at {self.url} broke off when asked to {action} ({error}). {ADVICE}"
+            ) from error
+
+
+def _line(place: EngineAddress | SshHost) -> SocketLine | SshLine:
+    return SshLine(place) if isinstance(place, SshHost) else SocketLine(place)
+
+
+def _message(answer: Any, otherwise: str) -> str:
+    """An engine's own words in an answer."""
+    return str((answer.get("message") if isinstance(answer, dict) else None) or otherwise)
+
+
+def _quoted(ref: str) -> str:
+    return quote(ref, safe="/:@")

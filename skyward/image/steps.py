@@ -1,0 +1,270 @@
+"""The instructions of a Dockerfile, one function for each group of them, in the order in which they stand there.
+
+Every instruction stays within Dockerfile 1.2, so that engines from 20.10 on build it. What belongs to one site (CA
+bundle, index settings, mirrors) is no part of the text: each step that may use the network reads an optional secret,
+whose value BuildKit keeps out of layers and cache keys.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+
+from skyward.image.lock import COMMITS, Lock, Tier, index_id, is_heavy, source_file, tier_sources
+from skyward.image.origins import origin_of, origins_of
+from skyward.image.plan import Copied, Layer
+from skyward.model.image import Image, local_path, requirement_name
+
+UV = "0.13.8"
+NEWLINES = {"\n": "SKYWARD_LF", "\r": "SKYWARD_CR"}  # the Dockerfile has no way to write them in ENV: build arguments
+CODE = "/opt/code"
+
+TIME = 315532800  # the time of whatever a step makes (1980, where the times in zip files begin)
+
+STEP_FILE = "step.sh"
+# Begins every step, and defines what ends it. Two builds make the same bytes: no time of day in Python's bytecode, no
+# random order, and one time on all that is newer than a mark; the clocks of files tick every few milliseconds.
+STEP = f"""\
+: > /run/skyward/begun
+sleep 0.02
+export SOURCE_DATE_EPOCH={TIME} PYTHONHASHSEED=0
+for settings in site.sh build-env.sh; do
+    [ ! -r "/run/skyward/$settings" ] || . "/run/skyward/$settings"
+done
+end_step() {{
+    find / -xdev \\( -path /proc -o -path /sys -o -path /dev -o -path /run -o -path '/etc/host*' \\
+        -o -path /etc/resolv.conf \\) -prune -o -newer /run/skyward/begun -exec touch -h -d @{TIME} {{}} +
+}}
+"""
+
+# Everything a step is given is mounted below a tmpfs, so that neither it nor its mount points come into the layer.
+_GIVEN = "/run/skyward"
+_SITE = (
+    "--mount=type=tmpfs,target=/run",
+    f"--mount=type=bind,source={STEP_FILE},target={_GIVEN}/{STEP_FILE}",
+    f"--mount=type=secret,id=skyward_site,target={_GIVEN}/site.sh",
+)
+_BUILD_ENV = f"--mount=type=bind,source=build-env.sh,target={_GIVEN}/build-env.sh"
+_BEGIN, _END = f". {_GIVEN}/{STEP_FILE}", "end_step"
+_USER = "your image"
+_OWN = "skyward itself"
+
+
+def base_stage(base: str, origin: str) -> list[Layer]:
+    """Where everything starts from."""
+    return [_layer(f"FROM {base} AS python", "base", origin, "python")]
+
+
+def python_venv(python: str) -> list[Layer]:
+    """The wanted Python in /opt/venv: made there unless the base brings it."""
+    check = (
+        '/opt/venv/bin/python -c \'import sys; found = "%d.%d" % sys.version_info[:2]; '
+        f'sys.exit(found != "{python}" and "skyward: the base has Python " + found + ", wanted is {python}")\''
+    )
+    make = (
+        f'[ -x /opt/venv/bin/python ] || "$(command -v python{python} || command -v python3 || echo python)"'
+        " -m venv --system-site-packages /opt/venv"
+    )
+    return [
+        _layer("ENV PATH=/opt/venv/bin:$PATH VIRTUAL_ENV=/opt/venv", "PATH", _OWN, "python"),
+        _run([make, check], name=f"Python {python} in /opt/venv", origin=_OWN, stage="python"),
+    ]
+
+
+def uv_stage(image: Image) -> list[Layer]:
+    """A stage with uv that is thrown away: it is mounted where it is needed."""
+    if not image.pip:
+        return []
+    script = [f"python -m pip install --quiet --no-cache-dir --root-user-action=ignore --target /opt/uv uv=={UV}"]
+    return [
+        _layer("FROM python AS uv", "uv", _OWN, "uv"),
+        _run(script, name=f"uv {UV}", origin="skyward itself, to install your pip requirements", stage="uv"),
+    ]
+
+
+def apt(image: Image, platform: str) -> list[Layer]:
+    """Debian packages. What they leave that differs from build to build, and their caches, stay out of the layer."""
+    if not image.apt:
+        return []
+    cache = f"id=skyward-apt-{platform.replace('/', '-')}"
+    mounts = [f"--mount=type=cache,{cache}-{kind},target=/var/{kind}/apt,sharing=locked" for kind in ("cache", "lib")]
+    packages = tuple(image.apt)
+    script = [
+        f"echo '#clear DPkg::Post-Invoke; #clear APT::Update::Post-Invoke;' > {_GIVEN}/keep-archives",
+        f"apt-get -c {_GIVEN}/keep-archives update -qq",
+        f"DEBIAN_FRONTEND=noninteractive apt-get -c {_GIVEN}/keep-archives install -y -qq --no-install-recommends "
+        + " ".join(packages),
+        "rm -rf /var/log/apt /var/log/dpkg.log /var/log/alternatives.log /var/cache/ldconfig/aux-cache "
+        "/var/cache/debconf/*-old /var/lib/dpkg/*-old",
+    ]
+    name, origin = f"apt {' '.join(packages)}", origins_of(image, "apt", packages)
+    return [_run(script, *mounts, name=name, origin=origin, stage="python", env=image.build_env)]
+
+
+def image_stage() -> list[Layer]:
+    """The image itself, from here on."""
+    return [_layer("FROM python AS image", "image", _OWN)]
+
+
+def requirements(image: Image, platform: str, lock: Lock | None) -> list[Layer]:
+    """The locked packages: first those that are large and change rarely, in a layer that the others do not touch."""
+    tiers: tuple[Tier, ...] = ("heavy", "light")
+    layers = []
+    for tier in tiers:
+        sources = tier_sources(image, lock, tier)
+        if sources and image.pip:
+            installs = [_install(f"{_GIVEN}/{source_file(source)}", source) for source in sources]
+            mounts = [
+                f"--mount=type=bind,source=requirements/{tier}/{name},target={_GIVEN}/{name}"
+                for name in map(source_file, sources)
+            ]
+            entries = _tier_entries(image, tier)
+            name = f"pip {' '.join(entries)}" if tier == "light" else f"pip {_large(image, lock)} (large)"
+            layers.append(_uv_run(image, platform, installs, *mounts, name=name, entries=entries))
+    return layers
+
+
+def local_packages(image: Image, platform: str, packages: tuple[Copied, ...]) -> list[Layer]:
+    """Wheels and projects from this machine's files. Their needs are among the locked packages."""
+    entries = tuple(entry for entry in image.pip if local_path(entry) is not None)
+    if not packages:
+        return []
+    targets = " ".join(_word(f"/run/local/{package.target}") for package in packages)
+    # builds write beside the sources, where it is thrown away; uv would take an old build of the same path for this one
+    folder = "--mount=type=bind,source=local,target=/run/local,readwrite"
+    installs = [f"/run/uv/bin/uv pip install --no-progress --compile-bytecode --no-deps --refresh {targets}"]
+    return [_uv_run(image, platform, installs, folder, name=f"pip {' '.join(entries)}", entries=entries)]
+
+
+def runner() -> list[Layer]:
+    """The runner, of the client's own version."""
+    copy = ["cp -r /run/runner /opt/skyward"]
+    copy.append("/opt/venv/bin/python -m compileall -q --invalidation-mode unchecked-hash /opt/skyward")
+    return [
+        _run(copy, "--mount=type=bind,source=runner,target=/run/runner", name="the runner", origin=_OWN),
+        _layer("ENV PYTHONPATH=/opt/skyward", "the runner's path", _OWN),
+    ]
+
+
+def commands(image: Image) -> list[Layer]:
+    """The user's commands in JSON form, which neither Dockerfile nor shell quoting can alter."""
+    layers = []
+    secrets = [f"--mount=type=secret,id={name},required=true" for name in image.secrets]
+    env = [_BUILD_ENV] if image.build_env else []
+    script = f'{_BEGIN}; /bin/sh -ec "$0"; {_END}'
+    flags = " ".join((*_SITE, *env, *secrets))
+    for number, command in enumerate(image.run, start=1):
+        words = json.dumps(["/bin/sh", "-ec", script, command], ensure_ascii=False)
+        origin = f"{origin_of(image, 'run', command)} (command {number} of {len(image.run)})"
+        layers.append(_layer(f"RUN {flags} {words}", f"run {_short(command)}", origin))
+    return layers
+
+
+def code(image: Image, copied: Copied | None) -> list[Layer]:
+    """Local code, where the image asks for it to be baked in."""
+    if copied is None:
+        return []
+    origin = f"your bake=True, includes={list(image.includes)!r}"
+    mount = f"--mount=type=bind,source={copied.folder},target=/run/code"
+    return [_run([f"cp -r /run/code {CODE}"], mount, name="local code", origin=origin)]
+
+
+def env(image: Image, copied: Copied | None) -> list[Layer]:
+    """The environment of the nodes, and the paths that Python finds modules in."""
+    variables = dict(image.env)
+    paths = ["/opt/skyward", image.env.get("PYTHONPATH", ""), CODE if copied else ""]
+    if image.env.get("PYTHONPATH") or copied:  # the runner must stay importable whatever path the user adds
+        variables["PYTHONPATH"] = ":".join(path for path in paths if path)
+    if not variables:
+        return []
+    needed = [name for char, name in NEWLINES.items() if any(char in value for value in variables.values())]
+    args = [_layer(f"ARG {name}", "newlines in env", _USER) for name in needed]
+    pairs = [f"{name}={quoted(value)}" for name, value in sorted(variables.items())]
+    return [*args, _layer("ENV " + " \\\n    ".join(pairs), "env", _USER)]
+
+
+def labels(facts: Mapping[str, str]) -> list[Layer]:
+    """What the image says of itself."""
+    return [_layer("LABEL " + " ".join(f"{name}={quoted(text)}" for name, text in facts.items()), "labels", _OWN)]
+
+
+def build_env_file(image: Image) -> str:
+    """The environment of build steps, as a shell reads it."""
+    return "".join(f"export {name}={_word(value)}\n" for name, value in image.build_env.items())
+
+
+def quoted(value: str) -> str:
+    """A value as a Dockerfile word."""
+    text = re.sub(r'([\\"$])', r"\\\1", value)
+    for char, name in NEWLINES.items():
+        text = text.replace(char, f"${{{name}}}")
+    return f'"{text}"'
+
+
+def _layer(text: str, name: str, origin: str, stage: str = "image") -> Layer:
+    return Layer(stage=stage, step=None, name=name, text=text, origin=origin)
+
+
+def _run(
+    script: Sequence[str],
+    *mounts: str,
+    name: str,
+    origin: str,
+    stage: str = "image",
+    env: Mapping[str, str] | None = None,
+) -> Layer:
+    """A RUN of our own, of commands each of which must succeed."""
+    flags = " \\\n    ".join((*_SITE, *([_BUILD_ENV] if env else []), *mounts))
+    lines = [_BEGIN, *script, _END]
+    body = "; \\\n    ".join(lines)
+    return _layer(f"RUN {flags} \\\n    set -e; {body}", name, origin, stage)
+
+
+def _uv_run(
+    image: Image, platform: str, installs: list[str], *mounts: str, name: str, entries: tuple[str, ...]
+) -> Layer:
+    """A RUN that installs packages with uv, whose cache is a mount."""
+    tool = "--mount=type=bind,from=uv,source=/opt/uv,target=/run/uv"
+    cache = f"--mount=type=cache,id=skyward-uv-{platform.replace('/', '-')},target=/run/cache/uv"
+    settings = [
+        "export UV_CACHE_DIR=/run/cache/uv UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_PYTHON=/opt/venv/bin/python",
+        "export PYC_INVALIDATION_MODE=CHECKED_HASH",
+    ]
+    origin = origins_of(image, "pip", entries)
+    return _run([*settings, *installs], tool, *mounts, cache, name=name, origin=origin, env=image.build_env)
+
+
+def _install(file: str, source: str) -> str:
+    """The command for one requirements file."""
+    words = "/run/uv/bin/uv pip install --no-progress --compile-bytecode --no-deps"
+    if source == COMMITS:
+        return f"{words} -r {file}"
+    if not source:
+        return f"{words} --require-hashes -r {file}"
+    # a package's one source is the index that the image names for it, wherever this site finds that
+    index = f'"${{SKYWARD_INDEX_{index_id(source)}:-{source}}}"'
+    return f"env -u UV_CONFIG_FILE {words} --require-hashes --no-config --default-index {index} -r {file}"
+
+
+def _tier_entries(image: Image, tier: Tier) -> tuple[str, ...]:
+    """The requirements that ask for a layer: those that name large packages, else all; the others."""
+    entries = [entry for entry in image.pip if local_path(entry) is None]
+    direct = tuple(entry for entry in entries if is_heavy(requirement_name(entry)) == (tier == "heavy"))
+    return direct or tuple(entries)
+
+
+def _large(image: Image, lock: Lock | None) -> str:
+    """The large packages in a few words."""
+    names = [package.pin.partition(" @ ")[0] for package in lock.of("heavy")] if lock else []
+    return " ".join(names or _tier_entries(image, "heavy"))
+
+
+def _word(text: str) -> str:
+    """A text as a word of the shell. Not `shlex.quote`: the same on every version of Python."""
+    return text if re.fullmatch(r"[\w./:=@%+,-]+", text, re.ASCII) else "'" + text.replace("'", "'\"'\"'") + "'"
+
+
+def _short(command: str) -> str:
+    line = command.strip().splitlines()[0]
+    return line if len(line) <= 60 else f"{line[:57]}..."

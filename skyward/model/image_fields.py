@@ -1,0 +1,222 @@
+"""What the fields of an `Image` may hold: each value checked, and brought into its one normal spelling."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Mapping
+from datetime import UTC, date, datetime, time, timedelta
+from typing import Any
+from urllib.parse import urlsplit
+
+from skyward.errors import ConfigError
+
+_REFERENCE = re.compile(
+    r"(?:(?:[a-zA-Z0-9][a-zA-Z0-9.-]*|\[[0-9a-fA-F:]+\])(?::\d+)?/)?"  # registry
+    r"[a-z0-9]+(?:(?:\.|_{1,2}|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_{1,2}|-+)[a-z0-9]+)*)*"
+    r"(?::\w[\w.-]{0,127})?(?:@sha256:[0-9a-f]{64})?",
+    re.ASCII,
+)
+_APT = re.compile(r"[a-z0-9][a-z0-9+.-]+(?::[a-z0-9]+)?(?:=[A-Za-z0-9.+:~-]+|/[A-Za-z0-9.-]+)?", re.ASCII)
+_MINOR = re.compile(r"3\.\d{1,2}", re.ASCII)
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_PLATFORM = re.compile(r"linux/[a-z0-9]+(?:/v\d+)?", re.ASCII)
+_PACKAGE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?", re.ASCII)
+_STAGE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*", re.ASCII)
+_SECRET = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*", re.ASCII)
+_PATH_START = ("./", "../", "/", "~/")
+_ARCHIVES = (".whl", ".tar.gz", ".zip")
+
+
+def package_name(text: str) -> str:
+    """A package's name in its normal form (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", text).lower()
+
+
+def requirement_name(requirement: str) -> str:
+    """The package a requirement asks for, in normal form; "" for a local project, which only its files tell."""
+    path = local_path(requirement)
+    if path is not None:
+        return package_name(posixpath.basename(path).partition("-")[0]) if path.endswith(".whl") else ""
+    found = _PACKAGE.match(requirement)
+    return package_name(found.group().rstrip("-_.")) if found else ""
+
+
+def local_path(requirement: str) -> str | None:
+    """The path of a local wheel, archive or project, without the extras asked of it; None for any other requirement."""
+    path = re.sub(r"\[[^\[\]/]*\]$", "", requirement.strip())
+    is_file = path.endswith(_ARCHIVES) and "@" not in path
+    return path if is_file or path in (".", "..") or path.startswith(_PATH_START) else None
+
+
+def is_dockerfile(base: str) -> bool:
+    """Whether a base is a path of a Dockerfile; an image reference is none."""
+    name = posixpath.basename(base)
+    named = name == "Dockerfile" or name.endswith(".Dockerfile") or name.startswith("Dockerfile.")
+    return base.startswith(_PATH_START) or (named and ":" not in name)
+
+
+def require(holds: object, name: str, value: object, wanted: str) -> None:
+    """Raise ConfigError, naming field, value and what is allowed, unless the condition holds."""
+    if not holds:
+        raise ConfigError(f"Image: {name} must be {wanted}; found {value!r}.")
+
+
+def texts(name: str, values: Any) -> tuple[str, ...]:
+    """A caller's list of texts as a tuple; one text alone is refused, as it would be taken letter by letter."""
+    listed = isinstance(values, (list, tuple, set, frozenset))
+    require(listed and all(isinstance(v, str) for v in values), name, values, "a list of texts")
+    return tuple(values)
+
+
+def reference(base: Any) -> str:
+    """An image reference, as it is."""
+    require(_matches(_REFERENCE, base), "base", base, "an image reference such as 'python:3.12-slim', or a Dockerfile")
+    return str(base)
+
+
+def path(name: str, text: Any) -> str:
+    """A path in its one spelling; one below the root keeps or gets no leading `./`."""
+    require(isinstance(text, str) and text.strip() and text.isprintable(), name, text, "a path without line ends")
+    return posixpath.normpath(str(text).strip())
+
+
+def stage(name: str, text: Any) -> str | None:
+    """The name of a build stage; None for the last one."""
+    require(text is None or _matches(_STAGE, text), name, text, "the name of a stage of the Dockerfile")
+    return None if text is None else str(text)
+
+
+def python(version: Any) -> str:
+    """A minor version of Python, or "auto"."""
+    right = version == "auto" or _matches(_MINOR, version)
+    require(right, "python", version, "'auto' or a minor version such as '3.12'")
+    return str(version)
+
+
+def platform(name: Any) -> str | None:
+    """An OCI platform; None for that of the nodes."""
+    require(name is None or _matches(_PLATFORM, name), "platform", name, "such as 'linux/amd64'")
+    return None if name is None else str(name)
+
+
+def bake(value: Any) -> bool:
+    """A switch."""
+    require(isinstance(value, bool), "bake", value, "True or False")
+    return bool(value)
+
+
+def apt(name: str) -> str:
+    """A Debian package."""
+    require(_APT.fullmatch(name), "apt", name, "Debian package names, such as 'git' or 'git=1:2.39.5-0'")
+    return name
+
+
+def package(name: str, text: str) -> str:
+    """The name of a Python package in its normal form."""
+    require(_PACKAGE.fullmatch(text), name, text, "a package name without version")
+    return package_name(text)
+
+
+def group(name: str) -> str:
+    """The name of a dependency group in its normal form (PEP 735)."""
+    require(_PACKAGE.fullmatch(name), "groups", name, "names of dependency groups in pyproject.toml, such as 'train'")
+    return package_name(name)
+
+
+def secret(name: str) -> str:
+    """The name of a build secret."""
+    require(_SECRET.fullmatch(name), "secrets", name, "names of letters, digits, '_', '-' and '.', such as 'HF_TOKEN'")
+    own = name.lower().startswith("skyward")
+    require(not own, "secrets", name, "names that do not begin with 'skyward', which are skyward's own")
+    return name
+
+
+def command(text: str) -> str:
+    """A shell command, as it is."""
+    require(text.strip() and _is_text(text), "run", text, "a shell command")
+    return text
+
+
+def env(name: str, variables: Any) -> dict[str, str]:
+    """Environment variables."""
+    require(isinstance(variables, Mapping), name, variables, "a mapping of names to texts")
+    for key, value in variables.items():
+        require(_matches(_ENV_NAME, key), name, key, "names of letters, digits and '_'")
+        require(_is_text(value), f"{name}[{key!r}]", value, "a text without NUL characters")
+    return dict(variables)
+
+
+def exclude_newer(value: Any) -> str | None:
+    """A moment in UTC; a date means its end, wherever it is read."""
+    wanted = "a date such as '2026-05-31' or a time with its zone such as '2026-05-31T12:00:00Z'"
+    if value is None:
+        return None
+    require(isinstance(value, str), "exclude_newer", value, wanted)
+    try:
+        if re.fullmatch(r"\d{4}-\d\d-\d\d", value):
+            moment = datetime.combine(date.fromisoformat(value) + timedelta(days=1), time(tzinfo=UTC))
+        else:
+            moment = datetime.fromisoformat(value)
+    except (ValueError, OverflowError):
+        raise ConfigError(f"Image: exclude_newer must be {wanted}; found {value!r}.") from None
+    require(moment.tzinfo, "exclude_newer", value, wanted)
+    return moment.astimezone(UTC).replace(microsecond=0).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def requirement(text: str) -> str:
+    """A requirement, or the path of a local wheel or project, in its one normal spelling."""
+    located = local_path(text)
+    if located is not None:
+        return _local_requirement(text.strip(), located)
+    try:
+        from packaging.requirements import InvalidRequirement, Requirement
+    except ModuleNotFoundError:  # a node, where a user's module may hold an Image at its top and nothing compiles it
+        return text.strip()
+    try:
+        found = Requirement(text)
+    except InvalidRequirement as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise ConfigError(
+            f"Image: pip must be requirements such as 'numpy>=2' or paths such as './lib'; found {text!r} ({reason})."
+        ) from None
+    if found.url:
+        url("pip", found.url, schemes=("http", "https", "git+https", "git+ssh"))
+    found.name = package_name(found.name)
+    return str(found)
+
+
+def _local_requirement(text: str, located: str) -> str:
+    extras = sorted({package("pip", name.strip()) for name in text[len(located) + 1 : -1].split(",") if name.strip()})
+    normal = path("pip", located)
+    if not normal.startswith(("/", "~", "..")) and normal != ".":
+        normal = f"./{normal}"
+    if normal.endswith(".whl"):
+        wheel = re.fullmatch(r"[^-]+-[^-]+(-\d[^-]*)?-[^-]+-[^-]+-[^-]+\.whl", posixpath.basename(normal))
+        require(wheel, "pip", text, "wheels whose file name says what they are, as in 'name-1.0-py3-none-any.whl'")
+    return normal + (f"[{','.join(extras)}]" if extras else "")
+
+
+def url(name: str, text: str, schemes: tuple[str, ...] = ("http", "https")) -> str:
+    """A URL without credentials."""
+    clean = str(text).isprintable() and not re.search(r"[\s\"'\\]", str(text))
+    require(clean, name, text, "a URL without spaces, quotes or control characters")
+    parts = urlsplit(text)
+    if parts.password or (parts.username and not parts.scheme.endswith("ssh")):
+        shown = text.replace(parts.netloc, f"***@{parts.netloc.rpartition('@')[2]}")
+        raise ConfigError(
+            f"Image: {name} holds a user name or password: {shown!r}. Credentials would end up in the image; give the "
+            "URL without them and put them into this machine's settings of pip or uv, or map it in SKYWARD_INDEXES."
+        )
+    kind = "://, ".join(schemes) + "://"
+    require(parts.scheme in schemes and parts.hostname, name, text, f"a URL that starts with {kind}")
+    return text
+
+
+def _matches(pattern: re.Pattern[str], value: object) -> bool:
+    return isinstance(value, str) and bool(pattern.fullmatch(value))
+
+
+def _is_text(value: object) -> bool:
+    """Whether a value can be written down in UTF-8 and passed to a process."""
+    return isinstance(value, str) and not re.search("[\0\ud800-\udfff]", value)

@@ -1,0 +1,104 @@
+"""A machine reached by SSH, as a value: its address, and the command line that runs something there."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from skyward.errors import ConfigError, EngineMissingError
+
+_OPTIONS = (
+    *("-T", "-o", "BatchMode=yes"),  # nobody is there to type a password
+    *("-o", "StrictHostKeyChecking=yes"),  # a build's secrets go there
+    *("-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4"),
+)
+# what ssh and the docker command over there say, and what to do; the first that matches is used
+_KNOWN = (
+    (
+        r"permission denied.*docker (daemon|api)",
+        "the user may not use the engine there. Add them to the group docker on that machine.",
+    ),
+    (r"cannot connect to the docker daemon", "the engine there does not run. Start it."),
+    (r"docker: (command )?not found|docker: No such file", "there is no docker command there. Install Docker on it."),
+    (
+        r"host key verification failed|host key is known",
+        "its host key is not known here, or has changed. Connect once by hand (`{by_hand}`) and compare the key.",
+    ),
+    (
+        r"permission denied \(|too many authentication failures",
+        "it accepts none of this user's keys. Make `{by_hand}` work without a password (ssh-copy-id, ssh-agent).",
+    ),
+    (r"could not resolve hostname|name or service not known", "the name cannot be resolved. Check its spelling."),
+    (
+        r"connection (refused|timed out|closed|reset)|no route to host|network is unreachable|operation timed out",
+        "no SSH connection came about. Check address, port and network.",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SshHost:
+    """A machine that the system's `ssh` reaches with a key, as its configuration says.
+
+    Attributes:
+        host: name or address, or an alias of the SSH configuration.
+        user: whom to log in as; None for what the SSH configuration says.
+        port: TCP port; None for what the SSH configuration says.
+    """
+
+    host: str
+    user: str | None = None
+    port: int | None = None
+
+    @classmethod
+    def parse(cls, url: str) -> SshHost:
+        """The machine of an address such as `ssh://user@host` or `ssh://host:2222`.
+
+        Raises:
+            ConfigError: it is no such address, or holds a password.
+        """
+        wanted = f"An address of a machine has the form ssh://user@host or ssh://user@host:port; found {_shown(url)!r}."
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            raise ConfigError(wanted) from None
+        if parts.password:
+            raise ConfigError(f"{wanted} It holds a password; skyward logs in with a key.")
+        # ssh would take a name that starts with a dash for an option
+        names = [name for name in (host, parts.username) if name is not None]
+        if parts.scheme != "ssh" or not host or not all(re.fullmatch(r"[\w.:%][\w.:%@+-]*", name) for name in names):
+            raise ConfigError(wanted)
+        if parts.path.strip("/") or parts.query or parts.fragment:
+            raise ConfigError(f"{wanted} Nothing may follow the host.")
+        return cls(host=host, user=parts.username, port=port)
+
+    @property
+    def url(self) -> str:
+        """The address in the form `parse` takes."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"ssh://{f'{self.user}@' if self.user else ''}{host}{f':{self.port}' if self.port else ''}"
+
+    def command(self, *words: str) -> list[str]:
+        """The local command that runs these words on the machine, each one argument there."""
+        user = ("-l", self.user) if self.user else ()
+        port = ("-p", str(self.port)) if self.port else ()
+        return ["ssh", *_OPTIONS, *user, *port, "--", self.host, shlex.join(words)]
+
+    def failure(self, said: str) -> EngineMissingError | None:
+        """The error for what ssh or the docker command there printed; None if that says nothing about reaching it."""
+        by_hand = f"ssh {f'-p {self.port} ' if self.port else ''}{f'{self.user}@' if self.user else ''}{self.host}"
+        for pattern, meaning in _KNOWN:
+            if re.search(pattern, said, re.IGNORECASE):
+                last = said.strip().splitlines()[-1].rstrip(".")
+                return EngineMissingError(
+                    f"The Docker engine on {self.url} cannot be reached: {meaning.format(by_hand=by_hand)} "
+                    f"The answer was: {last}."
+                )
+        return None
+
+
+def _shown(url: str) -> str:
+    return re.sub(r":[^:@/]*@", ":***@", url)

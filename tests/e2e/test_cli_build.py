@@ -1,0 +1,316 @@
+"""The command line on a real engine and registry: images built, pushed, listed, pruned; here and on another machine."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import resource
+import secrets
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.commands import SKYWARD, Images
+
+REGISTRY = os.environ.get("SKYWARD_REGISTRY", "")
+
+
+@pytest.fixture
+def images(engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Images]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    images = Images(engine, tmp_path)
+    yield images
+    images.remove()
+
+
+def test_an_image_is_built_and_then_exists(images: Images) -> None:
+    """Tag, id, size and the seconds of each layer are on standard output, what happens on standard error."""
+    file = images.file("head -c 3000000 /dev/urandom > /blob")
+
+    first, second = images("build", file), images("build", file)
+
+    assert (first.status, second.status) == (0, 0)
+    tag = first.out.split()[0]
+    assert images.has(tag)
+    assert f"{file}: built in " in first.out
+    assert f"id      {images.engine.images.get(tag).id}\n" in first.out
+    (blob,) = [line for line in first.out.splitlines() if "/blob" in line]
+    assert blob.split()[1:4] == ["s", "3", "MB"]
+    assert f"skyward: building {tag}" in first.err
+    assert f"{tag}  {file}: exists" in second.out
+    assert second.err == ""
+
+
+def test_a_change_that_keeps_every_size_and_time(images: Images) -> None:
+    """Builders fetch again only what looks changed: a Dockerfile of the same length is not taken for the last one."""
+    for _ in range(2):
+        tag = images("build", images.file()).out.split()[0]
+        identity = images.engine.images.get(tag).labels["skyward.image"]
+        assert tag.endswith(identity[:16])
+
+
+def test_events(images: Images) -> None:
+    """Each step starts, prints and ends as an event; the layers' sizes come to that of the image."""
+    done = images("build", images.file("echo one; echo two >&2; head -c 100000 /dev/zero > /zeros"), "--json")
+
+    assert done.status == 0
+    (result,) = done.of("result")
+    image = images.engine.images.get(result["tag"])
+    assert (result["built"], result["id"], result["size"]) == (True, image.id, image.attrs["Size"])
+    assert sum(layer["size"] or 0 for layer in result["layers"]) == image.attrs["Size"]
+    step = next(e for e in done.of("layer") if e["state"] == "start" and "echo one" in e["name"])
+    assert "your run=" in step["origin"]
+    place = {"stage": step["stage"], "step": step["step"]}
+    # the two streams of a step are not in one order
+    assert sorted(e["line"] for e in done.of("output") if place.items() <= e.items()) == ["one", "two"]
+    states = [e["state"] for e in done.of("layer") if place.items() <= e.items()]
+    assert states == ["start", "done", "size"]
+
+
+def test_a_failing_command(images: Images) -> None:
+    """Status 4, one message with step, origin and last lines, no traceback, no image."""
+    file = images.file("echo before the end; exit 7")
+
+    done = images("build", file, "--json")
+
+    (error,) = done.of("error")
+    assert (done.status, error["status"], error["kind"]) == (4, 4, "BuildError")
+    assert error["message"] == done.err.split("skyward: ", 1)[1].rstrip("\n") or error["message"] in done.err
+    assert "asked for by your run=" in error["message"]
+    assert "before the end" in error["message"]
+    assert "Traceback" not in done.err
+    assert images("build", file, "--check").status == 1
+    assert "Traceback" in images("--debug", "build", file).err
+
+
+def test_push_and_check(images: Images) -> None:
+    """The digest of the registry is the result; the check asks the registry, which may be absent or unreachable."""
+    file, where = images.file(), f"{REGISTRY}/cli-{secrets.token_hex(3)}/x"
+    assert images("build", file, "--push", where, "--check").status == 1
+
+    pushed = images("build", file, "--push", where, "--json")
+    images.engine.images.remove(pushed.of("result")[0]["tag"], force=True)
+    again = images("build", file, "--push", where, "--json")
+
+    assert pushed.status == 0
+    (result,) = pushed.of("result")
+    assert result["reference"].startswith(f"{where}@sha256:")
+    images.engine.images.pull(result["reference"])
+    assert images("build", file, "--push", where, "--check").out.endswith(f"exists ({result['reference']})\n")
+    unreachable = images("build", file, "--push", "127.0.0.1:9/x", "--check")
+    assert (unreachable.status, "unknown" in unreachable.out) == (3, True)
+    assert images("build", file, "--push", "127.0.0.1:9/x").status == 4
+    # what the registry has is not built again, wherever else it is gone
+    (known,) = again.events
+    assert (known["built"], known["reference"]) == (False, result["reference"])
+    images.tags.append(f"{where}:{result['tag'].rpartition(':')[2]}")
+
+
+def test_a_script_prebakes_what_it_will_use(images: Images, script: Callable[..., subprocess.Popen[str]]) -> None:
+    """Its pools' images are built without running it; when it runs, nothing is left to build."""
+    text = f"""
+        import skyward as sky
+        IMAGE = sky.Image(run=[": {secrets.token_hex(4)}"])
+        @sky.compute
+        def double(x):
+            return 2 * x
+        @sky.pool(image=IMAGE)
+        def main():
+            print("result", double(21) >> sky)
+        if __name__ == "__main__":
+            main()
+        """
+    program = script(text)
+    program.kill()
+    program.communicate()
+    path = str(program.args[-1])  # type: ignore[index]
+
+    built = images("build", path)
+    ran = subprocess.run([sys.executable, path], capture_output=True, text=True, check=True)
+
+    assert built.status == 0
+    assert "program.py:main: built in" in built.out
+    assert ran.stdout == "result 42\n"
+    assert "building" not in ran.stderr
+
+
+def test_interrupt(images: Images) -> None:
+    """Ctrl-C ends the build with status 130 and no traceback; nothing of it is left."""
+    temporary = images.folder / "temp"
+    temporary.mkdir()
+    command = [*SKYWARD, "build", str(images.file("sleep 600")), "--json"]
+    client = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(temporary)}
+    )
+    assert client.stdout
+    assert any('"start"' in line and "sleep 600" in line for line in client.stdout)
+
+    client.send_signal(signal.SIGINT)
+    _, err = client.communicate(timeout=20)
+
+    assert client.returncode == 130
+    assert err.splitlines()[-1] == "skyward: Interrupted."
+    assert "Traceback" not in err
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize("what", ["build", "pool"])
+def test_a_terminal_shows_a_live_list(images: Images, what: str) -> None:
+    """The list follows the build in place: a running step with its last line, and at the end a mark for each.
+
+    The same for a pool that has to build its image.
+    """
+    file = images.file("echo a line of output; sleep 1", "true")
+    program = images.folder / "program.py"
+    program.write_text(
+        "import skyward as sky, tomllib\n"
+        f"image = sky.Image(run=tomllib.load(open({str(file)!r}, 'rb'))['run'])\n"
+        "with sky.ComputePool(image=image) as pool:\n    print(pool.current_nodes())\n"
+    )
+    command = [*SKYWARD, "build", str(file)] if what == "build" else [sys.executable, str(program)]
+    ours, theirs = pty.openpty()
+    env = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
+    client = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, env=env)
+    os.close(theirs)
+    shown = b""
+    with suppress(OSError):  # how a terminal tells that its last writer is gone
+        while chunk := os.read(ours, 1 << 16):
+            shown += chunk
+    os.close(ours)
+    assert client.stdout
+    with client.stdout:
+        client.stdout.read()
+    images.note(images("build", file).out)
+
+    assert client.wait() == 0
+    text = shown.decode()
+    assert "\x1b[" in text
+    assert "  a line of output" in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
+    rows = re.findall(r"(\S)(?:\x1b\[[0-9;]*m)* run (?:true|echo)", text)
+    assert "✓" in rows[-2:]
+
+
+def test_nothing_foreign_is_removed(images: Images) -> None:
+    """Neither an image without our label, nor one built on ours that has inherited it, nor another of our images."""
+    parent, old, new = (images("build", images.file()).out.split()[0] for _ in range(3))
+    child, foreign = f"child-{secrets.token_hex(3)}:1", f"foreign-{secrets.token_hex(3)}:1"
+    context = images.folder / "context"
+    context.mkdir()
+    (context / "Dockerfile").write_text(f"FROM {parent}\nENV A=b\n")
+    images.engine.images.build(path=str(context), tag=child)
+    images.engine.images.get(os.environ["SKYWARD_BASE"]).tag(foreign)
+    images.tags += [child, foreign]
+    assert images.engine.images.get(child).labels["skyward.image"]
+    for tag in (parent, old):
+        _age(images.folder / "cache/skyward/used" / tag.rpartition(":")[2], days=90)
+
+    listed = images("image", "ls").out
+    refused = images("image", "rm", child, foreign)
+    pruned = images("image", "prune")
+
+    assert parent in listed
+    assert child not in listed
+    assert foreign not in listed
+    assert refused.status == 2
+    assert pruned.out == f"{old} removed\n1 image removed\n"
+    assert f"{parent} is needed by" in pruned.err
+    assert not images.has(old)
+    assert all(images.has(tag) for tag in (parent, new, child, foreign))
+    assert images("image", "rm", new).status == 0
+    assert not images.has(new)
+
+
+def test_an_image_that_a_container_needs_stays(images: Images) -> None:
+    """`rm` refuses, `prune` goes on without it."""
+    tag = images("build", images.file()).out.split()[0]
+    container = images.engine.containers.create(tag, ["true"])
+    try:
+        _age(images.folder / "cache/skyward/used" / tag.rpartition(":")[2], days=90)
+        removed, pruned = images("image", "rm", tag), images("image", "prune")
+    finally:
+        container.remove(force=True)
+
+    assert removed.status == 4
+    assert "is needed by a container" in removed.err
+    assert pruned.status == 0
+    assert images.has(tag)
+
+
+def _age(use: Path, *, days: float) -> None:
+    assert use.exists()  # the build has noted it
+    moment = time.time() - days * 86400
+    os.utime(use, (moment, moment))
+
+
+class Counter:
+    """A socket that leads to the engine and counts the connections."""
+
+    def __init__(self, path: Path) -> None:
+        self.url, self.count = f"unix://{path}", 0
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        self._thread = threading.Thread(target=self._accept)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._listener.close()
+
+    def _accept(self) -> None:
+        target = os.environ["DOCKER_HOST"].removeprefix("unix://")
+        with suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                self.count += 1
+                with near, socket.socket(socket.AF_UNIX) as far:
+                    far.connect(target)
+                    _between(near, far)
+
+
+def _between(one: socket.socket, other: socket.socket) -> None:
+    """Pass on what comes from either side until one of them hangs up."""
+    while True:
+        for ready in select.select([one, other], [], [])[0]:
+            chunk = ready.recv(1 << 16)
+            if not chunk:
+                return
+            (other if ready is one else one).sendall(chunk)
+
+
+def test_a_no_op_asks_once_and_is_quick(images: Images) -> None:
+    """An image that exists: one connection to the engine, and under 150 ms more than importing skyward."""
+    file = images.file(more='pip = ["six"]\n')
+    assert images("build", file).status == 0
+    counter = Counter(images.folder / "counted.sock")
+    try:
+        assert images("build", file, DOCKER_HOST=counter.url).status == 0
+    finally:
+        counter.close()
+
+    def seconds(*command: str) -> float:
+        """The least processor time of several: what a command takes, and not what else the machine is doing."""
+        taken = []
+        for _ in range(7):
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            taken.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        return min(taken)
+
+    more = seconds(*SKYWARD, "build", str(file)) - seconds(sys.executable, "-c", "import skyward")
+
+    assert counter.count <= 1
+    assert more < 0.150

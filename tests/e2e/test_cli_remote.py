@@ -1,0 +1,190 @@
+"""`skyward build --on ssh://...` against an SSH server of the test's own, on this machine's loopback interface.
+
+The client has neither a docker command nor an engine; the server's sessions have both.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.commands import SKYWARD, Done, Images
+
+SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+SERVER = """
+Port {port}
+ListenAddress 127.0.0.1
+HostKey {folder}/host
+PidFile none
+AuthorizedKeysFile {folder}/key.pub
+StrictModes no
+UsePAM no
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+SetEnv DOCKER_HOST={docker} TMPDIR={folder}/there SKYWARD_DOCKER_CLI={cli}
+"""
+CLIENT = """
+Host *
+  IdentityFile {folder}/key
+  IdentitiesOnly yes
+  UserKnownHostsFile {folder}/known
+"""
+
+pytestmark = pytest.mark.skipif(SSHD is None, reason="there is no sshd; install the package openssh-server")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine reached by SSH.
+
+    Attributes:
+        url: its address.
+        folder: where its keys are; `there` in it is its directory for temporary files.
+    """
+
+    url: str
+    folder: Path
+
+    @property
+    def left(self) -> list[str]:
+        """What builds have left there."""
+        return [path.name for path in (self.folder / "there").iterdir()]
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    folder = tmp_path_factory.mktemp("ssh")
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    for name in ("host", "key"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
+    for name in ("there", "bin"):
+        (folder / name).mkdir()
+    cli = os.environ.get("SKYWARD_DOCKER_CLI", "docker")
+    facts = {"port": port, "folder": folder, "docker": os.environ["DOCKER_HOST"], "cli": cli}
+    (folder / "sshd_config").write_text(SERVER.format(**facts))
+    (folder / "ssh_config").write_text(CLIENT.format(**facts))
+    (folder / "known").write_text(f"[127.0.0.1]:{port} {(folder / 'host.pub').read_text()}")
+    # OpenSSH takes the user's home from the system, not from the environment; so this is how to configure it
+    ssh = folder / "bin" / "ssh"
+    ssh.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/ssh_config "$@"\n')
+    ssh.chmod(0o755)
+    if os.geteuid() == 0:
+        Path("/run/sshd").mkdir(exist_ok=True)  # where sshd confines the part of it that has no rights
+    assert SSHD
+    with subprocess.Popen([SSHD, "-D", "-e", "-f", str(folder / "sshd_config")], stderr=subprocess.PIPE) as server:
+        assert server.stderr
+        heard = [server.stderr.readline()]
+        while heard[-1] and b"Server listening" not in heard[-1]:
+            heard.append(server.stderr.readline())
+        assert heard[-1], b"".join(heard).decode()
+        yield Machine(f"ssh://{getpass.getuser()}@127.0.0.1:{port}", folder)
+        server.terminate()
+
+
+@pytest.fixture
+def images(engine: Any, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Images]:
+    """The command line on a client without Docker."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", str(machine.folder / "bin"))
+    monkeypatch.delenv("DOCKER_HOST")
+    monkeypatch.delenv("SKYWARD_DOCKER_CLI", raising=False)
+    images = Images(engine, tmp_path)
+    yield images
+    images.remove()
+
+
+def _build(images: Images, machine: Machine, file: Path, *words: str) -> Done:
+    return images("build", file, "--on", machine.url, *words)
+
+
+def test_a_build_on_another_machine(images: Images, machine: Machine) -> None:
+    """Context and events go over SSH; the image is on that engine, and nothing else is left there."""
+    file = images.file("echo built there", more='pip = ["six"]\n')
+
+    first, second = _build(images, machine, file, "--json"), _build(images, machine, file)
+
+    assert (first.status, second.status) == (0, 0), first.err
+    (result,) = first.of("result")
+    assert images.has(result["tag"])
+    assert result["built"]
+    assert [event["line"] for event in first.of("output") if "built there" in event["line"]]
+    assert f"{result['tag']}  {file}: exists" in second.out
+    assert machine.left == []
+
+
+def test_secrets_go_there_as_files_and_leave(images: Images, machine: Machine) -> None:
+    """A secret is mounted in the build; it is on no command line, in no output, no layer, and not left there."""
+    canary = secrets.token_hex(16)
+    # the arguments of every process of the machine, as a step with the host's process list would see them
+    file = images.file("test $(wc -c < /run/secrets/TOKEN) = 32", more='secrets = ["TOKEN"]\n')
+
+    done = images("build", file, "--on", machine.url, "--json", TOKEN=canary)
+
+    assert done.status == 0, done.err
+    (result,) = done.of("result")
+    image = images.engine.images.get(result["tag"])
+    assert canary not in str(image.history()) + str(image.attrs) + done.out + done.err
+    assert not any(canary.encode() in chunk for chunk in image.save())
+    assert machine.left == []
+
+
+def test_a_failing_step_there(images: Images, machine: Machine) -> None:
+    """The error is the same as of a build here."""
+    done = _build(images, machine, images.file("echo far away; exit 3"))
+
+    assert done.status == 4
+    assert "asked for by your run=" in done.err
+    assert "far away" in done.err
+    assert machine.left == []
+
+
+def test_interrupt_ends_the_build_there(images: Images, machine: Machine) -> None:
+    """Ctrl-C here stops the command there, and its folder goes."""
+    command = [*SKYWARD, "build", str(images.file("sleep 600")), "--on", machine.url, "--json"]
+    client = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert client.stdout
+    assert any('"start"' in line and "sleep 600" in line for line in client.stdout)
+    assert len(machine.left) == 1
+
+    client.send_signal(signal.SIGINT)
+    _, err = client.communicate(timeout=20)
+
+    assert client.returncode == 130
+    assert "Traceback" not in err
+    assert machine.left == []
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"127.0.0.1": "localhost"}, "its host key is not known here"),
+        ({getpass.getuser(): "nobody"}, "it accepts none of this user's keys"),
+    ],
+    ids=["host key", "user"],
+)
+def test_a_machine_that_does_not_let_us_in(
+    images: Images, machine: Machine, change: dict[str, str], reason: str
+) -> None:
+    """Nobody is asked for anything; the error says what to do by hand."""
+    url = machine.url
+    for old, new in change.items():
+        url = url.replace(old, new)
+
+    done = images("build", images.file(), "--on", url)
+
+    assert done.status == 5
+    assert reason in done.err
+    assert images("build", images.file(), "--on", url, "--check").status == 3

@@ -1,0 +1,281 @@
+"""What each edit of an image rebuilds, on a real engine; that two clean builds make the same layers; what is in them.
+
+The packages are small wheels with new names in every run, so that no layer of an earlier run is taken. One is named
+as NVIDIA's are, which are known to be large.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import skyward as sky
+from skyward.build import building
+from skyward.build.command import BuildCommand, find_command
+from skyward.build.runner import runner_files
+from skyward.image import Plan, with_origin
+from tests.e2e.building import Built, files_of_layers, search
+from tests.unit.build.wheels import make_wheel
+
+WORD = secrets.token_hex(4)
+LARGE, SMALL, OTHER, THIRD = f"nvidia-canary-{WORD}", f"small{WORD}", f"other{WORD}", f"third{WORD}"
+BASE = f"skyward-test-{WORD}:base"
+APT, PYTHON, HEAVY, LIGHT, RUNNER, FIRST, SECOND = range(7)
+EVERYTHING = {APT, PYTHON, HEAVY, LIGHT, RUNNER, FIRST, SECOND}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder of wheels among this machine's package sources, and a cache with no lock in it."""
+    place = tmp_path_factory.mktemp("layers")
+    for version in ("1.0", "2.0"):
+        make_wheel(place / "wheels", LARGE.replace("-", "_"), version)
+        make_wheel(place / "wheels", SMALL, version)
+    make_wheel(place / "wheels", OTHER, "1.0", SMALL)
+    make_wheel(place / "wheels", THIRD, "1.0")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PIP_FIND_LINKS", str(place / "wheels"))
+        patch.setenv("XDG_CACHE_HOME", str(place / "cache"))
+        patch.setenv("TOKEN", "canary-one")
+        yield place
+
+
+@pytest.fixture(scope="module")
+def built(engine: Any, place: Path) -> Iterator[Built]:
+    """With a base of this run, on which no earlier run has made a layer."""
+    built = Built(sky.Docker().images, engine)
+    _move_base(built, place, "first")
+    yield built
+    built.remove()
+
+
+def _move_base(built: Built, place: Path, content: str) -> None:
+    """Let the base's name mean another image."""
+    (place / "Dockerfile").write_text(
+        f"FROM {built.plan(sky.Image()).base}\nRUN echo {content} {WORD} > /base && rm -rf /opt/venv\n"
+    )
+    made = built(sky.Image.from_dockerfile(str(place / "Dockerfile"))).base
+    built.made += [made, BASE]
+    assert built.engine.images.get(made).tag(*BASE.split(":"))
+
+
+def _image(**more: Any) -> sky.Image:
+    given: dict[str, Any] = {
+        "base": BASE,
+        "apt": ["hello"],
+        "pip": [f"{LARGE}==1.0", f"{SMALL}==1.0", THIRD],
+        "run": [f"echo {WORD} > /first", "test -s /run/secrets/TOKEN"],
+        "secrets": ["TOKEN"],
+        "env": {"A": "1"},
+    }
+    return sky.Image(**{**given, **more})
+
+
+@pytest.fixture(scope="module")
+def first(built: Built) -> Plan:
+    """The image that all edits start from, built; every edit finds its layers in the builder's cache."""
+    plan = built(_image())
+    assert _kinds(built) == EVERYTHING
+    return plan
+
+
+def _kinds(built: Built) -> set[int]:
+    """Which kinds of layers the last build made anew."""
+    kinds = {
+        "apt ": APT,
+        "Python ": PYTHON,
+        f"pip {LARGE}": HEAVY,
+        "pip ": LIGHT,
+        "the runner": RUNNER,
+        f"run echo {WORD}": FIRST,
+        "run ": SECOND,
+    }
+    names = [name for name in built.made_anew() if not name.startswith("uv ")]  # a stage that is thrown away
+    return {next(kind for start, kind in kinds.items() if name.startswith(start)) for name in names}
+
+
+def _plugin(name: str, package: str, variable: str) -> Callable[[sky.Image], sky.Image]:
+    return lambda image: with_origin(image, image.pip_install(package).with_env({variable: "1"}), f"plugin {name}")
+
+
+@dataclass(frozen=True)
+class Edit:
+    """An edit of the image, and the kinds of layers it costs."""
+
+    name: str
+    image: sky.Image
+    costs: set[int]
+
+
+ABOVE_HEAVY = {LIGHT, RUNNER, FIRST, SECOND}
+EDITS = [
+    Edit("env var", _image(env={"A": "2"}), set()),
+    Edit("secret id renamed", _image(secrets=["RENAMED"], run=[f"echo {WORD} > /first", "true"]), {FIRST, SECOND}),
+    Edit("light dependency added", _image().pip_install(OTHER), ABOVE_HEAVY),
+    Edit("light dependency removed", _image(pip=[f"{LARGE}==1.0", f"{SMALL}==1.0"]), ABOVE_HEAVY),
+    Edit("light dependency bumped", _image(pip=[f"{LARGE}==1.0", f"{SMALL}==2.0", THIRD]), ABOVE_HEAVY),
+    Edit("torch bumped", _image(pip=[f"{LARGE}==2.0", f"{SMALL}==1.0", THIRD]), ABOVE_HEAVY | {HEAVY}),
+    Edit("apt package added", _image(apt=["hello", "tree"]), EVERYTHING),
+    Edit("run command changed", _image(run=[f"echo {WORD} > /first", "test -r /run/secrets/TOKEN"]), {SECOND}),
+]
+
+
+@pytest.mark.parametrize("edit", EDITS, ids=lambda edit: edit.name)
+def test_what_an_edit_costs(built: Built, first: Plan, monkeypatch: pytest.MonkeyPatch, edit: Edit) -> None:
+    """Only layers above the edit are made anew; the others keep their digests."""
+    monkeypatch.setenv("RENAMED", "canary-one")
+    plan = built(edit.image)
+    assert plan.tag != first.tag
+    assert _kinds(built) == edit.costs
+    before, after = built.layers(first.tag), built.layers(plan.tag)
+    kept = len(EVERYTHING) - len(edit.costs)
+    own = len(before) - len(EVERYTHING)  # the base's
+    assert before[: own + kept] == after[: own + kept]
+
+
+def test_a_label_costs_no_layer(built: Built, first: Plan) -> None:
+    """Labels stand last: another one gives another image of the same layers."""
+    labelled = replace(first, dockerfile=f'{first.dockerfile}LABEL more="1"\n', tag=f"{first.tag}-labelled")
+    built.made.append(labelled.tag)
+    building.build(labelled, built.note, None, {"TOKEN": b"canary-one"})
+    assert built.layers(labelled.tag) == built.layers(first.tag)
+
+
+def test_a_rotated_secret_builds_nothing(built: Built, first: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The image is the same, and so it is there; even when it is built again, every layer is found made."""
+    monkeypatch.setenv("TOKEN", "canary-two")
+    assert built(_image()).tag == first.tag
+    assert built.reports == []
+    built.engine.images.remove(first.tag)
+    built(_image())
+    assert _kinds(built) == set()
+
+
+def test_a_new_version_of_skyward_costs_its_own_layer(
+    built: Built, first: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing that is installed is installed again; what the user runs comes after the runner."""
+    files = tuple(
+        (path, data + b"\n# a patch\n" if path == "skyward/_version.py" else data) for path, data in runner_files()
+    )
+    monkeypatch.setattr("skyward.build.base.runner_digest", lambda: WORD)
+    monkeypatch.setattr("skyward.build.building.runner_files", lambda: files)
+    assert built(_image()).tag != first.tag
+    assert _kinds(built) == {RUNNER, FIRST, SECOND}
+
+
+def test_code_costs_nothing_until_it_is_baked(
+    built: Built, first: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A comment in local code builds nothing; where the code is baked in, it is the one layer that is made."""
+    monkeypatch.chdir(tmp_path)
+    for text in ("x = 1\n", "x = 1  # a comment\n"):
+        Path("mine.py").write_text(text)
+        assert built(_image(includes=["mine.py"])).tag == first.tag
+        assert built.reports == []
+        baked = built(_image(includes=["mine.py"], bake=True))
+        assert built.made_anew() == ["local code"]
+        assert built.run(baked, "import mine; print(mine.__file__, mine.x)") == "/opt/code/mine.py 1\n"
+    assert built.layers(baked.tag)[:-1] == built.layers(first.tag)
+
+
+def test_the_order_of_plugins_costs_nothing(built: Built, first: Plan) -> None:
+    """What two plugins install and set is the same image, whichever comes first."""
+    one, other = _plugin("one", OTHER, "ONE"), _plugin("other", f"{SMALL}<2", "OTHER")
+    plan = built(one(other(_image())))
+    assert built(other(one(_image()))).tag == plan.tag
+    assert built.reports == []
+
+
+def test_a_base_that_moved_costs_everything(built: Built, first: Plan, place: Path) -> None:
+    """Another image behind the same name is another base: nothing made on the old one is used."""
+    _move_base(built, place, "second")
+    assert built(_image()).tag != first.tag
+    assert _kinds(built) == EVERYTHING
+    _move_base(built, place, "first")
+    assert built(_image()).tag == first.tag
+    assert built.reports == []
+
+
+def test_two_clean_builds_make_the_same(built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without any cache the builder makes the same layers again, byte for byte; and no cache of a tool is in them.
+
+    An engine before 23 changes the time of /etc in every step unless a base has the files that it mounts there.
+    """
+    (tmp_path / "empty").touch()
+    base = "FROM {}\nCOPY empty /etc/hosts\nCOPY empty /etc/resolv.conf\n"
+    (tmp_path / "Dockerfile").write_text(base.format(built.plan(sky.Image()).base))
+    (tmp_path / "mine.py").write_text("x = 1\n")
+    monkeypatch.chdir(tmp_path)
+    image = _image(base="Dockerfile", pip=[LARGE, SMALL, "jinja2"], includes=["mine.py"], bake=True)
+    command = find_command()
+    monkeypatch.setattr(
+        building, "find_command", lambda: BuildCommand((*command.words, "--no-cache"), command.is_buildx)
+    )
+    layers = []
+    for _ in range(2):
+        plan = built(image)
+        assert built.made_anew()[-1] == "local code"
+        assert not [event for event in built.events if event.kind == "cached" and event.layer]
+        layers.append(built.layers(plan.tag))
+        found = list(files_of_layers(built.engine.images.get(plan.tag)))
+        built.engine.images.remove(plan.tag)
+    built.made.append(plan.base)
+    assert layers[0] == layers[1]
+    own = found[len(built.layers(plan.base)) :]
+    caches = (
+        "var/cache/apt/",
+        "var/cache/uv",
+        "var/lib/apt/lists/",
+        "root/.cache/",
+        "run/",
+        "tmp/",
+        "var/tmp/",
+        "opt/uv",
+    )
+    left = [
+        each.name for layer in own for each in layer if each.isfile() and each.size and each.name.startswith(caches)
+    ]
+    assert left == []
+    assert not [each.name for layer in own for each in layer if each.name.startswith(("opt/uv", "run/"))]
+
+
+def test_no_secret_of_a_build_is_left(built: Built, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command reads the value; neither image nor reports nor what is kept on this machine has it."""
+    canary = f"canary{secrets.token_hex(8)}"
+    monkeypatch.setenv("HF_TOKEN", canary)
+    command = f"printf 'it is %s {WORD}\\n' \"$(cat /run/secrets/HF_TOKEN)\" | tee /dev/stderr | wc -c > /length"
+    plan = built(sky.Image(run=[command], secrets=["HF_TOKEN"], build_env={"B": "1"}))
+    image = built.engine.images.get(plan.tag)
+    assert f"it is *** {WORD}" in built.reports
+    assert built.run(plan, "print(open('/length').read().strip())") == f"{len('it is  ' + canary + WORD) + 1}\n"
+    assert search(image, [canary.encode()]) == []
+    kept = [path for path in (place / "cache").rglob("*") if path.is_file()]
+    assert kept
+    assert not [path for path in kept if canary.encode() in path.read_bytes()]
+    assert canary not in str(image.history()) + str(image.attrs) + "".join(built.reports) + repr(plan)
+
+
+def test_local_packages(built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wheel and a project are installed with what they need; a change of the project is another image of it."""
+    monkeypatch.chdir(tmp_path)
+    make_wheel(tmp_path / "dist", f"wheel{WORD}", "1.0", SMALL)
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "pyproject.toml").write_text(
+        f'[build-system]\nrequires = ["flit_core"]\nbuild-backend = "flit_core.buildapi"\n'
+        f'[project]\nname = "own{WORD}"\nversion = "1"\ndescription = "mine"\ndependencies = ["{OTHER}"]\n'
+    )
+    image = sky.Image(pip=[f"./dist/wheel{WORD}-1.0-py3-none-any.whl", "./project"])
+    say = f"import wheel{WORD} as w, own{WORD} as o, {SMALL} as s, {OTHER}; print(w.version, o.x, s.version)"
+    for value in (1, 2):
+        (project / f"own{WORD}.py").write_text(f"x = {value}\n")
+        assert built.run(built(image), say) == f"1.0 {value} 2.0\n"
+    assert built.made_anew()[0].startswith(f"pip ./dist/wheel{WORD}")
+    assert (project / f"own{WORD}.py").exists()
+    assert sorted(path.name for path in project.iterdir()) == [f"own{WORD}.py", "pyproject.toml"]

@@ -1,0 +1,176 @@
+"""Images as TOML files: what they mean, and what is said of mistakes."""
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from skyward.build.declared import PluginUse, load
+from skyward.build.document import KEYS
+from skyward.errors import ConfigError
+from skyward.model.accelerator import Accelerator
+from skyward.model.image import Dockerfile, Image, PipIndex
+
+FULL = """
+base = "python:3.12-slim"
+python = "3.12"
+apt = ["git"]
+pip = ["torch", "./lib"]
+requirements = ["requirements.txt"]
+groups = ["train"]
+exclude_newer = 2026-05-31
+run = ["b", "a"]
+secrets = ["HF_TOKEN"]
+includes = ["src"]
+excludes = ["**/*.csv"]
+bake = true
+platform = "linux/arm64"
+accelerator = "A100:4"
+nodes = 2
+
+[env]
+A = "1"
+
+[build_env]
+B = "2"
+
+[[pip_indexes]]
+url = "https://download.pytorch.org/whl/cpu"
+packages = ["torch"]
+
+[plugins.torch]
+version = "2.13.0"
+
+[plugins.joblib]
+"""
+
+
+def written(path: Path, text: str) -> Path:
+    """A file `x.toml` with this text."""
+    file = path / "x.toml"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def test_every_field_has_a_key(tmp_path: Path) -> None:
+    """The keys are the fields of `Image` and what plugins need to know, and mean the same."""
+    declared = load(written(tmp_path, FULL))
+    assert declared.image == Image(
+        base="python:3.12-slim",
+        python="3.12",
+        apt=["git"],
+        pip=["torch", "./lib"],
+        requirements=["requirements.txt"],
+        groups=["train"],
+        exclude_newer="2026-05-31",
+        run=["b", "a"],
+        secrets=["HF_TOKEN"],
+        includes=["src"],
+        excludes=["**/*.csv"],
+        bake=True,
+        platform="linux/arm64",
+        env={"A": "1"},
+        build_env={"B": "2"},
+        pip_indexes=[PipIndex("https://download.pytorch.org/whl/cpu", ["torch"])],
+    )
+    assert declared.name == "x"
+    assert declared.root == tmp_path
+    assert declared.accelerator == Accelerator("A100", 4)
+    assert declared.nodes == 2
+    assert [(use.name, use.kwargs) for use in declared.plugins] == [("torch", {"version": "2.13.0"}), ("joblib", {})]
+    beyond = {"plugins", "accelerator", "nodes"}
+    assert {field.name for field in fields(Image)} - {"origins"} == set(KEYS) - beyond
+
+
+def test_an_empty_file_is_a_plain_image(tmp_path: Path) -> None:
+    """Nothing said is `Image()`, its default patterns of what to leave out included."""
+    declared = load(written(tmp_path, ""))
+    assert declared.image == Image()
+    assert declared.plugins == ()
+    assert declared.nodes == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "base"),
+    [
+        ('base = "./x.Dockerfile"', Dockerfile("x.Dockerfile")),
+        ('base = {dockerfile = "Dockerfile", context = "..", target = "a"}', Dockerfile("Dockerfile", "..", "a")),
+        ('[base]\ndockerfile = "odd"', Dockerfile("odd")),
+    ],
+)
+def test_a_dockerfile_as_base(tmp_path: Path, text: str, base: Dockerfile) -> None:
+    """A base is a reference, the path of a Dockerfile, or a table that says more of it."""
+    assert load(written(tmp_path, text)).image.base == base
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [
+        ("2026-05-31T12:00:00Z", "2026-05-31T12:00:00Z"),
+        ('"2026-05-31"', "2026-06-01T00:00:00Z"),
+        ("2026-05-31T14:00:00+02:00", "2026-05-31T12:00:00Z"),
+    ],
+)
+def test_dates_of_toml(tmp_path: Path, value: str, kept: str) -> None:
+    """A date may be TOML's own or a text."""
+    assert load(written(tmp_path, f"exclude_newer = {value}")).image.exclude_newer == kept
+
+
+def test_plugins_as_a_list(tmp_path: Path) -> None:
+    """Plugins without parameters may be a list of names."""
+    declared = load(written(tmp_path, 'plugins = ["torch", "joblib"]'))
+    file = tmp_path / "x.toml"
+    assert declared.plugins == tuple(
+        PluginUse(name=name, where=f"{file}, plugins.{name}") for name in ("torch", "joblib")
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('pips = ["numpy"]', r"there is no key 'pips'. Did you mean pip"),
+        ("qqq = 1", r"there is no key 'qqq'. Known keys: base, python, apt"),
+        ('pip = "numpy"', r"pip must be a list of texts; found 'numpy'"),
+        ('apt = ["git", 1]', r"apt.1 must be a text; found 1"),
+        ("python = 3.12", r"python must be 'auto' or a minor version in quotes, such as '3.12'; found 3.12"),
+        ('python = "3"', r"python must be 'auto' or a minor version"),
+        ("env = {A = 1}", r"env.A must be a text; found 1"),
+        ('env = "A=1"', r"env must be a table of texts; found 'A=1'"),
+        ('bake = "yes"', r"bake must be true or false; found 'yes'"),
+        ("nodes = true", r"nodes must be a whole number, at least 1; found True"),
+        ("nodes = 0", r"nodes: 1 <= min"),
+        ('base = {dockerfil = "x"}', r"base must be an image reference, the path of a Dockerfile, or a table"),
+        (
+            '[[pip_indexes]]\nurl = "https://a.example"',
+            r"pip_indexes must be tables \[\[pip_indexes\]\], each with url",
+        ),
+        ('pip_indexes = ["https://a.example"]', r"pip_indexes must be tables"),
+        ('[[pip_indexes]]\nurl = "https://u:canary@a"\npackages = ["a"]', r"pip_indexes.url holds a user name"),
+        ('plugins = "torch"', r"plugins must be a list of names, or tables \[plugins.NAME\]"),
+        ("exclude_newer = 12", r"exclude_newer must be a date such as 2026-05-31"),
+        ("exclude_newer = 2026-05-31T12:00:00", r"exclude_newer must be a date such as .* with its zone"),
+        ('accelerator = "A100:x"', r"Accelerator 'A100:x'"),
+        ('platform = "arm"', r"platform must be such as 'linux/amd64'; found 'arm'"),
+        ("pip = [", r"cannot be read: "),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, text: str, message: str) -> None:
+    """File, key, what was found and what is allowed stand in the message."""
+    file = written(tmp_path, text)
+    with pytest.raises(ConfigError, match=message) as caught:
+        load(file)
+    assert str(caught.value).startswith(str(file))
+    assert "canary" not in str(caught.value)
+
+
+def test_all_mistakes_of_shape_are_told_at_once(tmp_path: Path) -> None:
+    """One line for each."""
+    with pytest.raises(ConfigError) as caught:
+        load(written(tmp_path, 'pip = 1\napt = 2\nenv = 3\nbse = ""'))
+    assert len(str(caught.value).splitlines()) == 4
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    """A file that is not there is an error of the caller's."""
+    with pytest.raises(ConfigError, match=r"none.toml cannot be read"):
+        load(tmp_path / "none.toml")

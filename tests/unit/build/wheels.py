@@ -1,0 +1,24 @@
+"""Small wheels for tests: packages of one module that says its version."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from zipfile import ZipFile, ZipInfo
+
+
+def make_wheel(folder: Path, name: str, version: str, *requires: str, tag: str = "py3-none-any") -> Path:
+    """Write a wheel; the same arguments give the same bytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    info = f"{name}-{version}.dist-info"
+    path = folder / f"{name}-{version}-{tag}.whl"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    files = {
+        f"{name}.py": f"version = {version!r}\n",
+        f"{info}/METADATA": metadata + "".join(f"Requires-Dist: {each}\n" for each in requires),
+        f"{info}/WHEEL": f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n",
+        f"{info}/RECORD": f"{name}.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n",
+    }
+    with ZipFile(path, "w") as archive:
+        for file, text in files.items():
+            archive.writestr(ZipInfo(file, (1980, 1, 1, 0, 0, 0)), text)
+    return path

@@ -1,0 +1,193 @@
+"""`skyward build` as far as it goes without building: reading, printing, checking, an image that is there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.unit.cli.conftest import Skyward
+from tests.unit.engine.fake import FakeEngine
+
+TOML = 'run = ["make it"]\n[env]\nA = "b c"\n'
+SCRIPT = """
+import skyward as sky
+raise SystemExit("this script must not run")
+SMALL = sky.Image(run=["one"])
+@sky.pool(image=SMALL)
+def first(): ...
+@sky.pool(image=sky.Image(run=["two"]), architecture="arm64")
+def second(): ...
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "image.toml"
+    path.write_text(TOML)
+    return path
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def _make(skyward: Skyward, engine: FakeEngine, *words: object) -> list[str]:
+    """Give the engine the images of a file, as if they had been built; their tags."""
+    tags = [line.split()[0] for line in skyward("build", *words, "--check")[1].splitlines()]
+    for tag in tags:
+        engine.add(tag)
+    engine.requests.clear()
+    return tags
+
+
+def test_print_names_who_asked(skyward: Skyward, engine: FakeEngine, file: Path) -> None:
+    """Each instruction stands after its origin, the whole is a Dockerfile, and nobody is asked."""
+    status, out, err = skyward("build", file, "--print")
+
+    assert (status, err, engine.requests) == (0, "", [])
+    assert "FROM base:1 AS python\n" in out
+    before, _, _ = out.partition('ENV A="b c"')
+    assert before.splitlines()[-1] == "# env: asked for by your image"
+    assert "asked for by your run=['make it']" in out
+    assert "LABEL" not in out
+
+
+def test_print_needs_no_engine(skyward: Skyward, monkeypatch: pytest.MonkeyPatch, file: Path, tmp_path: Path) -> None:
+    """Even where none is there."""
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+
+    assert skyward("build", file, "--print")[0] == 0
+
+
+def test_check_says_whether_an_image_exists(skyward: Skyward, engine: FakeEngine, file: Path) -> None:
+    """0 and 1, and 3 where the engine cannot say."""
+    status, out, _ = skyward("build", file, "--check")
+    assert status == 1
+    assert out.endswith(f"{file}: absent\n")
+
+    _make(skyward, engine, file)
+    assert skyward("build", file, "--check")[0] == 0
+
+
+def test_check_without_an_engine_is_unknown(
+    skyward: Skyward, monkeypatch: pytest.MonkeyPatch, file: Path, tmp_path: Path
+) -> None:
+    """Unknown is its own answer, with the reason."""
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+
+    status, out, _ = skyward("build", file, "--check")
+
+    assert status == 3
+    assert "unknown (No Docker engine answers" in out
+
+
+def test_the_worst_of_several_counts(skyward: Skyward, engine: FakeEngine, file: Path, tmp_path: Path) -> None:
+    """One absent image among those that exist is status 1."""
+    other = tmp_path / "other.toml"
+    other.write_text('run = ["another"]')
+    _make(skyward, engine, file)
+
+    status, out, _ = skyward("build", file, other, "--check")
+
+    assert status == 1
+    assert [line.rpartition(" ")[2] for line in out.splitlines()] == ["exists", "absent"]
+
+
+def test_an_image_that_exists_is_not_built(skyward: Skyward, engine: FakeEngine, file: Path) -> None:
+    """The result is told, and the image asked for once."""
+    (tag,) = _make(skyward, engine, file)
+
+    status, out, err = skyward("build", file)
+
+    assert (status, err) == (0, "")
+    assert out.splitlines() == [f"{tag}  {file}: exists", f"  id      sha256:{tag}", "  size    1 kB"]
+    assert [request for request in engine.requests if tag in request] == [f"GET /images/{tag}/json"]
+
+
+def test_json_is_one_object_per_line(skyward: Skyward, engine: FakeEngine, file: Path) -> None:
+    """Nothing else is on standard output; the image is named in each."""
+    (tag,) = _make(skyward, engine, file)
+
+    status, out, _ = skyward("build", file, "--json")
+
+    (result,) = [json.loads(line) for line in out.splitlines()]
+    assert status == 0
+    assert result.pop("id") == f"sha256:{tag}"
+    assert result == {
+        "event": "result",
+        "image": str(file),
+        "tag": tag,
+        "size": 1000,
+        "reference": None,
+        "built": False,
+        "seconds": 0.0,
+        "layers": [],
+    }
+
+
+def test_an_error_is_an_event_too(skyward: Skyward, tmp_path: Path) -> None:
+    """With the exit status that follows; people still get their sentence."""
+    status, out, err = skyward("build", tmp_path / "none.toml", "--json")
+
+    event = json.loads(out)
+    assert status == 2
+    assert (event["event"], event["kind"], event["status"]) == ("error", "ConfigError", 2)
+    assert err == f"skyward: {event['message']}\n"
+
+
+def test_a_script_is_read_and_not_run(skyward: Skyward, engine: FakeEngine, script: Path) -> None:
+    """Every pool it declares has its image, named by script and function; each for its own platform."""
+    status, out, _ = skyward("build", script, "--check", "--json")
+
+    events = [json.loads(line) for line in out.splitlines()]
+    assert status == 1
+    assert [event["image"] for event in events] == [f"{script}:first", f"{script}:second"]
+    _, text, _ = skyward("build", script, "--print")
+    assert "train.py:second for linux/arm64" in text
+
+
+def test_a_script_without_pools_is_a_mistake(skyward: Skyward, tmp_path: Path) -> None:
+    """Building nothing is not what was asked for."""
+    path = tmp_path / "empty.py"
+    path.write_text("x = 1\n")
+
+    status, _, err = skyward("build", path)
+
+    assert status == 2
+    assert "declares no pool and no image" in err
+
+
+def test_the_platform_can_be_given(skyward: Skyward, script: Path, file: Path) -> None:
+    """It wins over what is declared, and makes another image."""
+    _, out, _ = skyward("build", script, "--print", "--platform", "linux/amd64")
+    assert "second for linux/amd64" in out
+    _, here, _ = skyward("build", file, "--check", "--platform", "linux/amd64")
+    _, there, _ = skyward("build", file, "--check", "--platform", "linux/arm64")
+    assert here.split()[0] != there.split()[0]
+    assert skyward("build", file, "--check", "--platform", "windows")[0] == 2
+
+
+def test_a_machine_is_an_ssh_address(skyward: Skyward, file: Path) -> None:
+    """Anything else is refused before anything is asked."""
+    status, _, err = skyward("build", file, "--on", "tcp://box:2375")
+
+    assert status == 2
+    assert "ssh://user@host" in err
+
+
+def test_an_image_that_exists_loads_nothing_heavy(engine: FakeEngine, skyward: Skyward, file: Path) -> None:
+    """No docker SDK, no rich, nothing that builds: that is what keeps it quick."""
+    _make(skyward, engine, file)
+    code = f"import sys\nfrom skyward.cli.main import main\nmain(['build', {str(file)!r}])\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.splitlines()[-1].split())
+
+    assert "exists" in done.stdout
+    assert not {"docker", "rich", "requests", "boto3", "pydantic", "skyward.build.building"} & loaded

@@ -1,0 +1,149 @@
+"""`skyward image`: what is shown and removed, and what is not touched."""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from skyward.build.used import last_use, note_use
+from tests.unit.cli.conftest import Skyward
+from tests.unit.engine.fake import FakeEngine
+
+DAY = 86400.0
+
+
+def _own(engine: FakeEngine, word: str, *, days: float = 0, repository: str = "skyward", size: int = 1000) -> str:
+    """An image of ours, made some days ago."""
+    identity = word * (64 // len(word))
+    tag = f"{repository}:sky-1-{identity[:16]}"
+    engine.add(tag, labels={"skyward.image": identity}, created=time.time() - days * DAY, size=size)
+    return tag
+
+
+def _used(tag: str, tmp_path: Path, days: float) -> None:
+    note_use(tag)
+    moment = time.time() - days * DAY
+    os.utime(tmp_path / "cache/skyward/used" / tag.rpartition(":")[2], (moment, moment))
+
+
+def test_only_ours_are_listed(skyward: Skyward, engine: FakeEngine) -> None:
+    """Neither images without label, nor what was built on one of ours and inherited it."""
+    own, pushed = _own(engine, "ab", size=12_345_678), _own(engine, "cd", repository="host:5000/team/x")
+    engine.add("foreign:1")
+    engine.add("child:1", labels={"skyward.image": "ab" * 32})
+    engine.add("skyward:sky-1-0000000000000000", labels={"skyward.image": "ab" * 32})
+
+    status, out, _ = skyward("image", "ls")
+
+    assert status == 0
+    lines = [line.split() for line in out.splitlines()]
+    assert lines[0] == ["TAG", "SIZE", "BUILT", "LAST", "USED"]
+    assert {line[0] for line in lines[1:]} == {own, pushed}
+    assert next(line[1:3] for line in lines if line[0] == own) == ["12.3", "MB"]
+
+
+def test_the_last_used_stands_first(skyward: Skyward, engine: FakeEngine, tmp_path: Path) -> None:
+    """An image counts from its last use, and from its creation where none is known."""
+    old, new, used = _own(engine, "ab", days=9), _own(engine, "cd", days=1), _own(engine, "ef", days=20)
+    _used(used, tmp_path, days=0)
+
+    lines = skyward("image", "ls")[1].splitlines()[1:]
+
+    assert [line.split()[0] for line in lines] == [used, new, old]
+    assert lines[1].endswith("-")
+
+
+def test_removal_by_tag(skyward: Skyward, engine: FakeEngine) -> None:
+    """The repository may be left out; what is known of the image's use goes, too."""
+    first, second, kept = _own(engine, "ab"), _own(engine, "cd"), _own(engine, "ef")
+    note_use(first)
+
+    status, out, _ = skyward("image", "rm", first, second.removeprefix("skyward:"))
+
+    assert (status, out) == (0, f"{first} removed\n{second} removed\n")
+    assert set(engine.images) == {kept, "base:1"}
+    assert last_use(first) is None
+
+
+@pytest.mark.parametrize("foreign", ["foreign:1", "child:1", "none:1"])
+def test_what_is_not_ours_is_refused_as_a_whole(skyward: Skyward, engine: FakeEngine, foreign: str) -> None:
+    """One wrong name, and nothing at all is removed."""
+    own = _own(engine, "ab")
+    engine.add("foreign:1")
+    engine.add("child:1", labels={"skyward.image": "ab" * 32})
+
+    status, _, err = skyward("image", "rm", own, foreign)
+
+    assert status == 2
+    assert f"Nothing was removed: {foreign} is no image that skyward built" in err
+    assert own in engine.images
+    assert not [request for request in engine.requests if request.startswith("DELETE")]
+
+
+def test_an_image_in_use_stays(skyward: Skyward, engine: FakeEngine) -> None:
+    """`rm` fails with the reason; `prune` goes on."""
+    tag, other = _own(engine, "ab", days=50), _own(engine, "cd", days=50)
+    engine.in_use = {tag}
+
+    status, _, err = skyward("image", "rm", tag)
+    assert status == 4
+    assert "is needed by a container" in err
+    assert skyward("image", "prune")[:2] == (0, f"{other} removed\n1 image removed\n")
+    assert tag in engine.images
+
+
+@pytest.mark.parametrize(
+    ("options", "removed"),
+    [
+        ([], "ef"),
+        (["--older-than", "8d"], "cd ef"),
+        (["--older-than", "36h"], "cd ef"),
+        (["--keep", "1"], "cd ef"),
+        (["--keep", "2", "--older-than", "1d"], "ef"),
+        (["--keep", "0"], "ab cd ef"),
+    ],
+    ids=["default", "days", "hours", "keep", "both", "all"],
+)
+def test_pruning(skyward: Skyward, engine: FakeEngine, options: list[str], removed: str, tmp_path: Path) -> None:
+    """Age counts from the last use; never is anything else removed."""
+    tags = {word: _own(engine, word, days=days) for word, days in {"ab": 40, "cd": 10, "ef": 40}.items()}
+    _used(tags["ab"], tmp_path, days=0)
+    engine.add("foreign:1", created=0)
+    engine.add("child:1", labels={"skyward.image": "ef" * 32}, created=0)
+
+    assert skyward("image", "prune", *options)[0] == 0
+    assert set(tags.values()) - set(engine.images) == {tags[word] for word in removed.split()}
+    assert {"foreign:1", "child:1", "base:1"} <= set(engine.images)
+
+
+def test_the_date_in_an_image_is_not_its_age(skyward: Skyward, engine: FakeEngine) -> None:
+    """Builds that repeat have one old date; what counts is when the engine got the image."""
+    fresh, old = _own(engine, "ab", days=9999), _own(engine, "cd", days=9999)
+    engine.images[fresh]["tagged"] = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.123456789Z")
+    engine.images[old]["tagged"] = "2020-01-02T03:04:05Z"
+
+    assert skyward("image", "prune")[1] == f"{old} removed\n1 image removed\n"
+    assert fresh in engine.images
+
+
+def test_an_age_without_unit_is_refused(skyward: Skyward, engine: FakeEngine) -> None:
+    """Before the engine is asked."""
+    status, _, err = skyward("image", "prune", "--older-than", "30")
+
+    assert status == 2
+    assert "30d, 12h" in err
+    assert engine.requests == []
+
+
+def test_no_engine(skyward: Skyward, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An engine that is not there is status 5."""
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+
+    status, _, err = skyward("image", "ls")
+
+    assert status == 5
+    assert "there is no such socket" in err

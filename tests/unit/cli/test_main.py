@@ -1,0 +1,118 @@
+"""The command line's own part: its commands, its exit statuses, what it prints of an error."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import click
+import pytest
+
+from skyward import errors
+from skyward._version import __version__
+from skyward.cli import main as cli_main
+from skyward.cli.main import COMMANDS, main, status_of
+
+STATUSES = {
+    "ConfigError": 2,
+    "UnknownNameError": 2,
+    "PluginError": 3,
+    "BuildError": 4,
+    "RegistryError": 4,
+    "EngineMissingError": 5,
+    "NodeStartError": 6,
+    "NoActivePoolError": 7,
+    "WorkerLostError": 8,
+    "VersionError": 9,
+    "SkywardError": 1,
+}
+
+
+@pytest.mark.parametrize(("name", "status"), STATUSES.items())
+def test_every_kind_of_error_has_a_status(name: str, status: int) -> None:
+    """The branch of the error tree decides."""
+    kind = getattr(errors, name)
+
+    assert status_of(kind.__new__(kind)) == status
+
+
+def test_no_branch_is_forgotten() -> None:
+    """Every class below SkywardError has a status of its own branch."""
+    classes = [each for _, each in inspect.getmembers(errors, inspect.isclass) if issubclass(each, errors.SkywardError)]
+
+    assert [each for each in classes if status_of(each.__new__(each)) == 1] == [errors.SkywardError]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_of_the_table_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each entry of the table is a command that explains itself."""
+    assert main([name, "--help"]) == 0
+    assert f"Usage: skyward {name}" in capsys.readouterr().out
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    """The overview names all commands."""
+    assert main(["--help"]) == 0
+    assert all(name in capsys.readouterr().out for name in ["Commands:"])
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"skyward {__version__}\n"
+
+
+@pytest.mark.parametrize("words", [["nothing"], ["build"], ["build", "--what"], ["image", "prune", "--keep", "x"]])
+def test_a_wrong_command_line_is_status_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """What is wrong is said on standard error."""
+    assert main(words) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "Usage: skyward" in err
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that raises the error named by its argument."""
+
+    @click.command()
+    @click.argument("name")
+    def command(name: str) -> None:
+        raise {"interrupt": KeyboardInterrupt(), "plugin": errors.PluginError("It broke."), "bug": KeyError("x")}[name]
+
+    monkeypatch.setitem(COMMANDS, "fail", "the test's")
+    monkeypatch.setattr(cli_main, "import_module", lambda _: type("module", (), {"command": command}))
+
+
+def test_an_error_is_one_sentence(failing: None, capsys: pytest.CaptureFixture[str]) -> None:
+    """No traceback, on standard error."""
+    assert main(["fail", "plugin"]) == 3
+    assert capsys.readouterr() == ("", "skyward: It broke.\n")
+
+
+def test_debug_shows_the_traceback(failing: None, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--debug` may stand anywhere, and the status stays."""
+    for words in (["--debug", "fail", "plugin"], ["fail", "plugin", "--debug"]):
+        assert main(words) == 3
+        assert "Traceback (most recent call last)" in capsys.readouterr().err
+
+
+def test_an_interrupt_is_status_130(failing: None) -> None:
+    """As shells have it."""
+    assert main(["fail", "interrupt"]) == 130
+
+
+def test_a_bug_is_not_hidden(failing: None) -> None:
+    """What is no error of skyward's keeps its traceback."""
+    with pytest.raises(KeyError):
+        main(["fail", "bug"])
+
+
+def test_the_overview_loads_no_command_that_is_not_asked_for() -> None:
+    """The table's modules are loaded on demand, and rich only for a live list."""
+    code = (
+        "import sys\nfrom skyward.cli.main import main\nmain(['image', 'rm', '--help'])\n"
+        "print(*(name for name in sys.modules if name.split('.')[0] in ('rich', 'docker', 'skyward')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.splitlines()[-1].split())
+
+    assert "skyward.cli.image" in loaded
+    assert not {"skyward.cli.build", "rich", "docker"} & loaded

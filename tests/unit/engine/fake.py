@@ -1,0 +1,110 @@
+"""An engine's HTTP interface on a unix socket, as far as images go; nothing is run."""
+
+from __future__ import annotations
+
+import json
+import re
+import socketserver
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+
+class FakeEngine:
+    """Images by tag, and the requests that came.
+
+    Attributes:
+        images: description of each image by its tag.
+        in_use: tags that a container needs.
+        requests: method and path of each request.
+        pushes: messages that a push answers with.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.url = f"unix://{path}"
+        self.images: dict[str, dict[str, Any]] = {}
+        self.in_use: set[str] = set()
+        self.requests: list[str] = []
+        self.pushes: list[dict[str, Any]] = []
+        self.auth = ""
+
+    def add(self, tag: str, *, labels: dict[str, str] | None = None, created: float = 0, size: int = 1000) -> None:
+        """Give the engine an image."""
+        self.images[tag] = {"Labels": labels or {}, "Created": created, "Size": size}
+
+    def answer(self, method: str, path: str, query: dict[str, list[str]]) -> tuple[int, Any]:
+        """Status and JSON document for a request."""
+        if path == "/version":
+            return 200, {"Os": "linux", "Arch": "arm64"}
+        if path == "/images/json":
+            (label,) = json.loads(query["filters"][0])["label"]
+            return 200, [{"RepoTags": [tag], **i} for tag, i in self.images.items() if label in i["Labels"]]
+        ref = unquote(re.sub(r"^/images/|/(json|history|tag|push)$", "", path))
+        if ref == "broken:1":
+            return 500, {"message": "the disk is on fire"}
+        if path.endswith("/push"):
+            return 200, self.pushes
+        if ref not in self.images:
+            return 404, {"message": f"No such image: {ref}"}
+        if method == "DELETE" and ref in self.in_use:
+            return 409, {"message": f"conflict: unable to remove {ref}"}
+        if method == "DELETE":
+            del self.images[ref]
+            return 200, [{"Untagged": ref}]
+        if path.endswith("/history"):
+            return 200, [{"CreatedBy": "RUN b", "Size": 2}, {"CreatedBy": "RUN a", "Size": 1}]
+        if path.endswith("/tag"):
+            self.images[f"{query['repo'][0]}:{query['tag'][0]}"] = self.images[ref]
+            return 201, None
+        image = self.images[ref]
+        config = {"Labels": image["Labels"], "Env": ["A=b"]}
+        return 200, {"Id": f"sha256:{ref}", "Size": image["Size"], "Os": "linux", "Architecture": "amd64"} | {
+            "Config": config,
+            "RepoDigests": [],
+            "Metadata": {"LastTagTime": image.get("tagged", "0001-01-01T00:00:00Z")},
+        }
+
+
+@contextmanager
+def fake_engine(folder: Path) -> Iterator[FakeEngine]:
+    """A fake engine that listens at a socket in a folder."""
+    engine = FakeEngine(folder / "engine.sock")
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            parts = urlsplit(self.path)
+            engine.requests.append(f"{self.command} {self.path}")
+            engine.auth = self.headers.get("X-Registry-Auth", "")
+            status, document = engine.answer(self.command, parts.path, parse_qs(parts.query))
+            many = document if isinstance(document, list) and parts.path.endswith("/push") else [document]
+            body = b"".join(json.dumps(each).encode() + b"\r\n" for each in many) if document is not None else b""
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_DELETE = do_GET
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+            pass
+
+    class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+        daemon_threads = True
+
+        def get_request(self) -> tuple[Any, Any]:
+            return super().get_request()[0], ("engine", 0)
+
+    with Server(str(folder / "engine.sock"), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield engine
+        finally:
+            server.shutdown()
+            thread.join()

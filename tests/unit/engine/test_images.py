@@ -1,0 +1,159 @@
+"""The images of an engine, asked over HTTP."""
+
+from __future__ import annotations
+
+import base64
+import json
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from skyward.engine import Images, Removal, find_engine
+from skyward.errors import EngineError, EngineMissingError, ImageNotFoundError
+from skyward.model.ssh import SshHost
+from tests.unit.engine.fake import FakeEngine, fake_engine
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[FakeEngine]:
+    with fake_engine(tmp_path) as engine:
+        yield engine
+
+
+@pytest.fixture
+def images(engine: FakeEngine) -> Images:
+    return Images(find_engine(engine.url))
+
+
+def test_an_image_is_described_or_not_there(engine: FakeEngine, images: Images) -> None:
+    """One request each; a name goes there whole, with its slashes and colons."""
+    engine.add("127.0.0.1:5000/a/b:c")
+
+    found = images.inspect("127.0.0.1:5000/a/b:c")
+
+    assert found
+    assert found["Id"] == "sha256:127.0.0.1:5000/a/b:c"
+    assert images.inspect("none:1") is None
+    assert engine.requests == ["GET /images/127.0.0.1:5000/a/b:c/json", "GET /images/none:1/json"]
+
+
+def test_history_begins_with_the_oldest(engine: FakeEngine, images: Images) -> None:
+    """Engines tell the newest instruction first; here it is the last."""
+    engine.add("a:1")
+
+    assert [step["CreatedBy"] for step in images.history("a:1")] == ["RUN a", "RUN b"]
+    assert images.history("none:1") == []
+
+
+def test_images_by_label(engine: FakeEngine, images: Images) -> None:
+    """Only images with the label are listed."""
+    engine.add("a:1", labels={"skyward.image": "x"})
+    engine.add("b:1")
+
+    assert [image["RepoTags"] for image in images.labelled("skyward.image")] == [["a:1"]]
+
+
+def test_removal_says_what_became_of_it(engine: FakeEngine, images: Images) -> None:
+    """Removed, in use, or not there: three answers, no error."""
+    engine.add("a:1")
+    engine.add("b:1")
+    engine.in_use = {"b:1"}
+
+    assert [images.remove(tag) for tag in ("a:1", "b:1", "c:1")] == [Removal.DONE, Removal.IN_USE, Removal.ABSENT]
+    assert list(engine.images) == ["b:1"]
+
+
+def test_a_push_sends_credentials_in_a_header(engine: FakeEngine, images: Images) -> None:
+    """The image gets its second name, the messages come one by one, the credentials reach the engine."""
+    engine.add("a:1")
+    engine.pushes = [{"status": "Preparing"}, {"status": "Pushed"}]
+
+    assert list(images.push("a:1", "host/b", "2", {"username": "u", "password": "p"})) == engine.pushes
+    assert "host/b:2" in engine.images
+    assert json.loads(base64.urlsafe_b64decode(engine.auth)) == {"username": "u", "password": "p"}
+    with pytest.raises(ImageNotFoundError, match="none:1"):
+        list(images.push("none:1", "host/b", "2", {}))
+
+
+def test_a_refusal_is_told_in_the_engines_words(images: Images) -> None:
+    """Any other answer is an error that names the engine and quotes it."""
+    with pytest.raises(EngineError, match=r"could not look for image broken:1.*the disk is on fire"):
+        images.inspect("broken:1")
+
+
+def test_an_engine_that_hangs_up(tmp_path: Path) -> None:
+    """A connection that breaks is a missing engine, with advice; not an exception of a library."""
+    path = tmp_path / "e.sock"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.listen()
+        thread = threading.Thread(target=lambda: server.accept()[0].close())
+        thread.start()
+        with pytest.raises(EngineMissingError, match=r"broke off when asked to look for image a:1.*make engine"):
+            Images(find_engine(f"unix://{path}")).inspect("a:1")
+        thread.join(10)
+
+
+def _ssh(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a command named ssh first on PATH."""
+    command = folder / "ssh"
+    command.write_text(f"#!/bin/sh\n{script}\n")
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+
+def test_an_engine_on_another_machine(engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All questions go through one ssh, to the docker command over there, which is a pipe to its engine."""
+    pipe = tmp_path / "pipe.py"
+    pipe.write_text(
+        "import os, socket, sys, threading\n"
+        f"s = socket.socket(socket.AF_UNIX); s.connect({str(tmp_path / 'engine.sock')!r})\n"
+        "def up():\n"
+        "    while data := os.read(0, 9999): s.sendall(data)\n"
+        "    os._exit(0)\n"
+        "threading.Thread(target=up).start()\n"
+        "while data := s.recv(9999): os.write(1, data)\n"
+    )
+    _ssh(tmp_path, f'echo "$@" >> {tmp_path}/calls; exec {sys.executable} {pipe}', monkeypatch)
+    engine.add("a:1")
+    images = Images(SshHost.parse("ssh://me@box:2222"))
+
+    assert images.platform() == "linux/arm64"
+    assert images.inspect("a:1")
+    assert images.inspect("b:1") is None
+    images.close()
+
+    (call,) = (tmp_path / "calls").read_text().splitlines()
+    assert call.endswith("-l me -p 2222 -- box docker system dial-stdio")
+    assert "BatchMode=yes" in call
+    assert "StrictHostKeyChecking=yes" in call
+
+
+def test_a_machine_that_cannot_be_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ssh says becomes an error with its cause and remedy."""
+    _ssh(tmp_path, "echo 'Host key verification failed.' >&2; exit 255", monkeypatch)
+    with pytest.raises(EngineMissingError, match=r"ssh://box cannot be reached: its host key is not known.*`ssh box`"):
+        Images(SshHost.parse("ssh://box")).inspect("a:1")
+
+
+def test_a_pull_on_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the docker command over there that pulls, with its own credentials."""
+    _ssh(tmp_path, "echo 'Error response from daemon: manifest unknown' >&2; exit 1", monkeypatch)
+    with pytest.raises(ImageNotFoundError, match="ssh://box could not pull image a:1"):
+        Images(SshHost.parse("ssh://box")).pull("a:1")
+
+
+def test_the_engines_sdk_is_not_loaded(engine: FakeEngine) -> None:
+    """Asking for an image loads no docker SDK."""
+    code = (
+        "import sys\nfrom skyward.engine import Images, find_engine\n"
+        f"Images(find_engine({engine.url!r})).inspect('a:1')\nprint(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
+
+    assert not {"docker", "requests", "urllib3"} & set(done.stdout.split())

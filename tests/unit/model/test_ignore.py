@@ -1,0 +1,103 @@
+"""Patterns of files to leave out, against what Docker documents of .dockerignore files."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skyward.errors import ConfigError
+from skyward.model.ignore import Ignore, normal_patterns
+
+NAMES = st.text("ab.*?!/ \\[]^-", max_size=6)
+PATHS = st.lists(st.sampled_from(["a", "b", "ab", "a.b", "x"]), min_size=1, max_size=4).map("/".join)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "left_out", "kept"),
+    [
+        ("*/temp*", ["some/temporary.txt", "some/temp", "a/tempdir/x"], ["temporary.txt", "a/b/temp"]),
+        ("*/*/temp*", ["a/b/temporary.txt"], ["a/temporary.txt", "temp"]),
+        ("temp?", ["tempa", "tempb/x"], ["temp", "tempab", "a/tempa"]),
+        ("**/*.go", ["x.go", "a/x.go", "a/b/c/x.go"], ["x.gone", "a/go"]),
+        ("**", ["a", "a/b"], []),
+        ("foo/bar", ["foo/bar", "foo/bar/x/y"], ["a/foo/bar", "foo", "foo/barn"]),
+        ("/foo/bar", ["foo/bar"], ["a/foo/bar"]),
+        ("foo/bar/", ["foo/bar", "foo/bar/x"], []),
+        ("./foo/../bar", ["bar"], ["foo"]),
+        ("  foo  ", ["foo"], []),
+        ("*.md", ["README.md"], ["docs/README.md"]),
+        ("a/**/z", ["a/z", "a/b/z", "a/b/c/z"], ["az", "b/a/z"]),
+        ("a/**", ["a/b", "a/b/c"], ["ab"]),
+        ("**foo", ["foo", "x/foo"], ["xfoo"]),
+        ("[a-c]x", ["ax", "cx"], ["dx", "a-x"]),
+        ("[^a-c]x", ["dx"], ["ax", "/x"]),
+        (r"\*x", ["*x"], ["ax"]),
+        (r"[\]\-]x", ["]x", "-x"], ["ax"]),
+        ("a.b", ["a.b"], ["axb"]),
+        ("a$(b)+{c}|d", ["a$(b)+{c}|d"], []),
+        (".", [], ["a"]),
+        ("", [], ["a"]),
+    ],
+)
+def test_one_pattern(pattern: str, left_out: list[str], kept: list[str]) -> None:
+    """A pattern is anchored at the root, matches whole paths, and with a directory what is in it."""
+    ignore = Ignore([pattern])
+    assert [path for path in left_out if not ignore(path)] == []
+    assert [path for path in kept if ignore(path)] == []
+
+
+@pytest.mark.parametrize(
+    ("patterns", "left_out", "kept"),
+    [
+        (["*.md", "!README.md"], ["a.md"], ["README.md"]),
+        (["*.md", "!README*.md", "README-secret.md"], ["a.md", "README-secret.md"], ["README.md", "README-x.md"]),
+        (["*.md", "README-secret.md", "!README*.md"], ["a.md"], ["README-secret.md"]),
+        (["dir", "!dir/keep"], ["dir/x", "dir/sub/keep"], ["dir/keep", "dir/keep/x"]),
+        (["*", "!src", "src/*", "!src/a.py"], ["b", "src/b.py"], ["src/a.py"]),
+        (["!a", "a"], ["a"], ["b"]),
+        (["! a ", "b"], ["b"], ["a"]),
+    ],
+)
+def test_the_last_match_decides(patterns: list[str], left_out: list[str], kept: list[str]) -> None:
+    """`!` takes back what patterns before it left out; the last one that matches has the word."""
+    ignore = Ignore(patterns)
+    assert [path for path in left_out if not ignore(path)] == []
+    assert [path for path in kept if ignore(path)] == []
+    assert ignore.has_exceptions
+
+
+@pytest.mark.parametrize("pattern", ["[a", "!", "! ", "a\\", "[]", "[^]", "[]a]", "[a-]", "[z-a]", "a[b"])
+def test_what_cannot_be_read_is_refused(pattern: str) -> None:
+    """A pattern that Docker would refuse is refused with field and value."""
+    with pytest.raises(ConfigError, match=r"Image: excludes must be patterns as a \.dockerignore file has them"):
+        normal_patterns([pattern])
+
+
+def test_order_counts_only_around_exceptions() -> None:
+    """Patterns of one kind have one order; those on different sides of a `!` keep theirs."""
+    assert normal_patterns(["b", "a", "b/", "./a"]) == ("a", "b")
+    assert normal_patterns(["b", "a", "!d", "!c", "a"]) == ("a", "b", "!c", "!d", "a")
+
+
+@given(st.lists(NAMES, max_size=4), PATHS)
+def test_the_normal_form_means_the_same(patterns: list[str], path: str) -> None:
+    """Bringing patterns into their normal form changes no answer, and doing it again changes nothing."""
+    try:
+        normal = normal_patterns(patterns)
+    except ConfigError:
+        return
+    assert normal_patterns(normal) == normal
+    assert Ignore(normal)(path) == Ignore(patterns)(path)
+    in_turn = False
+    for pattern in normal:
+        matched = Ignore([pattern.removeprefix("!")])(path)
+        in_turn = (not pattern.startswith("!")) if matched else in_turn
+    assert Ignore(patterns)(path) == in_turn
+
+
+@given(PATHS)
+def test_plain_names_leave_out_a_path_and_what_is_below(path: str) -> None:
+    """A path is left out by itself and by each directory above it, and by nothing beside it."""
+    parts = path.split("/")
+    for length in range(1, len(parts) + 1):
+        assert Ignore(["/".join(parts[:length])])(path)
+    assert not Ignore([f"{path}/more"])(path)
