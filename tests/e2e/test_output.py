@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import subprocess
 import sys
@@ -36,17 +37,23 @@ def both(text: str) -> None:
 
 
 def read_until(capfd: Capture, *, out: str = "", err: str = "", within_s: float = 10) -> tuple[list[str], list[str]]:
-    """The lines of standard output and error, up to where the given words have appeared."""
+    """The lines of standard output and error, up to where the given words have appeared.
+
+    What comes while this waits goes to streams of its own: `readouterr` empties its file in two steps, and would lose
+    what another thread writes between them.
+    """
     deadline = time.monotonic() + within_s
-    seen_out = seen_err = ""
-    while True:
-        more = capfd.readouterr()
-        seen_out += more.out
-        seen_err += more.err
-        if out in seen_out and err in seen_err:
-            return seen_out.splitlines(), seen_err.splitlines()
-        assert time.monotonic() < deadline, (out, err, seen_out[-2000:], seen_err[-2000:])
-        time.sleep(0.01)
+    with pytest.MonkeyPatch.context() as patch:
+        late_out, late_err = io.StringIO(), io.StringIO()
+        patch.setattr(sys, "stdout", late_out)
+        patch.setattr(sys, "stderr", late_err)
+        early = capfd.readouterr()
+        while True:
+            seen_out, seen_err = early.out + late_out.getvalue(), early.err + late_err.getvalue()
+            if out in seen_out and err in seen_err:
+                return seen_out.splitlines(), seen_err.splitlines()
+            assert time.monotonic() < deadline, (out, err, seen_out[-2000:], seen_err[-2000:])
+            time.sleep(0.01)
 
 
 def test_output_names_its_node_and_keeps_its_stream(loud: sky.ComputePool, capfd: Capture) -> None:
