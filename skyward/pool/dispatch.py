@@ -10,7 +10,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from skyward.errors import (
     PoolClosedError,
@@ -122,12 +122,6 @@ class Dispatcher:
             failed += [(task, lost(task)) for task in self._queue]
             self._queue.clear()
         return failed
-
-    @property
-    def workers(self) -> Sequence[WorkerLink]:
-        """The connected workers, by rank."""
-        with self._lock:
-            return [self._workers[rank] for rank in sorted(self._workers)]
 
     # calls -----------------------------------------------------------------------------------------------------
 

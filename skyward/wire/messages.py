@@ -50,7 +50,6 @@ class Kind(IntEnum):
     WORKER_EXIT = 71  # JSON {"worker", "generation", "code", "signal", "oom", "log"}
     WORKER_UP = 72  # JSON {"worker", "generation", "address"}: a fresh worker listens
     WORKER_OUTPUT = 73  # id = worker; stream byte (1 or 2), then UTF-8 text written below Python
-    STACKS = 74  # reserved for the answer to a request for Python stacks
 
 
 NO_CALL = 0
