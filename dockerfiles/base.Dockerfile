@@ -19,7 +19,7 @@ RUN --mount=type=tmpfs,target=/run \
     --mount=type=bind,source=runner,target=/run/runner \
     set -e; . /run/skyward/step.sh; \
     cp -r /run/runner /opt/skyward; \
-    /opt/venv/bin/python -m compileall -q --invalidation-mode unchecked-hash /opt/skyward; \
+    /opt/venv/bin/python -m compileall -q --invalidation-mode unchecked-hash -x '/opt/skyward/skyward/(build|cli|engine|image|pool|providers)/' /opt/skyward; \
     end_step
 ENV PYTHONPATH=/opt/skyward
-LABEL skyward.base="sha256:0000000000000000000000000000000000000000000000000000000000000000" skyward.image="5a32375a2a10a6573600004c11d2a53a4a5f8097371861c929db09ad3c8b5fa2" skyward.python="3.11"
+LABEL skyward.base="sha256:0000000000000000000000000000000000000000000000000000000000000000" skyward.image="799022b9be3cd3bace6d6906b527356dc381f04dd005c14bb17d91f86156961b" skyward.python="3.11"

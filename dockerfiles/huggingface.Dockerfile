@@ -34,13 +34,26 @@ RUN --mount=type=tmpfs,target=/run \
 FROM python AS image
 # accelerate==1.15.0
 # datasets==5.2.0
-# torch===2.13.0
+# tokenizers
+# torch==2.9.1
 # transformers==5.23.0
+# torch from https://download.pytorch.org/whl/cu128 only
 RUN --mount=type=tmpfs,target=/run \
     --mount=type=bind,source=step.sh,target=/run/skyward/step.sh \
     --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh \
     --mount=type=bind,from=uv,source=/opt/uv,target=/run/uv \
-    --mount=type=bind,source=requirements/heavy/locked.txt,target=/run/skyward/locked.txt \
+    --mount=type=bind,source=requirements/heavy/index-7612c3bf.txt,target=/run/skyward/index-7612c3bf.txt \
+    --mount=type=cache,id=skyward-uv-linux-amd64,target=/run/cache/uv \
+    set -e; . /run/skyward/step.sh; \
+    export UV_CACHE_DIR=/run/cache/uv UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_PYTHON=/opt/venv/bin/python; \
+    export PYC_INVALIDATION_MODE=CHECKED_HASH; \
+    [ -n "${SKYWARD_INDEX_7612c3bf:-}" ] || SKYWARD_INDEX_7612c3bf=https://download.pytorch.org/whl/cu128; env -u UV_CONFIG_FILE /run/uv/bin/uv pip install --no-progress --compile-bytecode --no-deps --require-hashes --no-config --default-index "$SKYWARD_INDEX_7612c3bf" -r /run/skyward/index-7612c3bf.txt; \
+    end_step
+RUN --mount=type=tmpfs,target=/run \
+    --mount=type=bind,source=step.sh,target=/run/skyward/step.sh \
+    --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh \
+    --mount=type=bind,from=uv,source=/opt/uv,target=/run/uv \
+    --mount=type=bind,source=requirements/medium/locked.txt,target=/run/skyward/locked.txt \
     --mount=type=cache,id=skyward-uv-linux-amd64,target=/run/cache/uv \
     set -e; . /run/skyward/step.sh; \
     export UV_CACHE_DIR=/run/cache/uv UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_PYTHON=/opt/venv/bin/python; \
@@ -64,9 +77,9 @@ RUN --mount=type=tmpfs,target=/run \
     --mount=type=bind,source=runner,target=/run/runner \
     set -e; . /run/skyward/step.sh; \
     cp -r /run/runner /opt/skyward; \
-    /opt/venv/bin/python -m compileall -q --invalidation-mode unchecked-hash /opt/skyward; \
+    /opt/venv/bin/python -m compileall -q --invalidation-mode unchecked-hash -x '/opt/skyward/skyward/(build|cli|engine|image|pool|providers)/' /opt/skyward; \
     end_step
 ENV PYTHONPATH=/opt/skyward
 ENV HF_HUB_DISABLE_TELEMETRY="1" \
     TOKENIZERS_PARALLELISM="false"
-LABEL skyward.base="sha256:0000000000000000000000000000000000000000000000000000000000000000" skyward.image="071d5ecdb774e51571b21b8a0399986006587c82cf6e077fd85676c52034507e" skyward.python="3.11"
+LABEL skyward.base="sha256:0000000000000000000000000000000000000000000000000000000000000000" skyward.image="aa8f6b70c68264180ab1838983c6c5184fe2163ae057e73d31d40d7630575113" skyward.python="3.11"

@@ -21,7 +21,8 @@ RUN --mount=type=tmpfs,target=/run \
     end_step
 
 FROM python AS image
-# jax[cuda12]==0.10.2
+# jax==0.10.2
+# jax[cuda12]
 # jaxlib==0.10.2
 # numpy
 RUN --mount=type=tmpfs,target=/run \
@@ -29,6 +30,17 @@ RUN --mount=type=tmpfs,target=/run \
     --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh \
     --mount=type=bind,from=uv,source=/opt/uv,target=/run/uv \
     --mount=type=bind,source=requirements/heavy/locked.txt,target=/run/skyward/locked.txt \
+    --mount=type=cache,id=skyward-uv-linux-amd64,target=/run/cache/uv \
+    set -e; . /run/skyward/step.sh; \
+    export UV_CACHE_DIR=/run/cache/uv UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_PYTHON=/opt/venv/bin/python; \
+    export PYC_INVALIDATION_MODE=CHECKED_HASH; \
+    /run/uv/bin/uv pip install --no-progress --compile-bytecode --no-deps --require-hashes -r /run/skyward/locked.txt; \
+    end_step
+RUN --mount=type=tmpfs,target=/run \
+    --mount=type=bind,source=step.sh,target=/run/skyward/step.sh \
+    --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh \
+    --mount=type=bind,from=uv,source=/opt/uv,target=/run/uv \
+    --mount=type=bind,source=requirements/medium/locked.txt,target=/run/skyward/locked.txt \
     --mount=type=cache,id=skyward-uv-linux-amd64,target=/run/cache/uv \
     set -e; . /run/skyward/step.sh; \
     export UV_CACHE_DIR=/run/cache/uv UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_PYTHON=/opt/venv/bin/python; \
@@ -52,8 +64,8 @@ RUN --mount=type=tmpfs,target=/run \
     --mount=type=bind,source=runner,target=/run/runner \
     set -e; . /run/skyward/step.sh; \
     cp -r /run/runner /opt/skyward; \
-    /opt/venv/bin/python -m compileall -q --invalidation-mode unchecked-hash /opt/skyward; \
+    /opt/venv/bin/python -m compileall -q --invalidation-mode unchecked-hash -x '/opt/skyward/skyward/(build|cli|engine|image|pool|providers)/' /opt/skyward; \
     end_step
 ENV PYTHONPATH=/opt/skyward
 ENV XLA_PYTHON_CLIENT_PREALLOCATE="false"
-LABEL skyward.base="sha256:0000000000000000000000000000000000000000000000000000000000000000" skyward.image="27118003fe0cba81be784bf1d5e6501d5994e59e30a2d8db33871444abfc545e" skyward.python="3.11"
+LABEL skyward.base="sha256:0000000000000000000000000000000000000000000000000000000000000000" skyward.image="7dbb550a5a51fa46f30b334466f7dbcd4d4e7b0822755324c80383ce299fd4ed" skyward.python="3.11"

@@ -23,6 +23,7 @@ RUN --mount=type=tmpfs,target=/run \
 FROM python AS image
 # jax==0.10.2
 # jaxlib==0.10.2
+# keras
 # keras==3.15.1
 # numpy
 RUN --mount=type=tmpfs,target=/run \
@@ -30,6 +31,17 @@ RUN --mount=type=tmpfs,target=/run \
     --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh \
     --mount=type=bind,from=uv,source=/opt/uv,target=/run/uv \
     --mount=type=bind,source=requirements/heavy/locked.txt,target=/run/skyward/locked.txt \
+    --mount=type=cache,id=skyward-uv-linux-amd64,target=/run/cache/uv \
+    set -e; . /run/skyward/step.sh; \
+    export UV_CACHE_DIR=/run/cache/uv UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_PYTHON=/opt/venv/bin/python; \
+    export PYC_INVALIDATION_MODE=CHECKED_HASH; \
+    /run/uv/bin/uv pip install --no-progress --compile-bytecode --no-deps --require-hashes -r /run/skyward/locked.txt; \
+    end_step
+RUN --mount=type=tmpfs,target=/run \
+    --mount=type=bind,source=step.sh,target=/run/skyward/step.sh \
+    --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh \
+    --mount=type=bind,from=uv,source=/opt/uv,target=/run/uv \
+    --mount=type=bind,source=requirements/medium/locked.txt,target=/run/skyward/locked.txt \
     --mount=type=cache,id=skyward-uv-linux-amd64,target=/run/cache/uv \
     set -e; . /run/skyward/step.sh; \
     export UV_CACHE_DIR=/run/cache/uv UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_PYTHON=/opt/venv/bin/python; \
@@ -53,8 +65,8 @@ RUN --mount=type=tmpfs,target=/run \
     --mount=type=bind,source=runner,target=/run/runner \
     set -e; . /run/skyward/step.sh; \
     cp -r /run/runner /opt/skyward; \
-    /opt/venv/bin/python -m compileall -q --invalidation-mode unchecked-hash /opt/skyward; \
+    /opt/venv/bin/python -m compileall -q --invalidation-mode unchecked-hash -x '/opt/skyward/skyward/(build|cli|engine|image|pool|providers)/' /opt/skyward; \
     end_step
 ENV PYTHONPATH=/opt/skyward
 ENV KERAS_BACKEND="jax"
-LABEL skyward.base="sha256:0000000000000000000000000000000000000000000000000000000000000000" skyward.image="2bb2095904472b10615e65024bbe941745db039a6397f8bbbe8e9dfe89a8371c" skyward.python="3.11"
+LABEL skyward.base="sha256:0000000000000000000000000000000000000000000000000000000000000000" skyward.image="eff671efea2ed2d10ade8c1805f064a78efe971d06e9a660d84aa7c6b2029efb" skyward.python="3.11"

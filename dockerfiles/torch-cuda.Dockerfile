@@ -22,12 +22,24 @@ RUN --mount=type=tmpfs,target=/run \
 
 FROM python AS image
 # numpy
-# torch===2.13.0
+# torch==2.9.1
+# torch from https://download.pytorch.org/whl/cu128 only
 RUN --mount=type=tmpfs,target=/run \
     --mount=type=bind,source=step.sh,target=/run/skyward/step.sh \
     --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh \
     --mount=type=bind,from=uv,source=/opt/uv,target=/run/uv \
-    --mount=type=bind,source=requirements/heavy/locked.txt,target=/run/skyward/locked.txt \
+    --mount=type=bind,source=requirements/heavy/index-7612c3bf.txt,target=/run/skyward/index-7612c3bf.txt \
+    --mount=type=cache,id=skyward-uv-linux-amd64,target=/run/cache/uv \
+    set -e; . /run/skyward/step.sh; \
+    export UV_CACHE_DIR=/run/cache/uv UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_PYTHON=/opt/venv/bin/python; \
+    export PYC_INVALIDATION_MODE=CHECKED_HASH; \
+    [ -n "${SKYWARD_INDEX_7612c3bf:-}" ] || SKYWARD_INDEX_7612c3bf=https://download.pytorch.org/whl/cu128; env -u UV_CONFIG_FILE /run/uv/bin/uv pip install --no-progress --compile-bytecode --no-deps --require-hashes --no-config --default-index "$SKYWARD_INDEX_7612c3bf" -r /run/skyward/index-7612c3bf.txt; \
+    end_step
+RUN --mount=type=tmpfs,target=/run \
+    --mount=type=bind,source=step.sh,target=/run/skyward/step.sh \
+    --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh \
+    --mount=type=bind,from=uv,source=/opt/uv,target=/run/uv \
+    --mount=type=bind,source=requirements/medium/locked.txt,target=/run/skyward/locked.txt \
     --mount=type=cache,id=skyward-uv-linux-amd64,target=/run/cache/uv \
     set -e; . /run/skyward/step.sh; \
     export UV_CACHE_DIR=/run/cache/uv UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_PYTHON=/opt/venv/bin/python; \
@@ -51,7 +63,7 @@ RUN --mount=type=tmpfs,target=/run \
     --mount=type=bind,source=runner,target=/run/runner \
     set -e; . /run/skyward/step.sh; \
     cp -r /run/runner /opt/skyward; \
-    /opt/venv/bin/python -m compileall -q --invalidation-mode unchecked-hash /opt/skyward; \
+    /opt/venv/bin/python -m compileall -q --invalidation-mode unchecked-hash -x '/opt/skyward/skyward/(build|cli|engine|image|pool|providers)/' /opt/skyward; \
     end_step
 ENV PYTHONPATH=/opt/skyward
-LABEL skyward.base="sha256:0000000000000000000000000000000000000000000000000000000000000000" skyward.image="0f8a072b79099ef2752c658aee10733fd00acada4ab8c1c5f0c821105390a201" skyward.python="3.11"
+LABEL skyward.base="sha256:0000000000000000000000000000000000000000000000000000000000000000" skyward.image="d428d25c0cd08f4b244ec17d6119742a0c600f847ee1ceac3bdc45a37de72dea" skyward.python="3.11"

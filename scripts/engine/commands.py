@@ -10,6 +10,7 @@ from . import base, client, daemon, debian, envfile, indexes, mounts, registry
 from .console import SetupError, capture, say
 from .place import Place
 
+WANTED_GB = 20
 _DEFAULT_SOCKET = "unix:///var/run/docker.sock"
 
 
@@ -17,6 +18,7 @@ def up(place: Place) -> None:
     """Bring up what builds and pools need and leave `.engine/env`. Does nothing that is done already."""
     started_s = time.monotonic()
     with place.locked():
+        _tell_room(place)
         debian.finish_interrupted(place)
         docker_host = _reachable(place)
         if docker_host is None:
@@ -24,6 +26,7 @@ def up(place: Place) -> None:
         docker = base.Client(_client(place, docker_host), docker_host)
         image = base.ensure(place, docker)
         address = _registry(place, docker, image)
+        _ssh_server(place)
         values = {"DOCKER_HOST": docker_host, "SKYWARD_BASE": image, "SKYWARD_DOCKER_CLI": docker.binary}
         if address:
             values["SKYWARD_REGISTRY"] = address
@@ -32,6 +35,26 @@ def up(place: Place) -> None:
             values["SKYWARD_INDEXES"] = json.dumps(found, sort_keys=True)
         envfile.write(place.env, values)
     say(f"ready after {time.monotonic() - started_s:.1f} s; `. {place.env}` sets {', '.join(values)}")
+
+
+def _tell_room(place: Place) -> None:
+    """Say so when the disk has less room than the whole test suite takes; much else goes on with less."""
+    free_gb = shutil.disk_usage(place.root).free / 1e9
+    if free_gb < WANTED_GB:
+        say(
+            f"only {free_gb:.1f} GB are free in {place.root}; the whole test suite may want {WANTED_GB} GB for images. "
+            "`make clean` removes this clone's; `docker system df` shows another engine's."
+        )
+
+
+def _ssh_server(place: Place) -> None:
+    """OpenSSH's server, which tests of builds on other machines start for themselves; without it they are skipped."""
+    if shutil.which("sshd", path=daemon.daemon_path()):
+        return
+    if debian.is_debian() and os.geteuid() == 0:
+        debian.ensure(place, ("openssh-server", "openssh-client"), purpose="tests of builds over SSH")
+    else:
+        say("there is no sshd, so tests of builds over SSH will be skipped; install openssh-server for them")
 
 
 def _reachable(place: Place) -> str | None:

@@ -15,6 +15,7 @@ from .place import Place
 
 START_LIMIT_S = 60
 STOP_LIMIT_S = 30
+KEPT_CACHE = "8GB"  # what builds may keep beside the images, before the engine drops what was used longest ago
 # A login shell of a plain user, and some build systems, leave the system folders out.
 _SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin"
 
@@ -101,10 +102,12 @@ def _start(place: Place, log: Path) -> int:
     return processes.start(command(place), log=log, env={**env, "PATH": daemon_path()})
 
 
-def _settings(place: Place) -> dict[str, str]:
+def _settings(place: Place) -> dict[str, object]:
+    # Left alone, an engine keeps every layer and downloaded wheel of every build until the disk is full.
+    settings: dict[str, object] = {"builder": {"gc": {"enabled": True, "defaultKeepStorage": KEPT_CACHE}}}
     # An engine older than 23 keeps a key in /etc/docker unless told otherwise; newer ones refuse the setting.
     version = major_version(capture([command(place)[0], "--version"]) or "")
-    return {"deprecated-key-path": str(place.root / "key.json")} if 0 < version < 23 else {}
+    return settings | ({"deprecated-key-path": str(place.root / "key.json")} if 0 < version < 23 else {})
 
 
 def major_version(version_line: str) -> int:

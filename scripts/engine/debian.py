@@ -16,7 +16,10 @@ BASE_PACKAGES = ("mmdebstrap",)
 _POLICY = Path("/usr/sbin/policy-rc.d")
 _POLICY_KEPT = Path("/usr/sbin/policy-rc.d.before-skyward")
 _POLICY_TEXT = "#!/bin/sh\n# skyward: start no service while packages are installed\nexit 101\n"
-_SERVICES = ("docker.socket", "docker.service", "containerd.service", "docker-registry.service")
+_SERVICES = (
+    *("docker.socket", "docker.service", "containerd.service", "docker-registry.service"),
+    *("ssh.service", "ssh.socket"),
+)
 
 
 def release() -> dict[str, str]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 
 from skyward.build.command import BuildCommand, find_command
 from skyward.build.copied import copy_to
@@ -17,6 +19,8 @@ from skyward.build.failure import base_failure, build_failure
 from skyward.build.folders import FolderServer
 from skyward.build.process import run
 from skyward.build.progress import Progress
+from skyward.build.registry.caching import SharedCache
+from skyward.build.registry.login import login
 from skyward.build.remote import run_there
 from skyward.build.runner import runner_files
 from skyward.build.site import read_site, site_script, without_folders
@@ -24,10 +28,17 @@ from skyward.image import Plan
 from skyward.model.ssh import SshHost
 
 BASE_LABEL = "skyward.dockerfile"  # on bases built from a Dockerfile: its digest
+_PORTS_THERE = range(46000, 61000)  # of a machine that builds for us: which of them are free only it knows
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PROXY")
 
 
-def build(plan: Plan, report: Report, docker_host: str | None, secrets: Mapping[str, bytes]) -> None:
+def build(
+    plan: Plan,
+    report: Report,
+    docker_host: str | SshHost | None,
+    secrets: Mapping[str, bytes],
+    cache: SharedCache | None = None,
+) -> None:
     """Build a plan's image on the engine at `docker_host`; nothing else of the build is left anywhere.
 
     With an address like `ssh://user@host` it is that machine's docker command that builds, and none is needed here.
@@ -37,24 +48,29 @@ def build(plan: Plan, report: Report, docker_host: str | None, secrets: Mapping[
         report: is told what happens.
         docker_host: address of the engine; None for what the docker command takes by itself.
         secrets: values of the image's secrets.
+        cache: where layers are taken from that this engine has not made, and left for others.
 
     Raises:
         BuildError: a step failed, or the engine went away.
+        RegistryError: there are no credentials for the registry that the cache is in.
         ImageNotFoundError: the builder cannot get the base.
         EngineError: no docker command here can build.
         ConfigError: this machine's settings for package sources are wrong.
     """
-    with _place(plan, docker_host, secrets) as (place, words):
+    with _place(plan, docker_host, secrets) as (place, words, folders):
         write_context(place / "context", plan)
         progress = Progress(plan, report, secrets.values())
         for name, value in plan.build_args:
             words += ["--build-arg", f"{name}={value}"]
-        code = _run([*words, "--tag", plan.tag], progress, place, docker_host)
+        words += cache.words if cache else []
+        with ExitStack() as stack:
+            known = stack.enter_context(login(cache.place.registry)) if cache else {}
+            code = _run([*words, "--tag", plan.tag], progress, place, docker_host, folders, known)
     if code:
         raise build_failure(plan, progress, code)
 
 
-def build_base(plan: Plan, report: Report, docker_host: str | None, secrets: Mapping[str, bytes]) -> None:
+def build_base(plan: Plan, report: Report, docker_host: str | SshHost | None, secrets: Mapping[str, bytes]) -> None:
     """Build the base that a plan's image starts from, out of the user's Dockerfile; see `build`.
 
     Raises:
@@ -63,22 +79,29 @@ def build_base(plan: Plan, report: Report, docker_host: str | None, secrets: Map
     base = plan.base_build
     assert base is not None
     progress = Progress(replace(plan, layers=()), report, secrets.values())
-    with _place(plan, docker_host, secrets) as (place, words):
+    with _place(plan, docker_host, secrets) as (place, words, folders):
         copy_base(place, base)
         words += ["--target", base.target] if base.target else []
         words += ["--label", f"{BASE_LABEL}={base.digest}", "--tag", base.tag, "--file", "Dockerfile"]
-        code = _run(words, progress, place, docker_host)
+        code = _run(words, progress, place, docker_host, folders)
     if code:
         raise base_failure(plan, progress, code)
 
 
 @contextmanager
-def _place(plan: Plan, docker_host: str | None, secrets: Mapping[str, bytes]) -> Iterator[tuple[Path, list[str]]]:
-    """A folder with the secrets of a build, and the options that every build has; paths are relative to the folder."""
+def _place(
+    plan: Plan, docker_host: str | SshHost | None, secrets: Mapping[str, bytes]
+) -> Iterator[tuple[Path, list[str], FolderServer]]:
+    """A folder with the secrets of a build, and the options that every build has; paths are relative to the folder.
+
+    With it what serves this machine's folders of packages. A machine reached by SSH finds them at a port of its own.
+    """
     site = read_site()
-    if not _is_here(docker_host):
+    by_ssh = isinstance(docker_host, SshHost) or (docker_host or "").startswith("ssh://")
+    if not by_ssh and not _is_here(docker_host):
         site = without_folders(site)
-    with TemporaryDirectory(prefix="skyward-build-") as folder, FolderServer() as server:
+    there = random.choice(_PORTS_THERE) if by_ssh else None  # noqa: S311 - no secret
+    with TemporaryDirectory(prefix="skyward-build-") as folder, FolderServer(port_there=there) as server:
         place = Path(folder)
         words = ["--progress=plain", "--network=host", "--platform", plan.platform]
         values = {"skyward_site": site_script(site, plan, server.url).encode(), **secrets}
@@ -88,25 +111,38 @@ def _place(plan: Plan, docker_host: str | None, secrets: Mapping[str, bytes]) ->
             secret.touch(mode=0o600)
             secret.write_bytes(value)
             words += ["--secret", f"id={name},src=secrets/{name}"]
-        yield place, words
+        yield place, words, server
 
 
-def _run(words: Sequence[str], progress: Progress, place: Path, docker_host: str | None) -> int:
+def _run(
+    words: Sequence[str],
+    progress: Progress,
+    place: Path,
+    docker_host: str | SshHost | None,
+    folders: FolderServer,
+    known: Mapping[str, str] = MappingProxyType({}),
+) -> int:
     """Run a build from its folder, here or on the machine that an SSH address names; gives its exit status.
+
+    `known` are variables for the command, should it run here: elsewhere it has what its own user has.
 
     The context is named by a path that no other build has, and its files are as old as they are: builders keep what
     they got, and fetch again only files whose size or time has changed.
     """
-    if docker_host and docker_host.startswith("ssh://"):
-        return run_there(SshHost.parse(docker_host), words, progress, place)
+    if isinstance(docker_host, str) and docker_host.startswith("ssh://"):
+        docker_host = SshHost.parse(docker_host)
+    if isinstance(docker_host, SshHost):
+        return run_there(docker_host, words, progress, place, forward=folders.forward)
     command = find_command()
-    environment = _environment(command, docker_host)
+    environment = {**_environment(command, docker_host), **known}
     words = [*command.words, *_proxies(), *words, str(place / "context")]
     return run(words, progress, folder=place, environment=environment)
 
 
-def _is_here(docker_host: str | None) -> bool:
+def _is_here(docker_host: str | SshHost | None) -> bool:
     """Whether the engine's host network is this machine's."""
+    if isinstance(docker_host, SshHost):
+        return False
     return not docker_host or docker_host.startswith(("unix://", "npipe://", "tcp://127.", "tcp://localhost"))
 
 

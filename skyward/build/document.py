@@ -9,7 +9,6 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from datetime import date
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +95,8 @@ def read(path: Path) -> dict[str, Any]:
 
 def _problems(key: str, value: Any) -> Iterator[str]:
     if key not in KEYS:
+        from difflib import get_close_matches
+
         close = get_close_matches(key, KEYS, n=3)
         hint = f"Did you mean {' or '.join(close)}?" if close else f"Known keys: {', '.join(KEYS)}."
         yield f"there is no key {key!r}. {hint}"

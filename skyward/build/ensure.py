@@ -6,22 +6,36 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 from skyward.build.events import Report, note
 from skyward.build.secrets import secret_values
 from skyward.build.store import ImageStore
 from skyward.errors import BuildError
 from skyward.image import Plan
+from skyward.model.ssh import SshHost
+
+if TYPE_CHECKING:
+    from skyward.build.registry.caching import SharedCache
 
 
-def ensure(plan: Plan, store: ImageStore, report: Report, *, docker_host: str | None = None) -> str:
+def ensure(
+    plan: Plan,
+    store: ImageStore,
+    report: Report,
+    *,
+    docker_host: str | SshHost | None = None,
+    cache: SharedCache | None = None,
+) -> str:
     """Make the engine have the image of a plan, and return its tag.
 
     Args:
         plan: from `plan_for`.
         store: the images of the engine.
         report: is told what happens, see `skyward.build.events`.
-        docker_host: address of that engine, as DOCKER_HOST has it; None for what the docker command takes by itself.
+        docker_host: address of that engine, as DOCKER_HOST has it, or the machine that has it; None for what the docker
+            command takes by itself.
+        cache: where a build takes layers of other builders from, and leaves its own.
 
     Raises:
         BuildError: the build failed.
@@ -32,11 +46,13 @@ def ensure(plan: Plan, store: ImageStore, report: Report, *, docker_host: str | 
     if store.inspect(plan.tag) is None:
         with _single_flight(plan, report):
             if store.inspect(plan.tag) is None:
-                _build(plan, store, report, docker_host)
+                _build(plan, store, report, docker_host, cache)
     return plan.tag
 
 
-def _build(plan: Plan, store: ImageStore, report: Report, docker_host: str | None) -> None:
+def _build(
+    plan: Plan, store: ImageStore, report: Report, docker_host: str | SshHost | None, cache: SharedCache | None
+) -> None:
     from skyward.build.building import build, build_base  # where nothing is to build, none of it is loaded
 
     secrets = secret_values(plan.image.secrets)  # whatever is missing is said before anything is made
@@ -46,7 +62,7 @@ def _build(plan: Plan, store: ImageStore, report: Report, docker_host: str | Non
         report(note(f"building the base {plan.base} from {plan.base_build.dockerfile}"))
         build_base(plan, report, host, secrets)
     report(note(f"building {plan.tag} from {plan.base}"))
-    build(plan, report, host, secrets)
+    build(plan, report, host, secrets, cache)
     if store.inspect(plan.tag) is None:
         raise BuildError(
             f"The build of {plan.tag} ended well, but the engine does not have the image. The docker command "

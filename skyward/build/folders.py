@@ -24,6 +24,7 @@ from zipfile import BadZipFile, ZipFile
 
 from platformdirs import user_cache_path
 
+from skyward.build.file_hashes import sha256_of
 from skyward.model.image import package_name
 
 _ENDINGS = (".whl", ".tar.gz", ".zip")
@@ -36,7 +37,9 @@ class FolderServer:
     The address stays the same from build to build where it can, since uv's cache goes by it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, port_there: int | None = None) -> None:
+        """`port_there` is where a build on another machine finds it, on that machine's loopback interface."""
+        self._there = port_there
         self._token = _own_token()
         self._folders: list[Path] = []
         self._server: ThreadingHTTPServer | None = None
@@ -59,7 +62,15 @@ class FolderServer:
         if folder not in self._folders:
             self._folders.append(folder)
         # the folder's own path in place of a counter: it must not change with the order of folders
-        return f"http://127.0.0.1:{self._server.server_address[1]}/{self._token}{quote(folder.as_posix())}"
+        port = self._there or self._server.server_address[1]
+        return f"http://127.0.0.1:{port}/{self._token}{quote(folder.as_posix())}"
+
+    @property
+    def forward(self) -> str | None:
+        """What ssh has to forward for a build elsewhere, in the form of its option -R; None where nothing is served."""
+        if self._there is None or self._server is None:
+            return None
+        return f"127.0.0.1:{self._there}:127.0.0.1:{self._server.server_address[1]}"
 
     def _listen(self) -> ThreadingHTTPServer:
         handler = type("Handler", (_Handler,), {"token": self._token, "folders": self._folders})
@@ -191,10 +202,12 @@ def _metadata(wheel: Path) -> bytes | None:
 
 
 def _page(path: str, files: dict[str, Path]) -> bytes:
+    """A page of links with the files' hashes: without them a lock would have to download every file it names."""
     links = []
     for name in sorted(files):
         metadata = ' data-core-metadata="true"' if name.endswith(".whl") else ""
-        links.append(f'<a href="{path}/{quote(name)}"{metadata}>{escape(name)}</a><br>')
+        link = f"{path}/{quote(name)}#sha256={sha256_of(files[name])}"
+        links.append(f'<a href="{link}"{metadata}>{escape(name)}</a><br>')
     return ("<!DOCTYPE html><html><body>\n" + "\n".join(links) + "\n</body></html>\n").encode()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tomllib
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from configparser import RawConfigParser
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from skyward.errors import ConfigError
 
@@ -30,6 +31,7 @@ class Indexes:
         insecure_hosts: hosts whose certificate is not checked.
         no_index: take packages from `find_links` only.
         strategy: which index wins for a package that several have, in uv's terms; None for uv's default.
+        keyring: whether this machine's keyring knows the passwords of those that name a user only.
     """
 
     default: str | None = None
@@ -38,6 +40,7 @@ class Indexes:
     insecure_hosts: tuple[str, ...] = ()
     no_index: bool = False
     strategy: str | None = None
+    keyring: bool = False
 
 
 def host_indexes(environ: Mapping[str, str], home: Path) -> Indexes:
@@ -102,6 +105,7 @@ def _pip_indexes(environ: Mapping[str, str], home: Path) -> Indexes:
         no_index=values("no-index") in (("1",), ("true",), ("yes",), ("on",)),
         # pip compares what all its indexes have; uv by default stops at the first that knows the name
         strategy="unsafe-best-match" if extra else None,
+        keyring=next(iter(values("keyring-provider")), None) in ("import", "subprocess"),
     )
 
 
@@ -134,19 +138,20 @@ def _uv_indexes(environ: Mapping[str, str], home: Path) -> Indexes:
     """The variables of uv, each over the same setting in its configuration files."""
     settings = _uv_config(environ, home)
     listed = [entry for entry in settings.get("index", ()) if not entry.get("explicit")]
-    default = next((entry["url"] for entry in listed if entry.get("default")), settings.get("index-url"))
-    extra = [entry["url"] for entry in listed if not entry.get("default")] + list(settings.get("extra-index-url", ()))
-    named = [
-        entry.rpartition("=")[2] if "=" in entry.partition("://")[0] else entry for entry in _words(environ, "UV_INDEX")
-    ]
+    default = next((_of_table(entry, environ) for entry in listed if entry.get("default")), settings.get("index-url"))
+    extra = [_of_table(entry, environ) for entry in listed if not entry.get("default")]
+    extra += settings.get("extra-index-url", ())
+    named = [_of_word(entry, environ) for entry in _words(environ, "UV_INDEX")]
+    chosen = next((_of_word(entry, environ) for entry in _words(environ, "UV_DEFAULT_INDEX")), None)
     links = [link for entry in _words(environ, "UV_FIND_LINKS") for link in entry.split(",")]
     return Indexes(
-        default=_unnamed(environ.get("UV_DEFAULT_INDEX")) or environ.get("UV_INDEX_URL") or default,
+        default=chosen or environ.get("UV_INDEX_URL") or default,
         extra=tuple(dict.fromkeys([*named, *_words(environ, "UV_EXTRA_INDEX_URL"), *extra])),
         find_links=tuple(dict.fromkeys([*links, *settings.get("find-links", ())])),
         insecure_hosts=(*_words(environ, "UV_INSECURE_HOST"), *settings.get("allow-insecure-host", ())),
         no_index=bool(settings.get("no-index")) or environ.get("UV_NO_INDEX", "") in ("1", "true"),
         strategy=environ.get("UV_INDEX_STRATEGY") or settings.get("index-strategy"),
+        keyring=(environ.get("UV_KEYRING_PROVIDER") or settings.get("keyring-provider")) == "subprocess",
     )
 
 
@@ -179,9 +184,25 @@ def _words(environ: Mapping[str, str], name: str) -> list[str]:
     return environ.get(name, "").split()
 
 
-def _unnamed(entry: str | None) -> str | None:
-    """An index without the name that uv lets stand before it: `name=url`."""
-    return entry.partition("=")[2] if entry and "=" in entry.partition("://")[0] else entry
+def _of_word(entry: str, environ: Mapping[str, str]) -> str:
+    """An index out of a variable, where uv lets its name stand before it: `name=url`."""
+    name, equals, url = entry.partition("=")
+    return _with_login(name, url, environ) if equals and "://" not in name else entry
+
+
+def _of_table(entry: Mapping[str, Any], environ: Mapping[str, str]) -> str:
+    return _with_login(str(entry.get("name", "")), str(entry["url"]), environ)
+
+
+def _with_login(name: str, url: str, environ: Mapping[str, str]) -> str:
+    """An index with the user and password that uv's variables have for its name."""
+    variable = "UV_INDEX_" + re.sub(r"[^A-Z0-9]", "_", name.upper())
+    login = [environ.get(f"{variable}_{part}", "") for part in ("USERNAME", "PASSWORD")]
+    parts = urlsplit(url)
+    if not name or not any(login) or not parts.hostname:
+        return url
+    words = ":".join(quote(word, safe="") for word in login)
+    return parts._replace(netloc=f"{words}@{parts.netloc.rpartition('@')[2]}").geturl()
 
 
 def folder_of(source: str) -> Path | None:

@@ -24,7 +24,7 @@ from skyward.image import Lock, Package
 from skyward.image.lock import scopes
 from skyward.model.image import Image, local_path, package_name
 
-_FORMAT = 1
+_FORMAT = 2
 # glibc 2.28 is what the wheels of the large frameworks ask for; Debian has it since 10, Ubuntu since 20.04
 _PLATFORMS = {
     "linux/amd64": "x86_64-manylinux_2_28",
@@ -92,7 +92,9 @@ def lock_requirements(request: Request, *, upgrade: bool = False) -> Lock:
         )
     preferred = () if upgrade else _preferred(request)
     found = resolve(request, _PLATFORMS[request.platform], tuple((p.name, _version(p)) for p in preferred))
-    lock = Lock(tuple(_packages(found, request)))
+    # an index may tell a size at one time only, and a package that changes its layer is installed again
+    known = {package.line: package for package in preferred}
+    lock = Lock(tuple(known.get(package.line, package) for package in _packages(found, request)))
     _write(file, request, lock)
     return lock
 
@@ -153,7 +155,7 @@ def _read(file: Path) -> _Kept | None:
 
 def _write(file: Path, request: Request, lock: Lock) -> None:
     packages = [
-        {name: getattr(package, name) for name in ("name", "pin", "hashes", "index", "size")}
+        {name: getattr(package, name) for name in ("name", "pin", "hashes", "index", "size", "compiled")}
         for package in lock.packages
     ]
     text = json.dumps({"entries": request.entries, "settings": request.settings, "packages": packages}, indent=1)
@@ -179,7 +181,12 @@ def _packages(document: Mapping[str, Any], request: Request) -> Iterator[Package
             hashes=() if "vcs" in entry else tuple(sorted(_hash(name, file) for file in files)),
             index=index_of.get(name, "") if "version" in entry and "archive" not in entry else "",
             size=max(sizes) if sizes else None,
+            compiled="wheels" in entry and not any(_file_name(file).endswith("-any.whl") for file in files),
         )
+
+
+def _file_name(file: Mapping[str, Any]) -> str:
+    return str(file.get("name") or urlsplit(file.get("url") or file.get("path", "")).path)
 
 
 def _pin(name: str, entry: Mapping[str, Any]) -> str:

@@ -17,6 +17,8 @@ _CREDENTIALS = re.compile(r"://[^/@\s]+@")
 _FOLDER = re.compile(r"http://127\.0\.0\.1:\d+/[0-9a-f]{32}")  # how folders are served to builds
 _HIDDEN = 4  # characters that a secret has at least; less would blot out ordinary words
 _DONE = re.compile(r"DONE (\d+\.\d+)s")
+_FETCHED = re.compile(r"(?:extracting )?sha256:[0-9a-f]{64} ")  # said of a step whose layer comes from a registry
+_CACHE = re.compile(r"(?:im|ex)porting cache ")  # which may fail without harm: what is missing is then made
 
 
 @dataclass(slots=True)
@@ -24,6 +26,7 @@ class _Step:
     title: str
     layer: Layer | None
     started: bool = False
+    is_cached: bool = False
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=40))
 
 
@@ -79,16 +82,24 @@ class Progress:
             self._start(step)
             step.lines.append(_OUTPUT.sub("", text, count=1))
             self._tell(step, "output", line=step.lines[-1])
+        elif _FETCHED.match(text):
+            self._cached(step)
+        elif text.startswith("ERROR") and _CACHE.match(step.title):
+            self._last.append(f"{step.title}: {text}")
         elif text.startswith("ERROR"):
             self.failed, self.title = step.layer, step.title
             self._last.append(text)
             self._tell(step, "failed")
         elif text == "CACHED":
-            step.started = True
-            self._tell(step, "cached")
-        elif done := _DONE.fullmatch(text):
+            self._cached(step)
+        elif (done := _DONE.fullmatch(text)) and not step.is_cached:
             step.started = True
             self._tell(step, "done", seconds=float(done[1]))
+
+    def _cached(self, step: _Step) -> None:
+        if not step.is_cached:
+            step.started = step.is_cached = True
+            self._tell(step, "cached")
 
     def quiet(self) -> None:
         """Nothing has come for a moment: steps that were named and have not ended are at work."""

@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 import tarfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryFile
 
 from skyward.build.process import run
 from skyward.build.progress import Progress
+from skyward.errors import EngineError
 from skyward.image import TIME
 from skyward.model.ssh import SshHost
 
@@ -59,22 +61,41 @@ exit "$code"
 """
 
 
-def run_there(host: SshHost, words: Sequence[str], progress: Progress, folder: Path) -> int:
+def run_there(
+    host: SshHost, words: Sequence[str], progress: Progress, folder: Path, *, forward: str | None = None
+) -> int:
     """Send a folder to a machine and run its docker build there: its directory `context`, with these options.
 
     Paths in the options are relative to the folder. Returns the exit status: the build's, or 255 where SSH failed.
 
+    Args:
+        host: the machine.
+        words: options of the build.
+        progress: is fed what it prints.
+        folder: is sent there.
+        forward: a port of that machine that leads to one of this, for the time of the build, as ssh's -R has it.
+
     Raises:
         EngineMissingError: the machine cannot be reached, or nothing there can build.
+        EngineError: it forwards no port.
     """
+    options: tuple[str, ...] = ()
+    if forward:  # a connection of its own: one that is shared would keep the port
+        host, options = replace(host, control=None), ("-o", "ExitOnForwardFailure=yes", "-R", forward)
     with TemporaryFile() as packed:
         with tarfile.open(fileobj=packed, mode="w") as tar:
             for path in sorted(folder.iterdir()):
                 tar.add(path, path.name, filter=_anonymous)
         size = packed.tell()
         packed.seek(0)
-        command = host.command("sh", "-c", _SCRIPT, "sh", str(size), str(TIME), *words)
+        command = host.command("sh", "-c", _SCRIPT, "sh", str(size), str(TIME), *words, options=options)
         code = run(command, progress, folder=folder, environment=os.environ, feed=packed)
+    if code == UNREACHED and "port forwarding failed" in progress.ending:
+        raise EngineError(
+            f"The build on {host.url} needs packages from folders of this machine, and ssh could not forward a port to "
+            "them. Repeat it, in case the port was taken; or have AllowTcpForwarding set in the sshd_config there; or "
+            "let an index serve the packages (SKYWARD_INDEXES)."
+        )
     if code in (UNREACHED, 127):
         failure = host.failure(progress.ending)
         if failure:

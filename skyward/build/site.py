@@ -6,7 +6,6 @@ value of a secret out of layers, history and cache keys; the script writes below
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -15,9 +14,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from netrc import NetrcParseError, netrc
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from skyward.build.indexes import Indexes, folder_of, host_indexes, mirrors, pip_option
+from skyward.build.passwords import with_password
 from skyward.errors import ConfigError
 from skyward.image import Plan
 from skyward.image.lock import index_id
@@ -52,19 +53,30 @@ def read_site(environ: Mapping[str, str] = os.environ, home: Path | None = None,
     """The site as this machine's environment and configuration files describe it.
 
     Raises:
-        ConfigError: a setting names a file that is not there, or cannot be read.
+        ConfigError: a setting names a file that is not there, or cannot be read; a keyring does not answer.
     """
     home = home or Path.home()
     timeout = (
         environ.get("UV_HTTP_TIMEOUT") or pip_option("timeout", environ, home) or environ.get("PIP_DEFAULT_TIMEOUT")
     )
     indexes, mapped = host_indexes(environ, home), mirrors(environ, folder or Path.cwd())
+    if indexes.keyring:
+        indexes, mapped = _with_passwords(indexes), {url: with_password(used) for url, used in mapped.items()}
     return Site(
         ca=_ca_bundle(environ, pip_option("cert", environ, home)),
         indexes=replace(indexes, default=indexes.default or mapped.pop(_DEFAULT, None)),
         mirrors=tuple(sorted(mapped.items())),
         netrc=Path(environ.get("NETRC") or home / ".netrc"),
         timeout_s=int(float(timeout)) if timeout and re.fullmatch(r"\d+(\.\d+)?", timeout) else None,
+    )
+
+
+def _with_passwords(indexes: Indexes) -> Indexes:
+    return replace(
+        indexes,
+        default=indexes.default and with_password(indexes.default),
+        extra=tuple(map(with_password, indexes.extra)),
+        find_links=tuple(map(with_password, indexes.find_links)),
     )
 
 
@@ -170,20 +182,23 @@ class _Addresses:
 
 
 def _uv_toml(indexes: Indexes, address: Callable[[str], str]) -> str:
-    lines: list[str] = []
+    import tomli_w
+
+    settings: dict[str, Any] = {}
     if indexes.find_links:
-        lines.append(f"find-links = {json.dumps([address(source) for source in indexes.find_links])}")
+        settings["find-links"] = [address(source) for source in indexes.find_links]
     if indexes.insecure_hosts:
-        lines.append(f"allow-insecure-host = {json.dumps(list(indexes.insecure_hosts))}")
+        settings["allow-insecure-host"] = list(indexes.insecure_hosts)
     if indexes.no_index:
-        lines.append("no-index = true")
+        settings["no-index"] = True
     if indexes.strategy:
-        lines.append(f"index-strategy = {json.dumps(indexes.strategy)}")
-    for source in indexes.extra:
-        lines += ["[[index]]", f"url = {json.dumps(address(source))}"]
+        settings["index-strategy"] = indexes.strategy
+    listed: list[dict[str, Any]] = [{"url": address(source)} for source in indexes.extra]
     if indexes.default:
-        lines += ["[[index]]", f"url = {json.dumps(address(indexes.default))}", "default = true"]
-    return "\n".join(lines)
+        listed.append({"url": address(indexes.default), "default": True})
+    if listed:
+        settings["index"] = listed
+    return tomli_w.dumps(settings)
 
 
 def _pip_conf(indexes: Indexes, address: Callable[[str], str]) -> str:

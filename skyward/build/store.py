@@ -14,15 +14,13 @@ class ImageFacts:
     Attributes:
         id: the engine's own identifier, `sha256:...` (digest of the image's configuration).
         repo_digests: names under which a registry knows it, `repository@sha256:...`; empty for images made here.
-        env: the environment in its configuration.
         labels: its labels.
         size: bytes on the engine's disk.
-        platform: such as "linux/amd64".
+        platform: such as "linux/amd64"; "" where it was not asked for.
     """
 
     id: str
     repo_digests: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     size: int = 0
     platform: str = ""

@@ -25,7 +25,7 @@ from skyward.image import Plan
 from skyward.model.image import Image
 from skyward.model.ssh import SshHost
 from skyward.pool.settings import local_minor, platform_of
-from skyward.providers.images import EngineImages
+from skyward.providers.images import ListedImages
 
 if TYPE_CHECKING:
     from skyward.build.declared import Declared
@@ -47,18 +47,18 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """How to build: on which engine, for which platform, where to push, whether to look for newer packages."""
+    """How to build: on which engine, for which platform, where to push and how, whether to look for newer packages.
+
+    `images` and `engine` are one engine's images: as it tells of them, and in the form that the build room asks for.
+    """
 
     images: Images
+    engine: ListedImages
     is_here: bool
     platform: str | None
     push: str | None
+    zstd: bool
     upgrade: bool
-
-    @property
-    def engine(self) -> EngineImages:
-        """The engine's images as the build room asks for them."""
-        return EngineImages(self.images)
 
     def platform_for(self, wanted: Wanted) -> str:
         """What the image is for: what was asked for or declared, else the platform of the engine's machine."""
@@ -101,6 +101,9 @@ class Way:
 @click.command()
 @click.argument("sources", nargs=-1, required=True, metavar="FILE...")
 @click.option("--push", metavar="REPOSITORY", help="Push the image there, such as registry.example.com/team/skyward.")
+@click.option(
+    "--zstd", is_flag=True, help="Compress what is pushed with zstd: quicker to unpack, for Docker 23 or newer."
+)
 @click.option("--platform", metavar="PLATFORM", help="Of the nodes, such as linux/arm64. [default: the engine's]")
 @click.option("--on", metavar="ADDRESS", help="Build with the Docker of another machine: ssh://user@host.")
 @click.option("--print", "mode", flag_value="print", help="Show the Dockerfile and who asked for what. Builds nothing.")
@@ -113,6 +116,7 @@ class Way:
 def command(
     sources: tuple[str, ...],
     push: str | None,
+    zstd: bool,
     platform: str | None,
     on: str | None,
     mode: str | None,
@@ -125,10 +129,15 @@ def command(
     """
     from skyward.cli.main import STATUSES
 
+    if zstd and not push:
+        raise ConfigError("--zstd is about what is pushed to a registry; it takes --push as well.")
     output = Output(as_json=as_json)
     place = SshHost.parse(on) if on else find_engine()
     with output.errors(dict(STATUSES)), closing(Images(place)) as images:
-        way = Way(images=images, is_here=not on, platform=platform, push=push, upgrade=upgrade)
+        engine = ListedImages(images)
+        way = Way(
+            images=images, engine=engine, is_here=not on, platform=platform, push=push, zstd=zstd, upgrade=upgrade
+        )
         wanted = [each for source in sources for each in _read(source)]
         act = {"print": _print, "explain": _explain, "check": _check}.get(mode or "", _build)
         return max([act(each, way, output) for each in wanted])
@@ -163,7 +172,7 @@ def _build(wanted: Wanted, way: Way, output: Output) -> int:
         target = way.target(plan)
         result = Result.of(plan)
         if target is None or not _in_registry(target, plan, result):
-            _on_engine(plan, way, result, report)
+            _on_engine(plan, way, target, result, report)
             if target is not None:
                 _push(plan, target, way, result, report)
     note_use(plan.tag)
@@ -181,8 +190,11 @@ def _remember(wanted: Wanted, plan: Plan) -> None:
         remember(wanted.key(plan), plan)
 
 
-def _on_engine(plan: Plan, way: Way, result: Result, report: Report) -> None:
-    """Have the engine have the image; one question where it does."""
+def _on_engine(plan: Plan, way: Way, target: str | None, result: Result, report: Report) -> None:
+    """Have the engine have the image; one question where it does.
+
+    Where it goes to a registry afterwards, what others have built and pushed there is used.
+    """
     facts = way.engine.inspect(plan.tag)
     if facts is None:
 
@@ -190,8 +202,13 @@ def _on_engine(plan: Plan, way: Way, result: Result, report: Report) -> None:
             result.follow(event)
             report(event)
 
+        cache = None
+        if target is not None:
+            from skyward.build.registry import shared_cache
+
+            cache = shared_cache(target, plan.platform, is_whole=way.images.in_containerd())
         started = perf_counter()
-        ensure(plan, way.engine, follow, docker_host=way.images.url)
+        ensure(plan, way.engine, follow, docker_host=way.images.url, cache=cache)
         result.built, result.seconds = True, perf_counter() - started
         for layer, size in layer_sizes(plan, way.engine.history(plan.tag)):
             follow(Event(kind="size", layer=layer, size=size))
@@ -212,8 +229,13 @@ def _in_registry(target: str, plan: Plan, result: Result) -> bool:
 
 
 def _push(plan: Plan, target: str, way: Way, result: Result, report: Report) -> None:
-    from skyward.build.registry import push
+    from skyward.build.registry import push, push_zstd
 
+    if way.zstd:
+        made = push_zstd(plan.tag, target, platform=plan.platform, report=report, docker_host=way.images.url)
+        result.reference = made.reference
+        report(note(f"pushed {made.reference}"))
+        return
     pushed = push(plan.tag, target, platform=plan.platform, engine=way.engine, report=report)
     result.reference = pushed.reference
     report(note(f"pushed {pushed.reference}, {readable(pushed.sent_bytes)} of {readable(pushed.size_bytes)} sent"))

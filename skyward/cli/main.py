@@ -18,7 +18,6 @@ from __future__ import annotations
 import gc
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 from importlib import import_module
 
@@ -40,7 +39,10 @@ from skyward.errors import (
 # name -> the module with the command of that name, loaded when it is asked for
 COMMANDS = {
     "build": "skyward.cli.build",
+    "down": "skyward.cli.down",
     "image": "skyward.cli.image",
+    "ps": "skyward.cli.ps",
+    "up": "skyward.cli.up",
 }
 STATUSES: tuple[tuple[type[SkywardError], int], ...] = (
     (ConfigError, 2),
@@ -90,6 +92,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except SkywardError as error:
         if debug:
+            import traceback
+
             traceback.print_exception(error)
         return _told(str(error), status_of(error))
     except BrokenPipeError:
@@ -98,6 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     finally:
         gc.set_threshold(*before)
+        gc.freeze()  # the interpreter's end searches for garbage once more, a tenth of a no-op's time
 
 
 def _run(words: list[str]) -> int:

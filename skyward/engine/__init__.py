@@ -1,11 +1,16 @@
-"""One Docker engine on this machine, through the docker SDK: containers run, watched, removed; images pulled."""
+"""One Docker engine: on this machine through the docker SDK, containers run, watched, removed; its images by HTTP."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from skyward.engine.address import EngineAddress, find_engine
-from skyward.engine.client import Engine
-from skyward.engine.container import Container, ContainerSpec
-from skyward.engine.gpus import visible_gpus
-from skyward.engine.images import Images, Removal
-from skyward.engine.watch import Ending, Watch
+
+if TYPE_CHECKING:
+    from skyward.engine.client import Engine
+    from skyward.engine.container import Container, ContainerSpec
+    from skyward.engine.gpus import visible_gpus
+    from skyward.engine.images import Images, Removal
+    from skyward.engine.watch import Ending, Watch
 
 __all__ = [
     "Container",
@@ -19,3 +24,18 @@ __all__ = [
     "find_engine",
     "visible_gpus",
 ]
+
+# loaded on first use: who asks whether an image exists needs no containers
+_HOMES = {
+    "Engine": "client",
+    **dict.fromkeys(("Container", "ContainerSpec"), "container"),
+    "visible_gpus": "gpus",
+    **dict.fromkeys(("Images", "Removal"), "images"),
+    **dict.fromkeys(("Ending", "Watch"), "watch"),
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -25,6 +25,7 @@ _CALL_TIMEOUT_S = 120  # a start on a busy machine takes seconds; silence for lo
 _LEAST_API = (1, 41)  # engine 20.10
 _engines: dict[tuple[str, int | None], Engine] = {}
 _engines_lock = threading.Lock()
+_told: set[str] = set()  # engines of which it has been said which limits they do not grant
 
 
 class Engine:
@@ -36,21 +37,20 @@ class Engine:
         product: what it calls itself; empty for a plain engine.
     """
 
-    def __init__(self, address: EngineAddress, pid: int | None) -> None:
+    def __init__(self, address: EngineAddress, pid: int | None, limits: Mapping[str, int] | None = None) -> None:
         from docker.api.client import APIClient
 
         self.url, self._pid = address.url, pid
         with engine_call("say its version", self.url):
-            with _client(APIClient, self.url, "1.41") as first:
+            with _client(APIClient, address.socket_url, "1.41") as first:
                 about = first.version(api_version=False)
             self.version, self.product = str(about["Version"]), str((about.get("Platform") or {}).get("Name") or "")
             if tuple(map(int, about["ApiVersion"].split("."))) < _LEAST_API:
                 raise EngineError(
                     f"The Docker engine at {self.url} is version {self.version}; skyward needs 20.10 or newer."
                 )
-            self._api = _client(APIClient, self.url, about["ApiVersion"])
-        self._limits = wanted_limits(pid)
-        self._told = False
+            self._api = _client(APIClient, address.socket_url, about["ApiVersion"])
+        self._limits = wanted_limits(pid) if limits is None else limits
 
     @classmethod
     def connect(cls, base_url: str | None = None) -> Engine:
@@ -66,6 +66,22 @@ class Engine:
             if (address.url, pid) not in _engines:
                 _engines[address.url, pid] = cls(address, pid)
             return _engines[address.url, pid]
+
+    @classmethod
+    def at(cls, address: EngineAddress, limits: Mapping[str, int]) -> Engine:
+        """The engine of another machine, at a socket here that leads to it; it is asked for these limits.
+
+        Raises:
+            EngineError: it is too old.
+            EngineMissingError: it does not answer.
+        """
+        return cls(address, None, limits)
+
+    @property
+    def info(self) -> Mapping[str, Any]:
+        """What it says of itself and its machine."""
+        with engine_call("describe itself", self.url):
+            return dict(self._api.info())
 
     def image(self, ref: str) -> Mapping[str, Any] | None:
         """The engine's description of an image; None if it does not have it."""
@@ -139,6 +155,11 @@ class Engine:
         with engine_call("describe itself", self.url):
             return gives_gpus(self._api.info(), self._pid)
 
+    def has_bridge(self) -> bool:
+        """Whether it can give containers a network of their own on this machine."""
+        with engine_call("list networks", self.url):
+            return bool(self._api.networks(filters={"driver": "bridge"}))
+
     def _run(self, spec: ContainerSpec, limits: Mapping[str, int]) -> Container:
         with engine_call(f"start container {spec.name} from image {spec.image}", self.url):
             container_id = create(self._api, spec, limits)
@@ -163,8 +184,8 @@ class Engine:
 
     def _tell_limits(self, limits: Mapping[str, int]) -> None:
         missing = [name for name in ("memlock", "stack") if name not in limits]
-        if missing and not self._told:
-            self._told = True
+        if missing and self.url not in _told:
+            _told.add(self.url)
             _log.warning(
                 "The Docker engine at %s may not raise the %s limit of its containers; they keep the engine's own. "
                 "An engine that has CAP_SYS_RESOURCE may.",

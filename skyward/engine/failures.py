@@ -13,6 +13,12 @@ ADVICE = (
     "source .engine/env, or use provider=sky.Local() to run without containers."
 )
 
+
+def advice_on(engine: str) -> str:
+    """What to do about an engine that does not answer; `engine` is its address."""
+    return ADVICE if engine.startswith("unix://") else "See that the machine, its engine and the way to it are well."
+
+
 _NO_GPU = (
     "Containers on this engine get no GPU: install the NVIDIA driver and the NVIDIA Container Toolkit on the machine, "
     "run `nvidia-ctk runtime configure --runtime=docker`, and restart the engine."
@@ -74,7 +80,7 @@ def engine_call(action: str, engine: str) -> Iterator[None]:
     except (docker.errors.DockerException, urllib3.exceptions.HTTPError, OSError) as error:
         # requests' exceptions are OSErrors
         raise EngineMissingError(
-            f"The Docker engine at {engine} broke off when asked to {action} ({_innermost(error)}). {ADVICE}"
+            f"The Docker engine at {engine} broke off when asked to {action} ({_innermost(error)}). {advice_on(engine)}"
         ) from error
 
 

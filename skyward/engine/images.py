@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import json
-import subprocess
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -18,7 +17,6 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from skyward.engine.address import EngineAddress
-from skyward.engine.client import Engine
 from skyward.engine.failures import ADVICE, not_pulled, translate
 from skyward.engine.lines import SocketLine, SshLine
 from skyward.errors import EngineMissingError
@@ -51,6 +49,11 @@ class Images:
         _, about = self._ask("GET", "/version", "say its version")
         return f"{about['Os']}/{about['Arch']}"
 
+    def in_containerd(self) -> bool:
+        """Whether the engine keeps its images in containerd's store: then it can compress and push them by itself."""
+        _, about = self._ask("GET", "/info", "describe itself")
+        return "io.containerd.snapshotter" in json.dumps(about.get("DriverStatus"))
+
     def inspect(self, ref: str) -> Mapping[str, Any] | None:
         """The engine's description of an image; None if it does not have it."""
         status, answer = self._ask("GET", f"/images/{_quoted(ref)}/json", f"look for image {ref}")
@@ -60,6 +63,10 @@ class Images:
         """The instructions an image was made by, the first one first, each with its size; none if it is not there."""
         status, answer = self._ask("GET", f"/images/{_quoted(ref)}/history", f"tell how image {ref} was made")
         return [] if status == 404 else answer[::-1]
+
+    def listed(self) -> Sequence[Mapping[str, Any]]:
+        """All images of the engine, each with its id, tags, digests, labels, size and time of creation."""
+        return list(self._ask("GET", "/images/json", "list images")[1])
 
     def labelled(self, label: str) -> Sequence[Mapping[str, Any]]:
         """The images that have a label, each with its id, tags, labels, size and time of creation."""
@@ -78,8 +85,12 @@ class Images:
             ImageNotFoundError: the registry has none, refuses it, or cannot be reached.
         """
         if isinstance(self._place, EngineAddress):
+            from skyward.engine.client import Engine
+
             Engine.connect(self.url).pull(ref)
             return
+        import subprocess
+
         command = self._place.command("docker", "pull", "--quiet", ref)
         done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
         if done.returncode:

@@ -14,7 +14,8 @@ from skyward.image.origins import origin_of
 from skyward.image.plan import BaseBuild, Copied, Layer, Plan
 from skyward.model.image import Image
 
-EPOCH = 2  # raised when the same description has to become a different image
+_LINE_BYTES = 65_000  # builders read no line of 64 KiB
+EPOCH = 3  # raised when the same description has to become a different image
 
 
 def default_base(python: str) -> str:
@@ -57,14 +58,15 @@ def compile(  # noqa: A001 - it is what the room does
         base: reference for FROM, pinned by digest where a registry knows it.
         base_digest: digest of the base; decides the identity in place of the reference.
         runner_digest: digest of the runner's files, see `skyward.build.runner`.
-        lock: what the requirements came to. None compiles without: text and layers are those of a lock in which the
-            packages that the image names are the only large ones; such a plan can be read but not built.
+        lock: what the requirements came to. None compiles without: text and layers are those of a lock in which names
+            alone tell what is large, of those packages that the image lists; such a plan can be read but not built.
         packages: local wheels and projects.
         code: local code to bake in; None to send it.
         base_build: how the base is made, if from a Dockerfile.
 
     Raises:
-        ConfigError: the image asks for a Python version other than the client's.
+        ConfigError: the image asks for a Python version other than the client's, or a value is longer than a line of a
+            Dockerfile may be.
     """
     check_python(image, python)
     platform = image.platform or platform
@@ -76,6 +78,7 @@ def compile(  # noqa: A001 - it is what the room does
     identity = identity_of(inputs)
     labels = {"skyward.base": base_digest, "skyward.image": identity, "skyward.python": python}
     numbered = tuple(_numbered([*layers, *steps.labels(labels)]))
+    _check_lines(numbered)
     values = [*image.env.values()]
     return Plan(
         image=image,
@@ -115,8 +118,8 @@ def _layers(
         *steps.image_stage(),
         *steps.requirements(image, platform, lock),
         *steps.local_packages(image, platform, packages),
-        *steps.runner(),
         *steps.commands(image),
+        *steps.runner(),
         *steps.code(image, code),
         *steps.env(image, code),
     ]
@@ -164,6 +167,16 @@ def _numbered(layers: list[Layer]) -> list[Layer]:
             layer = replace(layer, step=counts[layer.stage])
         numbered.append(layer)
     return numbered
+
+
+def _check_lines(layers: tuple[Layer, ...]) -> None:
+    for layer in layers:
+        longest = max(len(line.encode()) for line in layer.text.split("\n"))
+        if longest > _LINE_BYTES:
+            raise ConfigError(
+                f"Image: {layer.name!r} ({layer.origin}) comes to a line of {longest >> 10} KB, and builders read at "
+                "most 64. Put a long text into a file that a command fetches or the pool sends (includes)."
+            )
 
 
 def _render(layers: tuple[Layer, ...], image: Image) -> str:

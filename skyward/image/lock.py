@@ -1,4 +1,8 @@
-"""`Lock`: the exact packages that an image's requirements came to, and how their install is split into two layers.
+"""`Lock`: the exact packages that an image's requirements came to, and how their install is split into layers.
+
+What is large and changes rarely comes first: CUDA's libraries, frameworks, what is of some size, and then the small
+packages, which most additions are: one more of them remakes a layer of a few megabytes. Names decide, because many
+indexes do not tell sizes; so does the size where one is told; where none is, compiled code is taken to be of some size.
 
 Made by `skyward.build.lock`; a value here. It holds no address but those the image itself names.
 """
@@ -12,17 +16,26 @@ from typing import Literal
 
 from skyward.model.image import Image, local_path, requirement_name
 
-Tier = Literal["heavy", "light"]
+Tier = Literal["cuda", "heavy", "medium", "light"]
+TIERS: tuple[Tier, ...] = ("cuda", "heavy", "medium", "light")
 
 COMMITS = "commits"
 HEAVY_BYTES = 50 * 10**6
-# Frameworks and what they bring: hundreds of megabytes that change together and rarely. They make a layer of their own
-# so that no other requirement reinstalls them. The list is needed because many indexes do not tell sizes; where one
-# does, a wheel from HEAVY_BYTES on belongs to them too.
+MEDIUM_BYTES = 10**6
+# Up to some gigabytes, which releases of frameworks share; also, nodes fetch two layers at once and one in turn.
+_CUDA = re.compile(r"nvidia-.+|cuda-.+")
+# Frameworks and what they bring: hundreds of megabytes that change together and rarely.
 _HEAVY = re.compile(
-    r"torch|torchvision|torchaudio|triton|nvidia-.+|cuda-.+|jaxlib|jax-cuda\d+-.+|libtpu.*|tensorflow|tensorflow-(cpu|gpu|intel"
-    r"|cpu-aws)|tf-nightly.*|cupy.*|paddlepaddle.*|mxnet.*|xformers|flash-attn|vllm|bitsandbytes|deepspeed|onnxruntime.*"
-    r"|cudf-.+|cuml-.+|libcudf-.+|libcuml-.+|rmm-.+|pyspark|open3d|pyarrow|ray"
+    r"torch|torchvision|torchaudio|torchcodec|pytorch-triton.*|triton.*|tensorrt.*|flashinfer-.+"
+    r"|jaxlib|jax-(cuda|rocm)\d+-.+|libtpu.*|tensorflow|tensorflow-(cpu|gpu|intel|rocm|cpu-aws)|tf-nightly.*|cupy.*"
+    r"|paddlepaddle.*|mxnet.*|xformers|flash-attn.*|vllm|sglang-kernel|bitsandbytes|onnxruntime.*|(cudf|cuml|cugraph|rmm"
+    r"|libcudf|libcuml|libcugraph|pylibraft|libraft)-.+|pyspark|open3d|opencv-.+|xgboost|catboost|mkl|pyarrow|ray"
+)
+# Others that are known to be of some size, though no tag of a file tells.
+_MEDIUM = re.compile(
+    r"numpy|scipy|scikit-.+|pandas|polars.*|duckdb|matplotlib|pillow|numba|llvmlite|h5py|statsmodels|lightgbm|sympy"
+    r"|networkx|jax|keras.*|transformers|tokenizers|datasets|accelerate|diffusers|deepspeed|sentence-transformers|grpcio"
+    r"|aiohttp|lxml|cryptography|plotly|bokeh|setuptools|botocore"
 )
 
 
@@ -36,6 +49,7 @@ class Package:
         hashes: `sha256:...` of the files that may be installed, sorted; empty only for a commit of a repository.
         index: URL of the one index it comes from, where the image scopes it; "" for any.
         size: bytes of the largest of these files, where the index tells; decides nothing but the layer.
+        compiled: whether all its wheels are for one kind of machine; decides nothing but the layer.
     """
 
     name: str
@@ -43,6 +57,7 @@ class Package:
     hashes: tuple[str, ...] = ()
     index: str = ""
     size: int | None = field(default=None, compare=False)
+    compiled: bool = field(default=False, compare=False)
 
     @property
     def line(self) -> str:
@@ -55,9 +70,9 @@ class Package:
         return self.index if self.hashes else COMMITS
 
     @property
-    def is_heavy(self) -> bool:
-        """Whether it belongs to the layer of what is large and changes rarely."""
-        return is_heavy(self.name) or (self.size or 0) >= HEAVY_BYTES
+    def tier(self) -> Tier:
+        """The layer it belongs to."""
+        return tier_of(self.name, self.size, self.compiled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +86,23 @@ class Lock:
 
     def of(self, tier: Tier) -> tuple[Package, ...]:
         """The packages of one layer."""
-        return tuple(package for package in self.packages if package.is_heavy == (tier == "heavy"))
+        return tuple(package for package in self.packages if package.tier == tier)
 
 
-def is_heavy(name: str) -> bool:
-    """Whether a package is known by its name to be large."""
-    return bool(_HEAVY.fullmatch(name))
+def tier_of(name: str, size: int | None = None, compiled: bool = False) -> Tier:
+    """The layer of a package: by its name alone where nothing else is known of it."""
+    if _CUDA.fullmatch(name):
+        return "cuda"
+    if _HEAVY.fullmatch(name) or (size or 0) >= HEAVY_BYTES:
+        return "heavy"
+    is_some = compiled if size is None else size >= MEDIUM_BYTES
+    return "medium" if is_some or _MEDIUM.fullmatch(name) else "light"
 
 
 def tier_sources(image: Image, lock: Lock | None, tier: Tier) -> tuple[str, ...]:
     """Where the packages of a layer come from: URLs of scoped indexes, COMMITS, "" for the rest. Empty: no packages.
 
-    Without a lock it is told by what the image names, which differs from the lock's answer only where a large package
-    comes as a dependency of something else.
+    Without a lock it is told by what the image names, as if all that comes as a dependency were small.
     """
     if lock is not None:
         return tuple(sorted({package.source for package in lock.of(tier)}))
@@ -91,7 +110,7 @@ def tier_sources(image: Image, lock: Lock | None, tier: Tier) -> tuple[str, ...]
     wanted = {""} if tier == "light" else set()
     for entry in image.pip:
         name = requirement_name(entry)
-        if local_path(entry) is None and is_heavy(name) == (tier == "heavy"):
+        if local_path(entry) is None and tier_of(name) == tier:
             wanted.add(COMMITS if "@ git+" in entry else scoped.get(name, ""))
     return tuple(sorted(wanted))
 
@@ -102,11 +121,10 @@ def scopes(image: Image) -> dict[str, str]:
 
 
 def tier_files(lock: Lock) -> tuple[tuple[str, str], ...]:
-    """The requirements files of both layers, by path in the build context: one for each source."""
+    """The requirements files of these layers, by path in the build context: one for each source."""
     files: dict[str, list[str]] = {}
     for package in lock.packages:
-        tier = "heavy" if package.is_heavy else "light"
-        files.setdefault(f"requirements/{tier}/{source_file(package.source)}", []).append(package.line)
+        files.setdefault(f"requirements/{package.tier}/{source_file(package.source)}", []).append(package.line)
     return tuple((path, "\n".join(lines) + "\n") for path, lines in sorted(files.items()))
 
 

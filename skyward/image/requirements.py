@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
+from typing import Any
 
+from skyward.image.lock import scopes
 from skyward.model.image import Image, local_path, requirement_name
 
 PROJECT = "skyward-image-requirements"
@@ -22,30 +23,23 @@ def requirements_file(image: Image, *, python: str, mirrors: Mapping[str, str] |
         python: minor version it is for.
         mirrors: other addresses to use for indexes, by the URL in the image.
     """
-    lines = ["[project]", f'name = "{PROJECT}"', 'version = "0"', f'requires-python = ">={python}"']
-    lines += ["dependencies = [", *(f"    {_text(entry)}," for entry in image.pip if local_path(entry) is None), "]"]
-    extras = unlisted(image)
-    if extras:
-        lines += ["", "[project.optional-dependencies]", *(f"{name} = [{_text(name)}]" for name in extras)]
-    for number, index in enumerate(image.pip_indexes, start=1):
-        url = (mirrors or {}).get(index.url, index.url)
-        lines += ["", "[[tool.uv.index]]", f'name = "scoped-{number}"', f"url = {_text(url)}", "explicit = true"]
-    sources = [
-        f'{name} = {{ index = "scoped-{number}" }}'
-        for number, index in enumerate(image.pip_indexes, start=1)
-        for name in index.packages
-    ]
-    if sources:
-        lines += ["", "[tool.uv.sources]", *sources]
-    return "\n".join(lines) + "\n"
+    import tomli_w  # where nothing is to be locked, it is not loaded
+
+    names = {index.url: f"scoped-{number}" for number, index in enumerate(image.pip_indexes, start=1)}
+    project: dict[str, Any] = {
+        "name": PROJECT,
+        "version": "0",
+        "requires-python": f">={python}",
+        "dependencies": [entry for entry in image.pip if local_path(entry) is None],
+    }
+    if extras := unlisted(image):
+        project["optional-dependencies"] = {name: [name] for name in extras}
+    indexes = [{"name": name, "url": (mirrors or {}).get(url, url), "explicit": True} for url, name in names.items()]
+    sources = {name: {"index": names[url]} for name, url in scopes(image).items()}
+    return tomli_w.dumps({"project": project, "tool": {"uv": {"index": indexes, "sources": sources}}})
 
 
 def unlisted(image: Image) -> tuple[str, ...]:
     """Scoped packages that the image does not list itself; they may still come as somebody's dependency."""
     listed = {requirement_name(entry) for entry in image.pip}
     return tuple(sorted(name for index in image.pip_indexes for name in index.packages if name not in listed))
-
-
-def _text(value: str) -> str:
-    """A TOML basic string; JSON's escapes are a subset of TOML's."""
-    return json.dumps(value)

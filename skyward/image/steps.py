@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 
-from skyward.image.lock import COMMITS, Lock, Tier, index_id, is_heavy, source_file, tier_sources
+from skyward.image.lock import COMMITS, TIERS, Lock, Tier, index_id, source_file, tier_of, tier_sources
 from skyward.image.origins import origin_of, origins_of
 from skyward.image.plan import Copied, Layer
 from skyward.model.image import Image, local_path, requirement_name
@@ -47,6 +47,7 @@ _SITE = (
 )
 _BUILD_ENV = f"--mount=type=bind,source=build-env.sh,target={_GIVEN}/build-env.sh"
 _BEGIN, _END = f". {_GIVEN}/{STEP_FILE}", "end_step"
+_TIER_NOTES: Mapping[Tier, str] = {"cuda": " (CUDA)", "heavy": " (large)", "medium": " (medium)", "light": ""}
 _USER = "your image"
 _OWN = "skyward itself"
 
@@ -108,19 +109,18 @@ def image_stage() -> list[Layer]:
 
 
 def requirements(image: Image, platform: str, lock: Lock | None) -> list[Layer]:
-    """The locked packages: first those that are large and change rarely, in a layer that the others do not touch."""
-    tiers: tuple[Tier, ...] = ("heavy", "light")
+    """The locked packages: first those that are large and change rarely, in layers that the others do not touch."""
     layers = []
-    for tier in tiers:
+    for tier in TIERS if image.pip else ():
         sources = tier_sources(image, lock, tier)
-        if sources and image.pip:
+        if sources:
             installs = [_install(f"{_GIVEN}/{source_file(source)}", source) for source in sources]
             mounts = [
                 f"--mount=type=bind,source=requirements/{tier}/{name},target={_GIVEN}/{name}"
                 for name in map(source_file, sources)
             ]
-            entries = _tier_entries(image, tier)
-            name = f"pip {' '.join(entries)}" if tier == "light" else f"pip {_large(image, lock)} (large)"
+            entries = _tier_entries(image, lock, tier)
+            name = f"pip {_short(_tier_words(entries, lock, tier))}{_TIER_NOTES[tier]}"
             layers.append(_uv_run(image, platform, installs, *mounts, name=name, entries=entries))
     return layers
 
@@ -138,9 +138,10 @@ def local_packages(image: Image, platform: str, packages: tuple[Copied, ...]) ->
 
 
 def runner() -> list[Layer]:
-    """The runner, of the client's own version."""
-    copy = ["cp -r /run/runner /opt/skyward"]
-    copy.append("/opt/venv/bin/python -m compileall -q --invalidation-mode unchecked-hash /opt/skyward")
+    """The runner, of the client's own version. What only clients load goes without bytecode, half of the layer."""
+    client = "/opt/skyward/skyward/(build|cli|engine|image|pool|providers)/"
+    compile_all = "/opt/venv/bin/python -m compileall -q --invalidation-mode unchecked-hash"
+    copy = ["cp -r /run/runner /opt/skyward", f"{compile_all} -x '{client}' /opt/skyward"]
     return [
         _run(copy, "--mount=type=bind,source=runner,target=/run/runner", name="the runner", origin=_OWN),
         _layer("ENV PYTHONPATH=/opt/skyward", "the runner's path", _OWN),
@@ -227,12 +228,12 @@ def _uv_run(
     """A RUN that installs packages with uv, whose cache is a mount."""
     tool = "--mount=type=bind,from=uv,source=/opt/uv,target=/run/uv"
     cache = f"--mount=type=cache,id=skyward-uv-{platform.replace('/', '-')},target=/run/cache/uv"
-    settings = [
+    script = [
         "export UV_CACHE_DIR=/run/cache/uv UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_PYTHON=/opt/venv/bin/python",
         "export PYC_INVALIDATION_MODE=CHECKED_HASH",
+        *installs,
     ]
-    origin = origins_of(image, "pip", entries)
-    return _run([*settings, *installs], tool, *mounts, cache, name=name, origin=origin, env=image.build_env)
+    return _run(script, tool, *mounts, cache, name=name, origin=origins_of(image, "pip", entries), env=image.build_env)
 
 
 def _install(file: str, source: str) -> str:
@@ -243,21 +244,25 @@ def _install(file: str, source: str) -> str:
     if not source:
         return f"{words} --require-hashes -r {file}"
     # a package's one source is the index that the image names for it, wherever this site finds that
-    index = f'"${{SKYWARD_INDEX_{index_id(source)}:-{source}}}"'
-    return f"env -u UV_CONFIG_FILE {words} --require-hashes --no-config --default-index {index} -r {file}"
+    index = f"SKYWARD_INDEX_{index_id(source)}"
+    ours = f'[ -n "${{{index}:-}}" ] || {index}={_word(source)}'
+    return f'{ours}; env -u UV_CONFIG_FILE {words} --require-hashes --no-config --default-index "${index}" -r {file}'
 
 
-def _tier_entries(image: Image, tier: Tier) -> tuple[str, ...]:
-    """The requirements that ask for a layer: those that name large packages, else all; the others."""
-    entries = [entry for entry in image.pip if local_path(entry) is None]
-    direct = tuple(entry for entry in entries if is_heavy(requirement_name(entry)) == (tier == "heavy"))
-    return direct or tuple(entries)
+def _tier_entries(image: Image, lock: Lock | None, tier: Tier) -> tuple[str, ...]:
+    """The requirements that ask for a layer: those that name a package in it, else all of them."""
+    entries = tuple(entry for entry in image.pip if local_path(entry) is None) or tuple(image.pip)
+    known = {package.name: package.tier for package in lock.packages} if lock else {}
+    names = {entry: requirement_name(entry) for entry in entries}
+    direct = tuple(entry for entry, name in names.items() if known.get(name, tier_of(name)) == tier)
+    return direct or entries
 
 
-def _large(image: Image, lock: Lock | None) -> str:
-    """The large packages in a few words."""
-    names = [package.pin.partition(" @ ")[0] for package in lock.of("heavy")] if lock else []
-    return " ".join(names or _tier_entries(image, "heavy"))
+def _tier_words(entries: tuple[str, ...], lock: Lock | None, tier: Tier) -> str:
+    """What a layer holds, in words: what was asked for; of large packages, what that came to."""
+    if lock and tier in ("cuda", "heavy"):
+        return " ".join(package.pin.partition(" @ ")[0] for package in lock.of(tier))
+    return " ".join(entries)
 
 
 def _word(text: str) -> str:

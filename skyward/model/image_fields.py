@@ -76,9 +76,13 @@ def reference(base: Any) -> str:
 
 
 def path(name: str, text: Any) -> str:
-    """A path in its one spelling; one below the root keeps or gets no leading `./`."""
+    """A path in its one spelling; one below the root gets no leading `./`, unless `~` would then mean a home."""
     require(isinstance(text, str) and text.strip() and text.isprintable(), name, text, "a path without line ends")
-    return posixpath.normpath(str(text).strip())
+    given = str(text).strip()
+    if given.startswith("~/"):  # what is below it is not told by its text: `~/..` is the home's parent
+        return f"~/{posixpath.normpath(given[2:])}"
+    normal = posixpath.normpath(given)
+    return f"./{normal}" if normal.startswith("~") else normal
 
 
 def stage(name: str, text: Any) -> str | None:
@@ -164,11 +168,19 @@ def exclude_newer(value: Any) -> str | None:
     return moment.astimezone(UTC).replace(microsecond=0).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+# a name, perhaps with its version: most images have no others, and `packaging` takes 10 ms to load
+_PLAIN = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)(==[0-9]+(?:\.[0-9]+)*)?")
+
+
 def requirement(text: str) -> str:
     """A requirement, or the path of a local wheel or project, in its one normal spelling."""
     located = local_path(text)
     if located is not None:
         return _local_requirement(text.strip(), located)
+    plain = text.isprintable() and "\\" not in text  # in a marker it would begin an escape, which may be a line's end
+    require(plain, "pip", text, "requirements without backslashes, line ends and control characters")
+    if usual := _PLAIN.fullmatch(text.strip()):
+        return package_name(usual[1]) + (usual[2] or "")
     try:
         from packaging.requirements import InvalidRequirement, Requirement
     except ModuleNotFoundError:  # a node, where a user's module may hold an Image at its top and nothing compiles it
@@ -189,7 +201,7 @@ def requirement(text: str) -> str:
 def _local_requirement(text: str, located: str) -> str:
     extras = sorted({package("pip", name.strip()) for name in text[len(located) + 1 : -1].split(",") if name.strip()})
     normal = path("pip", located)
-    if not normal.startswith(("/", "~", "..")) and normal != ".":
+    if normal not in (".", "..") and not normal.startswith(_PATH_START):
         normal = f"./{normal}"
     if normal.endswith(".whl"):
         wheel = re.fullmatch(r"[^-]+-[^-]+(-\d[^-]*)?-[^-]+-[^-]+-[^-]+\.whl", posixpath.basename(normal))

@@ -25,7 +25,6 @@ class EngineImages:
         return ImageFacts(
             id=found["Id"],
             repo_digests=tuple(found.get("RepoDigests") or ()),
-            env=dict(entry.partition("=")[::2] for entry in config.get("Env") or ()),
             labels=config.get("Labels") or {},
             size=found.get("Size", 0),
             platform=f"{found['Os']}/{found['Architecture']}{variant}",
@@ -42,3 +41,30 @@ class EngineImages:
     def push(self, image: str, repository: str, tag: str, auth: Mapping[str, str]) -> Iterator[Mapping[str, Any]]:
         """Push an image as `repository:tag`; the engine's messages as they come."""
         return self._images.push(image, repository, tag, auth)
+
+
+class ListedImages(EngineImages):
+    """The same, for a look at what is there: one listing answers for every image in it.
+
+    What it says of an image holds for the moment of the first question. Images that it does not have are asked for one
+    by one, so that what is built or pulled meanwhile is found.
+    """
+
+    def __init__(self, images: Images) -> None:
+        super().__init__(images)
+        self._known: dict[str, ImageFacts] | None = None
+
+    def inspect(self, ref: str) -> ImageFacts | None:
+        """Facts on the image of that name or id; None if the engine does not have it."""
+        if self._known is None:
+            self._known = {}
+            for found in self._images.listed():
+                facts = ImageFacts(
+                    id=found["Id"],
+                    repo_digests=tuple(found.get("RepoDigests") or ()),
+                    labels=found.get("Labels") or {},
+                    size=found.get("Size", 0),
+                )
+                names = [*(found.get("RepoTags") or ()), *facts.repo_digests, facts.id]
+                self._known |= dict.fromkeys(names, facts)
+        return self._known.get(ref) or super().inspect(ref)

@@ -124,6 +124,8 @@ def pool_directories() -> Iterator[PoolDirectory]:
     """The directories of all of this user's pools on this machine."""
     for base in {runtime_base(), temporary_base()}:
         for path in base.glob(f"{_PREFIX}*"):
+            if "-" in path.name.removeprefix(_PREFIX):  # a build's, or somebody else's: no pool is called so
+                continue
             try:
                 mine = path.is_dir() and path.stat().st_uid == os.geteuid()
             except OSError:  # removed at this moment

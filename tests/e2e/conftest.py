@@ -14,6 +14,7 @@ import docker
 import pytest
 
 import skyward as sky
+from tests.e2e.engines import OwnEngine, Release, newer_release
 
 # One image for all of them. Docker and pytest are in it because the modules of these tests are imported on the nodes.
 IMAGE = sky.Image(pip=["docker", "numpy", "pandas", "pytest"])
@@ -59,6 +60,20 @@ def engine() -> Iterator[Any]:
     client = docker.from_env()
     yield client
     client.close()
+
+
+@pytest.fixture(scope="session")
+def newer_docker() -> Iterator[Release]:
+    """A newer release of Docker, with buildx and images in containerd."""
+    with newer_release() as release:
+        yield release
+
+
+@pytest.fixture(scope="session")
+def newer(newer_docker: Release) -> Iterator[OwnEngine]:
+    """An engine of it."""
+    with newer_docker.engine() as engine:
+        yield engine
 
 
 @pytest.fixture

@@ -29,6 +29,14 @@ def slow(x: int, seconds: float) -> int:
 
 
 @sky.compute
+def span(seconds: float) -> tuple[float, float]:
+    """When it ran, on the clock that all processes of a machine share."""
+    began = time.monotonic()
+    time.sleep(seconds)
+    return began, time.monotonic()
+
+
+@sky.compute
 def count(n: int) -> Iterator[int]:
     yield from range(n)
 
@@ -61,3 +69,9 @@ def place() -> dict[str, Any]:
         "job": info.job_id,
         "env": "COMPUTE_POOL" in os.environ,
     }
+
+
+@sky.compute
+def lengths(names: list[str]) -> dict[str, int]:
+    """How long the values of variables are, which it does not print."""
+    return {name: len(os.environ.get(name, "")) for name in names}

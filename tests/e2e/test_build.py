@@ -91,10 +91,12 @@ def test_an_env_change_reuses_all_layers(built: Built) -> None:
     assert layers[0] == layers[1]
 
 
-def test_a_base_without_venv(built: Built) -> None:
+def test_a_base_without_venv(built: Built, tmp_path: Path) -> None:
     """A base that brings only a Python gets its venv; the base may be any image the engine has."""
-    bare = built(sky.Image(run=["rm -r /opt/venv"]))
-    plan = built(sky.Image(base=bare.tag, pip=["six"]))
+    (tmp_path / "Dockerfile").write_text(f"FROM {built.plan(sky.Image()).base}\nRUN rm -r /opt/venv\n")
+    bare = built(sky.Image.from_dockerfile(str(tmp_path / "Dockerfile"))).base
+    built.made.append(bare)
+    plan = built(sky.Image(base=bare, pip=["six"]))
     assert built.run(plan, "import six, sys; print(sys.prefix)") == "/opt/venv\n"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pty
 import re
-import resource
 import secrets
 import select
 import signal
@@ -21,6 +20,9 @@ from typing import Any
 
 import pytest
 
+import skyward as sky
+from skyward.build import ensure, plan_for
+from tests.e2e.building import PYTHON
 from tests.e2e.commands import SKYWARD, Images
 
 REGISTRY = os.environ.get("SKYWARD_REGISTRY", "")
@@ -254,7 +256,7 @@ def _age(use: Path, *, days: float) -> None:
 
 
 class Counter:
-    """A socket that leads to the engine and counts the connections."""
+    """A socket that leads to the engine and counts the questions."""
 
     def __init__(self, path: Path) -> None:
         self.url, self.count = f"unix://{path}", 0
@@ -274,24 +276,23 @@ class Counter:
         with suppress(OSError):
             while True:
                 near, _ = self._listener.accept()
-                self.count += 1
                 with near, socket.socket(socket.AF_UNIX) as far:
                     far.connect(target)
-                    _between(near, far)
+                    self._pass_on(near, far)
 
-
-def _between(one: socket.socket, other: socket.socket) -> None:
-    """Pass on what comes from either side until one of them hangs up."""
-    while True:
-        for ready in select.select([one, other], [], [])[0]:
-            chunk = ready.recv(1 << 16)
-            if not chunk:
-                return
-            (other if ready is one else one).sendall(chunk)
+    def _pass_on(self, near: socket.socket, far: socket.socket) -> None:
+        """What comes from either side, until one of them hangs up."""
+        while True:
+            for ready in select.select([near, far], [], [])[0]:
+                chunk = ready.recv(1 << 16)
+                if not chunk:
+                    return
+                self.count += chunk.count(b" HTTP/1.1\r\n") if ready is near else 0
+                (far if ready is near else near).sendall(chunk)
 
 
 def test_a_no_op_asks_once_and_is_quick(images: Images) -> None:
-    """An image that exists: one connection to the engine, and under 150 ms more than importing skyward."""
+    """An image that exists: one question to the engine, and under 150 ms more than importing skyward."""
     file = images.file(more='pip = ["six"]\n')
     assert images("build", file).status == 0
     counter = Counter(images.folder / "counted.sock")
@@ -301,16 +302,34 @@ def test_a_no_op_asks_once_and_is_quick(images: Images) -> None:
         counter.close()
 
     def seconds(*command: str) -> float:
-        """The least processor time of several: what a command takes, and not what else the machine is doing."""
-        taken = []
-        for _ in range(7):
-            before = resource.getrusage(resource.RUSAGE_CHILDREN)
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-            after = resource.getrusage(resource.RUSAGE_CHILDREN)
-            taken.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-        return min(taken)
+        started = time.perf_counter()
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        return time.perf_counter() - started
 
-    more = seconds(*SKYWARD, "build", str(file)) - seconds(sys.executable, "-c", "import skyward")
+    # of many pairs the one that the rest of the machine disturbed least; on a quiet machine a few are enough
+    more: list[float] = []
+    while len(more) < 10 or (min(more) >= 0.150 and len(more) < 100):
+        more.append(seconds(*SKYWARD, "build", str(file)) - seconds(sys.executable, "-c", "import skyward"))
+    print(f"a no-op takes {min(more) * 1000:.0f} ms more than the import, the least of {len(more)}")
+    assert counter.count == 1
+    assert min(more) < 0.150
 
-    assert counter.count <= 1
-    assert more < 0.150
+
+def test_a_pool_finds_its_image_quickly(images: Images) -> None:
+    """With the lock and the rest in the user's cache, what a pool's start does to name its image takes under 20 ms."""
+    image = sky.Image(pip=["six"])
+    store = sky.Docker().images
+    told: list[str] = []
+
+    def resolve() -> float:
+        started = time.perf_counter()
+        plan = plan_for(image, store, python=PYTHON, platform="linux/amd64")
+        images.note(ensure(plan, store, lambda event: told.append(str(event))))
+        return time.perf_counter() - started
+
+    resolve()
+    told.clear()
+    taken = [resolve() for _ in range(25)]
+    print(f"the image is named in {min(taken) * 1000:.1f} ms; median {sorted(taken)[12] * 1000:.1f} ms")
+    assert told == []
+    assert min(taken) < 0.020

@@ -20,7 +20,9 @@ from typing import Any
 import pytest
 
 from tests.e2e.commands import SKYWARD, Done, Images
+from tests.unit.build.wheels import make_wheel
 
+REGISTRY = os.environ.get("SKYWARD_REGISTRY", "")
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
 SERVER = """
 Port {port}
@@ -139,6 +141,39 @@ def test_secrets_go_there_as_files_and_leave(images: Images, machine: Machine) -
     assert canary not in str(image.history()) + str(image.attrs) + done.out + done.err
     assert not any(canary.encode() in chunk for chunk in image.save())
     assert machine.left == []
+
+
+def test_packages_from_a_folder_of_this_machine(images: Images, machine: Machine, tmp_path: Path) -> None:
+    """They reach the build through the SSH connection; its address is in no layer, and the port is closed again."""
+    name = f"onlyhere{secrets.token_hex(4)}"
+    make_wheel(tmp_path / "wheels", name, "1.0")
+    file = images.file(f"python -c 'import {name}; print({name}.version)'", more=f'pip = ["{name}"]\n')
+
+    done = images("build", file, "--on", machine.url, "--json", PIP_FIND_LINKS=str(tmp_path / "wheels"))
+
+    assert done.status == 0, done.err
+    (result,) = done.of("result")
+    assert [event["line"] for event in done.of("output")][-1] == "1.0"
+    history = str(images.engine.images.get(result["tag"]).history())
+    assert str(tmp_path / "wheels") not in history + done.out + done.err
+    assert machine.left == []
+
+
+def test_a_build_there_is_pushed_from_there(images: Images, machine: Machine) -> None:
+    """The registry's digest is the result; the image leaves that machine's engine, and this one needs none."""
+    where = f"{REGISTRY}/remote-{secrets.token_hex(3)}/x"
+    file = images.file("echo pushed")
+
+    done = _build(images, machine, file, "--push", where, "--json")
+    again = _build(images, machine, file, "--push", where, "--json")
+
+    assert done.status == 0, done.err
+    (result,) = done.of("result")
+    assert result["built"]
+    assert result["reference"].startswith(f"{where}@sha256:")
+    (known,) = again.of("result")
+    assert (known["built"], known["reference"]) == (False, result["reference"])
+    images.tags.append(f"{where}:{result['tag'].rpartition(':')[2]}")
 
 
 def test_a_failing_step_there(images: Images, machine: Machine) -> None:

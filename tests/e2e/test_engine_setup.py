@@ -157,6 +157,7 @@ def test_a_killed_engine_comes_back(left: dict[str, str], copy: Place, tmp_path:
     _start_engine(copy)
     docker(left, "save", "--output", str(tmp_path / "base.tar"), left["SKYWARD_BASE"])
     docker(left, "load", "--input", str(tmp_path / "base.tar"), docker_host=copy.docker_host)
+    (tmp_path / "base.tar").unlink()
     assert script("up", clone=copy.clone, env=unnamed).returncode == 0
     first = daemon.pid(copy)
     sleeper = ["run", "--detach", "--init", "--network=host", left["SKYWARD_BASE"], "sleep", "600"]

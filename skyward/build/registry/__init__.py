@@ -3,6 +3,7 @@
     found = existence.check(target, platform="linux/amd64")      # Exists(digest, reference) | Absent() | Unknown(...)
     pushed = push(tag, target, platform=..., engine=images, report=report)      # Pushed(reference="name@sha256:...")
     found = push_zstd(tag, target, platform=..., report=report, docker_host=url)      # Exists; layers unpack faster
+    cache = shared_cache(target, platform, is_whole=...)      # for `ensure`: layers that others have pushed there
     baked = append(source, target, files, into="/opt/code", platform=...)       # Appended(...): one layer, no build
 
 `target` and `source` are references as people write them, `registry.example.com/team/skyward:sky-1-0123456789abcdef`;
@@ -19,6 +20,7 @@ from skyward.build.registry.reference import Reference, parse_reference, with_ta
 
 if TYPE_CHECKING:
     from skyward.build.registry.appending import Appended, BakedFile, append
+    from skyward.build.registry.caching import SharedCache, shared_cache
     from skyward.build.registry.pushing import Pushed, push
     from skyward.build.registry.zstd import push_zstd
 
@@ -29,12 +31,14 @@ __all__ = [
     "Exists",
     "Pushed",
     "Reference",
+    "SharedCache",
     "Unknown",
     "append",
     "existence",
     "parse_reference",
     "push",
     "push_zstd",
+    "shared_cache",
     "with_tag",
 ]
 
@@ -42,6 +46,7 @@ __all__ = [
 _HOMES = {
     **dict.fromkeys(("Appended", "BakedFile", "append"), "appending"),
     **dict.fromkeys(("Pushed", "push"), "pushing"),
+    **dict.fromkeys(("SharedCache", "shared_cache"), "caching"),
     "push_zstd": "zstd",
 }
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urljoin, urlsplit
 
 from skyward.build.registry.access import Access, unreachable
+from skyward.build.registry.clouds import cloud_credentials
 from skyward.build.registry.credentials import Credentials, find_credentials
 from skyward.build.registry.ecr import ecr_credentials, is_ecr
 from skyward.build.registry.reference import Reference, is_loopback
@@ -177,9 +178,11 @@ def registry_credentials(registry: str) -> Credentials | None:
     """Our credentials for a registry; None for none.
 
     Raises:
-        RegistryError: a credential program or AWS fails.
+        RegistryError: a credential program or the registry's cloud fails.
     """
-    return ecr_credentials(registry) if is_ecr(registry) else find_credentials(registry)
+    if is_ecr(registry):
+        return ecr_credentials(registry)
+    return find_credentials(registry) or cloud_credentials(registry)
 
 
 def sha256(content: bytes) -> str:

@@ -10,9 +10,10 @@ import binascii
 import json
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,6 +22,7 @@ from skyward.build.registry.reference import DOCKER_HUB
 from skyward.errors import RegistryError
 
 HUB_KEY = "https://index.docker.io/v1/"  # under which Docker keeps the credentials of its hub
+_VARIABLE = "DOCKER_AUTH_CONFIG"
 _HELPER_LIMIT_S = 30  # a key store may ask its owner first
 _NOT_FOUND = "credentials not found"
 _TOKEN_USER = "<token>"  # noqa: S105 - a program's word for: the secret is an identity token
@@ -35,12 +37,14 @@ class Credentials:
         password: the user's password.
         identity_token: what a token service takes instead of a password.
         registry_token: what the registry itself takes, as it is.
+        configured: whether the docker command finds them by itself, in its configuration.
     """
 
     username: str = ""
     password: str = field(default="", repr=False)
     identity_token: str = field(default="", repr=False)
     registry_token: str = field(default="", repr=False)
+    configured: bool = field(default=False, compare=False)
 
     def for_engine(self, registry: str) -> dict[str, str]:
         """In the form in which an engine takes them with a push or a pull."""
@@ -56,24 +60,45 @@ class Credentials:
 def find_credentials(registry: str, environ: Mapping[str, str] = os.environ) -> Credentials | None:
     """What Docker's configuration knows of a registry; None where it knows nothing, which means: anonymous.
 
-    A program named for the registry in `credHelpers` comes before the one of `credsStore`, and that before `auths`.
+    An entry in the variable DOCKER_AUTH_CONFIG, which holds the text of a configuration, comes first, as for the docker
+    command from 28.3 on. In the file, a program named for the registry in `credHelpers` comes before the one of
+    `credsStore`, and that before `auths`.
 
     Raises:
         RegistryError: the configuration cannot be read, or a credential program is missing or fails.
     """
+    if given := _from_auths(_given_auths(environ), registry, _VARIABLE):
+        return given
+    found = _find_in_file(registry, environ)
+    return replace(found, configured=True) if found else None
+
+
+def _given_auths(environ: Mapping[str, str]) -> dict[str, Any]:
+    if not environ.get(_VARIABLE):
+        return {}
+    try:
+        return _object(_object(json.loads(environ[_VARIABLE])).get("auths"))
+    except ValueError:
+        raise RegistryError(
+            f"{_VARIABLE}, which holds credentials for registries, is not JSON.",
+            'Give it the form of Docker\'s config.json, {"auths": {...}}, or unset it.',
+        ) from None
+
+
+def _find_in_file(registry: str, environ: Mapping[str, str]) -> Credentials | None:
     path = config_folder(environ) / "config.json"
-    config = _read(path)
+    config = read_config(path)
     helper = registry_helper(registry, environ) or config.get("credsStore")
     if helper:
         found = _ask_helper(str(helper), registry, path, environ)
         if found:
             return found
-    return _from_auths(_object(config.get("auths")), registry, path)
+    return _from_auths(_object(config.get("auths")), registry, str(path))
 
 
 def registry_helper(registry: str, environ: Mapping[str, str] = os.environ) -> str | None:
     """The credential program that Docker's configuration names for this very registry."""
-    helpers = _object(_read(config_folder(environ) / "config.json").get("credHelpers"))
+    helpers = _object(read_config(config_folder(environ) / "config.json").get("credHelpers"))
     return helpers.get(registry) or helpers.get(_key(registry)) or None
 
 
@@ -83,7 +108,12 @@ def config_folder(environ: Mapping[str, str]) -> Path:
     return Path(folder) if folder else Path(environ.get("HOME") or Path.home()) / ".docker"
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
+    """Docker's configuration; empty where there is no such file.
+
+    Raises:
+        RegistryError: it cannot be read.
+    """
     try:
         return _object(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
@@ -105,7 +135,7 @@ def _key(registry: str) -> str:
     return HUB_KEY if registry == DOCKER_HUB else registry
 
 
-def _from_auths(auths: dict[str, Any], registry: str, path: Path) -> Credentials | None:
+def _from_auths(auths: dict[str, Any], registry: str, path: str) -> Credentials | None:
     """The entry of `auths`: under the registry's own name, else under a URL of that host."""
     wanted = _key(registry)
     keys = [wanted, *(key for key in auths if _host(key) == _host(wanted))]
@@ -139,8 +169,23 @@ def _host(key: str) -> str:
 
 
 def _ask_helper(helper: str, registry: str, config: Path, environ: Mapping[str, str]) -> Credentials | None:
-    """What a credential program says; None if it knows nothing of the registry."""
+    """What a credential program that a configuration names says; None if it knows nothing of the registry."""
     program = f"docker-credential-{helper}"
+    if shutil.which(program, path=environ.get("PATH")) is None:
+        raise RegistryError(
+            f"Docker's configuration {config} names the credential program {program} for {registry}, "
+            "which is not on PATH.",
+            f"Install {program}, or remove its name ({helper!r}) from that file and run `docker login {registry}`.",
+        )
+    return ask_program(program, registry, environ)
+
+
+def ask_program(program: str, registry: str, environ: Mapping[str, str] = os.environ) -> Credentials | None:
+    """What a credential program says; None if it knows nothing of the registry.
+
+    Raises:
+        RegistryError: it fails.
+    """
     try:
         done = subprocess.run(
             [program, "get"],
@@ -151,12 +196,6 @@ def _ask_helper(helper: str, registry: str, config: Path, environ: Mapping[str, 
             check=False,
             env=dict(environ),
         )
-    except FileNotFoundError:
-        raise RegistryError(
-            f"Docker's configuration {config} names the credential program {program} for {registry}, "
-            "which is not on PATH.",
-            f"Install {program}, or remove its name ({helper!r}) from that file and run `docker login {registry}`.",
-        ) from None
     except (OSError, subprocess.TimeoutExpired) as error:
         why = f"did not answer in {_HELPER_LIMIT_S} s" if isinstance(error, subprocess.TimeoutExpired) else str(error)
         raise _helper_failed(program, registry, why) from None

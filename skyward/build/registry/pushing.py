@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from skyward.build.events import Report, note
 from skyward.build.registry import existence
+from skyward.build.registry.caching import leave_cache
 from skyward.build.registry.client import RegistryClient, registry_credentials
 from skyward.build.registry.ecr import ensure_repository, is_ecr
 from skyward.build.registry.manifests import ImageManifest, find_image
@@ -120,7 +121,7 @@ def prepare(target: str) -> Reference:
 
 
 def find_pushed(reference: Reference, platform: str) -> ImageManifest:
-    """The image that was pushed, as the registry has it; it is known from now on.
+    """The image that was pushed, as the registry has it; it is known from now on, and what next builds start from.
 
     Raises:
         RegistryError: the registry does not have it, or cannot be asked.
@@ -133,6 +134,7 @@ def find_pushed(reference: Reference, platform: str) -> ImageManifest:
             "The engine may reach another registry by that name than this machine does.",
         )
     existence.remember(reference, platform, found.digest, found.tagged)
+    leave_cache(found, reference, platform)
     return found
 
 

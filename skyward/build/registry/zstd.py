@@ -5,19 +5,13 @@ Such images take Docker 23 or newer to be pulled. Other engines keep layers unpa
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from skyward.build.command import find_command
 from skyward.build.events import Report, note
-from skyward.build.registry.credentials import config_folder
-from skyward.build.registry.ecr import ecr_credentials, is_ecr
 from skyward.build.registry.existence import Exists
+from skyward.build.registry.login import login
 from skyward.build.registry.pushing import find_pushed, prepare, refused
 from skyward.errors import EngineError, RegistryError
 
@@ -46,11 +40,11 @@ def push_zstd(image: str, target: str, *, platform: str, report: Report, docker_
     report(note(f"pushing {reference} with zstd"))
     words = [cli, "buildx", "build", "--builder", "default", "--progress=plain", "--provenance=false"]
     words += ["--platform", platform, "--output", f"{_OUTPUT},name={reference.name}:{reference.tag}", "-"]
-    with _login(reference.registry) as login:
+    with login(reference.registry) as known:
         done = subprocess.run(
             words,
             input=f"FROM {image}\n",
-            env=environment | login,
+            env=environment | known,
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -87,23 +81,3 @@ def _able_cli(environment: dict[str, str]) -> str:
             '{"containerd-snapshotter": true}} in its daemon.json (Docker 23 or newer), or push with gzip.'
         )
     return command.words[0]
-
-
-@contextmanager
-def _login(registry: str) -> Iterator[dict[str, str]]:
-    """Environment in which buildx finds the credentials: its own configuration, with a token for Amazon's registry."""
-    if not is_ecr(registry):
-        yield {}
-        return
-    own, known = config_folder(os.environ), ecr_credentials(registry)
-    with TemporaryDirectory(prefix="skyward-login-") as name:  # which only this user can enter
-        folder = Path(name)
-        for path in own.iterdir() if own.is_dir() else ():
-            if path.name != "config.json":
-                (folder / path.name).symlink_to(path)  # contexts, plugins
-        config = json.loads((own / "config.json").read_text()) if (own / "config.json").exists() else {}
-        auths = {registry: {"username": known.username, "password": known.password}}
-        kept = {key: value for key, value in config.items() if key not in ("auths", "credsStore", "credHelpers")}
-        (folder / "config.json").touch(mode=0o600)
-        (folder / "config.json").write_text(json.dumps({**kept, "auths": auths}))
-        yield {"DOCKER_CONFIG": name}

@@ -80,6 +80,31 @@ def test_uv_settings_come_first(home: Path) -> None:
     assert host_indexes({"UV_NO_CONFIG": "1"}, home).default == "https://pip.example"
 
 
+def test_logins_by_the_name_of_an_index(home: Path) -> None:
+    """uv's variables have a user and a password for an index by its name; they become part of its address."""
+    _write(home / ".config/uv/uv.toml", '[[index]]\nname = "in-file"\nurl = "https://e.example/simple"\n')
+    environ = {
+        "UV_INDEX": "own=https://old@h.example:8443/simple other=https://i.example",
+        "UV_INDEX_OWN_USERNAME": "me@work",
+        "UV_INDEX_OWN_PASSWORD": "p/w :%",
+        "UV_INDEX_IN_FILE_PASSWORD": "token",
+    }
+    assert host_indexes(environ, home).extra == (
+        "https://me%40work:p%2Fw%20%3A%25@h.example:8443/simple",
+        "https://i.example",
+        "https://:token@e.example/simple",
+    )
+
+
+@pytest.mark.parametrize(
+    "environ", [{"UV_KEYRING_PROVIDER": "subprocess", "UV_INDEX": "https://x"}, {"PIP_KEYRING_PROVIDER": "import"}]
+)
+def test_a_keyring_is_asked_where_it_is_wanted(home: Path, environ: dict[str, str]) -> None:
+    """uv and pip each have a setting for it, and it is off without."""
+    assert host_indexes(environ, home).keyring
+    assert not host_indexes({"UV_INDEX": "https://x"}, home).keyring
+
+
 def test_a_broken_file_is_named(home: Path) -> None:
     """A configuration file that cannot be read is an error, not ignored."""
     _write(home / ".config/uv/uv.toml", "index = [")

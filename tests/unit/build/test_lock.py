@@ -92,6 +92,20 @@ def test_one_more_requirement_moves_no_other(wheels: Path) -> None:
     assert _pins(_lock("big>=2", "small")) == ["big==2.0", "small==1.0"]
 
 
+def test_a_package_stays_in_its_layer(wheels: Path) -> None:
+    """What an index told of it once holds while it is the same package: to move it would install it again.
+
+    The folder tells no sizes, so that one is written into the file that keeps the lock.
+    """
+    make_wheel(wheels, "big", "1.0")
+    make_wheel(wheels, "native", "1.0", tag="cp311-cp311-manylinux_2_17_x86_64")
+    make_wheel(wheels, "small", "1.0")
+    assert [package.tier for package in _lock("big", "native").packages] == ["light", "medium"]
+    (file,) = (wheels.parent / "cache/skyward/locks").glob("*.json")
+    file.write_text(file.read_text().replace('"size": null', '"size": 60000000', 1))
+    assert [package.tier for package in _lock("big", "native", "small").packages] == ["heavy", "medium", "light"]
+
+
 def test_a_lock_that_was_half_written_is_made_again(wheels: Path) -> None:
     """What cannot be read counts as not there."""
     make_wheel(wheels, "leaf", "1.0")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from skyward.build.events import as_lines
+from skyward.build.events import Event, as_lines
 from skyward.build.failure import build_failure
 from skyward.build.progress import Progress
 from skyward.errors import BuildError, ImageError, ImageNotFoundError
 from skyward.model.image import Image
 from tests.unit.image.images import compiled, torched
 
-PLAN = compiled(torched(Image(pip=["numpy"], apt=["git"], run=["make it"])))  # torch is large, numpy is not
+PLAN = compiled(torched(Image(pip=["rich"], apt=["git"], run=["make it"])))  # torch is large, rich is not
 
 
 def _fed(*lines: str) -> tuple[Progress, list[str]]:
@@ -42,15 +42,15 @@ def test_steps_are_reported_by_what_they_do() -> None:
     )
     assert reported == [
         "apt git: cached",
-        "pip numpy ... (your pip=['numpy'])",
+        "pip rich ... (your pip=['rich'])",
         "uv 0.13.8: 1.0 s",
-        "pip numpy: 12.5 s",
+        "pip rich: 12.5 s",
     ]
 
 
 def test_a_silent_step_is_reported_when_nothing_comes() -> None:
     """A command without output is seen to run."""
-    progress, reported = _fed("#9 [linux/amd64 image 4/5] RUN x")
+    progress, reported = _fed("#9 [linux/amd64 image 3/5] RUN x")
     assert reported == []
     progress.quiet()
     progress.quiet()
@@ -83,7 +83,7 @@ def _failure(step: str, *output: str, cause: str = "exit code: 1") -> ImageError
             "plugin torch",
             "No package 'torch'",
         ),
-        ("image 2/5", "Because there is no version of numpy==99 and", "your pip=['numpy']", "No package 'numpy'"),
+        ("image 2/5", "Because there is no version of rich==99 and", "your pip=['rich']", "No package 'rich'"),
         ("image 2/5", "error: No solution found when resolving dependencies:", None, "contradict"),
         ("image 2/5", "error: Failed to fetch: `https://a.example`", None, "could not be reached"),
         ("image 2/5", "cause: HTTP status client error (401 Unauthorized) for url", None, "HTTP status 401"),
@@ -91,8 +91,8 @@ def _failure(step: str, *output: str, cause: str = "exit code: 1") -> ImageError
         ("image 2/5", "error: No space left on device (os error 28)", None, "No space is left"),
         ("python 2/3", "E: Unable to locate package git", "your apt=['git']", "No package 'git'"),
         ("python 2/3", "Temporary failure resolving 'packages.example'", "your apt=['git']", "could not be reached"),
-        ("image 4/5", "make: *** No targets.", "your run=['make it'] (command 1 of 2)", "ended with exit status 1"),
-        ("image 5/5", "boo", "plugin torch (command 2 of 2)", "ended with exit status 1"),
+        ("image 3/5", "make: *** No targets.", "your run=['make it'] (command 1 of 2)", "ended with exit status 1"),
+        ("image 4/5", "boo", "plugin torch (command 2 of 2)", "ended with exit status 1"),
         ("uv 1/1", "ERROR: No matching distribution found for uv==0.13.8", None, "No package 'uv'"),
         ("python 3/3", "skyward: the base has Python 3.9, wanted is 3.11", None, "the base has Python 3.9"),
     ],
@@ -129,3 +129,49 @@ def test_a_base_the_builder_cannot_get(line: str) -> None:
     error = build_failure(PLAN, progress, 1)
     assert isinstance(error, ImageNotFoundError)
     assert "python:3.11-slim" in str(error)
+
+
+def test_a_layer_from_a_registry_is_a_cached_one() -> None:
+    """Buildx says of such a step first that it is cached, and then how it was fetched and in how many seconds."""
+    events: list[Event] = []
+    plan = compiled(Image(run=["one", "two"]))
+    steps = {layer.name: layer.step for layer in plan.layers if layer.name.startswith("run ")}
+    progress = Progress(plan, events.append)
+    digest = f"sha256:{'8a' * 32}"
+    total = max(filter(None, steps.values()))
+    for line in (
+        f"#10 [image {steps['run one']}/{total}] RUN one",
+        "#10 CACHED",
+        f"#10 [image {steps['run one']}/{total}] RUN one",
+        f"#10 {digest} 300.28kB / 300.28kB 0.0s done",
+        "#10 DONE 0.4s",
+        f"#11 [image {steps['run two']}/{total}] RUN two",
+        f"#11 extracting {digest} 0.0s done",
+        "#11 DONE 0.4s",
+    ):
+        progress.feed(line)
+    progress.quiet()
+
+    assert [(event.kind, event.layer.name) for event in events if event.layer] == [
+        ("cached", "run one"),
+        ("cached", "run two"),
+    ]
+
+
+def test_a_cache_that_cannot_be_had_is_no_failure() -> None:
+    """The build goes on without it; when a step fails later, that one is named."""
+    plan = compiled(Image(run=["one"]))
+    (step,) = [layer.step for layer in plan.layers if layer.name == "run one"]
+    events: list[Event] = []
+    progress = Progress(plan, events.append)
+    progress.feed("#4 importing cache manifest from r.io/x:cache-amd64")
+    progress.feed("#4 ERROR: r.io/x:cache-amd64: not found")
+    assert (progress.failed, progress.title) == (None, "")
+    progress.feed(f"#9 [image {step}/{step}] RUN one")
+    progress.feed("#9 0.1 words")
+    progress.feed("#9 ERROR: process did not complete successfully: exit code: 7")
+
+    assert progress.failed is not None
+    assert progress.failed.name == "run one"
+    assert progress.log == "words"
+    assert "not found" in progress.ending

@@ -11,7 +11,7 @@ import pytest
 from skyward.build.events import Event
 from skyward.build.progress import Progress
 from skyward.build.remote import run_there
-from skyward.errors import EngineMissingError
+from skyward.errors import EngineError, EngineMissingError
 from skyward.image import TIME
 from skyward.model.image import Image
 from skyward.model.ssh import SshHost
@@ -131,13 +131,16 @@ def test_a_client_that_goes_away_ends_the_build(place: Path) -> None:
         raise GoneError
 
     def client() -> None:
-        progress = Progress(compiled(Image(run=["x"])), report)
+        progress = Progress(plan, report)
         try:
             run_there(HOST, [], progress, place / "place")
         except GoneError as error:
             caught.append(error)
 
-    _buildx(place, f"echo '#5 [image 1/1] RUN x'; echo '#5 0.1 out'; echo $$ > {place}/started; exec sleep 600")
+    plan = compiled(Image(run=["x"]))
+    (step,) = [layer.step for layer in plan.layers if layer.name == "run x"]
+    says = f"echo '#5 [image {step}/{step}] RUN x'; echo '#5 0.1 out'"
+    _buildx(place, f"echo $$ > {place}/started; {says}; exec sleep 600")
     thread = threading.Thread(target=client)
     thread.start()
     pid = int((place / "started").read_text())
@@ -146,3 +149,17 @@ def test_a_client_that_goes_away_ends_the_build(place: Path) -> None:
     assert len(caught) == 1
     assert not Path(f"/proc/{pid}").exists()
     assert list((place / "there").iterdir()) == []
+
+
+def test_a_port_is_forwarded_on_a_connection_of_its_own(place: Path) -> None:
+    """A connection that others share would keep the port when the build has ended."""
+    _script(place, "ssh", f'echo "$@" > {place}/words; echo "Error: remote port forwarding failed"; exit 255')
+    host = SshHost(host="box", control="/shared")
+    progress = Progress(compiled(Image()), print)
+
+    with pytest.raises(EngineError, match="AllowTcpForwarding"):
+        run_there(host, [], progress, place / "place", forward="127.0.0.1:46000:127.0.0.1:42000")
+
+    words = (place / "words").read_text()
+    assert "-o ExitOnForwardFailure=yes -R 127.0.0.1:46000:127.0.0.1:42000" in words
+    assert "/shared" not in words

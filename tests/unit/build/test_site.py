@@ -72,6 +72,15 @@ def test_what_a_step_gets(tmp_path: Path) -> None:
     assert (env["UV_HTTP_TIMEOUT"], env["NO_PROXY"]) == ("90", "127.0.0.1,localhost")
 
 
+def test_names_beyond_ascii(tmp_path: Path) -> None:
+    """Whatever a source is called, uv reads the name it has; JSON's escapes would not do, as TOML has fewer."""
+    source = 'https://räder.example/\U0001f600/\x7f/"\\/\u2028'
+    script = site_script(Site(indexes=Indexes(default=source, extra=(f"{source}/more",))), TORCH, _served)
+    env = _run(script, tmp_path / "run")
+    uv = tomllib.loads(Path(env["UV_CONFIG_FILE"]).read_text(encoding="utf-8"))
+    assert uv == {"index": [{"url": f"{source}/more"}, {"url": source, "default": True}]}
+
+
 def test_a_plain_site(tmp_path: Path) -> None:
     """Nothing set: the base's own certificates, PyPI, the indexes the image names."""
     env = _run(site_script(Site(), TORCH, _served), tmp_path / "run")

@@ -41,8 +41,9 @@ class FakeEngine:
         if path == "/version":
             return 200, {"Os": "linux", "Arch": "arm64"}
         if path == "/images/json":
-            (label,) = json.loads(query["filters"][0])["label"]
-            return 200, [{"RepoTags": [tag], **i} for tag, i in self.images.items() if label in i["Labels"]]
+            labels = json.loads(query["filters"][0])["label"] if "filters" in query else []
+            listed = [(tag, i) for tag, i in self.images.items() if all(label in i["Labels"] for label in labels)]
+            return 200, [{"Id": f"sha256:{tag}", "RepoTags": [tag], "RepoDigests": None, **i} for tag, i in listed]
         ref = unquote(re.sub(r"^/images/|/(json|history|tag|push)$", "", path))
         if ref == "broken:1":
             return 500, {"message": "the disk is on fire"}

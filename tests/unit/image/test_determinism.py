@@ -1,10 +1,15 @@
-"""One identity for one content, whatever the hash seed and the order in which it was said."""
+"""One identity for one content, whatever the hash seed, the order in which it was said, and the client's Python."""
 
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from shutil import which
+
+import packaging
+import pytest
 
 ROOT = Path(__file__).parents[3]
 SEEDS = 100
@@ -45,12 +50,22 @@ for _ in range(3):
 """
 
 
-def printed(seed: int) -> list[str]:
-    """What a process with that hash seed prints."""
-    environment = {**os.environ, "PYTHONHASHSEED": str(seed), "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", CODE]
+def printed(seed: int, python: str = sys.executable) -> list[str]:
+    """What a process with that hash seed prints. It loads no `site`, which would take half of its time."""
+    paths = (ROOT, Path(packaging.__file__).parents[1])
+    environment = {**os.environ, "PYTHONHASHSEED": str(seed), "PYTHONPATH": os.pathsep.join(map(str, paths))}
+    command = [python, "-S", "-c", CODE]
     done = subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True, check=True)
     return done.stdout.splitlines()
+
+
+def interpreters(minor: str) -> Iterator[str]:
+    """Pythons of a minor version on this machine, where they are usually kept."""
+    folders = ("~/.pyenv/versions", "~/.local/share/uv/python")
+    kept = [path for folder in folders for path in Path(folder).expanduser().glob(f"*{minor}.*/bin/python{minor}")]
+    for each in (which(f"python{minor}"), *map(str, sorted(kept))):
+        if each and subprocess.run([each, "-c", ""], capture_output=True, check=False).returncode == 0:
+            yield each
 
 
 def test_a_hundred_hash_seeds_and_orders() -> None:
@@ -59,3 +74,12 @@ def test_a_hundred_hash_seeds_and_orders() -> None:
         lines = [line for each in threads.map(printed, range(SEEDS)) for line in each]
     assert len(lines) == 3 * SEEDS
     assert len(set(lines)) == 1
+
+
+@pytest.mark.parametrize("minor", ["3.11", "3.12", "3.13"])
+def test_every_python_gives_the_same(minor: str) -> None:
+    """The client's interpreter decides which Python an image is for, and nothing else."""
+    other = next(interpreters(minor), None)
+    if other is None:
+        pytest.skip(f"there is no Python {minor} on this machine to compare with")
+    assert set(printed(1, other)) == set(printed(0))

@@ -90,6 +90,15 @@ def test_a_directory_that_is_just_being_made_is_left_alone(base: Path) -> None:
     assert not old.exists()
 
 
+def test_what_is_not_of_a_pool_is_never_swept(base: Path) -> None:
+    """A build that takes long keeps its folder, which has no owner file, while pools start and end."""
+    build = base / "skyward-build-x1y2z3"
+    build.mkdir()
+    os.utime(build, (0, 0))
+    sweep_orphans()
+    assert build.exists()
+
+
 def test_owners_in_other_namespaces_are_never_called_gone() -> None:
     """A process number means nothing in another process namespace."""
     assert not Owner(2**22, "1", "pid:[1]").is_gone()

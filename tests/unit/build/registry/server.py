@@ -62,9 +62,9 @@ class RegistryServer:
         self._http.server_close()
         self._thread.join()
 
-    def add_image(self, tag: str, *, architecture: str = "amd64", variant: str = "") -> str:
+    def add_image(self, tag: str, *, architecture: str = "amd64", variant: str = "", **more: Any) -> str:
         """An image without layers; the digest of its manifest."""
-        config = {"os": "linux", "architecture": architecture, "rootfs": {"type": "layers", "diff_ids": []}}
+        config = {"os": "linux", "architecture": architecture, "rootfs": {"type": "layers", "diff_ids": []}, **more}
         data = json.dumps(config | ({"variant": variant} if variant else {})).encode()
         self.blobs[digest_of(data)] = data
         described = {"mediaType": "application/vnd.oci.image.config.v1+json", "digest": digest_of(data)}
@@ -102,14 +102,18 @@ class _Handler(BaseHTTPRequestHandler):
         elif not self._allowed():
             self._challenge()
         elif "/manifests/" in path:
-            self._manifest(path.rpartition("/")[2])
+            self._manifest(path.rpartition("/")[2], body)
         else:
             data = registry.blobs.get(path.rpartition("/")[2])
             self._send(404 if data is None else 200, data or b"", {"Content-Type": "application/octet-stream"})
 
-    do_HEAD = do_POST = do_GET
+    do_HEAD = do_POST = do_PUT = do_GET
 
-    def _manifest(self, name: str) -> None:
+    def _manifest(self, name: str, body: bytes) -> None:
+        if self.command == "PUT":
+            self.registry.add_manifest(name, self.headers["Content-Type"], body)
+            self._send(201)
+            return
         found = self.registry.manifests.get(name)
         if not found:
             error = json.dumps({"errors": [{"code": "MANIFEST_UNKNOWN", "message": "manifest unknown"}]}).encode()

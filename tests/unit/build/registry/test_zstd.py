@@ -84,7 +84,9 @@ def test_the_login_of_amazons_registry(
         push_zstd("local:1", f"{ECR}/x:t", platform=AMD64, report=print)
 
     seen = json.loads((own_home / "seen").read_text())
-    assert seen == {"auths": {ECR: {"username": "AWS", "password": "canary"}}, "currentContext": "mine"}
+    # a program without a name makes the docker command look into `auths`
+    auths = {"other": {"auth": "x"}, ECR: {"username": "AWS", "password": "canary"}}
+    assert seen == {"auths": auths, "credHelpers": {ECR: ""}, "credsStore": "nowhere", "currentContext": "mine"}
     assert (own_home / "mode").read_text() == "700\n"
     assert stat.S_IMODE((own_home / "seen").stat().st_mode) & 0o077 == 0
     assert "canary" not in str(caught.value)

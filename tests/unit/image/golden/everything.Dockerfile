@@ -43,22 +43,22 @@ RUN --mount=type=tmpfs,target=/run \
     export PYC_INVALIDATION_MODE=CHECKED_HASH; \
     /run/uv/bin/uv pip install --no-progress --compile-bytecode --no-deps --require-hashes -r /run/skyward/locked.txt; \
     end_step
+RUN --mount=type=tmpfs,target=/run --mount=type=bind,source=step.sh,target=/run/skyward/step.sh --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh ["/bin/sh", "-ec", ". /run/skyward/step.sh; /bin/sh -ec \"$0\"; end_step", "git --version"]
+RUN --mount=type=tmpfs,target=/run --mount=type=bind,source=step.sh,target=/run/skyward/step.sh --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh ["/bin/sh", "-ec", ". /run/skyward/step.sh; /bin/sh -ec \"$0\"; end_step", "cat <<'X'\n# not a comment\n$HOME \"quoted\" \\\nX"]
 RUN --mount=type=tmpfs,target=/run \
     --mount=type=bind,source=step.sh,target=/run/skyward/step.sh \
     --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh \
     --mount=type=bind,source=runner,target=/run/runner \
     set -e; . /run/skyward/step.sh; \
     cp -r /run/runner /opt/skyward; \
-    /opt/venv/bin/python -m compileall -q --invalidation-mode unchecked-hash /opt/skyward; \
+    /opt/venv/bin/python -m compileall -q --invalidation-mode unchecked-hash -x '/opt/skyward/skyward/(build|cli|engine|image|pool|providers)/' /opt/skyward; \
     end_step
 ENV PYTHONPATH=/opt/skyward
-RUN --mount=type=tmpfs,target=/run --mount=type=bind,source=step.sh,target=/run/skyward/step.sh --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh ["/bin/sh", "-ec", ". /run/skyward/step.sh; /bin/sh -ec \"$0\"; end_step", "git --version"]
-RUN --mount=type=tmpfs,target=/run --mount=type=bind,source=step.sh,target=/run/skyward/step.sh --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh ["/bin/sh", "-ec", ". /run/skyward/step.sh; /bin/sh -ec \"$0\"; end_step", "cat <<'X'\n# not a comment\n$HOME \"quoted\" \\\nX"]
 ARG SKYWARD_LF
 ENV LINES="one${SKYWARD_LF}two" \
     PYTHONPATH="/opt/skyward:/srv/lib" \
     QUOTES="a \"b\" 'c' \$HOME \\"
-LABEL skyward.base="sha256:ba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5e" skyward.image="85f73fceb3a92637269b74f3a36d1455ced346b269189094b3737e4d368e76d3" skyward.python="3.11"
+LABEL skyward.base="sha256:ba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5e" skyward.image="295b2df1f1e82c2418d44e73b0cef5ffcf42174f1e2a8c2c0c24f1178e9419fb" skyward.python="3.11"
 
 # --- step.sh
 : > /run/skyward/begun
@@ -73,4 +73,4 @@ end_step() {
 }
 
 # --- tag
-skyward:sky-2-85f73fceb3a92637
+skyward:sky-3-295b2df1f1e82c24

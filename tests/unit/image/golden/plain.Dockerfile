@@ -17,10 +17,10 @@ RUN --mount=type=tmpfs,target=/run \
     --mount=type=bind,source=runner,target=/run/runner \
     set -e; . /run/skyward/step.sh; \
     cp -r /run/runner /opt/skyward; \
-    /opt/venv/bin/python -m compileall -q --invalidation-mode unchecked-hash /opt/skyward; \
+    /opt/venv/bin/python -m compileall -q --invalidation-mode unchecked-hash -x '/opt/skyward/skyward/(build|cli|engine|image|pool|providers)/' /opt/skyward; \
     end_step
 ENV PYTHONPATH=/opt/skyward
-LABEL skyward.base="sha256:ba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5e" skyward.image="c48f523de878b766e23af9a6f3fe78ae266467397e22068ec72a20bc9cde5d1c" skyward.python="3.11"
+LABEL skyward.base="sha256:ba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5e" skyward.image="d343a690b99ab94159c3e9b34676fa56c6225cff5f323072a84ed72907d4d24e" skyward.python="3.11"
 
 # --- step.sh
 : > /run/skyward/begun
@@ -35,4 +35,4 @@ end_step() {
 }
 
 # --- tag
-skyward:sky-2-c48f523de878b766
+skyward:sky-3-d343a690b99ab941

@@ -1,0 +1,264 @@
+"""Compiled images against Dockerfiles written by hand: size, what caches leave, and the cost of one more package.
+
+python benchmarks/images.py                 # sklearn and torch-cpu; prints, and writes benchmarks/results/images.json
+python benchmarks/images.py sklearn
+
+Both sides start from one base and install the same locked packages, from one warm cache of uv. The one package more is
+a new small wheel of pure Python in every run, so that no builder has seen it. What a run makes is removed at its end:
+images, a registry of its own, the wheel. Layers stay in the builder's cache, which is the engine's to clear.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from zipfile import ZipFile
+
+import docker
+
+from skyward.build import ensure, plan_for
+from skyward.build.command import find_command
+from skyward.build.declared import load
+from skyward.build.events import Event
+from skyward.build.folders import FolderServer
+from skyward.build.registry import Pushed, push
+from skyward.build.site import read_site, site_script
+from skyward.engine import Images, find_engine
+from skyward.image import Plan
+from skyward.image.lock import index_id
+from skyward.model.image import Image
+from skyward.plugins.declared import declared_image
+from skyward.providers.images import EngineImages
+
+ROOT = Path(__file__).parents[1]
+CASES = ("sklearn", "torch-cpu")
+PLATFORM = "linux/amd64"
+PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
+CACHES = ("root/.cache/", "run/", "tmp/", "var/tmp/", "var/cache/apt/", "var/lib/apt/lists/")
+REGISTRY_CONFIG = """version: 0.1
+log: {{level: error}}
+storage: {{filesystem: {{rootdirectory: {folder}/data}}}}
+http: {{addr: {address}}}
+"""
+
+
+@dataclass
+class Bench:
+    """One engine, one registry, and what was made on them."""
+
+    images: EngineImages
+    client: Any
+    registry: str
+    place: Path
+    made: list[str] = field(default_factory=list)
+
+    def plan(self, image: Image) -> Plan:
+        return plan_for(image, self.images, python=PYTHON, platform=PLATFORM, root=ROOT / "images")
+
+    def compiled(self, image: Image) -> tuple[str, dict[str, float]]:
+        """Lock and build with skyward."""
+        started = time.perf_counter()
+        plan = self.plan(image)
+        locked = time.perf_counter()
+        if self.images.inspect(plan.tag) is None:
+            self.made.append(plan.tag)
+        ensure(plan, self.images, _quiet)
+        return plan.tag, {"lock_s": locked - started, "build_s": time.perf_counter() - locked}
+
+    def by_hand(self, name: str, plan: Plan) -> tuple[str, dict[str, float]]:
+        """Build the Dockerfile in `by_hand/` beside this file, with the packages of a plan's lock."""
+        tag = f"skyward-bench:{name}-{secrets.token_hex(4)}"
+        with TemporaryDirectory(dir=self.place) as folder, FolderServer() as server:
+            context = Path(folder)
+            assert plan.lock
+            scoped = [package for package in plan.lock.packages if package.index]
+            rest = [package for package in plan.lock.packages if not package.index]
+            (context / "torch.txt").write_text("".join(f"{package.line}\n" for package in scoped))
+            (context / "requirements.txt").write_text("".join(f"{package.line}\n" for package in rest))
+            script = site_script(read_site(), plan, server.url)
+            script += "".join(
+                f"export TORCH_INDEX=$SKYWARD_INDEX_{index_id(package.index)}\n" for package in scoped[:1]
+            )
+            (context / "site.sh").write_text(script)
+            command = find_command()
+            words = [*command.words, "--progress=plain", "--network=host", "--build-arg", f"BASE={plan.base}"]
+            words += ["--secret", f"id=site,src={context}/site.sh", "--tag", tag]
+            words += ["--file", str(ROOT / f"benchmarks/by_hand/{name}.Dockerfile"), folder]
+            started = time.perf_counter()
+            done = subprocess.run(
+                words, capture_output=True, text=True, env={**os.environ, "DOCKER_BUILDKIT": "1"}, check=False
+            )
+            seconds = time.perf_counter() - started
+        if done.returncode:
+            raise RuntimeError(f"the Dockerfile of {name} failed:\n{done.stderr[-3000:]}")
+        self.made.append(tag)
+        return tag, {"build_s": seconds}
+
+    def push(self, tag: str, repository: str) -> tuple[Pushed, float]:
+        started = time.perf_counter()
+        target = f"{self.registry}/{repository}:{tag.rpartition(':')[2]}"
+        self.made.append(target)
+        pushed = push(tag, target, platform=PLATFORM, engine=self.images, report=_quiet)
+        return pushed, time.perf_counter() - started
+
+    def remove(self) -> None:
+        for tag in dict.fromkeys(reversed(self.made)):
+            with suppress(docker.errors.ImageNotFound):
+                self.client.images.remove(tag, force=True)
+
+
+def measure(name: str, bench: Bench) -> dict[str, Any]:
+    """Both sides of one case."""
+    image = declared_image(load(ROOT / f"images/{name}.toml"), platform=PLATFORM, python=PYTHON)
+    more = image.pip_install(extra_package(bench.place))
+    found: dict[str, Any] = {}
+    for side in ("skyward", "by hand"):
+        repository = f"{name}-{side.replace(' ', '-')}"
+        tag, _ = bench.compiled(image) if side == "skyward" else bench.by_hand(name, bench.plan(image))
+        base = len(bench.client.images.get(bench.plan(image).base).attrs["RootFS"]["Layers"])
+        whole, _ = bench.push(tag, repository)
+        again, seconds = bench.compiled(more) if side == "skyward" else bench.by_hand(name, bench.plan(more))
+        added, push_s = bench.push(again, repository)
+        found[side] = {
+            "bytes": bench.client.images.get(tag).attrs["Size"],
+            "pushed_bytes": whole.size_bytes,
+            "bytes_in_caches": bytes_in_caches(bench.client.images.get(tag), base),
+            "one_package_more": {
+                **{key: round(value, 2) for key, value in seconds.items()},
+                "push_s": round(push_s, 2),
+                "sent_bytes": added.sent_bytes,
+                "sent_share": round(added.sent_bytes / added.size_bytes, 4),
+            },
+        }
+    found["size_ratio"] = round(found["skyward"]["bytes"] / found["by hand"]["bytes"], 4)
+    return found
+
+
+def extra_package(place: Path) -> str:
+    """A new package of twenty modules of 5 KB, in a folder that both sides look into; gives its requirement."""
+    name = f"extra{secrets.token_hex(6)}"
+    info, folder = f"{name}-1.0.dist-info", place / "wheels"
+    folder.mkdir(exist_ok=True)
+    with ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as wheel:
+        for number in range(20):
+            wheel.writestr(
+                f"{name}/module{number}.py", "".join(f"X{n} = {secrets.token_hex(8)!r}\n" for n in range(200))
+            )
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    return f"{name}==1.0"
+
+
+def bytes_in_caches(image: Any, base_layers: int) -> int:
+    """Bytes of files below the caches of pip, uv and apt, and temporary folders, in the layers above the base."""
+    with tarfile.open(fileobj=io.BufferedReader(_Stream(image.save())), mode="r|") as archive:
+        own: dict[str, int] = {}
+        order: list[str] = []
+        for member in archive:
+            if member.name == "manifest.json":
+                content = archive.extractfile(member)
+                order = json.load(content)[0]["Layers"] if content else []
+            elif member.isfile() and (layer := archive.extractfile(member)):
+                with suppress(tarfile.ReadError), tarfile.open(fileobj=layer, mode="r|*") as files:
+                    own[member.name] = sum(
+                        each.size for each in files if each.isfile() and each.name.startswith(CACHES)
+                    )
+    return sum(own[name] for name in order[base_layers:])
+
+
+class _Stream(io.RawIOBase):
+    """Chunks of bytes as a file."""
+
+    def __init__(self, chunks: Iterable[bytes]) -> None:
+        self._chunks, self._left = iter(chunks), b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self._left = self._left or next(self._chunks, b"")
+        size = min(len(buffer), len(self._left))
+        buffer[:size], self._left = self._left[:size], self._left[size:]
+        return size
+
+
+@contextmanager
+def opened() -> Iterator[Bench]:
+    """The engine of this environment and a registry of our own, for the time of a `with` block."""
+    with ExitStack() as stack:
+        place = Path(stack.enter_context(TemporaryDirectory(prefix="bench-images-")))
+        registry = stack.enter_context(_registry(place))
+        before = os.environ.get("PIP_FIND_LINKS", "")
+        os.environ["PIP_FIND_LINKS"] = f"{before} {place / 'wheels'}".strip()
+        stack.callback(os.environ.__setitem__, "PIP_FIND_LINKS", before)
+        connection = Images(find_engine())
+        stack.callback(connection.close)
+        client = stack.enter_context(_closing(docker.from_env()))
+        bench = Bench(EngineImages(connection), client, registry, place)
+        stack.callback(bench.remove)
+        yield bench
+
+
+@contextmanager
+def _closing(client: Any) -> Iterator[Any]:
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+@contextmanager
+def _registry(place: Path) -> Iterator[str]:
+    program = shutil.which("docker-registry")
+    if program is None:
+        raise RuntimeError("docker-registry is not installed; `make engine` installs it")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    (place / "registry.yml").write_text(REGISTRY_CONFIG.format(folder=place, address=address))
+    env = {name: value for name, value in os.environ.items() if not name.startswith("REGISTRY_")}
+    words, nowhere = [program, "serve", str(place / "registry.yml")], subprocess.DEVNULL
+    process = subprocess.Popen(words, env=env, stdout=nowhere, stderr=nowhere)
+    try:
+        host, _, port = address.partition(":")
+        for _ in range(200):
+            with suppress(OSError), socket.create_connection((host, int(port)), 1):
+                break
+            time.sleep(0.05)
+        yield address
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _quiet(event: Event) -> None:
+    """Nobody listens."""
+
+
+def main(names: list[str]) -> int:
+    with opened() as bench:
+        found = {name: measure(name, bench) for name in names or CASES}
+    text = json.dumps(found, indent=2)
+    (ROOT / "benchmarks/results").mkdir(exist_ok=True)
+    (ROOT / "benchmarks/results/images.json").write_text(text + "\n")
+    print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

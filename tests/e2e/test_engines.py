@@ -1,0 +1,153 @@
+"""What the compiler makes builds on the engine under test and on a newer one with buildx; there twice the same."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from tests.conftest import ROOT
+from tests.e2e.commands import Images
+from tests.e2e.engines import OwnEngine
+
+REGISTRY = os.environ.get("SKYWARD_REGISTRY", "")
+# something of each kind that becomes an instruction, packages that are large and small among them
+ALL_KINDS = """
+apt = ["hello"]
+pip = ["markupsafe==3.0.2", "six==1.17.0"]
+includes = ["mine.py"]
+bake = true
+secrets = ["TOKEN"]
+run = ["test $(wc -c < /run/secrets/TOKEN) = 5; hello > /said", "printf '%s' \\"$FLAG\\" > /flag"]
+[env]
+ODD = 'a "b" $HOME `id` \\ ä'
+[build_env]
+FLAG = "it's"
+"""
+LOOK = (
+    "import os, markupsafe, six, mine; print(mine.x, six.__version__, markupsafe.__version__, repr(os.environ['ODD']), "
+    "open('/said').read().strip(), open('/flag').read(), os.path.exists('/run/secrets'))"
+)
+SEEN = "7 1.17.0 3.0.2 'a \"b\" $HOME `id` \\\\ ä' Hello, world! it's False\n"
+
+
+@pytest.fixture
+def images(engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Images]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("TOKEN", "12345")
+    images = Images(engine, tmp_path)
+    yield images
+    images.remove()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "mine.py").write_text("x = 7\n")
+    path = tmp_path / "all-kinds.toml"
+    path.write_text(ALL_KINDS)
+    return path
+
+
+def _build(images: Images, file: Path, env: dict[str, str]) -> dict[str, Any]:
+    done = images("build", file, "--json", **env)
+    assert done.status == 0, done.err + done.out
+    return dict(done.of("result")[0])
+
+
+@pytest.fixture(params=["the engine under test", "a newer engine"])
+def client(request: pytest.FixtureRequest, engine: Any) -> Iterator[tuple[Any, dict[str, str]]]:
+    """An engine, and the variables that lead to it."""
+    if request.param == "the engine under test":
+        yield engine, {}
+        return
+    newer: OwnEngine = request.getfixturevalue("newer")
+    with newer.client() as client:
+        yield client, dict(newer.env)
+
+
+def test_every_kind_of_instruction(images: Images, file: Path, client: tuple[Any, dict[str, str]]) -> None:
+    """Both builders take it, and what runs in the image finds what was asked for."""
+    api, env = client
+
+    tag = _build(images, file, env)["tag"]
+
+    said = api.containers.run(tag, ["python", "-c", LOOK], remove=True, network_mode="host")
+    assert said.decode() == SEEN
+    again = images("build", file, **env)
+    assert f"{tag}  {file}: exists" in again.out
+    assert again.err == ""
+
+
+def test_a_declared_image(images: Images, client: tuple[Any, dict[str, str]]) -> None:
+    """What `images/` declares builds there too, and holds a runner that starts."""
+    api, env = client
+
+    tag = _build(images, ROOT / "images" / "base.toml", env)["tag"]
+
+    code = "import skyward.runner.worker, skyward; print(skyward.__file__)"
+    said = api.containers.run(tag, ["python", "-c", code], remove=True, network_mode="host")
+    assert said.decode() == "/opt/skyward/skyward/__init__.py\n"
+
+
+def test_two_clean_builds_on_a_newer_engine_are_one_image(
+    images: Images, file: Path, newer: OwnEngine, tmp_path: Path
+) -> None:
+    """Nothing of the first is used for the second, and yet it is the same, down to the image's digest."""
+    cli = tmp_path / "docker"
+    cli.write_text(
+        f"#!/bin/sh\nreal={newer.env['SKYWARD_DOCKER_CLI']}\n"
+        '[ "$1 $2" = "buildx build" ] && shift 2 && exec "$real" buildx build --no-cache "$@"\nexec "$real" "$@"\n'
+    )
+    cli.chmod(0o755)
+    ids, layers = [], []
+    for _ in range(2):
+        with newer.client() as client:
+            for tag in [tag for image in client.images.list() for tag in image.tags if ":sky-" in tag]:
+                client.images.remove(tag, force=True)
+        result = _build(images, file, {**newer.env, "SKYWARD_DOCKER_CLI": str(cli)})
+        assert "cached" not in {layer["state"] for layer in result["layers"]}
+        with newer.client() as client:
+            layers.append(client.images.get(result["tag"]).attrs["RootFS"]["Layers"])
+        ids.append(result["id"])
+
+    assert layers[0] == layers[1]
+    assert ids[0] == ids[1]
+
+
+def test_a_progress_that_names_every_step(images: Images, newer: OwnEngine) -> None:
+    """Buildx's account is read as that of older commands: starts, lines, failures with their last words."""
+    done = images("build", images.file("echo some words; exit 7"), "--json", **newer.env)
+
+    assert done.status == 4
+    (error,) = done.of("error")
+    assert "asked for by your run=" in error["message"]
+    assert "exit status 7" in error["message"]
+    assert [event["line"] for event in done.of("output")][-1] == "some words"
+    states = [event["state"] for event in done.of("layer") if "echo some words" in event["name"]]
+    assert states == ["start", "failed"]
+
+
+def test_layers_compressed_with_zstd(images: Images, newer: OwnEngine) -> None:
+    """Pushed so on request; the engine runs the image by the registry's digest, pulled anew."""
+    where = f"{REGISTRY}/zstd-{secrets.token_hex(3)}/x"
+    file = images.file("echo packed > /word")
+    done = images("build", file, "--push", where, "--zstd", "--json", **newer.env)
+    assert done.status == 0, done.err + done.out
+    (result,) = done.of("result")
+
+    name, _, digest = result["reference"].removeprefix(f"{REGISTRY}/").partition("@")
+    kinds = {"Accept": "application/vnd.oci.image.manifest.v1+json"}
+    answer = requests.get(f"http://{REGISTRY}/v2/{name}/manifests/{digest}", headers=kinds, timeout=10)
+    assert {layer["mediaType"].rpartition("+")[2] for layer in answer.json()["layers"]} == {"zstd"}
+    with newer.client() as client:
+        client.images.remove(result["tag"], force=True)
+        client.images.pull(result["reference"])
+        said = client.containers.run(result["reference"], ["cat", "/word"], remove=True, network_mode="host")
+        client.images.remove(result["reference"], force=True)
+    assert said == b"packed\n"
+    assert images("build", file, "--push", where, "--check", **newer.env).status == 0
