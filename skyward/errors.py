@@ -23,6 +23,7 @@ SkywardError                     what was tried, what was found, what to do
    ├─ SerializationError         a function, argument or result cannot be pickled or unpickled
    ├─ TaskTimeoutError           the call ran longer than its limit (also TimeoutError)
    ├─ TaskCancelledError         the call was cancelled
+   ├─ CollectiveHangError        ranks wait for one that has returned
    ├─ WorkerLostError            the process, container or machine that ran the call is gone
    └─ RemoteError                a user exception that cannot be rebuilt here: type name, text, traceback
 ```
@@ -146,6 +147,21 @@ class TaskTimeoutError(TaskError, TimeoutError):
 
 class TaskCancelledError(TaskError):
     """A call was cancelled before it finished."""
+
+
+class CollectiveHangError(TaskError):
+    """Ranks of a call waited for one that had returned, and would have waited for ever.
+
+    Attributes:
+        returned, waiting: the ranks that had returned, and those that waited.
+    """
+
+    def __init__(self, message: str, *, returned: tuple[int, ...], waiting: tuple[int, ...]) -> None:
+        super().__init__(message)
+        self.returned, self.waiting = returned, waiting
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), str(self), {"returned": self.returned, "waiting": self.waiting})
 
 
 class WorkerLostError(TaskError):

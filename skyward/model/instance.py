@@ -56,8 +56,8 @@ class InstanceInfo:
         accelerators: number of GPUs on this node; 0 without.
         total_accelerators: number of GPUs in the pool.
         peers: all nodes, this one included, in node order.
-        worker: index of this worker on its node.
-        workers_per_node: number of workers on each node.
+        worker: index of this worker on its node; 0 where a node has one rank, however many processes that has.
+        workers_per_node: number of workers, each a rank, on each node.
         job_id: identifier of the pool.
         accelerator: kind of the GPUs, None without.
         network: what is known of the network.
@@ -133,6 +133,10 @@ class InstanceInfo:
             raise ConfigError(f"{ENV_VAR} does not describe a place in a pool: {error}.") from None
         if not 0 <= info.node < info.total_nodes:
             raise ConfigError(f"{ENV_VAR} says node {info.node} of {info.total_nodes}; a node is 0 to total_nodes - 1.")
+        if not 0 <= info.worker < info.workers_per_node:
+            raise ConfigError(
+                f"{ENV_VAR} says worker {info.worker} of {info.workers_per_node}; it is 0 to workers_per_node - 1."
+            )
         return info
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from skyward.errors import ConfigError
@@ -10,7 +10,7 @@ from skyward.model.accelerator import Accelerator
 
 
 def _is_whole(value: object) -> bool:
-    return isinstance(value, int)
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +56,15 @@ class Worker:
         buffer: calls a node may hold beyond the running ones; 0 lets the pool choose by the calls' duration.
         executor: where concurrent calls run: "thread" (one process, the default), "process" (one process per
             slot, for code that holds the interpreter lock), "auto" (thread).
+        per_node: ranks on each node: processes that each have a place of their own in `instance_info()` and their part
+            of the node's GPUs in `CUDA_VISIBLE_DEVICES`. `@` reaches every rank. "gpu" for one per GPU of the node.
+            `concurrency` and `buffer` are then those of a rank.
     """
 
     concurrency: int = 1
     buffer: int = 0
     executor: Literal["auto", "thread", "process"] = "auto"
+    per_node: int | Literal["gpu"] = 1
 
     def __post_init__(self) -> None:
         if not (_is_whole(self.concurrency) and self.concurrency >= 1):
@@ -71,11 +75,39 @@ class Worker:
             raise ConfigError(f"buffer is a number of calls, at least 0; found {self.buffer!r}.")
         if self.executor not in ("auto", "thread", "process"):
             raise ConfigError(f"executor must be 'auto', 'thread' or 'process'; found {self.executor!r}.")
+        if self.per_node != "gpu" and not (_is_whole(self.per_node) and self.per_node >= 1):
+            raise ConfigError(f"per_node is the number of ranks on each node, or 'gpu'; found {self.per_node!r}.")
+        if self.executor == "process" and self.per_node != 1:
+            raise ConfigError(
+                "executor='process' gives a node several processes that share one rank, per_node= several ranks; "
+                "choose one of them."
+            )
+
+    def on(self, accelerator: Accelerator | None) -> Worker:
+        """The same with "gpu" replaced by the number of GPUs on a node.
+
+        Raises:
+            ConfigError: one rank per GPU is asked for, and there is no GPU.
+        """
+        if self.per_node != "gpu":
+            return self
+        if accelerator is None:
+            raise ConfigError(
+                "Worker(per_node='gpu') is one rank for each GPU of a node, but the pool has no accelerator; name it "
+                "(accelerator='A100:8'), or give a number of ranks."
+            )
+        return replace(self, per_node=accelerator.count)
+
+    @property
+    def ranks(self) -> int:
+        """Ranks per node, once "gpu" has been replaced."""
+        assert self.per_node != "gpu"
+        return self.per_node
 
     @property
     def processes(self) -> int:
         """Worker processes per node."""
-        return self.concurrency if self.executor == "process" else 1
+        return self.concurrency if self.executor == "process" else self.ranks
 
     @property
     def slots(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -13,6 +14,7 @@ _OPTIONS = (
     *("-T", "-o", "BatchMode=yes"),  # nobody is there to type a password
     *("-o", "StrictHostKeyChecking=yes"),  # a build's secrets go there
     *("-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4"),
+    *("-o", "RemoteCommand=none"),  # the configuration may name one for people
 )
 # what ssh and the docker command over there say, and what to do; the first that matches is used
 _KNOWN = (
@@ -23,8 +25,13 @@ _KNOWN = (
     (r"cannot connect to the docker daemon", "the engine there does not run. Start it."),
     (r"docker: (command )?not found|docker: No such file", "there is no docker command there. Install Docker on it."),
     (
+        r"host identification has changed",
+        "its host key is not the one that is known here: it was installed anew, or it is another machine. Compare the "
+        "key with its owner before you replace it (`ssh-keygen -R`).",
+    ),
+    (
         r"host key verification failed|host key is known",
-        "its host key is not known here, or has changed. Connect once by hand (`{by_hand}`) and compare the key.",
+        "its host key is not known here. Connect once by hand (`{by_hand}`) and compare the key.",
     ),
     (
         r"permission denied \(|too many authentication failures",
@@ -46,11 +53,17 @@ class SshHost:
         host: name or address, or an alias of the SSH configuration.
         user: whom to log in as; None for what the SSH configuration says.
         port: TCP port; None for what the SSH configuration says.
+        key: file of the private key to log in with; None for what agent and SSH configuration offer.
+        known_hosts: file of the only host keys to trust; None for those of the SSH configuration.
+        control: socket of an open connection to go through; None to make one.
     """
 
     host: str
     user: str | None = None
     port: int | None = None
+    key: str | None = None
+    known_hosts: str | None = None
+    control: str | None = None
 
     @classmethod
     def parse(cls, url: str) -> SshHost:
@@ -81,23 +94,43 @@ class SshHost:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"ssh://{f'{self.user}@' if self.user else ''}{host}{f':{self.port}' if self.port else ''}"
 
-    def command(self, *words: str) -> list[str]:
-        """The local command that runs these words on the machine, each one argument there."""
+    @property
+    def name(self) -> str:
+        """The machine as people write it: `user@host:port` without what the SSH configuration decides."""
+        return self.url.removeprefix("ssh://")
+
+    def command(self, *words: str, options: Sequence[str] = ()) -> list[str]:
+        """The local command that runs these words on the machine, each one argument there.
+
+        Of an option that is given twice ssh takes the first: `options` come before those that are always there.
+        """
         user = ("-l", self.user) if self.user else ()
         port = ("-p", str(self.port)) if self.port else ()
-        return ["ssh", *_OPTIONS, *user, *port, "--", self.host, shlex.join(words)]
+        control = ("-S", self.control) if self.control else ()
+        return [
+            *("ssh", *options, *control, *_OPTIONS, *self._identity(), *user, *port),
+            *("--", self.host, shlex.join(words)),
+        ]
 
-    def failure(self, said: str) -> EngineMissingError | None:
-        """The error for what ssh or the docker command there printed; None if that says nothing about reaching it."""
+    def _identity(self) -> list[str]:
+        words = ["-i", self.key, "-o", "IdentitiesOnly=yes"] if self.key else []
+        if self.known_hosts:
+            words += ["-o", f'UserKnownHostsFile="{self.known_hosts}"', "-o", "GlobalKnownHostsFile=/dev/null"]
+        return words
+
+    def meaning(self, said: str) -> str | None:
+        """What it means that ssh or the docker command there printed this, and what to do; None if it is not known."""
         by_hand = f"ssh {f'-p {self.port} ' if self.port else ''}{f'{self.user}@' if self.user else ''}{self.host}"
         for pattern, meaning in _KNOWN:
             if re.search(pattern, said, re.IGNORECASE):
                 last = said.strip().splitlines()[-1].rstrip(".")
-                return EngineMissingError(
-                    f"The Docker engine on {self.url} cannot be reached: {meaning.format(by_hand=by_hand)} "
-                    f"The answer was: {last}."
-                )
+                return f"{meaning.format(by_hand=by_hand)} The answer was: {last}."
         return None
+
+    def failure(self, said: str) -> EngineMissingError | None:
+        """The error for what ssh or the docker command there printed; None if that says nothing about reaching it."""
+        meaning = self.meaning(said)
+        return EngineMissingError(f"The Docker engine on {self.url} cannot be reached: {meaning}") if meaning else None
 
 
 def _shown(url: str) -> str:

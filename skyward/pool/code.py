@@ -57,9 +57,18 @@ def local_modules(obj: object) -> CodeBundle:
     Raises:
         SerializationError: a file cannot be read, or all together are larger than 20 MB.
     """
+    return bundle_modules(_met(obj))
+
+
+def bundle_modules(names: Iterable[str]) -> CodeBundle:
+    """The files of those of these modules that are local, and of the local modules that they import.
+
+    Raises:
+        SerializationError: a file cannot be read, or all together are larger than 20 MB.
+    """
     found: dict[str, _Module | None] = {}
     files: dict[str, bytes] = {}
-    todo, seen, size = list(_modules_of(obj)), set[str](), 0
+    todo, seen, size = list(names), set[str](), 0
     while todo:
         name = todo.pop()
         if not name or name in seen or name in _MAIN:
@@ -129,21 +138,27 @@ class _Noting(payload.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         reduced = super().reducer_override(obj)
-        kind = type(obj)
-        if issubclass(kind, ModuleType):
-            self.modules.add(_namespace(obj)["__name__"])
-            return reduced
-        name = obj.__module__ if hasattr(obj, "__module__") else kind.__module__
-        if isinstance(name, str):
-            self.modules.add(name)
-        if kind is FunctionType:
-            self.modules.update(_code_imports(obj.__code__, obj.__globals__.get("__package__") or ""))
-            if reduced is not NotImplemented and name in _MAIN:
-                self.modules.update(_neighbours(obj.__globals__))
+        self.modules.update(modules_of(obj, by_value=reduced is not NotImplemented))
         return reduced
 
 
-def _modules_of(obj: object) -> set[str]:
+def modules_of(obj: Any, *, by_value: bool) -> Iterator[str]:
+    """The modules that an object needs which a pickler has met and reduces, by value or else by reference."""
+    kind = type(obj)
+    if issubclass(kind, ModuleType):
+        yield _namespace(obj)["__name__"]
+        return
+    name = obj.__module__ if hasattr(obj, "__module__") else kind.__module__
+    if isinstance(name, str):
+        yield name
+    if kind is FunctionType:
+        yield from _code_imports(obj.__code__, obj.__globals__.get("__package__") or "")
+        if by_value and name in _MAIN:
+            yield from _neighbours(obj.__globals__)
+
+
+def _met(obj: object) -> set[str]:
+    """The modules of everything that is met while an object is pickled."""
     noting = _Noting()
     try:
         noting.dump(obj)

@@ -10,7 +10,8 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from skyward.errors import (
     PoolClosedError,
@@ -21,6 +22,7 @@ from skyward.errors import (
     WorkerLostError,
 )
 from skyward.pool.clock import Clock
+from skyward.pool.gathering import refuse
 from skyward.pool.stream import StreamSource
 from skyward.pool.task import Task
 from skyward.pool.worker import WorkerLink
@@ -28,6 +30,7 @@ from skyward.wire.frames import Frame
 from skyward.wire.messages import RESULT_HEAD, Kind, encode
 
 GRACE_S = 5.0  # between the interrupt of a call and the end of the worker that does not heed it
+DROPPED_S = 1.0  # between the end of interest in one of the streams of all ranks and their end
 TICK_S = 0.05
 STALE_S = 0.02  # a call that waits on a busy worker for longer is given to an idle one
 Lost = Callable[[Task], WorkerLostError]  # the error of a call that is lost with its worker
@@ -45,6 +48,7 @@ class Dispatcher:
         self._queue: deque[Task] = deque()
         self._pinned: dict[int, list[Task]] = {}  # calls for a worker that is being started again
         self._dropped: deque[Task] = deque()  # streams that were garbage-collected before their end
+        self._resting = False  # whether calls wait here whoever has room, because the ranks are started afresh
         self._expected = 0  # workers that are here or will come back
         self._gone: dict[int, Lost] = {}  # ranks whose worker will not come back
         self._limits: dict[int, tuple[float, Task]] = {}  # running calls that have a time limit
@@ -64,14 +68,31 @@ class Dispatcher:
     def add(self, worker: WorkerLink) -> None:
         """Let a connected worker take calls; does nothing if it has been lost meanwhile."""
         with self._lock:
-            if not worker.alive or worker.rank in self._gone:
-                return
-            self._workers[worker.rank] = worker
-            for task in self._pinned.pop(worker.rank, ()):
-                if task.stopping is None:
-                    self._assign(task, worker)
-            self._refill(worker)
+            self._admit((worker,))
         _flush((worker,))
+
+    def rest(self) -> None:
+        """Start no more calls, and take back those that have not started; `resume` ends it."""
+        with self._lock:
+            self._resting = True
+            touched = [worker for worker in self._workers.values() if len(worker.outstanding) > worker.slots]
+            for worker in touched:
+                for task in list(worker.outstanding)[worker.slots :]:
+                    worker.post_frame(Frame(Kind.RECALL, task))
+        _flush(touched)
+
+    def resume(self, workers: Sequence[WorkerLink]) -> None:
+        """Let these workers take the place of all before them, and the calls that wait begin."""
+        with self._lock:
+            self._resting = False
+            self._admit(workers)
+        _flush(workers)
+
+    def end(self, worker: WorkerLink) -> None:
+        """End a worker, whatever it does; the agent starts it again."""
+        with self._lock:
+            worker.ordered_to_end = True
+        self._kill(worker)
 
     def lose(self, worker: WorkerLink, lost: Lost, *, forever: bool) -> None:
         """Settle the calls of a worker that is gone; `forever` when none will take its place.
@@ -107,7 +128,7 @@ class Dispatcher:
                 failed.append((task, task.stopping))
             elif task.stream is not None or (task.pin is not None and forever):
                 failed.append((task, lost(task)))
-            elif not started or worker.ordered_to_end:
+            elif not started or (worker.ordered_to_end and task.gang is None):
                 again.append(task)
             elif task.retries > 0:
                 task.retries -= 1
@@ -163,12 +184,40 @@ class Dispatcher:
             task.stopping = task.stopping or reason  # a queued call is skipped when its turn comes
             worker = self._workers.get(task.rank) if task.sent_at else None
             if worker is not None and task.id in worker.outstanding:
+                if task.gang is not None:
+                    worker.post_frame(Frame(Kind.STACK, task.id))  # where it was when it was stopped
                 worker.post_frame(Frame(Kind.CANCEL, task.id))
         if task.stream is None:
             task.resolve(error=reason)
         if worker is not None:
             self._clock.after(GRACE_S, lambda: self._end_if_stuck(worker, task))
             _flush((worker,))
+
+    def held(self, worker: WorkerLink) -> list[Task]:
+        """The calls that a worker has been sent and has not answered; the first `slots` of them run."""
+        with self._lock:
+            return list(worker.outstanding.values())
+
+    def has_begun(self, task: Task) -> bool:
+        """Whether a call runs now."""
+        worker = self._workers.get(task.rank) if task.sent_at else None
+        return worker is not None and task in self.held(worker)[: worker.slots]
+
+    def is_leaving(self, task: Task) -> bool:
+        """Whether the worker of a call has hung up, and why is not known yet."""
+        worker = self._workers.get(task.rank) if task.sent_at else None
+        return worker is not None and worker.hung_up
+
+    def ask_where(self, tasks: Iterable[Task]) -> None:
+        """Ask the workers where these calls are; each answer goes to the call's gang."""
+        touched = []
+        with self._lock:
+            for task in tasks:
+                worker = self._workers.get(task.rank) if task.sent_at else None
+                if worker is not None and task.id in worker.outstanding:
+                    worker.post_frame(Frame(Kind.STACK, task.id))
+                    touched.append(worker)
+        _flush(touched)
 
     def close(self, reason: SkywardError) -> None:
         """Take no more calls; those that have not ended fail with `reason`."""
@@ -196,6 +245,10 @@ class Dispatcher:
                     del worker.outstanding[frame.id]
                     given_back.append(task)
                     continue
+                if frame.kind == Kind.STALE:
+                    worker.ordered_to_end = True  # it is leaving; what it holds runs again in the process after it
+                    self._clock.after(GRACE_S, partial(self._end_if_stuck, worker, task))
+                    continue
                 if frame.kind in _LAST:
                     del worker.outstanding[frame.id]
                     self._limits.pop(frame.id, None)
@@ -217,6 +270,13 @@ class Dispatcher:
                 task.resolve(frame)
             case Kind.STREAM:
                 task.resolve(stream=self._open_stream(worker, task))
+            case Kind.STACKS:
+                if task.gang is not None:
+                    task.gang.hear_where(task, frame)
+            case Kind.GATHER if task.gathering is None:
+                refuse(worker, frame, f"{task.function.name}() runs on one rank only; call it with @ to run it on all.")
+            case Kind.GATHER:
+                task.gathering.give(worker, frame)
             case Kind.ITEM | Kind.END:
                 if task.stream is not None:
                     task.stream.put(frame)
@@ -232,7 +292,8 @@ class Dispatcher:
             except WireError:
                 pass  # its reader notices the same and ends this stream with the reason
 
-        return StreamSource(task, credit, lambda: self.cancel(task), lambda: self._dropped.append(task))
+        cancel = task.gang.stop if task.gang is not None else partial(self.cancel, task)
+        return StreamSource(task, credit, cancel, lambda: self._dropped.append(task))
 
     def _end_if_stuck(self, worker: WorkerLink, task: Task) -> None:
         with self._lock:
@@ -258,7 +319,11 @@ class Dispatcher:
         for task in overdue:
             self.cancel(task, _timeout(task))
         while self._dropped:
-            self.cancel(self._dropped.popleft())
+            task = self._dropped.popleft()
+            if task.gang is None:
+                self.cancel(task)
+            else:  # its ranks may be about to end by themselves, and stopping them costs all their processes
+                self._clock.after(DROPPED_S, task.gang.stop)
 
     def _recall(self, now: float) -> list[WorkerLink]:
         """Ask busy workers for calls they have not started, when others have nothing to do."""
@@ -278,10 +343,20 @@ class Dispatcher:
 
     # scheduling; all of it under the lock ----------------------------------------------------------------------
 
+    def _admit(self, workers: Sequence[WorkerLink]) -> None:
+        """Give workers that are here what waits for them."""
+        here = [worker for worker in workers if worker.alive and worker.rank not in self._gone]
+        self._workers.update((worker.rank, worker) for worker in here)
+        for worker in () if self._resting else here:
+            for task in self._pinned.pop(worker.rank, ()):
+                if task.stopping is None:
+                    self._assign(task, worker)
+            self._refill(worker)
+
     def _home(self, task: Task) -> WorkerLink | None:
         """The worker a new call goes to, None when it was queued."""
         if task.pin is not None:
-            worker = self._workers.get(task.pin)
+            worker = None if self._resting else self._workers.get(task.pin)
             if worker is None:
                 self._pinned.setdefault(task.pin, []).append(task)
             return worker
@@ -293,6 +368,8 @@ class Dispatcher:
     def _least_loaded(self) -> WorkerLink | None:
         """The worker with most of its window free, None when all are full."""
         best, best_load = None, 1.0
+        if self._resting:
+            return None
         for worker in self._workers.values():
             load = len(worker.outstanding) / worker.window
             if load < best_load:
@@ -315,7 +392,7 @@ class Dispatcher:
 
     def _refill(self, worker: WorkerLink) -> None:
         room = worker.window - len(worker.outstanding)
-        while room > 0 and worker.alive and (task := self._next()) is not None:
+        while room > 0 and worker.alive and not self._resting and (task := self._next()) is not None:
             self._assign(task, worker)
             room -= 1
 

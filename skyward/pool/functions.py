@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
 from typing import Any
 
-from skyward.pool.code import CodeBundle, local_modules
+from skyward.pool.code import CodeBundle, bundle_modules, local_modules
 from skyward.pool.task import Function
+from skyward.runtime.environment import declared_env, is_collective
 from skyward.wire import payload
 
 
@@ -20,6 +22,8 @@ class Functions:
         self._lock = threading.Lock()
         self._by_object: dict[int, tuple[Callable[..., Any], Function]] = {}  # the object is kept, so that its id is
         self._by_digest: dict[bytes, Function] = {}
+        self._of_series: dict[tuple[Callable[..., Any], str, frozenset[str]], Function] = {}
+        self._numbers = itertools.count(1)
 
     def get(self, fn: Callable[..., Any]) -> Function:
         """The function as nodes get it.
@@ -36,7 +40,18 @@ class Functions:
             function = self._by_digest.get(digest)
             if function is None:
                 name = getattr(fn, "__qualname__", type(fn).__name__).rpartition("<locals>.")[2]
-                function = Function(len(self._by_digest) + 1, name, data, bundle)
+                env, collective = declared_env(fn), is_collective(fn)
+                function = Function(next(self._numbers), name, data, bundle, env, collective)
                 self._by_digest[digest] = function
             self._by_object[id(fn)] = (fn, function)
+        return function
+
+    def of_series(self, fn: Callable[..., Any], name: str, modules: frozenset[str]) -> Function:
+        """A function of ours that runs what it is given: under the name of that, and with the modules that needs."""
+        key = (fn, name, modules)
+        function = self._of_series.get(key)
+        if function is None:
+            _, data = payload.dumps_function(fn)
+            function = Function(next(self._numbers), name, data, bundle_modules(modules))
+            self._of_series[key] = function
         return function

@@ -11,8 +11,11 @@ from signal import Signals
 from typing import Any
 
 from skyward.errors import SkywardError, WireError, WorkerLostError
+from skyward.model.spec import Worker
 from skyward.pool.dispatch import Dispatcher, Lost
+from skyward.pool.gathering import ALONE, refuse
 from skyward.pool.output import Printer
+from skyward.pool.shared import Shelf
 from skyward.pool.worker import WorkerLink
 from skyward.providers.base import Exit, Node
 from skyward.wire import payload
@@ -34,20 +37,23 @@ class PoolLink:
     key: bytes
     dispatcher: Dispatcher
     printer: Printer
-    setup: Callable[[NodeLink, WorkerLink], None]  # prepares a worker that was started again
+    setup: Callable[[NodeLink, WorkerLink], None]  # prepares a worker that was started again, and lets it take calls
+    lost: Callable[[WorkerLink], None]  # is told that a worker has ended, after its calls have been
 
 
 class NodeLink:
     """A running node. `gone` is how it ended, None while it lives."""
 
-    def __init__(self, index: int, node: Node, slots: int, processes: int, pool: PoolLink) -> None:
-        self.index, self._node, self._slots, self._processes, self._pool = index, node, slots, processes, pool
+    def __init__(self, index: int, node: Node, shape: Worker, pool: PoolLink) -> None:
+        self.index, self._node, self._shape, self._pool = index, node, shape, pool
         self.gone: Exit | None = None
         self.setups: dict[int, Future[None]] = {}
         self._closing = False
         self._changed = threading.Condition()
         self._reports: dict[tuple[int, int], dict[str, Any]] = {}
+        self._dumps: dict[tuple[int, int], Future[str]] = {}
         self._workers: dict[int, WorkerLink] = {}
+        self._shelf = Shelf(shape.processes)
         self._agent: Connection | None = None
         self._agent_reader: threading.Thread | None = None
         self._heard = time.monotonic()
@@ -68,8 +74,10 @@ class NodeLink:
     def _open_worker(self, number: int, generation: int, address: str) -> WorkerLink:
         endpoint = worker_endpoint(self.index, number, generation)
         connection = connect(self._node.connect(address), self._pool.key, endpoint)
-        rank = self.index * self._processes + number
-        worker = WorkerLink(self.index, number, rank, generation, self._slots, connection)
+        rank = self.index * self._shape.processes + number
+        worker = WorkerLink(self.index, number, rank, generation, self._shape.slots, connection)
+        worker.is_one_of_several_ranks = self._shape.ranks > 1
+        worker.shelf = self._shelf
         self._workers[number] = worker
         self.setups[rank] = Future()
         self._spawn(self._read_worker, worker)
@@ -90,7 +98,7 @@ class NodeLink:
                 if len(calls) != len(frames):
                     for frame in frames:
                         if frame.kind == Kind.OUTPUT:
-                            self._show(worker, frame)
+                            self._show(worker, worker.index, frame)
                         elif frame.id == SETUP:
                             self._on_setup(worker, frame)
                 if calls:
@@ -98,6 +106,7 @@ class NodeLink:
         except WireError:
             pass  # its end is what matters; the agent and the host know the reason
         finally:  # also when this side fails: nobody may wait for answers that nobody reads
+            worker.hung_up = True
             worker.connection.close()
             if not self._closing:
                 self._settle(worker)
@@ -106,9 +115,10 @@ class NodeLink:
         """Learn why a worker is gone, and tell those who wait for it."""
         report = self._reason(worker)
         setup = self.setups[worker.rank]
-        if not setup.done():
+        if not setup.done() and self._workers[worker.index] is worker:  # not that of the one that has replaced it
             setup.set_exception(self._lost(worker, report, "its plugins were set up"))
         self._pool.dispatcher.lose(worker, self._lost_running(worker, report), forever=report is None)
+        self._pool.lost(worker)
 
     def _read_agent(self, agent: Connection) -> None:
         try:
@@ -130,25 +140,26 @@ class NodeLink:
                 for worker in self._workers.values():
                     worker.rtt_s = min(worker.rtt_s, rtt_s) if worker.rtt_s else rtt_s
             case Kind.WORKER_OUTPUT:
-                self._show(self._workers.get(frame.id), frame)
+                self._show(self._workers.get(frame.id), frame.id, frame)
             case Kind.WORKER_EXIT:
                 report = decode(frame.head)
                 with self._changed:
                     self._reports[report["worker"], report["generation"]] = report
                     self._changed.notify_all()
+            case Kind.DUMPED:
+                report = decode(frame.head)
+                self._dumps.pop((report["worker"], report["generation"]), Future()).set_result(report["text"])
             case Kind.WORKER_UP:
                 self._spawn(self._on_worker_up, decode(frame.head))
 
     def _on_worker_up(self, news: dict[str, Any]) -> None:
-        """A worker that ended has been started again: connect, set its plugins up, let it take calls."""
+        """A worker that ended has been started again: connect, and let the pool set it up."""
         try:
             worker = self._open_worker(news["worker"], news["generation"], news["address"])
             self._pool.setup(self, worker)
         except SkywardError as error:
             if not self._closing and self.gone is None:
                 self.declare_lost(f"its worker {news['worker']} was started again but is of no use: {error}")
-            return
-        self._pool.dispatcher.add(worker)
 
     def _on_gone(self) -> None:
         exit_ = self._node.wait_exit(_REASON_S) or Exit(code=None, text="its agent closed the connection")
@@ -165,15 +176,21 @@ class NodeLink:
         except SkywardError:
             pass  # the pool's end tries again, and reports
 
-    def _show(self, worker: WorkerLink | None, frame: Frame) -> None:
+    def _show(self, worker: WorkerLink | None, number: int, frame: Frame) -> None:
         text = str(memoryview(frame.head)[1:], "utf-8", "replace")
         if worker is not None:  # a worker may write before its connection is made
             worker.tail.extend(text.splitlines())
-        self._pool.printer.put(self.index, text, error=frame.head[0] == STDERR)
+        several = self._shape.ranks > 1
+        place = f"rank {self.index * self._shape.ranks + number}" if several else str(self.index)
+        self._pool.printer.put(place, text, error=frame.head[0] == STDERR)
 
     def _on_setup(self, worker: WorkerLink, frame: Frame) -> None:
         setup = self.setups[worker.rank]
-        if frame.kind == Kind.READY:
+        if frame.kind == Kind.GATHER and worker.gathering is not None:
+            worker.gathering.give(worker, frame)
+        elif frame.kind == Kind.GATHER:
+            refuse(worker, frame, ALONE)
+        elif frame.kind == Kind.READY:
             setup.set_result(None)
         else:
             error = payload.load_exception(bytes(memoryview(frame.head)[RESULT_HEAD.size :]))
@@ -206,9 +223,13 @@ class NodeLink:
             subject = f"Node {self.index} was lost"
             how = gone.text or ended_in_words(gone.code, gone.signal, gone.oom)
         else:
-            subject = f"The worker process on {worker} (rank {worker.rank}) ended"
+            rank = "" if worker.is_one_of_several_ranks else f" (rank {worker.rank})"  # the former name it themselves
+            subject = f"The worker process on {worker}{rank} ended"
             how = ended_in_words(facts.get("code"), facts.get("signal"), bool(facts.get("oom")))
-        lines = [*worker.tail, *str(facts.get("log") or "").splitlines()][-20:]
+            if worker.ordered_to_end:
+                how = "the pool ended it, to start it afresh after another call had failed"
+        heard = tuple(worker.tail)
+        lines = [*heard, *(line for line in str(facts.get("log") or "").splitlines() if line not in heard)][-20:]
         message = f"{subject} while {doing}: {how}."
         if lines:
             message += " Its last output:\n" + "\n".join(f"  {line}" for line in lines)
@@ -237,6 +258,17 @@ class NodeLink:
     def kill(self, worker: WorkerLink) -> None:
         """End a worker at once; the agent starts it again."""
         self._tell(Frame(Kind.KILL, 0, encode({"worker": worker.index, "generation": worker.generation})))
+
+    @property
+    def workers(self) -> tuple[WorkerLink, ...]:
+        """The workers of the node as they are now, also those that are not set up yet."""
+        return tuple(self._workers.values())
+
+    def dump(self, worker: WorkerLink) -> Future[str]:
+        """Let the agent find out where a worker is that does not answer; the frames as faulthandler writes them."""
+        dumped = self._dumps[worker.index, worker.generation] = Future[str]()
+        self._tell(Frame(Kind.DUMP, 0, encode({"worker": worker.index, "generation": worker.generation})))
+        return dumped
 
     def declare_lost(self, verdict: str) -> None:
         """Give the node up; its calls are settled and it is removed."""

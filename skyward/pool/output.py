@@ -1,4 +1,4 @@
-"""What nodes print, printed here: whole lines, each with the node it came from.
+"""What nodes print, printed here: whole lines, each with the node or rank it came from.
 
 A thread of its own writes, so that a stopped terminal never holds up results; what does not fit into its bounded
 buffer is dropped, oldest first, and counted.
@@ -19,24 +19,24 @@ class Printer:
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
-        self._waiting: deque[tuple[int, bool, str]] = deque()
+        self._waiting: deque[tuple[str, bool, str]] = deque()
         self._size = 0
         self._dropped = 0
         self._changed = threading.Condition()
-        self._partial: dict[tuple[int, bool], str] = {}
+        self._partial: dict[tuple[str, bool], str] = {}
         self._busy = False
         self._stopped = False
         self._thread: threading.Thread | None = None
 
-    def put(self, node: int, text: str, *, error: bool) -> None:
-        """Take text from a node; `error` for its standard error."""
+    def put(self, place: str, text: str, *, error: bool) -> None:
+        """Take text from a node or rank, as lines shall name it; `error` for its standard error."""
         if self._quiet:
             return
         with self._changed:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="skyward-output", daemon=True)
                 self._thread.start()
-            self._waiting.append((node, error, text))
+            self._waiting.append((place, error, text))
             self._size += len(text)
             while self._size > MAX_WAITING and len(self._waiting) > 1:
                 _, _, lost = self._waiting.popleft()
@@ -74,21 +74,21 @@ class Printer:
                 self._size = self._dropped = 0
             if dropped:
                 _write(f"[skyward] {dropped} lines were dropped: they came faster than they could be printed\n", True)
-            for node, error, text in items:
-                self._print(node, error, text)
-        for (node, error), rest in self._partial.items():
-            _write(f"[{node}] {rest}\n", error)
+            for place, error, text in items:
+                self._print(place, error, text)
+        for (place, error), rest in self._partial.items():
+            _write(f"[{place}] {rest}\n", error)
 
-    def _print(self, node: int, error: bool, text: str) -> None:
-        text = self._partial.pop((node, error), "") + text
+    def _print(self, place: str, error: bool, text: str) -> None:
+        text = self._partial.pop((place, error), "") + text
         whole, newline, rest = text.rpartition("\n")
         if "\r" in rest:  # a progress bar redraws its line: show each state as it comes
             whole, newline, rest = (whole + newline + rest).rstrip("\r"), "\n", ""
         if rest:
-            self._partial[node, error] = rest
+            self._partial[place, error] = rest
         if newline:
             lines = (line.rsplit("\r", 1)[-1] for line in whole.split("\n"))
-            _write("".join(f"[{node}] {line}\n" for line in lines), error)
+            _write("".join(f"[{place}] {line}\n" for line in lines), error)
 
 
 def _write(text: str, error: bool) -> None:

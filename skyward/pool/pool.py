@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
+from dataclasses import replace
 from queue import SimpleQueue
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from skyward.errors import PoolClosedError, PoolError, SkywardError
+from skyward.errors import PoolClosedError, PoolError, SkywardError, WorkerLostError
 from skyward.model.accelerator import Accelerator
 from skyward.model.call import Call, enter_target
 from skyward.model.image import Image
@@ -19,15 +20,20 @@ from skyward.pool import settings as reading
 from skyward.pool.clock import Clock
 from skyward.pool.dispatch import Dispatcher
 from skyward.pool.functions import Functions
+from skyward.pool.gang import Gang
+from skyward.pool.gathering import Gathering
 from skyward.pool.interrupt import uninterrupted
 from skyward.pool.node import BEAT_S, NodeLink, PoolLink
 from skyward.pool.output import Printer
 from skyward.pool.progress import Progress
+from skyward.pool.ranks import ranks_of
+from skyward.pool.regroup import Group
 from skyward.pool.settings import Display, PoolSettings
 from skyward.pool.setup import WorkerSetup
+from skyward.pool.shared import Packed, Series
 from skyward.pool.task import CallFuture, Latch, PlainCall, Task
 from skyward.pool.worker import WorkerLink
-from skyward.providers.base import Host, Launch, Provider
+from skyward.providers.base import Host, Launch, Provider, Terms
 from skyward.runner.config import RunnerSettings
 from skyward.wire import payload
 from skyward.wire.handshake import new_key
@@ -38,7 +44,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 T = TypeVar("T")
 STOP_GRACE_S = 10.0  # for plugins to leave their hooks
-INTERRUPTED_GRACE_S = 3.0  # the same after Ctrl-C, when somebody waits at a terminal
+INTERRUPTED_GRACE_S = 3.0  # the same after Ctrl-C, when somebody waits at a terminal, and for a pool that never opened
 _AT_ONCE = 16  # nodes started at the same time
 
 
@@ -53,10 +59,15 @@ class ComputePool:
         image: what the nodes run; `sky.Image()` when None.
         concurrency: calls at once on a node; short for `worker=Worker(concurrency=...)`.
         worker: how calls run on a node.
-        cpu, vcpus: limit of CPUs per node (two spellings); None for no limit.
-        memory, memory_gb: limit of memory per node, "32GB" or 32; None for no limit.
+        cpu, vcpus: limit of CPUs per node (two spellings); None for no limit. A rented machine has at least as many.
+        memory, memory_gb: limit of memory per node, "32GB" or 32; None for no limit. The same holds.
+        machine: type of machine to rent, by the provider's name for it; None for one that has what is asked for.
+        allocation: how to rent, such as "spot-if-available" or "on-demand"; None for the provider's default.
+        max_hourly_cost: limit in USD per hour for all rented machines together; None for no limit.
         architecture: "x86_64" or "arm64"; None for this machine's.
         env: environment of the nodes at run time; not part of the image.
+        secrets: names of variables of this program's environment that functions and plugins on the nodes shall have,
+            or a mapping from names to values. They travel over the authenticated connection only.
         ttl, timeout: seconds a node lives without this client (two spellings); None for the provider's default.
             A pool that is in use is never ended by it.
         provision_timeout: seconds a node may take to become ready, its image being there.
@@ -83,7 +94,11 @@ class ComputePool:
         memory: str | float | None = None,
         memory_gb: float | None = None,
         architecture: str | None = None,
+        machine: str | None = None,
+        allocation: str | None = None,
+        max_hourly_cost: float | None = None,
         env: Mapping[str, str] | None = None,
+        secrets: Sequence[str] | Mapping[str, str] = (),
         ttl: float | None = None,
         timeout: float | None = None,
         provision_timeout: float = 300.0,
@@ -94,24 +109,37 @@ class ComputePool:
         reading.refuse_unknown(others, list(ComputePool.__init__.__annotations__))
         provider = reading.provider_of(provider)
         lease_s = reading.positive("ttl", reading.either("ttl", ttl, "timeout", timeout))
-        self._settings = PoolSettings(
+        settings = PoolSettings(
             provider=provider,
             nodes=Nodes.of(nodes),
             accelerator=Accelerator.of(accelerator),
             plugins=reading.plugins_of(plugins),
             image=reading.image_of(image),
-            worker=reading.worker_of(worker, concurrency),
+            worker=reading.worker_of(worker, concurrency, Accelerator.of(accelerator)),
             cpus=reading.positive("cpu", reading.either("cpu", cpu, "vcpus", vcpus)),
             memory_gb=reading.memory_of(memory, memory_gb),
             platform=reading.platform_of(architecture),
             env=reading.env_of(env),
+            secrets=reading.secrets_of(secrets, reading.plugins_of(plugins), env),
             lease_s=provider.lease_s if lease_s is None else lease_s,
             provision_timeout_s=reading.positive("provision_timeout", provision_timeout),
             default_timeout_s=reading.positive("default_compute_timeout", default_compute_timeout),
             display=reading.display_of(display),
         )
-        self.id = secrets.token_hex(4)
         self._progress = Progress(quiet=display == "quiet")
+        terms = Terms(
+            machine=machine,
+            allocation=allocation,
+            max_hourly_cost=reading.positive("max_hourly_cost", max_hourly_cost),
+            cpus=settings.cpus,
+            memory_gb=settings.memory_gb,
+            platform=settings.platform,
+            lease_s=settings.lease_s,
+            report=self._progress.report,
+        )
+        self._settings = replace(settings, provider=reading.on_terms(provider, terms))
+        self.id = token_hex(4)
+        self._ranks = ranks_of(self._settings.nodes.desired, self._settings.worker)
         self._nodes: list[NodeLink] = []
         self._opened: list[tuple[NodeLink, WorkerLink]] = []
         self._running = False
@@ -144,6 +172,7 @@ class ComputePool:
         self._dispatcher = Dispatcher(self._clock, self._kill)
         self._functions = Functions()
         self._dispatcher.expect(count * settings.worker.processes)
+        self._group = Group(settings, lambda: self._nodes, self._dispatcher, self._setup, self._clock)
         self._running = True
         with progress.stage("image", "image: looking it up"):
             hosts = provider.acquire(self.id, count, settings.accelerator)
@@ -196,6 +225,7 @@ class ComputePool:
             accelerators=gpus,
             total_accelerators=gpus * len(hosts),
             peers=tuple(Peer(node=number, private_ip=host.address) for number, host in enumerate(hosts)),
+            workers_per_node=settings.worker.ranks,
             job_id=self.id,
             accelerator=reading.accelerator_info(settings.accelerator),
         )
@@ -218,8 +248,8 @@ class ComputePool:
 
     def _start_node(self, index: int, host: Host, launch: Launch) -> None:
         worker = self._settings.worker
-        link = PoolLink(self._key, self._dispatcher, self._printer, self._set_up_again)
-        node = NodeLink(index, host.start(launch), worker.slots, worker.processes, link)
+        link = PoolLink(self._key, self._dispatcher, self._printer, self._group.arrived, self._group.lost)
+        node = NodeLink(index, host.start(launch), worker, link)
         self._nodes.append(node)  # from here on _close ends it
         for opened in node.open(self._settings.provision_timeout_s):
             opened.buffer = worker.buffer
@@ -227,14 +257,10 @@ class ComputePool:
 
     def _set_up_all(self) -> None:
         """Enter the plugins on all workers together, then let them take calls."""
-        self._setup.enter(self._opened)
+        self._setup.enter(self._opened, self._clock)
         for _, worker in self._opened:
             self._dispatcher.add(worker)
-
-    def _set_up_again(self, node: NodeLink, worker: WorkerLink) -> None:
-        """Prepare a worker that was started again after it had ended."""
-        worker.buffer = self._settings.worker.buffer
-        self._setup.enter([(node, worker)])
+        self._group.open()
 
     def _beat(self) -> None:
         for node in self._nodes:
@@ -247,7 +273,9 @@ class ComputePool:
     def _close(self, cause: BaseException | None) -> None:
         """End everything, whatever state it is in; Ctrl-C waits until that is done."""
         with uninterrupted:
-            grace_s = INTERRUPTED_GRACE_S if isinstance(cause, KeyboardInterrupt) else STOP_GRACE_S
+            hurried = isinstance(cause, KeyboardInterrupt) or self._leave is None
+            hurried |= self._running and self._group.close()
+            grace_s = INTERRUPTED_GRACE_S if hurried else STOP_GRACE_S
             try:
                 with self._progress.stage("stop", "stopping"), ExitStack() as last:
                     # in reverse: what stands first here is done last
@@ -288,24 +316,47 @@ class ComputePool:
         return result
 
     def broadcast(self, call: Call[R]) -> list[R]:
-        """Run a call once on every node; the index of the list is the node. The same as `call @ pool`.
+        """Run a call once on every rank; the index of the list is the rank. The same as `call @ pool`.
 
-        The first error of any node is raised, with a note that names the node; the others are stopped.
+        There is one rank per node, unless `Worker(per_node=...)` says otherwise. The first error of any rank is raised,
+        with a note that names node and rank; the others are stopped. Where the ranks form one group, the error also
+        says where the others were, and all are started afresh before the next call.
         """
         self._check_open()
         gone = next((node for node in self._nodes if node.gone is not None), None)
         if gone is not None and gone.gone is not None:
             raise PoolError(f"A call for every node cannot be run: node {gone.index} is gone ({gone.gone.text}).")
         first = self._task(call)
-        tasks = [first, *(first.copy(self._dispatcher.next_id()) for _ in self._nodes[1:])]
-        for node, task in zip(self._nodes, tasks, strict=True):
-            task.pin = node.index * self._settings.worker.processes
-        return self._run_all(tasks)
+        if len(self._ranks) > 1 and (self._group.collective or first.function.collective):
+            return self._run_together(first)
+        return self._run_all(self._parts(first))
+
+    def _parts(self, call: Task) -> list[Task]:
+        """A call as each of the ranks gets it."""
+        parts = [call.copy(self._dispatcher.next_id()) for _ in self._ranks]
+        gathering = Gathering(self._ranks, self._clock) if len(parts) > 1 else None
+        for rank, part in zip(self._ranks, parts, strict=True):
+            part.pin, part.gathering = rank, gathering
+        return parts
 
     def run_async(self, call: Call[R]) -> Future[R]:
         """Run a call in the background; the same as `call > pool`. Cancelling the future stops the call."""
-        task = self._task(call)
-        future: CallFuture[R] = CallFuture(lambda: self._dispatcher.cancel(task))
+        return self._in_background(self._task(call))
+
+    def series(self) -> Series:
+        """Calls in the background that have large arguments in common, each of which is sent to a node once."""
+        self._check_open()
+        return Series(self._functions, self._start_packed)
+
+    def _start_packed(self, packed: Packed) -> Future[Any]:
+        self._check_open()
+        ident, timeout = self._dispatcher.next_id(), self._settings.default_timeout_s
+        task = Task(ident, packed.function, packed.data, packed.buffers, timeout, 0)
+        task.shared = packed.values
+        return self._in_background(task)
+
+    def _in_background(self, task: Task) -> Future[Any]:
+        future: CallFuture[Any] = CallFuture(lambda: self._dispatcher.cancel(task))
         task.on_done(future.take)
         with uninterrupted:
             self._dispatcher.submit([task])
@@ -348,7 +399,7 @@ class ComputePool:
         """Run tasks to their end; on the first error, and on Ctrl-C, stop the rest."""
         latch = Latch(len(tasks))
         for task in tasks:
-            task.on_done(latch)
+            task.on_done(latch if task.gathering is None else task.gathering.then(latch))
         try:
             with uninterrupted:
                 self._dispatcher.submit(tasks)
@@ -361,6 +412,18 @@ class ComputePool:
             with uninterrupted:
                 self._cancel(tasks)
             raise
+
+    def _run_together(self, call: Task) -> list[Any]:
+        """Run a call on all ranks, which fail together; again if one of them is lost and its function allows that."""
+        for retries_left in range(call.retries, -1, -1):
+            tasks = self._parts(call)
+            error = Gang(tasks, self._ranks, self._dispatcher, self._group).run()
+            self._printer.drain()
+            if error is None:
+                return [task.value() for task in tasks]
+            if not (retries_left and isinstance(error, WorkerLostError)):
+                raise error
+        raise AssertionError("the last run returns or raises")
 
     def _cancel(self, tasks: Iterable[Task]) -> None:
         for task in tasks:
@@ -396,13 +459,23 @@ class ComputePool:
 
     @property
     def concurrency(self) -> int:
-        """Calls at once on each node."""
+        """Calls at once on each node; on each rank, where a node has several."""
         return self._settings.worker.concurrency
+
+    @property
+    def instance_count(self) -> int:
+        """How many nodes the pool was asked for."""
+        return self._settings.nodes.desired
+
+    @property
+    def workers_per_instance(self) -> int:
+        """Ranks on each node."""
+        return self._settings.worker.ranks
 
     @property
     def total_slots(self) -> int:
         """Calls at once in the whole pool."""
-        return self.concurrency * self._settings.nodes.desired
+        return self.concurrency * self.workers_per_instance * self.instance_count
 
     @property
     def stages(self) -> dict[str, float]:

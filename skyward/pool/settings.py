@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
+import os
 import platform as host
 import re
 import sys
@@ -14,21 +14,21 @@ from skyward.errors import ConfigError
 from skyward.model.accelerator import Accelerator
 from skyward.model.image import Image
 from skyward.model.instance import AcceleratorInfo
+from skyward.model.secrets import Secrets, check_variable, merged
 from skyward.model.spec import Cluster, ClusterSpec, Nodes, Worker
 
 if TYPE_CHECKING:
     from skyward.plugins import Plugin
-    from skyward.providers.base import Provider
+    from skyward.providers.base import Provider, Terms
 
 Display = Literal["auto", "quiet"]
 N = TypeVar("N", bound=float | None)
 _PLATFORMS = {"x86_64": "linux/amd64", "amd64": "linux/amd64", "arm64": "linux/arm64", "aarch64": "linux/arm64"}
 _GB = {"": 1.0, "GB": 1.0, "G": 1.0, "GIB": 1.073741824, "MB": 1e-3, "M": 1e-3, "MIB": 1.048576e-3, "TB": 1e3}
-# parameters that providers of rented machines bring; none of today's providers can honour them
-_OF_RENTED_MACHINES = frozenset(
-    {"allocation", "autoscale_cooldown", "autoscale_idle_timeout", "machine", "max_hourly_cost"}
-    | {"max_provision_attempts", "provision_retry_delay", "reconcile_tick_interval", "selection"}
-    | {"ssh_retry_interval", "ssh_timeout", "volume", "volumes"}
+# parameters of elastic pools; none of today's providers can honour them
+_OF_ELASTIC_POOLS = frozenset(
+    {"autoscale_cooldown", "autoscale_idle_timeout", "max_provision_attempts", "provision_retry_delay"}
+    | {"reconcile_tick_interval", "selection", "ssh_retry_interval", "ssh_timeout", "volume", "volumes"}
 )
 
 
@@ -46,17 +46,31 @@ class PoolSettings:
     memory_gb: float | None
     platform: str
     env: tuple[tuple[str, str], ...] = field(repr=False)  # may hold secrets
+    secrets: tuple[tuple[str, str], ...] = field(repr=False)
     lease_s: float
     provision_timeout_s: float
     default_timeout_s: float | None
     display: Display
+
+    def __post_init__(self) -> None:
+        shared = self.worker.processes > self.worker.ranks
+        if shared and self.nodes.desired > 1 and (names := [p.name for p in self.plugins if p.collective]):
+            raise ConfigError(
+                f"The plugin {names[0]!r} makes one group of the pool's ranks, but Worker(executor='process') gives a "
+                "node several processes that share one rank. Use Worker(per_node=...), which gives each its own, or "
+                "threads."
+            )
 
     @property
     def cluster(self) -> Cluster:
         """The plan that plugins see."""
         python = self.image.python if self.image.python != "auto" else local_minor()
         spec = ClusterSpec(
-            nodes=self.nodes.desired, accelerator=self.accelerator, platform=self.platform, python=python
+            nodes=self.nodes.desired,
+            accelerator=self.accelerator,
+            platform=self.platform,
+            python=python,
+            workers_per_node=self.worker.ranks,
         )
         return Cluster(spec=spec)
 
@@ -75,6 +89,21 @@ def provider_of(value: Provider | None) -> Provider:
     if not hasattr(value, "acquire"):
         raise ConfigError(f"provider= takes a provider such as sky.Docker() or sky.Local(); found {value!r}.")
     return value
+
+
+def on_terms(provider: Provider, terms: Terms) -> Provider:
+    """The provider for a pool on these terms.
+
+    Raises:
+        ConfigError: they ask for something about rented machines, and the provider rents none.
+    """
+    if (on := getattr(provider, "on", None)) is not None:
+        rented: Provider = on(terms)
+        return rented
+    for name in ("machine", "allocation", "max_hourly_cost"):
+        if getattr(terms, name) is not None:
+            raise ConfigError(f"{name}= is for providers of rented machines; sky.{type(provider).__name__} rents none.")
+    return provider
 
 
 def image_of(value: Image | None) -> Image:
@@ -103,11 +132,11 @@ def accelerator_info(accelerator: Accelerator | None) -> AcceleratorInfo | None:
     )
 
 
-def worker_of(worker: Worker | None, concurrency: int | None) -> Worker:
-    """The worker shape meant by two parameters of which one may be given."""
+def worker_of(worker: Worker | None, concurrency: int | None, accelerator: Accelerator | None) -> Worker:
+    """The worker shape meant by two parameters of which one may be given, on nodes with this accelerator."""
     if worker is not None and concurrency is not None:
         raise ConfigError("Give either worker=Worker(concurrency=...) or concurrency=, not both.")
-    return worker or Worker(concurrency=1 if concurrency is None else concurrency)
+    return (worker or Worker(concurrency=1 if concurrency is None else concurrency)).on(accelerator)
 
 
 def plugins_of(value: object) -> tuple[Plugin, ...]:
@@ -164,20 +193,36 @@ def _is_positive(value: object) -> bool:
 def env_of(env: Mapping[Any, Any] | None) -> tuple[tuple[str, str], ...]:
     """The run-time environment as sorted pairs; values must be text."""
     for name, value in (env or {}).items():
-        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            raise ConfigError(f"env: {name!r} is not a name of an environment variable.")
+        check_variable(name, "env")
         if not isinstance(value, str) or "\0" in value:
             raise ConfigError(f"env: the value of {name} must be text without NUL; found {type(value).__name__}.")
-        if name == "COMPUTE_POOL" or name.startswith("SKYWARD_"):
-            raise ConfigError(f"env: {name} is set by the pool itself; choose another name.")
     return tuple(sorted((env or {}).items()))
+
+
+def secrets_of(given: object, plugins: Sequence[Plugin], env: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
+    """The values of the secrets that the caller and the plugins name, as pairs.
+
+    Raises:
+        ConfigError: a variable is not set, has two values, or is in `env` as well, where it would not be secret.
+    """
+    sources = [("secrets", Secrets.of(() if given is None else given))]
+    sources += [(f"Plugin {plugin.name!r}: secrets", plugin.secrets) for plugin in plugins]
+    values = merged(sources, os.environ)
+    if shown := sorted(values.keys() & (env or {}).keys()):
+        raise ConfigError(
+            f"{', '.join(shown)} is among the pool's secrets and in env=, which is visible to whoever may use the "
+            "engine; take it out of env=."
+        )
+    return tuple(values.items())
 
 
 def refuse_unknown(others: Mapping[str, Any], known: Sequence[str]) -> None:
     """Raise for parameters this pool does not have; none is ignored."""
     for name in others:
-        if name in _OF_RENTED_MACHINES:
-            raise ConfigError(f"{name}= is for providers of rented machines; this pool's provider rents none.")
-        close = difflib.get_close_matches(name, known, n=1)
+        if name in _OF_ELASTIC_POOLS:
+            raise ConfigError(f"{name}= is not supported: no provider of today can honour it.")
+        from difflib import get_close_matches  # 5 ms that a command line without mistakes saves
+
+        close = get_close_matches(name, known, n=1)
         hint = f"; did you mean {close[0]}=?" if close else "."
         raise ConfigError(f"ComputePool has no parameter {name!r}{hint}")

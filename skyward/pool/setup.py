@@ -1,23 +1,34 @@
-"""Plugins on their way into the workers: sent to all at once, waited for together, the late ones named."""
+"""Secrets and plugins on their way into the workers: sent to all at once, waited for together, the late ones named."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from queue import Empty, SimpleQueue
 
-from skyward.errors import PluginError
+from skyward.errors import PluginError, WireError
+from skyward.pool import whereabouts
+from skyward.pool.clock import Clock
 from skyward.pool.code import bundle_paths, local_modules
+from skyward.pool.culprit import PATIENCE_S, Blame, is_noticed
+from skyward.pool.gathering import Gathering
 from skyward.pool.node import SETUP, NodeLink
+from skyward.pool.ranks import ranks_of
 from skyward.pool.settings import PoolSettings
 from skyward.pool.worker import WorkerLink
 from skyward.wire import payload
-from skyward.wire.frames import Frame
-from skyward.wire.messages import Kind
+from skyward.wire.frames import Buffer, Frame
+from skyward.wire.messages import Kind, encode
+
+_DUMP_S = 1.5  # how long the agents of late ranks may take to find out where those are
+_LATER_S = 2.0  # a gather ends so much after the set-up it is part of, whose error says more
+_Ended = tuple[int, Future[None]]  # rank, outcome
 
 
 class WorkerSetup:
-    """What a pool's workers get before their first call: included files, plugins. Made before any node exists.
+    """What a pool's workers get before their first call: included files, secrets, plugins. Made before any node exists.
 
     Raises:
         ConfigError: an included file is missing, or they are too large.
@@ -27,16 +38,21 @@ class WorkerSetup:
     def __init__(self, settings: PoolSettings) -> None:
         self._names = ", ".join(plugin.name for plugin in settings.plugins)
         self._limit_s = settings.provision_timeout_s
+        self._ranks = ranks_of(settings.nodes.desired, settings.worker)
         self._code: Frame | None = None
-        self._plugins: Frame | None = None
+        self._setup: Frame | None = None
         files = bundle_paths(settings.image.includes, settings.image.excludes).files
+        plugins: tuple[Buffer, ...] = ()
         if settings.plugins:
             from skyward.plugins import node_setup
 
             several = settings.worker.processes > 1
             setup = node_setup(settings.plugins, settings.cluster, several_processes=several)
-            self._plugins = Frame(Kind.SETUP, SETUP, *payload.dumps(setup))
+            data, buffers = payload.dumps(setup)
+            plugins = (data, *buffers)
             files = (*local_modules(setup).files, *files)  # hooks may stand in modules of the user's own
+        if plugins or settings.secrets:
+            self._setup = Frame(Kind.SETUP, SETUP, encode(dict(settings.secrets)), plugins)
         if files:
             self._code = Frame(Kind.CODE, 0, *payload.dumps(files))
 
@@ -44,27 +60,88 @@ class WorkerSetup:
         """Send no included files: the nodes' image has them."""
         self._code = None
 
-    def enter(self, workers: Sequence[tuple[NodeLink, WorkerLink]]) -> None:
+    def enter(self, workers: Sequence[tuple[NodeLink, WorkerLink]], clock: Clock) -> None:
         """Give these workers the files, then let all enter the plugins together: collective ones wait for each other.
+
+        Hooks can `gather` if these are all ranks of the pool; in a worker that is set up alone that fails at once.
 
         Raises:
             PluginError: some were not done in time; the message names their ranks.
-            The error a hook raised on one of them.
+            The error of the first rank that failed: what its hook raised, or a WorkerLostError. One that only tells of
+                another rank's end gives way to that, if it is known soon.
         """
-        for _, worker in workers:
-            worker.connection.send(*(frame for frame in (self._code, self._plugins) if frame is not None))
-        if self._plugins is None:
-            return
         deadline = time.monotonic() + self._limit_s
+        gathering = None
+        if {worker.rank for _, worker in workers} == self._ranks.keys():
+            gathering = Gathering(self._ranks, clock, lambda: deadline + _LATER_S - time.monotonic())
+        ended: SimpleQueue[_Ended] = SimpleQueue()
         for node, worker in workers:
+            worker.gathering = gathering
+            node.setups[worker.rank].add_done_callback(_tell(worker.rank, ended, gathering))
+        for _, worker in workers:
             try:
-                node.setups[worker.rank].result(max(0.0, deadline - time.monotonic()))
-            except FutureTimeout:
-                raise PluginError(self._late([w.rank for n, w in workers if not n.setups[w.rank].done()])) from None
+                worker.connection.send(*(frame for frame in (self._code, self._setup) if frame is not None))
+            except WireError:
+                pass  # it is gone; its reader learns why and says so in its place
+        if self._setup is not None:
+            self._wait({worker.rank: (node, worker) for node, worker in workers}, ended, gathering, deadline)
 
-    def _late(self, ranks: list[int]) -> str:
-        return (
-            f"The plugins ({self._names}) were not set up on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} "
-            f"within {self._limit_s:g} s; the other ranks were waiting for them. Look at those nodes' output above, or "
-            "give provision_timeout= more time."
-        )
+    def _wait(
+        self,
+        left: dict[int, tuple[NodeLink, WorkerLink]],
+        ended: SimpleQueue[_Ended],
+        gathering: Gathering | None,
+        deadline: float,
+    ) -> None:
+        noticed: list[BaseException] = []  # errors that follow from another one, which may still be on its way
+        while left:
+            try:
+                rank, outcome = ended.get(timeout=max(0.0, deadline - time.monotonic()))
+            except Empty:
+                if noticed:
+                    break
+                raise PluginError(self._late(left, gathering)) from None
+            del left[rank]
+            if (error := outcome.exception()) is not None:
+                if not is_noticed(error):
+                    raise error
+                noticed.append(error)
+                deadline = min(deadline, time.monotonic() + PATIENCE_S[Blame.NOTICED])
+        if noticed:
+            raise noticed[0]
+
+    def _late(self, left: dict[int, tuple[NodeLink, WorkerLink]], gathering: Gathering | None) -> str:
+        gather, waiting = gathering.waiting() if gathering is not None else ("", [])
+        late = {rank: left[rank] for rank in sorted(left.keys() - set(waiting))}
+        names = {rank: self._ranks.get(rank, str(worker)) for rank, (_, worker) in late.items()}
+        text = f"The plugins ({self._names}) were not set up on {', '.join(names.values())} within {self._limit_s:g} s"
+        if waiting:
+            text += f"; {', '.join(self._ranks[rank] for rank in waiting)} waited there in gather({gather!r})"
+        text += ". Look at the late nodes' output above, or give provision_timeout= more time."
+        where = whereabouts.listed((names[rank], account) for rank, account in _accounts(late).items())
+        return f"{text}\n{where}" if where else text
+
+
+def _accounts(late: dict[int, tuple[NodeLink, WorkerLink]]) -> dict[int, str]:
+    """Where each of these ranks is, as far as their agents find out."""
+    deadline = time.monotonic() + _DUMP_S
+    accounts = {}
+    for rank, dump in {rank: node.dump(worker) for rank, (node, worker) in late.items()}.items():
+        try:
+            places = whereabouts.of_dump(dump.result(max(0.0, deadline - time.monotonic())))
+        except FutureTimeout:
+            continue  # its node does not answer either
+        if places:
+            accounts[rank] = f"was here:\n{whereabouts.shown(places)}"
+    return accounts
+
+
+def _tell(rank: int, ended: SimpleQueue[_Ended], gathering: Gathering | None) -> Callable[[Future[None]], None]:
+    """What to do when a rank is set up or has failed: first tell the pool, then those that wait for this rank."""
+
+    def tell(outcome: Future[None]) -> None:
+        ended.put((rank, outcome))
+        if gathering is not None:
+            gathering.ended(rank, outcome.exception())
+
+    return tell

@@ -26,7 +26,10 @@ class StreamSource:
 
     def put(self, item: Frame | BaseException) -> None:
         """Hand over an item, the end, or what broke the stream; called by the reader thread."""
-        self.arrived.put(item)
+        if self.task.gang is None or not self.task.gang.holds(self.task, item):
+            self.arrived.put(item)
+        if self.task.gathering is not None and (isinstance(item, BaseException) or item.kind != Kind.ITEM):
+            self.task.gathering.ended(self.task.rank, item)
 
     def open(self) -> RemoteStream[object]:
         """The consumer's end; there is one."""

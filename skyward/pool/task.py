@@ -6,13 +6,16 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from skyward.errors import SkywardError
 from skyward.pool.code import CodeBundle
 from skyward.wire import payload
 from skyward.wire.frames import Buffer, Frame
-from skyward.wire.messages import CALL_HEAD, RESULT_HEAD, WANT_STARTED, Kind
+from skyward.wire.messages import CALL_HEAD, EVERYWHERE, RESULT_HEAD, WANT_STARTED, Kind
+
+if TYPE_CHECKING:
+    from skyward.pool.shared import Value
 
 R = TypeVar("R")
 
@@ -25,6 +28,8 @@ class Function:
     name: str
     data: bytes = field(repr=False)
     bundle: CodeBundle | None = field(repr=False)
+    env: Mapping[str, str] = field(default_factory=dict)  # set in the worker before it loads the function
+    collective: bool = False  # its ranks form one group when it is called on every node
 
 
 class Task:
@@ -37,11 +42,14 @@ class Task:
         stopping: why it is being stopped, None while nobody wants that.
         done: whether its outcome is known; set before anybody is told.
         stream: where the items of a generator arrive, the outcome of a call that returned one.
+        gathering: the ranks that its `gather`s wait for, None for a call that runs alone.
+        gang: the call on all ranks it is part of, where these fail together; None for all others.
+        shared: values that its arguments refer to and its worker must have been sent.
     """
 
     __slots__ = (
-        "_waiter", "buffers", "data", "done", "error", "frame", "function", "id", "pin", "place", "rank", "retries",
-        "sent_at", "stopping", "stream", "timeout",
+        "_waiter", "buffers", "data", "done", "error", "frame", "function", "gang", "gathering", "id", "pin", "place",
+        "rank", "retries", "sent_at", "shared", "stopping", "stream", "timeout",
     )  # fmt: skip
 
     def __init__(
@@ -64,6 +72,9 @@ class Task:
         self.frame: Frame | None = None
         self.error: BaseException | None = None
         self.stream: Any = None
+        self.gathering: Any = None
+        self.gang: Any = None
+        self.shared: tuple[Value, ...] = ()
         self._waiter: list[Callable[[Task], None]] = [_nobody]
 
     def copy(self, ident: int) -> Task:
@@ -76,7 +87,7 @@ class Task:
 
     def call_frame(self) -> Frame:
         """The message that makes a worker run this call."""
-        flags = WANT_STARTED if self.timeout is not None else 0
+        flags = (WANT_STARTED if self.timeout is not None else 0) | (EVERYWHERE if self.pin is not None else 0)
         return Frame(Kind.CALL, self.id, CALL_HEAD.pack(self.function.number, flags) + self.data, self.buffers)
 
     def resolve(self, frame: Frame | None = None, error: BaseException | None = None, stream: Any = None) -> None:
@@ -87,7 +98,7 @@ class Task:
             return
         self.frame, self.error, self.stream = frame, error, stream
         self.done = True
-        self.data, self.buffers = b"", ()
+        self.data, self.buffers, self.shared = b"", (), ()
         waiter(self)
 
     @property

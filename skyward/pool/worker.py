@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
+from typing import Any
 
+from skyward.pool.shared import Shelf
 from skyward.pool.task import Function, Task
 from skyward.wire import payload
 from skyward.wire.frames import Connection, Frame
-from skyward.wire.messages import Kind
+from skyward.wire.messages import Kind, encode
 
 MAX_PREFETCH = 64  # calls a worker holds beyond the running ones, when they are short
 _TAIL_LINES = 20
@@ -23,7 +25,12 @@ class WorkerLink:
         outstanding: calls sent and not yet answered, oldest first; the first `slots` of them run.
         run_s: how long its calls take, a moving average; None before the first result.
         rtt_s: time of a round trip to its node.
-        ordered_to_end: whether the pool itself has it killed, because one of its calls did not heed its end.
+        ordered_to_end: whether the pool itself has it killed, because one of its calls did not heed its end, or
+            because all ranks are started afresh.
+        hung_up: whether its connection has ended; why, and with it `alive`, may be known a little later.
+        is_one_of_several_ranks: whether its node has more of them, so that the node alone does not say which it is.
+        gathering: the ranks that it is set up with; None while it is set up alone.
+        shelf: the shared values that its node holds.
     """
 
     def __init__(self, node: int, index: int, rank: int, generation: int, slots: int, connection: Connection) -> None:
@@ -31,10 +38,13 @@ class WorkerLink:
         self.connection = connection
         self.outstanding: dict[int, Task] = {}
         self.alive = True
-        self.ordered_to_end = False
+        self.ordered_to_end = self.hung_up = False
         self.run_s: float | None = None
         self.rtt_s = 0.0002
         self.buffer = 0
+        self.is_one_of_several_ranks = False
+        self.gathering: Any = None
+        self.shelf = Shelf()
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._outbox: deque[Frame] = deque()  # appended to and emptied by different threads
         self._flushing = threading.Lock()
@@ -42,6 +52,8 @@ class WorkerLink:
         self._bundles: set[str] = set()
 
     def __str__(self) -> str:
+        if self.is_one_of_several_ranks:
+            return f"node {self.node}, rank {self.rank}"
         return f"node {self.node}" + (f", worker {self.index}" if self.index else "")
 
     @property
@@ -64,6 +76,8 @@ class WorkerLink:
         function = task.function
         if function.number not in self._functions:
             self._post_function(function)
+        if task.shared:
+            self._outbox.extend(self.shelf.messages(self, task.shared))
         self._outbox.append(task.call_frame())
 
     def post_frame(self, frame: Frame) -> None:
@@ -76,7 +90,9 @@ class WorkerLink:
             data, buffers = payload.dumps(bundle.files)
             self._outbox.append(Frame(Kind.CODE, 0, data, buffers))
             self._bundles.add(bundle.digest)
-        self._outbox.append(Frame(Kind.FUNCTION, function.number, function.data))
+        wishes = {"env": dict(function.env), "collective": function.collective}
+        beside = (encode(wishes),) if function.env or function.collective else ()
+        self._outbox.append(Frame(Kind.FUNCTION, function.number, function.data, beside))
         self._functions.add(function.number)
 
     def flush(self) -> None:

@@ -13,6 +13,7 @@ from skyward.runner.config import (
     SETTINGS_VAR,
     RunnerSettings,
     WorkerStart,
+    rank_environment,
     read_place,
     take_key,
 )
@@ -29,7 +30,10 @@ def main() -> int:
         print(f"skyward: {error}", file=sys.stderr)  # noqa: T201 - for whoever started this node
         return 2
     children = [
-        Child(WorkerStart(index=i, generation=0, slots=settings.slots, run_dir=str(run_dir), key=key.hex()))
+        Child(
+            WorkerStart(index=i, generation=0, slots=settings.slots, run_dir=str(run_dir), key=key.hex()),
+            rank_environment(place, i, os.environ),
+        )
         for i in range(settings.processes)
     ]
     from skyward.runner.agent import Agent  # only now: its imports take as long as a worker's first steps

@@ -17,6 +17,7 @@ from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 from skyward.errors import WireError
+from skyward.runner import stacks
 from skyward.runner.children import Child, Ended
 from skyward.runner.clients import Client
 from skyward.runner.door import Door
@@ -30,6 +31,7 @@ ANNOUNCEMENT = "skyward-ready "
 EXIT_FAILED, EXIT_CONFIG, EXIT_LEASE = 1, 2, 3  # exit statuses besides 0
 _TERM_GRACE_S = 5.0  # `docker stop` kills after ten seconds
 _KILLED_S = 1.0  # how long a killed process may take to vanish
+_DUMP_S = 1.0  # how long a worker may take to write where it is
 _MAX_FAILED_STARTS = 3  # in a row
 
 
@@ -128,7 +130,7 @@ class Agent:
             clients = tuple(self._clients)
         for client in clients:
             client.say_goodbye()
-        for path in self._run_dir.glob("*.sock"):
+        for path in (*self._run_dir.glob("*.sock"), *self._run_dir.glob("*.stack")):
             path.unlink(missing_ok=True)
 
     # Workers
@@ -191,10 +193,11 @@ class Agent:
         """The next life of a worker; None when the node is ending."""
         if child.address and child.address.startswith("unix:"):
             (self._run_dir / child.address.removeprefix("unix:")).unlink(missing_ok=True)
+        stacks.dump_file(child.start).unlink(missing_ok=True)
         with self._lock:
             if self._stopping:
                 return None
-            fresh = Child(replace(child.start, generation=child.start.generation + 1))
+            fresh = Child(replace(child.start, generation=child.start.generation + 1), child.env)
             self._children[child.start.index] = fresh
             return fresh
 
@@ -244,17 +247,31 @@ class Agent:
                 client.connection.send(Frame(Kind.PONG, frame.id))
             case Kind.KILL:
                 self._kill(decode(frame.head))
+            case Kind.DUMP:
+                self._thread(self._dump, decode(frame.head)).start()
             case Kind.SHUTDOWN:
                 self._inbox.put(End(0, grace_s=float(decode(frame.head)["grace_s"])))
             case _:
                 raise ValueError(f"kind {frame.kind}")
 
     def _kill(self, order: dict[str, int]) -> None:
-        """End a worker; an order that names a generation must not hit the one that has replaced it."""
+        """End a worker."""
+        if child := self._meant(order):
+            child.kill()
+
+    def _dump(self, order: dict[str, int]) -> None:
+        """Let a worker that does not answer write where it is, and pass that on (a thread of its own)."""
+        child = self._meant(order)
+        if child is not None and child.address:
+            text = stacks.read_dump(stacks.dump_file(child.start), child.signal, _DUMP_S)
+            with self._lock:
+                self._tell_all(Frame(Kind.DUMPED, 0, encode({**order, "text": text})))
+
+    def _meant(self, order: dict[str, int]) -> Child | None:
+        """The worker of an order; one that names a generation must not hit the one that has replaced it."""
         with self._lock:
             child = {c.start.index: c for c in self._children}[order["worker"]]
-        if order.get("generation", child.start.generation) == child.start.generation:
-            child.kill()
+        return child if order.get("generation", child.start.generation) == child.start.generation else None
 
     def _tell_all(self, frame: Frame) -> None:
         for client in self._clients:

@@ -5,18 +5,21 @@ Knows nothing of threads or sockets: it is given frames and a way to send them.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import types
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from skyward.errors import PluginError
 from skyward.model.instance import InstanceInfo
 from skyward.runner.slots import Interrupted, Slot
+from skyward.runtime import environment
 from skyward.runtime.output import task_output
 from skyward.wire import payload
 from skyward.wire.frames import Frame
-from skyward.wire.messages import CALL_HEAD, RESULT_HEAD, WANT_STARTED, Kind
+from skyward.wire.messages import CALL_HEAD, EVERYWHERE, RESULT_HEAD, WANT_STARTED, Kind, decode
 
 STREAM_WINDOW = 16  # items of a generator that may be on their way before the client has taken one
 Send = Callable[[Frame], None]
@@ -25,6 +28,8 @@ Send = Callable[[Frame], None]
 class Session(Protocol):
     """What a pool's plugins set up in a worker; made by the callable that a SETUP message carries."""
 
+    collective: bool
+
     def decorate(self, fn: Callable[..., Any]) -> Callable[..., Any]: ...
     def close(self) -> None: ...
 
@@ -32,16 +37,21 @@ class Session(Protocol):
 class Calls:
     """The functions, plugin session and open streams of one client connection."""
 
-    def __init__(self, place: InstanceInfo) -> None:
-        self._place = place
+    def __init__(self, place: InstanceInfo, *, replaceable: bool = True) -> None:
+        self._place, self._replaceable = place, replaceable
         self._functions: dict[int, bytes | Callable[..., Any]] = {}
+        self._wishes: dict[int, dict[str, Any]] = {}  # what functions ask of the process, of those that do
         self._loading = threading.Lock()
         self._credits: dict[int, threading.Semaphore] = {}
         self._session: Session | None = None
+        self._used = False  # whether a function has been loaded
+        self._grouped = False  # whether this process is, or may be, part of a group of ranks
 
     def keep_function(self, frame: Frame) -> None:
         """Remember a pickled function; it is loaded where it is first called."""
         self._functions[frame.id] = bytes(frame.head)
+        if frame.buffers:
+            self._wishes[frame.id] = decode(frame.buffers[0])
 
     def credit(self, call: int, items: int) -> None:
         """Let a stream send further items."""
@@ -49,11 +59,14 @@ class Calls:
             semaphore.release(items)
 
     def setup(self, frame: Frame) -> Frame:
-        """Enter the pool's plugins in this process; the answer is READY or ERROR."""
+        """Set the pool's secrets and enter its plugins in this process; the answer is READY or ERROR."""
+        os.environ.update(decode(frame.head))  # first: loading plugins may import modules of the user's
         try:
-            make = payload.loads(frame.head, frame.buffers)
             self.close()
-            self._session = make(self._place)
+            if frame.buffers:
+                data, *buffers = frame.buffers
+                self._session = session = payload.loads(data, buffers)(self._place)
+                self._grouped |= session.collective and self._place.total_workers > 1
         except Exception as error:  # any failure of a user's plugin is reported, none ends the worker
             return Frame(Kind.ERROR, frame.id, RESULT_HEAD.pack(0.0) + payload.dump_exception(error))
         return Frame(Kind.READY, frame.id)
@@ -67,13 +80,17 @@ class Calls:
     def run(self, frame: Frame, slot: Slot, send: Send) -> Frame:
         """Run a call to its end; returns the frame that ends it. Only an interrupt leaves this function as an error."""
         number, flags = CALL_HEAD.unpack_from(frame.head)
+        if number in self._wishes and (refusal := self._prepare(frame.id, self._wishes[number])):
+            return refusal
         if flags & WANT_STARTED:
             with slot.shield():
                 send(Frame(Kind.STARTED, frame.id))
         start = time.perf_counter()
+        environment.begin_call(everywhere=bool(flags & EVERYWHERE))
         try:
             with task_output(frame.id):
                 fn = self._function(number)
+                environment.prepare(fn)
                 packed = memoryview(frame.head)[CALL_HEAD.size :]
                 args, kwargs = payload.loads(packed, frame.buffers, what="An argument")
                 if isinstance(frame.buffers, list):
@@ -91,11 +108,31 @@ class Calls:
             BaseException
         ) as error:  # user code may leave by the wrong door (SystemExit and the like); the worker stays
             return failure(frame.id, error, start)
+        finally:
+            environment.end_call()
+
+    def _prepare(self, call: int, wishes: dict[str, Any]) -> Frame | None:
+        """Set the variables that a function asks for; the answer to its call where that comes too late here."""
+        self._grouped |= wishes["collective"] and self._place.total_workers > 1
+        why = environment.conflict(wishes["env"])
+        if why is None:
+            environment.apply(wishes["env"])
+            return None
+        if self._replaceable and self._used and not self._grouped:
+            return Frame(Kind.STALE, call)
+        asked = ", ".join(f"{name}={value}" for name, value in wishes["env"].items())
+        remedy = (
+            "A process that other calls run in, or whose rank is part of a group, is not replaced: use a pool for each."
+            if self._used
+            else "Nothing but the pool's plugins has run in it: they must not import what reads the variable."
+        )
+        return failure(call, PluginError(f"The function asks for {asked}, but {why}. {remedy}"), time.perf_counter())
 
     def _function(self, number: int) -> Callable[..., Any]:
         known = self._functions[number]
         if not isinstance(known, bytes):
             return known
+        self._used = True
         with self._loading:
             known = self._functions[number]
             if isinstance(known, bytes):

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import NamedTuple
 
@@ -39,11 +39,13 @@ class Child:
 
     Attributes:
         start: what it was told to be.
+        env: what its environment has besides its agent's.
         address: where it listens, None before it does.
     """
 
-    def __init__(self, start: WorkerStart) -> None:
+    def __init__(self, start: WorkerStart, env: Mapping[str, str] | None = None) -> None:
         self.start = start
+        self.env = dict(env or {})
         self.address: str | None = None
         self._lock = threading.Lock()
         self._ended = self._asked = False
@@ -53,6 +55,7 @@ class Child:
             fd = theirs.fileno()
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "skyward.runner.worker", str(fd)],
+                env={**os.environ, **self.env},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -72,6 +75,12 @@ class Child:
             if not self._ended:
                 self._asked = True
                 self._kill_group()
+
+    def signal(self, number: int) -> None:
+        """Send the process a signal; nothing happens if it has ended."""
+        with self._lock:
+            if not self._ended:
+                self._process.send_signal(number)
 
     def wait(self) -> Ended:
         """Block until it has ended; what it started and left behind is killed."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from skyward.errors import ConfigError
@@ -14,6 +15,7 @@ from skyward.wire.messages import KEY_BYTES
 SETTINGS_VAR = "SKYWARD_RUNNER"
 RUN_DIR_VAR = "SKYWARD_RUN_DIR"
 KEY_FILE = "key"
+GPUS_VAR = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +73,24 @@ def read_place() -> InstanceInfo:
     if not text:
         raise ConfigError(f"{ENV_VAR} is not set: a runner is started by a pool, which tells it its place there.")
     return InstanceInfo.from_json(text)
+
+
+def rank_environment(place: InstanceInfo, worker: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """What sets a worker process of a node with several ranks apart: its place, and its part of the node's GPUs.
+
+    Nothing on nodes with one rank, whose processes all have the node's place. GPUs are dealt out in neighbouring
+    blocks; where there are fewer than ranks, several ranks share one. A `CUDA_VISIBLE_DEVICES` in the node's
+    environment says which there are.
+    """
+    if place.workers_per_node == 1:
+        return {}
+    variables = {ENV_VAR: replace(place, worker=worker).to_json()}
+    given = environment.get(GPUS_VAR)
+    gpus = list(map(str, range(place.accelerators))) if given is None else list(map(str.strip, given.split(",")))
+    if place.accelerators and any(gpus):
+        first, after = (len(gpus) * rank // place.workers_per_node for rank in (worker, worker + 1))
+        variables[GPUS_VAR] = ",".join(gpus[first : max(after, first + 1)])
+    return variables
 
 
 def take_key(run_dir: Path) -> bytes:

@@ -57,7 +57,7 @@ class Inbox:
         while frame is _LOOK:
             while self._work.empty() and self._connection is not None and self._reading.acquire(blocking=False):
                 try:
-                    self._read(self._connection)
+                    self._read_for_myself()
                 finally:
                     self._reading.release()
             frame = self._work.get()
@@ -99,13 +99,20 @@ class Inbox:
                 self._parked = False
                 self._wake.set()
 
+    def _read_for_myself(self) -> None:
+        connection = self._connection
+        if connection is not None and self._work.empty():  # the other thread may have read until a moment ago
+            self._read(connection)
+
     def _read_for_main(self) -> None:
         with self._reading:
             while (connection := self._connection) is not None:
                 self._handed_over = False
                 self._read(connection)
                 if self._handed_over:
-                    return
+                    break
+        if not self._busy_since:
+            self._work.put(_LOOK)  # the main thread may have come while the socket was still held, and wait for a call
 
 
 _LOOK = Frame(0, 0)  # tells the main thread that there is a connection to read

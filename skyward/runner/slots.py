@@ -26,21 +26,22 @@ class Slot:
 
     Attributes:
         running: id of the call that runs, `IDLE` without. Set by the slot's own thread alone.
+        thread: identifier of that thread.
     """
 
     def __init__(self) -> None:
         self.running = IDLE
-        self._thread = 0
+        self.thread = 0
         self._target = IDLE
         self._shielded = 0
 
     def attach(self) -> None:
         """Make the calling thread this slot's thread."""
-        self._thread = threading.get_ident()
+        self.thread = threading.get_ident()
 
     def is_current(self) -> bool:
         """Whether the caller runs in this slot's thread."""
-        return self._thread == threading.get_ident()
+        return self.thread == threading.get_ident()
 
     def interrupt(self, call: int) -> bool:
         """Raise `Interrupted` in this call if it runs here; returns whether it did run here."""
@@ -81,7 +82,7 @@ class MainSlot(Slot):
 
     def _signal(self) -> None:
         """Repeated until it is heeded: a signal that comes just before a system call begins wakes nobody."""
-        signal.pthread_kill(self._thread, signal.SIGINT)
+        signal.pthread_kill(self.thread, signal.SIGINT)
         again = threading.Timer(_REPEAT_S, self._insist)
         again.daemon = True
         again.start()
@@ -99,4 +100,4 @@ class ThreadSlot(Slot):
 
     def _signal(self) -> None:
         if not self._shielded:
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(Interrupted))
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread), ctypes.py_object(Interrupted))

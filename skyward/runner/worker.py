@@ -19,16 +19,18 @@ from typing import TextIO
 
 from skyward.errors import SkywardError, WireError
 from skyward.model.instance import InstanceInfo
+from skyward.runner import shared, stacks
 from skyward.runner.calls import Calls, failure
 from skyward.runner.config import WorkerStart, read_place
+from skyward.runner.exchange import SETUP, Exchange
 from skyward.runner.inbox import Inbox
 from skyward.runner.slots import IDLE, Interrupted, MainSlot, Slot, ThreadSlot
-from skyward.runtime import output
+from skyward.runtime import group, lasting, output
 from skyward.wire import payload
 from skyward.wire.frames import Connection, Frame
 from skyward.wire.handshake import accept, worker_endpoint
 from skyward.wire.listen import listen, tune
-from skyward.wire.messages import NO_CALL, STDERR, STDOUT, Kind, decode
+from skyward.wire.messages import NO_CALL, STDERR, STDOUT, Kind, decode, encode
 
 CODE_DIR = ".skyward-code"  # below the working directory: local modules that the client sends
 
@@ -43,17 +45,22 @@ class Worker:
         self._slots = list[Slot]((self._main,)) if start.slots == 1 else [ThreadSlot() for _ in range(start.slots)]
         self._work: Inbox | SimpleQueue[Frame | None] = self._inbox if start.slots == 1 else SimpleQueue()
         self._queued: set[int] = set()
-        self._calls = Calls(place)
+        self._calls = self._no_calls()
         self._connection: Connection | None = None
-        self._leaving = False
+        self._setting_up = self._leaving = False
+        self._exchange = Exchange(self._ask, self._current)
+        group.install(self._exchange.gather)
 
     def run(self) -> None:
-        """Run what arrives until told to leave, then leave the plugins (the main thread)."""
+        """Run what arrives until told to leave, then leave what calls and plugins have entered (the main thread)."""
         for slot in self._slots:
             if isinstance(slot, ThreadSlot):
                 threading.Thread(target=self._run_slot, args=(slot, self._work), daemon=True).start()
         self._run_slot(self._main, self._inbox)
-        self._calls.close()
+        try:
+            lasting.leave()
+        finally:
+            self._calls.close()
 
     def leave(self) -> None:
         """Interrupt what runs and let `run` return."""
@@ -61,6 +68,7 @@ class Worker:
         for slot in self._slots:
             slot.interrupt(slot.running)
             self._work.put(None)
+        self._exchange.abandon("the worker is ending.")
         self._inbox.put(None)
 
     def serve(self, listener: socket.socket) -> None:
@@ -74,8 +82,10 @@ class Worker:
             except WireError as error:
                 _say(f"refused a connection: {error}")
                 continue
-            self._connection, self._calls = connection, Calls(self._place)
+            self._connection, self._calls = connection, self._no_calls()
             self._inbox.serve(connection)
+            self._exchange.abandon("the client is gone.")
+            shared.values.clear()
             if self._leaving:
                 return  # what the hooks print on their way out still goes over this connection
             self._connection = None
@@ -99,10 +109,18 @@ class Worker:
                 self._stop(frame)
             case Kind.CREDIT:
                 self._calls.credit(frame.id, decode(frame.head)["items"])
+            case Kind.GATHERED:
+                self._exchange.take(frame)
+            case Kind.STACK:
+                self._say_where(frame.id)
             case Kind.FUNCTION:
                 self._calls.keep_function(frame)
             case Kind.CODE:
                 _write_code(payload.loads(frame.head, frame.buffers))
+            case Kind.SHARED:
+                shared.values.keep(frame.head, frame.buffers)
+            case Kind.FORGET:
+                shared.values.forget(bytes(frame.head))
             case Kind.SETUP:
                 self._inbox.put(frame)  # plugins are set up in the main thread
             case _:
@@ -117,11 +135,17 @@ class Worker:
         else:
             self._send(Frame(Kind.DROPPED, frame.id))
 
+    def _say_where(self, call: int) -> None:
+        """Tell where a call is, or what is being set up; said by another thread than its own."""
+        busy = (slot for slot in self._slots if slot.running == call and (call != SETUP or self._setting_up))
+        slot = next(busy, None)
+        self._send(Frame(Kind.STACKS, call, encode(stacks.describe(slot.thread) if slot else {})))
+
     def _run_slot(self, slot: Slot, work: Inbox | SimpleQueue[Frame | None]) -> None:
         slot.attach()
         while (frame := work.get()) is not None:
             if frame.kind == Kind.SETUP:
-                self._send(self._calls.setup(frame))
+                self._send(self._set_up(frame))
                 continue
             answer = None
             started = time.perf_counter()
@@ -135,7 +159,20 @@ class Worker:
                 answer = answer or failure(frame.id, interrupt, started)
             if answer is not None:
                 self._send(answer)
+                if answer.kind == Kind.STALE:
+                    return  # to leave the plugins and end; the agent starts a fresh process
             frame = answer = None  # payloads must not live until the next call
+
+    def _set_up(self, frame: Frame) -> Frame:
+        self._exchange.begin_setup()
+        self._setting_up = True
+        try:
+            return self._calls.setup(frame)
+        finally:
+            self._setting_up = False
+
+    def _no_calls(self) -> Calls:
+        return Calls(self._place, replaceable=self._start.slots == 1)
 
     def _start_call(self, frame: Frame, slot: Slot) -> Frame | None:
         try:
@@ -154,10 +191,28 @@ class Worker:
             except WireError:
                 pass  # nobody is there to hear it; the serving thread notices the same
 
+    def _ask(self, frame: Frame) -> bool:
+        """Send what the calling thread then waits to have answered; False if nobody will."""
+        self._inbox.stand_in()
+        self._send_whole(frame)
+        return self._connection is not None and not self._leaving
+
+    def _current(self) -> tuple[int | None, list[int]]:
+        """The call that the calling thread belongs to, None if nobody can tell; and all that run."""
+        running = [slot.running for slot in self._slots if slot.running != IDLE]
+        own = next((s.running for s in self._slots if s.running != IDLE and s.is_current()), None)
+        if own is not None:
+            return own, running
+        running += [SETUP] * self._setting_up
+        return (running[0] if len(running) == 1 else None), running
+
     def write(self, task: int | None, stream: str, text: str) -> None:
         """Send what user code printed; called by the replaced `sys.stdout` and `sys.stderr`."""
         head = bytes((STDERR if stream == "stderr" else STDOUT,)) + text.encode("utf-8", "replace")
-        frame = Frame(Kind.OUTPUT, task or NO_CALL, head)
+        self._send_whole(Frame(Kind.OUTPUT, task or NO_CALL, head))
+
+    def _send_whole(self, frame: Frame) -> None:
+        """Send from user code, which an interrupt may strike at any time: before the frame or after it."""
         for slot in self._slots:
             if slot.running != IDLE and slot.is_current():
                 with slot.shield():
@@ -203,11 +258,13 @@ def main() -> None:
         lines = control.makefile("r", encoding="utf-8")
         start = WorkerStart(**json.loads(lines.readline()))
         listener, address = listen(Path(start.run_dir), f"w{start.index}.{start.generation}.sock")
+        stacks.prepare_dump(stacks.dump_file(start))
         control.sendall(json.dumps({"listening": address}).encode() + b"\n")
         worker = Worker(start, read_place())
     except SkywardError as error:
         _say(str(error))
         sys.exit(2)
+    shared.values.directory = Path.cwd() / shared.DIRECTORY
     output.install(worker)
     threading.Thread(target=worker.serve, args=(listener,), daemon=True).start()
     threading.Thread(target=_obey, args=(lines, worker), daemon=True).start()

@@ -163,7 +163,9 @@ def _allocate(size: int) -> memoryview:
     """Writable memory; large blocks in huge pages, since page faults cost more than the copy (2.5 times)."""
     if size < _HUGE:
         return memoryview(bytearray(size))
-    block = mmap.mmap(-1, size)
+    # private, because for shared memory, which is Python's default, many systems have huge pages switched off
+    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+    block = mmap.mmap(-1, size, **private)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         try:
             block.madvise(mmap.MADV_HUGEPAGE)

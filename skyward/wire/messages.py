@@ -11,7 +11,7 @@ import struct
 from enum import IntEnum
 from typing import Any
 
-PROTOCOL = 1
+PROTOCOL = 2
 KEY_BYTES = 32  # of the key that a pool and its nodes share
 
 
@@ -22,12 +22,16 @@ class Kind(IntEnum):
 
     # client -> worker
     CODE = 10  # pickled tuple of (path, bytes): files that functions import
-    SETUP = 11  # pickled plugins and node bootstrap; answered by READY or ERROR
-    FUNCTION = 12  # id = number of the function on this connection; pickled function
+    SETUP = 11  # JSON of secret variables; pickled plugins, if any, in the buffers; answered by READY or ERROR
+    FUNCTION = 12  # id = number of the function on this connection; pickled function; JSON of wishes as buffer, if any
     CALL = 13  # CALL_HEAD, then pickled (args, kwargs)
     CANCEL = 14  # interrupt the call; answered by its RESULT, ERROR or DROPPED
     RECALL = 15  # give the call back if it has not started; answered by DROPPED or not at all
     CREDIT = 16  # JSON number of further items of a stream that may be sent
+    GATHERED = 17  # answers a GATHER: JSON {"round", "parts"}, the buffers of all ranks; or {"round", "error"}
+    STACK = 18  # ask where the call with this id is; answered by STACKS
+    SHARED = 19  # how it is kept (see `runner.shared`), digest, the pickled value unless a neighbour has it
+    FORGET = 20  # the digest of a shared value that no call sent before needs any more
 
     # worker -> client
     READY = 30  # id of the SETUP
@@ -39,23 +43,28 @@ class Kind(IntEnum):
     END = 36  # RESULT_HEAD; the generator is exhausted
     DROPPED = 37  # the call was given back unstarted
     OUTPUT = 38  # stream byte (1 or 2), then UTF-8 text; id = call, NO_CALL when unknown
+    GATHER = 39  # JSON {"name", "round", "timeout_s"}, pickled value in the buffers; id = call, or that of the SETUP
+    STALE = 40  # the call needs a fresh process, so this one ends; it and what was sent after it have not run
+    STACKS = 41  # id of the STACK; JSON of `runner.stacks.describe`, empty when the call does not run
 
     # client -> agent
     PING = 50  # answered by PONG with the same id
     KILL = 51  # JSON {"worker", "generation"}: end this worker at once; it is started again
     SHUTDOWN = 52  # JSON {"grace_s": s}: leave hooks, end workers, exit
+    DUMP = 53  # JSON {"worker", "generation"}: let a worker that does not answer write where it is
 
     # agent -> client
     PONG = 70
     WORKER_EXIT = 71  # JSON {"worker", "generation", "code", "signal", "oom", "log"}
     WORKER_UP = 72  # JSON {"worker", "generation", "address"}: a fresh worker listens
     WORKER_OUTPUT = 73  # id = worker; stream byte (1 or 2), then UTF-8 text written below Python
+    DUMPED = 74  # JSON {"worker", "generation", "text"}: what it wrote, as faulthandler has it
 
 
 NO_CALL = 0
 CALL_HEAD = struct.Struct("<IB")  # number of the function, flags
 RESULT_HEAD = struct.Struct("<d")  # seconds the call ran
-WANT_STARTED = 1  # flag of a CALL: send STARTED
+WANT_STARTED, EVERYWHERE = 1, 2  # flags of a CALL: send STARTED; all ranks have been sent this call
 
 STDOUT, STDERR = 1, 2
 

@@ -20,7 +20,7 @@ import cloudpickle
 
 from skyward.errors import SerializationError
 from skyward.model.instance import ENV_VAR
-from skyward.wire import exceptions, segments
+from skyward.wire import exceptions, segments, tensors
 
 OUT_OF_BAND = 64 * 1024  # bytes; smaller buffers cost more as a separate part of a message than as a copy
 _GC_PAUSE = 64 * 1024  # bytes; loading 5 MB of small dicts takes 87 ms, 36 of them without the cyclic collector
@@ -31,7 +31,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """cloudpickle's, with three things of our own: decorated functions, views of buffers, exceptions."""
+    """cloudpickle's, with four things of our own: decorated functions, views of buffers, exceptions, tensors."""
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
@@ -43,14 +43,18 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
                 return _view, (pickle.PickleBuffer(obj), obj.format, obj.shape)
         elif issubclass(kind, BaseException) and (reduced := exceptions.reduce(obj)):
             return reduced
+        elif tensors.is_storage(kind):
+            return tensors.reduce(obj)
         return super().reducer_override(obj)
 
 
-def dumps(obj: object, *, what: str = "A value") -> tuple[bytes, list[memoryview]]:
+def dumps(
+    obj: object, *, what: str = "A value", pickler: Callable[..., Pickler] = Pickler
+) -> tuple[bytes, list[memoryview]]:
     """Pickle `obj`. Large buffers and byte strings are returned beside the pickle, as views of the original memory:
     what changes them before they are sent changes what is sent.
 
-    An error calls the object `what`, which starts a sentence.
+    An error calls the object `what`, which starts a sentence. `pickler` makes a pickler that replaces some objects.
 
     Raises:
         SerializationError: something in it cannot be pickled.
@@ -68,7 +72,7 @@ def dumps(obj: object, *, what: str = "A value") -> tuple[bytes, list[memoryview
         return False
 
     try:
-        Pickler(file, 5, in_band).dump(obj)
+        pickler(file, 5, in_band).dump(obj)
     except Exception as error:  # reducers are other people's code and may raise anything
         raise SerializationError(f"{what} cannot be pickled: {_text(error)}.") from error
     return file.head(), file.large + buffers

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import socket
-import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +20,15 @@ from skyward.errors import (
     EngineMissingError,
     ImageNotFoundError,
     NodeStartError,
-    PoolClosedError,
-    PoolError,
     RemoteError,
     RemoteTraceback,
     SerializationError,
     VersionError,
-    WorkerLostError,
 )
 from skyward.providers.ports import claim_port
-from tests.e2e.conftest import IMAGE, provider_of
+from tests.e2e.conftest import provider_of
+from tests.e2e.functions import where
 
-SEEN_S = 2.0  # how soon the end of a worker, an agent or a container must be known
 Containers = Callable[[str], list[Any]]
 Make = Callable[..., sky.ComputePool]
 
@@ -76,33 +70,6 @@ def fails(error: BaseException) -> None:
 @sky.compute
 def gives(value: Any) -> Any:
     return value
-
-
-@sky.compute
-def place() -> tuple[int, int]:
-    info = sky.instance_info()
-    assert info is not None
-    return info.node, os.getpid()
-
-
-@sky.compute
-def sleep(seconds: float) -> int:
-    """Says so first; ends with the node's number."""
-    info = sky.instance_info()
-    assert info is not None
-    print(f"sleeping on {info.node}", flush=True)
-    time.sleep(seconds)
-    return info.node
-
-
-@sky.compute
-def die(how: str) -> None:
-    print("its last words", flush=True)
-    time.sleep(0.05)
-    if how == "exit":
-        os._exit(7)
-    os.kill(os.getpid(), signal.Signals[how])
-    time.sleep(10)
 
 
 # exceptions ----------------------------------------------------------------------------------------------------
@@ -167,11 +134,11 @@ def test_leaving_a_function_ends_neither_worker_nor_client(
 ) -> None:
     """`sys.exit()` and what else is no `Exception` is reported as an error; the process goes on."""
     target = pool if kind == "one slot" else threads_pool
-    before = set(place() @ target)
+    before = set(where() @ target)
     with pytest.raises(RemoteError, match="ends a process and is therefore not passed on") as caught:
         fails(LEAVINGS[leaving]) >> target
     assert caught.value.type_name.rpartition(".")[2] == leaving
-    assert set(place() @ target) == before
+    assert set(where() @ target) == before
 
 
 def test_a_broadcast_raises_the_first_error_and_stops_the_rest(pool: sky.ComputePool) -> None:
@@ -189,7 +156,7 @@ def test_a_broadcast_raises_the_first_error_and_stops_the_rest(pool: sky.Compute
     with pytest.raises(OrderError) as caught:
         one_fails() @ pool
     assert caught.value.__notes__ == ["raised by one_fails() on node 1"]
-    assert [node for node, _ in place() @ pool] == [0, 1]
+    assert [node for node, _ in where() @ pool] == [0, 1]
     assert time.monotonic() - started < 5
 
 
@@ -304,290 +271,6 @@ def test_a_module_that_nodes_do_not_have_imported_above(pool: sky.ComputePool, m
     assert user.uses.local() == 1
     with pytest.raises(SerializationError, match=r"no module 'only_here_above': add .* Image\(pip=\[...\]\)"):
         user.uses() >> pool
-
-
-# ends of workers, agents, containers ---------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def victim(provider_name: str) -> Iterator[sky.ComputePool]:
-    """Two nodes whose workers are killed again and again."""
-    with sky.ComputePool(provider_of(provider_name), nodes=2, image=IMAGE) as pool:
-        yield pool
-
-
-def wait_for(future: Future[Any]) -> tuple[BaseException | None, float]:
-    """What a background call ends with, and how long that took from now."""
-    started = time.monotonic()
-    error = future.exception(20)
-    return error, time.monotonic() - started
-
-
-def worker_pids(pool: sky.ComputePool, node: int, containers: Containers) -> dict[str, int]:
-    """Process ids, as this machine sees them, of a node's agent and worker."""
-    mine = [c for c in containers(pool.id) if c.labels["skyward.node"] == str(node)]
-    if not mine:
-        _, worker = (place() @ pool)[node]
-        agent = int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1])
-        return {"agent": agent, "worker": worker}
-    top = mine[0].top(ps_args="-eo pid,args")
-    found = {"agent": -1, "worker": -1}
-    for pid, command in top["Processes"]:
-        if "skyward.runner.worker" in command:
-            found["worker"] = int(pid)
-        elif command.startswith("/opt/venv/bin/python"):
-            found["agent"] = int(pid)
-    return found
-
-
-def busy(pool: sky.ComputePool, capfd: pytest.CaptureFixture[str]) -> list[Future[int]]:
-    """A long call running on each of two nodes."""
-    futures = [sleep(60) > pool for _ in range(2)]
-    seen = ""
-    deadline = time.monotonic() + 10
-    while not ("sleeping on 0" in seen and "sleeping on 1" in seen):
-        assert time.monotonic() < deadline, seen
-        seen += capfd.readouterr().out
-        time.sleep(0.01)
-    return futures
-
-
-@pytest.mark.parametrize(
-    ("how", "number", "code"), [("SIGKILL", 9, None), ("SIGSEGV", 11, None), ("SIGTERM", 15, None), ("exit", None, 7)]
-)
-def test_a_worker_that_dies_in_a_call(victim: sky.ComputePool, how: str, number: int | None, code: int | None) -> None:
-    """Is seen at once, as what it was, with its last output; the node has a fresh worker soon."""
-    started = time.monotonic()
-    with pytest.raises(WorkerLostError) as caught:
-        die(how) >> victim
-    assert time.monotonic() - started < SEEN_S
-    error = caught.value
-    assert (error.signal, error.exit_code, error.oom) == (number, code, False)
-    assert error.node in (0, 1)
-    assert error.rank == error.node
-    assert f"node {error.node} (rank {error.rank})" in str(error)
-    assert (how if number else "exit status 7") in str(error)
-    assert "die()" in str(error)
-    assert "its last words" in error.log
-    assert [node for node, _ in place() @ victim] == [0, 1]
-    assert victim.current_nodes() == 2
-
-
-def test_a_worker_killed_from_outside(
-    victim: sky.ComputePool, containers: Containers, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """`kill -9` by anybody: its call is lost within two seconds, the other node's is not."""
-    futures = busy(victim, capfd)
-    pids = worker_pids_of_busy(victim, containers)
-    os.kill(pids[0]["worker"], signal.SIGKILL)
-    lost = next_done(futures)
-    error, took = wait_for(lost)
-    assert took < SEEN_S
-    assert isinstance(error, WorkerLostError)
-    assert (error.node, error.signal) == (0, 9)
-    (other,) = [future for future in futures if future is not lost]
-    assert not other.done()
-    other.cancel()
-    assert [node for node, _ in place() @ victim] == [0, 1]
-
-
-def worker_pids_of_busy(pool: sky.ComputePool, containers: Containers) -> list[dict[str, int]]:
-    """As `worker_pids` of both nodes, without calling them."""
-    if containers(pool.id):
-        return [worker_pids(pool, node, containers) for node in (0, 1)]
-    found = sorted((about for about in sky.Local().find() if about["pool"] == pool.id), key=lambda about: about["node"])
-    pids = []
-    for about in found:
-        agent = about["pid"]
-        children = "".join(tasks.read_text() for tasks in Path(f"/proc/{agent}/task").glob("*/children"))
-        pids.append({"agent": agent, "worker": int(children)})
-    return pids
-
-
-def next_done(futures: list[Future[Any]], within_s: float = 10) -> Future[Any]:
-    """The first of these that ends."""
-    done = threading.Event()
-    for future in futures:
-        future.add_done_callback(lambda _: done.set())
-    assert done.wait(within_s)
-    return next(future for future in futures if future.done())
-
-
-def test_calls_that_had_not_started_run_elsewhere(new_pool: Make, capfd: pytest.CaptureFixture[str]) -> None:
-    """Of three calls on a worker that dies, the running one is lost; the others run, once each."""
-    with new_pool(nodes=2, worker=sky.Worker(buffer=2), display="auto") as pool:
-        [(_, first), (_, second)] = place() @ pool
-        futures = [die_when_told(first) > pool, die_when_told(first) > pool]
-        later = [place() > pool for _ in range(4)]  # two wait on each worker
-        outcomes = [future.exception(20) for future in futures]
-        assert sorted(type(outcome).__name__ for outcome in outcomes) == ["NoneType", "WorkerLostError"]
-        ran = [future.result(20) for future in later]
-        assert len(ran) == 4
-        assert (0, first) not in ran
-        assert {pid for node, pid in ran if node == 1} <= {second}
-
-
-@sky.compute
-def die_when_told(pid: int) -> None:
-    """Ends its worker if that is the process meant; otherwise outlives the other's end."""
-    time.sleep(0.3)
-    info = sky.instance_info()
-    assert info is not None
-    if info.node == 0 and os.getpid() == pid:
-        os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(0.5)
-
-
-def test_retries_run_a_lost_call_again(victim: sky.ComputePool) -> None:
-    """As often as asked, on whichever worker; without them nothing runs twice."""
-    marks = [f"skyward-test-{uuid.uuid4().hex}" for _ in range(2)]
-
-    def fragile(mark: str) -> int:
-        trace = Path(tempfile.gettempdir()) / mark
-        times = len(trace.read_text()) if trace.exists() else 0
-        trace.write_text("x" * (times + 1))
-        if times == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return times
-
-    try:
-        assert sky.compute(retries=2)(fragile)(marks[0]) >> victim == 1
-        with pytest.raises(WorkerLostError):
-            sky.compute(fragile)(marks[1]) >> victim
-    finally:
-        for mark in marks:  # of nodes that are processes of this machine
-            (Path(tempfile.gettempdir()) / mark).unlink(missing_ok=True)
-
-
-def test_a_user_exception_is_never_retried(pool: sky.ComputePool) -> None:
-    """Retries are for lost workers."""
-    mark = f"skyward-test-{uuid.uuid4().hex}"
-
-    @sky.compute(retries=3)
-    def count(node: int) -> None:
-        info = sky.instance_info()
-        assert info is not None
-        if info.node == node:
-            with (Path(tempfile.gettempdir()) / mark).open("a") as file:
-                file.write("x")
-            raise ValueError
-
-    @sky.compute
-    def counted() -> str:
-        info = sky.instance_info()
-        assert info is not None
-        return (Path(tempfile.gettempdir()) / mark).read_text() if info.node == 0 else ""
-
-    with pytest.raises(ValueError):
-        count(0) @ pool
-    assert counted() @ pool == ["x", ""]
-    (Path(tempfile.gettempdir()) / mark).unlink(missing_ok=True)
-
-
-def test_a_stream_on_a_killed_worker_ends_with_the_error(victim: sky.ComputePool) -> None:
-    """A truncated stream never looks complete."""
-
-    @sky.compute
-    def numbers() -> Iterator[int]:
-        yield from range(5)
-        time.sleep(0.1)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    seen = []
-    with pytest.raises(WorkerLostError, match=r"numbers\(\)"):
-        for number in numbers() >> victim:
-            seen.append(number)  # noqa: PERF402 - what came before the error counts
-    assert seen == list(range(5))
-
-
-def test_a_dropped_stream_frees_its_node(victim: sky.ComputePool) -> None:
-    """A generator that nobody iterates any more is stopped, as a closed one is."""
-
-    @sky.compute
-    def endless() -> Iterator[int]:
-        while True:
-            yield 1
-
-    streams = endless() @ victim
-    assert [next(iter(stream)) for stream in streams] == [1, 1]
-    del streams
-    started = time.monotonic()
-    assert [node for node, _ in place() @ victim] == [0, 1]
-    assert time.monotonic() - started < 3
-
-    gathered = sky.gather(endless(), endless(), stream=True) >> victim
-    assert next(iter(next(gathered))) == 1
-    del gathered
-    assert [node for node, _ in place() @ victim] == [0, 1]
-    assert time.monotonic() - started < 6
-
-
-@pytest.mark.parametrize("what", ["agent", "container"])
-def test_a_node_that_is_gone(
-    new_pool: Make, containers: Containers, capfd: pytest.CaptureFixture[str], provider_name: str, what: str
-) -> None:
-    """Is seen in under two seconds; the pool works on without it and says so where it cannot."""
-    if what == "container" and provider_name == "local":
-        pytest.skip("processes have no container")
-    with new_pool(nodes=2) as pool:
-        futures = busy(pool, capfd)
-        waiting = [place() > pool for _ in range(3)]
-        if what == "agent":
-            os.kill(worker_pids_of_busy(pool, containers)[1]["agent"], signal.SIGKILL)
-        else:
-            next(c for c in containers(pool.id) if c.labels["skyward.node"] == "1").kill()
-        killed = time.monotonic()
-        lost = next_done(futures)
-        assert time.monotonic() - killed < SEEN_S
-        error = lost.exception(0)
-        assert isinstance(error, WorkerLostError)
-        assert (error.node, error.rank, error.signal) == (1, 1, 9)
-        assert "Node 1 was lost while" in str(error)
-        assert "SIGKILL" in str(error)
-        assert "sleeping on 1" in error.log
-
-        assert pool.current_nodes() == 1
-        with pytest.raises(PoolError, match="node 1 is gone"):
-            place() @ pool
-        (other,) = [future for future in futures if future is not lost]
-        other.cancel()
-        assert {future.result(20)[0] for future in waiting} == {0}
-    assert containers(pool.id) == []
-
-
-def test_a_pool_whose_last_node_is_gone(new_pool: Make, containers: Containers) -> None:
-    """Running and waiting calls fail with the loss, later ones at once; the pool closes as ever."""
-    with new_pool() as pool:
-        (pids,) = [worker_pids(pool, 0, containers)]
-        futures = [sleep(60) > pool, sleep(60) > pool]
-        os.kill(pids["agent"], signal.SIGKILL)
-        for future in futures:
-            error, took = wait_for(future)
-            assert took < SEEN_S
-            assert isinstance(error, WorkerLostError)
-        with pytest.raises(PoolClosedError, match="All nodes of this pool are gone"):
-            place() >> pool
-    assert containers(pool.id) == []
-
-
-def test_out_of_memory_is_told(provider_name: str, engine: Any) -> None:
-    """A call that takes more than its node may have ends with an error that says so; the node goes on."""
-    if provider_name == "local":
-        pytest.skip("processes have no memory limit")
-    if not engine.info().get("MemoryLimit"):
-        pytest.skip("this engine cannot limit memory")
-
-    @sky.compute
-    def hoard() -> int:
-        return len([bytearray(b"x" * 2**24) for _ in range(64)])
-
-    with sky.ComputePool(provider_of(provider_name), image=IMAGE, memory_gb=0.3) as pool:
-        with pytest.raises(WorkerLostError) as caught:
-            hoard() >> pool
-        assert caught.value.oom
-        assert caught.value.signal == 9
-        assert "memory" in str(caught.value)
-        assert (place() >> pool)[0] == 0
 
 
 # pools that cannot start ---------------------------------------------------------------------------------------
@@ -737,8 +420,10 @@ def test_versions_that_do_not_fit(new_pool: Make, containers: Containers, provid
 
     settings: dict[str, Any]
     if provider_name == "docker":
-        change = "rm -r __pycache__ && sed -i 's/cloudpickle.__version__/\"0.9\"/' handshake.py"
-        settings = {"image": sky.Image(run=[f"cd /opt/skyward/skyward/wire && {change}"])}
+        other = "import cloudpickle; cloudpickle.__version__ = '0.9'"  # a line that Python runs when it starts
+        settings = {
+            "image": sky.Image(run=[f'echo "{other}" > "$(echo /opt/venv/lib/python3*/site-packages)/other.pth"'])
+        }
     else:
         (tmp_path / "sitecustomize.py").write_text("import cloudpickle\ncloudpickle.__version__ = '0.9'\n")
         settings = {"env": {"PYTHONPATH": str(tmp_path)}}

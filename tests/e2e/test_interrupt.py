@@ -189,7 +189,9 @@ NodeLink.open = slow
 """
 
 
-HANGING = "cd /opt/skyward/skyward && rm -r runner && echo \"__import__('time').sleep(99)\" > runner.py"
+# a line that Python runs when it starts, which in a node never ends
+_LATE = "import os, time; 'COMPUTE_POOL' in os.environ and time.sleep(99)"
+HANGING = f'echo "{_LATE}" > "$(echo /opt/venv/lib/python3*/site-packages)/late.pth"'
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.03, 0.1])

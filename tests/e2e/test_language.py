@@ -11,7 +11,7 @@ import pytest
 
 import skyward as sky
 from tests.e2e.conftest import IMAGE, provider_of
-from tests.e2e.functions import count, double, greet, pid, place, slow, where
+from tests.e2e.functions import count, double, greet, pid, place, slow, span, where
 
 
 def test_one_node(pool: sky.ComputePool) -> None:
@@ -30,24 +30,20 @@ def test_every_node(pool: sky.ComputePool) -> None:
 
 
 def test_background(pool: sky.ComputePool) -> None:
-    """`>` returns a future at once."""
-    started = time.perf_counter()
-    future = slow(5, 0.3) > pool
-    returned = time.perf_counter() - started
+    """`>` returns a future while the call still runs."""
+    future = slow(5, 1.0) > pool
 
     assert isinstance(future, Future)
-    assert returned < 0.2
+    assert not future.done()
     assert future.result(10) == 5
 
 
 def test_group(pool: sky.ComputePool) -> None:
     """`&` makes a group that runs at once; results are a tuple in the order of the calls."""
-    started = time.perf_counter()
-    result = (slow(1, 0.4) & slow(2, 0.4)) >> pool
-    took = time.perf_counter() - started
+    assert (slow(1, 0.1) & slow(2, 0.0)) >> pool == (1, 2)
+    spans = (span(1.0) & span(1.0)) >> pool
 
-    assert result == (1, 2)
-    assert took < 0.75
+    assert max(began for began, _ in spans) < min(ended for _, ended in spans)
 
 
 def test_gather(pool: sky.ComputePool) -> None:
@@ -150,13 +146,13 @@ def test_generator_waits_for_its_reader(pool: sky.ComputePool) -> None:
             yield time.monotonic()
 
     items = iter(stamped() >> pool)
-    first = next(items)
-    time.sleep(0.5)
+    next(items)
+    time.sleep(1)
+    resumed = time.monotonic()  # the clock that all processes of a machine share
     window = [next(items) for _ in range(40)]
     items.close()  # type: ignore[attr-defined] # a remote stream can be closed
 
-    assert window[5] - first < 0.4
-    assert window[-1] - first > 0.4
+    assert window[5] < resumed < window[-1]
 
 
 def test_generator_error_arrives(pool: sky.ComputePool) -> None:
@@ -187,6 +183,7 @@ def test_closed_generator_frees_the_node(pool: sky.ComputePool) -> None:
     for items in streams:
         assert next(iter(items)) == 0
         items.close()  # type: ignore[attr-defined] # a remote stream can be closed
+
     started = time.perf_counter()
     assert double(1) @ pool == [2, 2]
 
@@ -210,27 +207,25 @@ def test_interleaved_broadcasts_and_singles(pool: sky.ComputePool) -> None:
 
 def test_ten_thousand_calls(pool: sky.ComputePool) -> None:
     """A large gather returns every result in its place, in linear time."""
-    times = []
-    for n in (2_500, 10_000):
+    times: dict[int, list[float]] = {2_500: [], 10_000: []}
+    for n in [*times] * 3:
         calls = [double(x) for x in range(n)]
         started = time.perf_counter()
         results = sky.gather(*calls) >> pool
-        times.append(time.perf_counter() - started)
+        times[n].append(time.perf_counter() - started)
         assert results == tuple(2 * x for x in range(n))
 
-    assert times[1] < 4 * times[0] * 3  # linear would be 4; the rest is for a busy machine
+    assert min(times[10_000]) < 4 * min(times[2_500]) * 3  # linear would be 4; the rest is for a busy machine
 
 
 def test_idle_nodes_take_waiting_calls(pool: sky.ComputePool) -> None:
-    """Short calls queued behind a long one move to the idle node."""
+    """Short calls queued behind a long one move to the idle node: they all end while the long one runs."""
     sky.gather(*(double(n) for n in range(500))) >> pool  # the workers are known to be quick: calls are sent ahead
-    started = time.perf_counter()
-    results = sky.gather(*(slow(n, 1.5 if n == 0 else 0.0) for n in range(60)), stream=True, ordered=False) >> pool
-    arrived = [(n, time.perf_counter() - started) for n in results]
+    results = sky.gather(*(slow(n, 20.0 if n == 0 else 0.0) for n in range(60)), stream=True, ordered=False) >> pool
+    arrived = [next(results) for _ in range(59)]
+    results.close()  # type: ignore[attr-defined] # a generator in fact; the long call is cancelled
 
-    assert sorted(n for n, _ in arrived) == list(range(60))
-    assert max(at for n, at in arrived if n) < 1.2
-    assert arrived[-1][0] == 0
+    assert sorted(arrived) == list(range(1, 60))
 
 
 def test_cancel(pool: sky.ComputePool) -> None:
@@ -251,16 +246,15 @@ def test_timeout(pool: sky.ComputePool) -> None:
         slow(1, 30).with_timeout(0.4) >> pool
     assert time.perf_counter() - started < 3
 
-    patient = [slow(n, 0.4).with_timeout(1.0) for n in range(6)]
+    patient = [slow(n, 0.7).with_timeout(2.0) for n in range(6)]  # the last ones begin after 1.4 s, and end after 2.1
     assert sky.gather(*patient) >> pool == tuple(range(6))
 
 
 def test_concurrency(threads_pool: sky.ComputePool) -> None:
     """A node with four slots runs four calls at once."""
-    started = time.perf_counter()
-    assert sky.gather(*(slow(n, 0.5) for n in range(4))) >> threads_pool == (0, 1, 2, 3)
+    spans = sky.gather(*(span(1.0) for _ in range(4))) >> threads_pool
 
-    assert time.perf_counter() - started < 1.5
+    assert max(began for began, _ in spans) < min(ended for _, ended in spans)
 
 
 def test_processes(new_pool: Callable[..., sky.ComputePool]) -> None:

@@ -14,8 +14,8 @@ from skyward.pool.output import MAX_WAITING, Printer
 def test_every_line_says_where_it_comes_from(capsys: pytest.CaptureFixture[str]) -> None:
     """Standard output stays standard output, errors stay errors."""
     printer = Printer(quiet=False)
-    printer.put(0, "one\ntwo\n", error=False)
-    printer.put(1, "wrong\n", error=True)
+    printer.put("0", "one\ntwo\n", error=False)
+    printer.put("1", "wrong\n", error=True)
     printer.stop()
     assert tuple(capsys.readouterr()) == ("[0] one\n[0] two\n", "[1] wrong\n")
 
@@ -24,7 +24,7 @@ def test_draining_waits_until_all_of_it_is_out(capsys: pytest.CaptureFixture[str
     """So that the output of a call comes before its result."""
     printer = Printer(quiet=False)
     for n in range(300):
-        printer.put(0, f"{n}\n", error=False)
+        printer.put("0", f"{n}\n", error=False)
         printer.drain()
         assert f"[0] {n}\n" in capsys.readouterr().out
     printer.stop()
@@ -33,10 +33,10 @@ def test_draining_waits_until_all_of_it_is_out(capsys: pytest.CaptureFixture[str
 def test_lines_of_nodes_and_streams_are_never_mixed(capsys: pytest.CaptureFixture[str]) -> None:
     """Half a line waits for its other half, whatever others print meanwhile; the end prints what is left."""
     printer = Printer(quiet=False)
-    printer.put(0, "half a ", error=False)
-    printer.put(1, "whole\n", error=False)
-    printer.put(0, "error\n", error=True)
-    printer.put(0, "line\nrest", error=False)
+    printer.put("0", "half a ", error=False)
+    printer.put("1", "whole\n", error=False)
+    printer.put("0", "error\n", error=True)
+    printer.put("0", "line\nrest", error=False)
     printer.stop()
     assert tuple(capsys.readouterr()) == ("[1] whole\n[0] half a line\n[0] rest\n", "[0] error\n")
 
@@ -44,9 +44,9 @@ def test_lines_of_nodes_and_streams_are_never_mixed(capsys: pytest.CaptureFixtur
 def test_a_progress_bar_shows_its_states(capsys: pytest.CaptureFixture[str]) -> None:
     """Text that redraws its line would otherwise be seen at its end only."""
     printer = Printer(quiet=False)
-    printer.put(0, "\r10%", error=True)
-    printer.put(0, "\r20%\r30%", error=True)
-    printer.put(0, "\r100%\n", error=True)
+    printer.put("0", "\r10%", error=True)
+    printer.put("0", "\r20%\r30%", error=True)
+    printer.put("0", "\r100%\n", error=True)
     printer.stop()
     assert capsys.readouterr().err == "[0] 10%\n[0] 30%\n[0] 100%\n"
 
@@ -55,7 +55,7 @@ def test_quiet_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     """And starts no thread."""
     before = threading.active_count()
     printer = Printer(quiet=True)
-    printer.put(0, "anything\n", error=False)
+    printer.put("0", "anything\n", error=False)
     assert threading.active_count() == before
     printer.stop()
     assert tuple(capsys.readouterr()) == ("", "")
@@ -82,12 +82,12 @@ def test_a_stopped_terminal_holds_nobody_up_and_loses_the_oldest(
     terminal = _Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
     printer = Printer(quiet=False)
-    printer.put(0, "first\n", error=False)
+    printer.put("0", "first\n", error=False)
     assert terminal.blocked.wait(5)
     line = "x" * 1023 + "\n"
     count = 2 * MAX_WAITING // len(line)
     for n in range(count):
-        printer.put(0, f"{n} {line}", error=False)
+        printer.put("0", f"{n} {line}", error=False)
     terminal.resume.set()
     printer.stop()
     printed = terminal.getvalue().splitlines()
@@ -104,5 +104,5 @@ def test_a_closed_output_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     closed.close()
     monkeypatch.setattr(sys, "stdout", closed)
     printer = Printer(quiet=False)
-    printer.put(0, "line\n", error=False)
+    printer.put("0", "line\n", error=False)
     printer.stop()

@@ -6,22 +6,24 @@ import os
 import signal
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from skyward.errors import AuthenticationError
-from skyward.runner.config import KEY_FILE
+from skyward.model.instance import ENV_VAR, InstanceInfo
+from skyward.runner.config import GPUS_VAR, KEY_FILE
 from skyward.wire import handshake
 from skyward.wire.listen import dial
 from skyward.wire.messages import STDERR, STDOUT, Kind
-from tests.unit.runner.node import Client, Pid, RunningNode, Start
+from tests.unit.runner.node import PLACE, Client, Pid, RunningNode, Start
 
 SOON_S = 0.5  # the agent's own bound is 0.2 s; the rest is for a loaded machine
 HOLD_THE_GIL = "import ctypes; ctypes.PyDLL(None).sleep(20)"
 
 
-def _sockets(node: RunningNode) -> list[str]:
+def _files(node: RunningNode) -> list[str]:
     return sorted(path.name for path in node.run_dir.iterdir())
 
 
@@ -39,6 +41,24 @@ def test_it_announces_itself_once_all_workers_listen(start: Start) -> None:
     assert announcement.agent == "unix:agent.sock"
     assert announcement.workers == ("unix:w0.0.sock", "unix:w1.0.sock")
     assert not (node.run_dir / KEY_FILE).exists()
+
+
+def test_ranks_of_a_node_know_who_they_are(start: Start) -> None:
+    """Each has its own place and GPU in its environment, also the one that is started again."""
+    place = replace(PLACE, accelerators=2, workers_per_node=2)
+    node = start({ENV_VAR: place.to_json(), GPUS_VAR: "3,5"}, processes=2)
+    node.ready()
+    client = node.client()
+    tell = f"import os; os.write(1, (os.environ[{GPUS_VAR!r}] + ' ' + os.environ[{ENV_VAR!r}] + '\\n').encode())"
+    client.tell(Kind.KILL, worker=1)
+    client.document(Kind.WORKER_UP)
+    found = []
+    for worker, generation in ((0, 0), (1, 1)):
+        node.do(tell, worker=worker, generation=generation)
+        gpus, _, document = client.output(until="}")[-1][2].partition(" ")
+        found.append((gpus, InstanceInfo.from_json(document).global_worker_index))
+
+    assert found == [("3", 2), ("5", 3)]
 
 
 def test_it_answers_while_a_worker_holds_the_gil(node: RunningNode) -> None:
@@ -89,7 +109,7 @@ def test_an_ordered_kill_gives_a_fresh_worker(start: Start) -> None:
     assert grandchild.ends()
     node.do("import os; os.write(2, b'again\\n')", generation=1)
     assert client.output(until="again")[-1] == (0, STDERR, "again\n")
-    assert _sockets(node) == ["agent.sock", "w0.1.sock", "w1.0.sock"]
+    assert _files(node) == ["agent.sock", "w0.1.sock", "w0.1.stack", "w1.0.sock", "w1.0.stack"]
 
 
 def test_an_order_for_a_worker_that_was_replaced_is_void(node: RunningNode) -> None:
@@ -175,7 +195,7 @@ def test_without_a_client_the_lease_ends_everything(start: Start) -> None:
     status, errors = node.end()
     assert (status, errors) == (3, "skyward: Node 1 ends: no client for 1 s (its lease).\n")
     assert worker.ends(within_s=0.5)
-    assert _sockets(node) == []
+    assert _files(node) == []
 
 
 def test_a_client_keeps_the_node_only_by_speaking(start: Start) -> None:
@@ -202,7 +222,7 @@ def test_sigterm_ends_the_node_in_order(node: RunningNode) -> None:
     assert node.end() == (0, "")
     assert time.monotonic() - began < 2
     assert worker.ends(within_s=0.5)
-    assert _sockets(node) == []
+    assert _files(node) == []
 
 
 def test_a_shutdown_waits_for_its_grace_and_no_longer(node: RunningNode) -> None:
@@ -215,7 +235,7 @@ def test_a_shutdown_waits_for_its_grace_and_no_longer(node: RunningNode) -> None
     assert client.document(Kind.WORKER_EXIT)["signal"] == signal.SIGKILL
     assert node.end() == (0, "")
     assert 0.4 < time.monotonic() - began < 2
-    assert _sockets(node) == []
+    assert _files(node) == []
 
 
 def test_workers_do_not_outlive_a_killed_agent(node: RunningNode) -> None:
@@ -248,7 +268,7 @@ def test_a_worker_that_dies_before_the_node_is_ready_ends_it(start: Start, tmp_p
     status, errors = node.end()
     assert status == 1
     assert "Worker 0 of node 1 ended before the node was ready (exit status 7). Its last lines:\nno such dev" in errors
-    assert _sockets(node) == []
+    assert _files(node) == []
 
 
 def test_a_worker_that_cannot_start_again_ends_the_node(start: Start, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from queue import SimpleQueue
 
 import pytest
 
@@ -54,6 +55,35 @@ def _id(frame: Frame | None) -> int:
     return frame.id
 
 
+class LateQueue(SimpleQueue[Frame | None]):
+    """A queue into which a message is put just after it was found empty."""
+
+    late: Frame | None = None
+
+    def empty(self) -> bool:
+        was_empty = super().empty()
+        if self.late is not None:
+            late, self.late = self.late, None
+            self.put(late)
+        return was_empty
+
+
+def test_a_call_that_the_other_thread_has_just_read_is_not_waited_past(post: Post) -> None:
+    """Between finding no call and taking the socket over, a call may come: it is taken at once, not after the next."""
+    queue = LateQueue()
+    while not post.inbox._connection:
+        time.sleep(0.001)
+    post.inbox._work = queue
+    queue.late = Frame(CALL, 5)
+    got: list[Frame | None] = []
+    main = threading.Thread(target=lambda: got.append(post.inbox.get()), daemon=True)
+
+    main.start()
+    main.join(5)
+
+    assert [_id(frame) for frame in got] == [5]
+
+
 def test_the_main_thread_reads_for_itself(post: Post) -> None:
     """What comes with a call is handled by the thread that waits for calls."""
     post.client.send(Frame(NOTE, 7), Frame(CALL, 1))
@@ -92,6 +122,38 @@ def test_the_socket_is_handed_back(post: Post) -> None:
     post.client.send(Frame(CALL, 5))
     assert _id(post.inbox.get()) == 5
     assert post.notes == [(4, threading.current_thread().name)]
+
+
+def test_the_socket_is_read_on_after_a_slow_hand_over(post: Post) -> None:
+    """The other thread has handed a call over, but not the socket yet, when the main thread wants the next call."""
+    post.client.send(Frame(CALL, 1))
+    post.inbox.get()
+    time.sleep(10 * LONG_S)  # the other thread reads by now
+    got: list[int] = []
+
+    def linger(frame: Frame) -> None:
+        post.inbox.put(frame)
+        deadline = time.monotonic() + 5
+        while threading.current_thread().name == "stand-in" and not got and time.monotonic() < deadline:
+            time.sleep(0.001)
+        time.sleep(0.05)  # the main thread is back, and waits
+
+    def take_two() -> None:
+        got.append(_id(post.inbox.get()))
+        got.append(_id(post.inbox.get()))
+
+    post.inbox._handle = linger
+    main = threading.Thread(target=take_two, daemon=True)
+    main.start()
+    time.sleep(0.05)
+    post.client.send(Frame(CALL, 2))
+    while not got:
+        time.sleep(0.001)
+    time.sleep(0.2)  # the socket is nobody's now, unless it is taken back
+    post.client.send(Frame(CALL, 3))
+    main.join(5)
+
+    assert got == [2, 3]
 
 
 def test_a_stream_need_not_wait(post: Post) -> None:

@@ -1,0 +1,281 @@
+"""A call on all ranks of a group: the first failure ends it everywhere, and one error tells the caller why.
+
+A thread per such call looks after it. It learns of outcomes from the threads that read from workers, asks those that
+still run where they are, decides which failure is the cause, and has the ranks stopped and started afresh.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any
+
+from skyward.errors import SkywardError, TaskCancelledError, TaskTimeoutError
+from skyward.pool.culprit import Blame, Failure, patience_s
+from skyward.pool.dispatch import Dispatcher
+from skyward.pool.hang import PROBE_S, Stillness
+from skyward.pool.interrupt import uninterrupted
+from skyward.pool.regroup import Group
+from skyward.pool.task import Task
+from skyward.pool.verdict import Findings, of_disbanding, of_failures, of_hang
+from skyward.wire.frames import Frame
+from skyward.wire.messages import Kind, decode
+
+ANSWER_S = 0.7  # how long a rank may take to say where it is
+_LOOK_S = 0.05
+_DUMP_S = 1.5  # how long its agent may take to find that out
+_JUDGED_S = 10.0  # how long the others wait for a gang that is to be disbanded
+
+
+class Gang:
+    """One call on all ranks.
+
+    Args:
+        tasks: its parts, one for each rank, not yet submitted.
+        names: what messages call the ranks.
+        dispatcher, group: the pool's.
+    """
+
+    def __init__(self, tasks: Sequence[Task], names: Mapping[int, str], dispatcher: Dispatcher, group: Group) -> None:
+        self._tasks = {task.pin: task for task in tasks if task.pin is not None}
+        self._names, self._dispatcher, self._group = names, dispatcher, group
+        self._function = tasks[0].function.name
+        self._changed = threading.Condition()
+        self._answered: set[int] = set()  # ranks whose result or stream the caller can have
+        self._returned: dict[int, float] = {}  # when each rank has ended well
+        self._failures: list[Failure] = []
+        self._samples: dict[int, dict[str, Any]] = {}  # where ranks are, as far as they said
+        self._stillness = Stillness()
+        self._stuck: tuple[int, ...] = ()
+        self._disbanding = ""
+        self._begun = False  # whether a rank has begun it, so that the others may have met it
+        self._over = False
+        self._gate = threading.Event()
+        self.verdict: BaseException | None = None
+        for task in tasks:
+            task.gang = self
+            task.retries = 0  # of one rank alone
+            task.on_done(self.hear if task.gathering is None else task.gathering.then(self.hear))
+
+    def run(self) -> BaseException | None:
+        """Send the call, when its turn has come, and wait for its end; the error it failed with.
+
+        It ends when every rank has returned, or a stream has begun on it, or the call has failed; Ctrl-C stops it.
+
+        Raises:
+            PoolError: the pool has ended.
+        """
+        try:
+            while not self._send():
+                self._group.wait_turn()
+            self.wait()
+        except BaseException:
+            with uninterrupted:
+                self.stop()
+            raise
+        return self.verdict
+
+    def _send(self) -> bool:
+        with uninterrupted:
+            return self.start()
+
+    def start(self) -> bool:
+        """Send the call to all ranks, and look after it from now on; False if it is not its turn yet."""
+        if not self._group.enroll(self):
+            return False
+        try:
+            self._dispatcher.submit(self._tasks.values())
+        except SkywardError:
+            self._group.dismiss(self)
+            raise
+        threading.Thread(target=self._attend, name="skyward-gang", daemon=True).start()
+        return True
+
+    def wait(self) -> None:
+        """Block until every rank has returned, or a stream has begun on it, or the call has failed."""
+        self._gate.wait()
+
+    def stop(self) -> None:
+        """End the call on every rank where it is not over yet; the caller does not wait for its outcome any more."""
+        begun = any(map(self._dispatcher.has_begun, self._tasks.values()))
+        with self._changed:
+            left = self._tasks.keys() - self._returned.keys()
+            if self._over or not left:
+                return
+            self._begun |= begun
+        if self._begun:
+            self._group.hold()  # at once: the caller's next call is not for these processes any more
+        for rank in left:
+            task, reason = self._tasks[rank], TaskCancelledError(f"{self._function}() was cancelled.")
+            self._dispatcher.cancel(task, reason)
+            if task.stream is not None:
+                self._fail(rank, task, reason)
+
+    # what the ranks say; in threads that read from workers -----------------------------------------------------
+
+    def hear(self, task: Task) -> None:
+        """A part has an outcome: a result, a stream, an error."""
+        rank = task.pin if task.pin is not None else task.rank
+        if task.stream is not None:
+            with self._changed:
+                self._answer(rank)
+        elif task.failed:
+            self._fail(rank, task, task.error or task.frame)
+        else:
+            self._end_well(rank)
+
+    def holds(self, task: Task, item: Frame | BaseException) -> bool:
+        """Look at what a stream brings; errors are held back, since the cause of one may be another's."""
+        if isinstance(item, BaseException) or item.kind == Kind.ERROR:
+            self._fail(task.rank, task, item)
+            return True
+        if item.kind == Kind.END:
+            self._end_well(task.rank)
+        return False
+
+    def hear_where(self, task: Task, frame: Frame) -> None:
+        """A worker has said where the call is."""
+        sample = decode(frame.head)
+        with self._changed:
+            if sample or task.rank not in self._samples:  # it may have been asked twice, and have ended in between
+                self._samples[task.rank] = sample
+            self._stillness.note(task.rank, time.monotonic(), sample)
+            self._changed.notify_all()
+
+    def disband(self, reason: str) -> None:
+        """The ranks are to be started afresh: fail, unless no rank has begun it; returns when that is settled."""
+        if not self._begun and not any(map(self._dispatcher.has_begun, self._tasks.values())):
+            return
+        with self._changed:
+            self._disbanding = reason
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._over, _JUDGED_S)
+
+    def _answer(self, rank: int) -> None:
+        self._begun = True
+        self._answered.add(rank)
+        if len(self._answered) == len(self._tasks):
+            self._gate.set()
+
+    def _end_well(self, rank: int) -> None:
+        with self._changed:
+            self._returned[rank] = time.monotonic()
+            self._answer(rank)
+            self._changed.notify_all()
+
+    def _fail(self, rank: int, task: Task, outcome: Frame | BaseException | None) -> None:
+        assert outcome is not None
+        with self._changed:
+            if self.verdict is None:
+                failure = Failure.of(rank, time.monotonic(), task, outcome)
+                self._begun |= failure.blame != Blame.STOPPED or isinstance(outcome, TaskTimeoutError)
+                self._failures.append(failure)
+                self._changed.notify_all()
+            elif task.stream is not None:
+                task.stream.arrived.put(self.verdict)
+
+    # its own thread --------------------------------------------------------------------------------------------
+
+    def _attend(self) -> None:
+        error: BaseException | None = None
+        try:
+            if not self._ends_well():
+                error = self._judge()
+        except Exception as mistake:  # a mistake of ours must not leave the caller waiting
+            error = mistake
+        self._finish(error)
+
+    def _ends_well(self) -> bool:
+        """Wait for the end of all ranks, True, or for what ends the call before, False."""
+        while not self._stuck:
+            with self._changed:
+                left = self._tasks.keys() - self._returned.keys()
+                if self._failures or self._disbanding or not left:
+                    return not (self._failures or self._disbanding)
+                if self._changed.wait(PROBE_S if self._returned else None):
+                    continue
+            self._look(left)
+        return False
+
+    def _look(self, left: set[int]) -> None:
+        """Some ranks have returned: see whether the others wait for them."""
+        self._dispatcher.ask_where([self._tasks[rank] for rank in left])
+        with self._changed:
+            self._changed.wait_for(lambda: self._failures or left <= self._samples.keys(), ANSWER_S)
+            if self._stillness.stuck(left, time.monotonic()) and not self._failures:
+                self._stuck = tuple(sorted(left))
+            else:
+                self._samples.clear()
+
+    def _judge(self) -> BaseException:
+        """Find out why the call failed and where its ranks are; they are not stopped before that."""
+        began = time.monotonic()
+        if not self._stuck:
+            self._dispatcher.ask_where(self._running())
+        with self._changed:
+            self._await_culprit()
+            self._changed.wait_for(lambda: not self._silent(), max(0.0, began + ANSWER_S - time.monotonic()))
+            failures = list(self._failures)
+        found = Findings(
+            self._function, self._names, failures, tuple(self._returned), dict(self._samples), self._dumps()
+        )
+        if self._stuck:
+            return of_hang(found, self._stuck)
+        if failures:
+            return of_failures(found)
+        rank = min(self._tasks)
+        return of_disbanding(found, self._disbanding, rank, self._group.node_of(rank))
+
+    def _await_culprit(self) -> None:
+        """Wait for the failure that is to blame; a peer that noticed it may have been quicker to tell."""
+        while self._failures:
+            leaving = any(map(self._dispatcher.is_leaving, self._running()))
+            end = self._failures[0].at + patience_s(self._failures, leaving=leaving)
+            left_s = end - time.monotonic()
+            if left_s <= 0:
+                return
+            self._changed.wait(min(left_s, _LOOK_S) if leaving else left_s)
+
+    def _running(self) -> list[Task]:
+        """The parts that may still run, those that have been told to stop included."""
+        over = {failure.rank for failure in self._failures if failure.blame != Blame.STOPPED} | self._returned.keys()
+        return [task for rank, task in self._tasks.items() if rank not in over]
+
+    def _silent(self) -> list[Task]:
+        asked = [task for task in self._running() if task.rank not in self._samples]
+        return [task for task in asked if self._dispatcher.has_begun(task)]
+
+    def _dumps(self) -> dict[int, str]:
+        """Where those ranks are that do not answer, because their code holds the interpreter's lock."""
+        asked = {task.rank: self._group.dump(task.rank) for task in self._silent()}
+        deadline = time.monotonic() + _DUMP_S
+        found = {}
+        for rank, dump in asked.items():
+            try:
+                found[rank] = dump.result(max(0.0, deadline - time.monotonic())) if dump is not None else ""
+            except FutureTimeout:
+                found[rank] = ""
+        return found
+
+    def _finish(self, error: BaseException | None) -> None:
+        """Tell the caller; if the call failed, stop it everywhere and have the ranks started afresh."""
+        with self._changed:
+            self.verdict = error
+            broken = error is not None and (self._begun or bool(self._stuck or self._disbanding))
+        if broken:
+            self._group.hold()
+        if error is not None:
+            for task in self._tasks.values():
+                if not task.done or task.stream is not None:
+                    self._dispatcher.cancel(task, TaskCancelledError(f"{self._function}() failed on another rank."))
+                if task.stream is not None:
+                    task.stream.arrived.put(error)
+        if broken:
+            self._group.break_up(f"{self._function}() had failed on some of them")
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+        self._group.dismiss(self)  # only now, for the next one not to begin in processes that are to end
+        self._gate.set()

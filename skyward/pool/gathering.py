@@ -1,0 +1,183 @@
+"""The client's side of `gather`: collects a value from every rank of one set-up or one broadcast, answers them all.
+
+Values pass through as the pickles they came as. Whatever keeps a rank from coming (the deadline, its end, another
+order) fails the whole for every rank, those that come later included: ranks that are out of step stay so.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from skyward.errors import WireError
+from skyward.pool.clock import Clock
+from skyward.pool.task import Task
+from skyward.pool.worker import WorkerLink
+from skyward.wire.exceptions import Record
+from skyward.wire.frames import Buffer, Frame
+from skyward.wire.messages import RESULT_HEAD, Kind, decode, encode
+
+CALL_LIMIT_S = 60.0  # of a gather in a call, unless it names its own
+ALONE = (
+    "this worker was started again and is set up alone, where all ranks are needed. Declare the plugin collective "
+    "(Plugin.with_collective()): its ranks are then set up together again."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What a rank has sent: where to answer, and its pickle with the buffers beside it."""
+
+    worker: WorkerLink
+    call: int
+    number: int
+    value: Sequence[Buffer]
+
+    def answer(self, document: dict[str, object], values: Sequence[Buffer] = ()) -> None:
+        """Send the outcome, in a thread of its own: a worker that does not read must hold up nobody else."""
+        frame = Frame(Kind.GATHERED, self.call, encode({"round": self.number, **document}), values)
+        threading.Thread(target=self._send, args=(frame,), name="skyward-gathered", daemon=True).start()
+
+    def _send(self, frame: Frame) -> None:
+        try:
+            self.worker.connection.send(frame)
+        except WireError:
+            pass  # it is gone, which its reader reports
+
+
+_Answers = list[tuple[_Given, dict[str, object], Sequence[Buffer]]]
+
+
+class Gathering:
+    """The ranks that gather with each other, and how far they are.
+
+    Args:
+        ranks: who takes part, as messages name them, by rank.
+        clock: ends what takes too long.
+        limit_s: how long a gather that names no limit may take from its first rank on, asked when that one comes.
+    """
+
+    def __init__(self, ranks: dict[int, str], clock: Clock, limit_s: Callable[[], float] = lambda: CALL_LIMIT_S):
+        self._ranks, self._clock, self._limit_s = dict(sorted(ranks.items())), clock, limit_s
+        self._lock = threading.Lock()
+        self._number = 1  # of the gather that is under way, or next
+        self._name = ""
+        self._given: dict[int, _Given] = {}
+        self._gone: dict[int, str] = {}  # ranks that will not come any more, and why
+        self._failed = ""
+
+    def give(self, worker: WorkerLink, frame: Frame) -> None:
+        """A rank has come; with the last one all are answered."""
+        document = decode(frame.head)
+        name, number, limit_s = document["name"], document["round"], document["timeout_s"]
+        given = _Given(worker, frame.id, number, frame.buffers)
+        with self._lock:
+            first = not self._given
+            self._given[worker.rank] = given
+            if first:
+                self._name = name
+            problem = self._failed or self._problem(worker.rank, name, number)
+            if problem:
+                answers = self._fail(problem)
+            elif len(self._given) == len(self._ranks):
+                answers, first = self._complete(), False
+            else:
+                answers = []
+        _tell(answers)
+        if first and not problem:
+            limit_s = limit_s or self._limit_s()
+            started = time.monotonic()
+            self._clock.after(limit_s, lambda: self._expire(number, started))
+
+    def left(self, rank: int, how: str) -> None:
+        """A rank has ended and gathers no more; `how` completes a sentence that starts with the rank."""
+        with self._lock:
+            self._gone.setdefault(rank, how)
+            answers = self._fail(self._absence([rank])) if self._given else []
+        _tell(answers)
+
+    def then(self, waiter: Callable[[Task], None]) -> Callable[[Task], None]:
+        """For `Task.on_done` of a call that takes part: tells `waiter` first, then the ranks that wait for this one."""
+
+        def on_done(task: Task) -> None:
+            waiter(task)
+            if task.stream is None and task.pin is not None:
+                self.ended(task.pin, task.error or task.frame)
+
+        return on_done
+
+    def ended(self, rank: int, outcome: Frame | BaseException | None) -> None:
+        """A rank's call has ended: with its last message, or with an error of the pool's own."""
+        self.left(rank, _in_words(outcome))
+
+    def waiting(self) -> tuple[str, list[int]]:
+        """The name of the gather that is under way and the ranks that wait in it; an empty name when there is none."""
+        with self._lock:
+            return (self._name, sorted(self._given)) if self._given else ("", [])
+
+    def _expire(self, number: int, started: float) -> None:
+        with self._lock:
+            if self._failed or number != self._number or not self._given:
+                return
+            missing = self._listed(self._ranks.keys() - self._given.keys())
+            text = (
+                f"{missing} did not come within {time.monotonic() - started:.0f} s, while {self._listed(self._given)} "
+                "waited."
+            )
+            answers = self._fail(text)
+        _tell(answers)
+
+    # all of it under the lock ----------------------------------------------------------------------------------
+
+    def _problem(self, rank: int, name: str, number: int) -> str:
+        if number != self._number:
+            return f"{self._ranks[rank]} was started anew in the middle of it, and is out of step with the others."
+        if name != self._name:
+            others = self._listed(other for other in self._given if other != rank)
+            return (
+                f"{self._ranks[rank]} calls gather({name!r}) where {others} called gather({self._name!r}). Every rank "
+                "makes the same gathers in the same order."
+            )
+        return self._absence(list(self._gone)) if self._gone else ""
+
+    def _absence(self, ranks: list[int]) -> str:
+        return " ".join(f"{self._ranks[rank]} {self._gone[rank]}" for rank in ranks)
+
+    def _complete(self) -> _Answers:
+        in_order = [self._given[rank] for rank in self._ranks]
+        parts = [len(one.value) for one in in_order]
+        values = [buffer for one in in_order for buffer in one.value]
+        self._number += 1
+        self._given = {}
+        return [(one, {"parts": parts}, values) for one in in_order]
+
+    def _fail(self, text: str) -> _Answers:
+        self._failed = text
+        failed, self._given = list(self._given.values()), {}
+        return [(one, {"error": text}, ()) for one in failed]
+
+    def _listed(self, ranks: Iterable[int]) -> str:
+        return ", ".join(self._ranks[rank] for rank in sorted(ranks))
+
+
+def _tell(answers: _Answers) -> None:
+    for one, outcome, values in answers:
+        one.answer(outcome, values)
+
+
+def _in_words(outcome: Frame | BaseException | None) -> str:
+    if isinstance(outcome, BaseException):
+        return f"failed: {str(outcome).partition(chr(10))[0]}"
+    if outcome is not None and outcome.kind == Kind.ERROR:
+        record = Record(*pickle.loads(memoryview(outcome.head)[RESULT_HEAD.size :]))
+        return f"raised {record.type_name}: {record.text}".rstrip(": .") + "."
+    return "has returned without it."
+
+
+def refuse(worker: WorkerLink, frame: Frame, why: str) -> None:
+    """Answer a rank that gathers where not all ranks take part."""
+    given = _Given(worker, frame.id, decode(frame.head)["round"], ())
+    given.answer({"error": why})

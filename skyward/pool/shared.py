@@ -1,0 +1,234 @@
+"""Series of calls with large arguments in common: each is sent to a node once, and known by its digest from then on.
+
+`Series` packs and starts such calls, `Shelf` knows what the workers of one node hold. `runner/shared.py` is the
+other end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from skyward.pool.code import modules_of
+from skyward.runner.shared import DIGEST_BYTES, KEEP, LEAVE, TAKE, own_copy, shared
+from skyward.wire import payload
+from skyward.wire.frames import Frame
+from skyward.wire.messages import Kind
+
+if TYPE_CHECKING:
+    from skyward.pool.functions import Functions
+    from skyward.pool.task import Function
+    from skyward.pool.worker import WorkerLink
+
+SHARED_FROM = 64 * 1024  # bytes; smaller ones cost less inside the call than as a message of their own
+READ_ONLY_FROM = 1024 * 1024  # bytes; below, calls get copies they may write into: joblib draws the line here too
+_RECENT_CALLS = 64  # what none of so many calls has needed is taken to be needed no more
+BUDGET = 512 * 1024 * 1024  # bytes of values that are kept, here and on a node, although no call needs them now
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A value as it is sent: a snapshot, so that what the caller does to the original later is not sent."""
+
+    digest: bytes
+    head: bytes = field(repr=False)
+    buffers: tuple[bytes, ...] = field(repr=False)
+
+    @classmethod
+    def of(cls, obj: object) -> Value:
+        """The snapshot of an object.
+
+        Raises:
+            SerializationError: it cannot be pickled.
+        """
+        head, views = payload.dumps(obj, what="A large argument")
+        buffers = tuple(map(bytes, views))
+        digest = hashlib.blake2b(head, digest_size=DIGEST_BYTES)
+        for buffer in buffers:
+            digest.update(buffer)
+        return cls(digest.digest(), head, buffers)
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory it takes."""
+        return len(self.head) + sum(map(len, self.buffers))
+
+
+@dataclass(slots=True)
+class _Held:
+    """A value that a node holds: its size, the worker that was sent it, and all workers that know of it."""
+
+    nbytes: int
+    source: WorkerLink
+    holders: list[WorkerLink]
+
+
+class Shelf:
+    """What the workers of one node hold. Used under the dispatcher's lock.
+
+    Args:
+        processes: how many worker processes the node has; several of them take a value from the first that got it.
+        budget: bytes it may hold beyond what the calls it has been sent need; the least recently used go first.
+    """
+
+    def __init__(self, processes: int = 1, budget: int = BUDGET) -> None:
+        self._how, self._budget = LEAVE if processes > 1 else KEEP, budget
+        self._held: OrderedDict[bytes, _Held] = OrderedDict()  # by digest, the least recently used first
+
+    def messages(self, worker: WorkerLink, values: Iterable[Value]) -> Iterator[Frame]:
+        """What this worker must be sent before a call that needs these values, the call being in its `outstanding`."""
+        for value in values:
+            held = self._held.get(value.digest)
+            if held is None or not held.source.alive:  # one that died may have left nothing for its neighbours
+                others = [holder for holder in held.holders if holder.alive and holder is not worker] if held else []
+                self._held[value.digest] = _Held(value.nbytes, worker, [worker, *others])
+                yield Frame(Kind.SHARED, 0, bytes((self._how,)) + value.digest + value.head, value.buffers)
+                self._make_room()
+            elif worker not in held.holders:
+                held.holders.append(worker)
+                yield Frame(Kind.SHARED, 0, bytes((TAKE,)) + value.digest)
+            self._held.move_to_end(value.digest)
+
+    def _make_room(self) -> None:
+        excess = sum(held.nbytes for held in self._held.values()) - self._budget
+        if excess <= 0:
+            return
+        workers = {worker.rank: worker for held in self._held.values() for worker in held.holders if worker.alive}
+        calls = [task for worker in workers.values() for task in worker.outstanding.values()]
+        needed = {value.digest for task in calls for value in task.shared}
+        for digest in [digest for digest in self._held if digest not in needed]:
+            if excess <= 0:
+                return
+            held = self._held.pop(digest)
+            excess -= held.nbytes
+            for holder in held.holders:
+                if holder.alive:
+                    holder.post_frame(Frame(Kind.FORGET, 0, digest))
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A large array that was met in the arguments. It is kept so that no other takes its place in memory."""
+
+    obj: Any
+    value: Value
+    last_call: int = 0
+
+
+class Packed(NamedTuple):
+    """A call of a series, ready to be sent."""
+
+    function: Function
+    data: bytes
+    buffers: Sequence[memoryview]
+    values: tuple[Value, ...]
+
+
+class Series:
+    """Calls with large arguments in common, such as those of one `joblib.Parallel`; made by `ComputePool.series`.
+
+    An array of 1 MiB and more is looked at once: what is changed in it while the series goes on is not seen. Calls get
+    it read-only; of smaller ones, and of those of objects, they get copies.
+
+    Args:
+        functions: of the pool that the calls go to.
+        start: sends a packed call; returns its future.
+    """
+
+    def __init__(self, functions: Functions, start: Callable[[Packed], Future[Any]]) -> None:
+        self._functions, self._start = functions, start
+        self._large: OrderedDict[tuple[Any, ...], _Seen] = OrderedDict()  # by place, the least recently used first
+        self._calls = 0
+        self._noted: set[FunctionType] = set()
+        self._modules: set[str] = set()
+
+    def run_async(self, fn: Callable[..., Any], args: tuple[Any, ...], *, name: str) -> Future[Any]:
+        """Run `fn(*args)` on one node in the background; errors call it `name`. Cancelling the future stops the call.
+
+        Raises:
+            SerializationError: something in the arguments cannot be pickled.
+            PoolClosedError: the pool has ended, or has no nodes left.
+        """
+        return self._start(self.pack(fn, args, name))
+
+    def pack(self, fn: Callable[..., Any], args: tuple[Any, ...], name: str) -> Packed:
+        """The function under this name with the local modules the arguments need; the pickled arguments; shared values.
+
+        Raises:
+            SerializationError: something in the arguments cannot be pickled.
+        """
+        self._calls += 1
+        values: dict[bytes, Value] = {}
+        pickler = partial(_Pickler, self, values)
+        data, buffers = payload.dumps((args, {}), what=f"An argument of {name}()", pickler=pickler)
+        function = self._functions.of_series(fn, name, frozenset(self._modules))
+        return Packed(function, data, buffers, tuple(values.values()))
+
+    def value(self, obj: Any, nbytes: int) -> Value:
+        """The value of an array or buffer of this size."""
+        if nbytes < READ_ONLY_FROM:
+            return Value.of(obj)
+        place = _place(obj)
+        seen = self._large.get(place)
+        if seen is None:
+            self._drop_old()
+            seen = self._large[place] = _Seen(obj, Value.of(obj))
+        seen.last_call = self._calls
+        self._large.move_to_end(place)
+        return seen.value
+
+    def _drop_old(self) -> None:
+        """Drop snapshots that calls have ceased to need, when they take too much memory."""
+        excess = sum(seen.value.nbytes for seen in self._large.values()) - BUDGET
+        for place, seen in tuple(self._large.items()):
+            if excess <= 0 or seen.last_call > self._calls - _RECENT_CALLS:
+                return
+            excess -= seen.value.nbytes
+            del self._large[place]
+
+    def note(self, obj: Any, *, by_value: bool) -> None:
+        """Remember the modules that something in the arguments needs; those of a function are looked for once."""
+        if type(obj) is FunctionType:
+            if obj in self._noted:
+                return
+            self._noted.add(obj)
+        self._modules.update(modules_of(obj, by_value=by_value))
+
+
+class _Pickler(payload.Pickler):
+    """Replaces large arrays by calls of `shared`, and notes the modules of what it meets."""
+
+    def __init__(self, series: Series, values: dict[bytes, Value], file: Any, protocol: int, in_band: Any) -> None:
+        super().__init__(file, protocol, in_band)
+        numpy, arrow = sys.modules.get("numpy"), sys.modules.get("pyarrow")
+        self._array: Any = numpy.ndarray if numpy else ()
+        self._buffer: Any = arrow.Buffer if arrow else ()
+        self._series, self._values = series, values
+
+    def reducer_override(self, obj: Any) -> Any:
+        nbytes = obj.nbytes if isinstance(obj, self._array) else obj.size if isinstance(obj, self._buffer) else 0
+        if nbytes >= SHARED_FROM:
+            value = self._series.value(obj, nbytes)
+            self._values[value.digest] = value
+            copied = isinstance(obj, self._array) and (nbytes < READ_ONLY_FROM or obj.dtype.hasobject)
+            return own_copy if copied else shared, (value.digest,)
+        reduced = super().reducer_override(obj)
+        self._series.note(obj, by_value=reduced is not NotImplemented)
+        return reduced
+
+
+def _place(obj: Any) -> tuple[Any, ...]:
+    """Where in memory an array or buffer is, and how it is read; different objects may be views of one array."""
+    if type(obj).__module__ == "numpy":
+        view = obj.__array_interface__
+        return type(obj), view["data"][0], view["strides"], view["shape"], obj.dtype
+    if hasattr(obj, "address"):
+        return obj.address, obj.size
+    return (id(obj),)  # a subclass of arrays may hold more than its data

@@ -1,0 +1,143 @@
+"""Where a running call is: the frames of its thread, and whether that thread waits for other ranks or works.
+
+Asked from another thread of the same process, which answers as long as the call does not hold the interpreter's lock;
+waiting in a collective releases it. When it is held, a signal makes the process write its frames all the same.
+"""
+
+from __future__ import annotations
+
+import dis
+import faulthandler
+import hashlib
+import linecache
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from skyward.runner.config import WorkerStart
+
+DUMP_SIGNAL = signal.SIGRTMAX - 2  # one that user code hardly takes for itself
+_DEPTH = 60  # frames told, the innermost ones
+_POLL_S = 0.02
+_BELOW = (str(Path(__file__).parent), "<frozen runpy>")  # files whose frames are below every call
+# Modules whose C code waits for other ranks when it does not return. Others of these packages (loading a file, a data
+# loader) wait for other things.
+_WAITING_PLACES = (
+    "torch.distributed", "torch.nn.parallel", "torch.autograd", "torch._ops", "torch._tensor", "jax", "jaxlib",
+    "tensorflow.python.eager", "tensorflow.python.distribute",
+)  # fmt: skip
+_FRAMEWORKS = ("torch", "jax", "jaxlib", "tensorflow")
+
+
+def describe(thread: int) -> dict[str, Any]:
+    """Where a thread of this process is; an empty document if it has ended.
+
+    Keys: `frames`, outermost first, each `[file, line, function, source line]`; `place`, equal as long as no frame
+    moves; `waits`, whether it is in a framework's C code that can wait for other ranks; `cpu_s`, processor time of the
+    process; `switches`, how often the thread has gone to sleep, -1 where the system does not tell.
+    """
+    innermost = sys._current_frames().get(thread)
+    if innermost is None:
+        return {}
+    frames = _frames(innermost)
+    place = hashlib.sha256(repr([(f.f_code.co_filename, f.f_code.co_name, f.f_lasti) for f in frames]).encode())
+    return {
+        "frames": [_told(frame) for frame in frames[-_DEPTH:]],
+        "place": place.hexdigest(),
+        "waits": _waits(innermost),
+        "cpu_s": time.process_time(),
+        "switches": _switches(thread),
+    }
+
+
+def prepare_dump(path: Path) -> None:
+    """Let `DUMP_SIGNAL` append the main thread's frames to a file, also while the interpreter's lock is held."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    faulthandler.register(DUMP_SIGNAL, file=file, all_threads=False)
+
+
+def dump_file(start: WorkerStart) -> Path:
+    """Where this life of a worker writes its frames to."""
+    return Path(start.run_dir) / f"w{start.index}.{start.generation}.stack"
+
+
+def read_dump(path: Path, send_signal: Callable[[int], None], limit_s: float) -> str:
+    """Make a process write its frames, in which `prepare_dump` was called; what it wrote within the limit."""
+    written = ""
+    try:
+        before = path.stat().st_size
+        send_signal(DUMP_SIGNAL)
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+            text = path.read_bytes()[before:].decode("utf-8", "replace")
+            if text and text == written:
+                break  # it has stopped growing
+            written = text
+    except FileNotFoundError:
+        pass  # the process has ended meanwhile
+    return written
+
+
+def _frames(innermost: FrameType) -> list[FrameType]:
+    """The frames of a call, outermost first, without the runner's below them."""
+    frames = []
+    frame: FrameType | None = innermost
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    while len(frames) > 1 and frames[-1].f_code.co_filename.startswith(_BELOW):
+        frames.pop()
+    return frames[::-1]
+
+
+def _told(frame: FrameType) -> tuple[str, int, str, str]:
+    code, line = frame.f_code, frame.f_lineno or 0
+    return code.co_filename, line, code.co_qualname, linecache.getline(code.co_filename, line, frame.f_globals).strip()
+
+
+def _waits(frame: FrameType) -> bool:
+    """Whether the frame is a framework's, or calls a C function of an object of a framework's (`work.wait()`)."""
+    if _within(str(frame.f_globals.get("__name__", "")), _WAITING_PLACES):
+        return True
+    name = _called_on(frame)
+    if name is None:
+        return False
+    called = frame.f_locals.get(name, frame.f_globals.get(name))
+    return called is not None and _within(type(called).__module__ or "", _FRAMEWORKS)
+
+
+def _called_on(frame: FrameType) -> str | None:
+    """The variable that the expression being called starts with: `work` in `work.wait()`, `step` in `step(x)`."""
+    at = None
+    loads: dict[tuple[int | None, int | None], str] = {}  # names by the place at which they stand
+    for instruction in dis.get_instructions(frame.f_code):
+        where = instruction.positions
+        if where is None:
+            continue
+        start = (where.lineno, where.col_offset)
+        if instruction.opname.startswith("LOAD_") and instruction.opname not in ("LOAD_ATTR", "LOAD_METHOD"):
+            loads[start] = str(instruction.argval)
+        if instruction.offset >= frame.f_lasti:
+            at = start
+            break
+    return loads.get(at) if at is not None else None
+
+
+def _within(module: str, packages: tuple[str, ...]) -> bool:
+    return any(module == package or module.startswith(package + ".") for package in packages)
+
+
+def _switches(thread: int) -> int:
+    native = next((t.native_id for t in threading.enumerate() if t.ident == thread), None)
+    try:
+        status = Path(f"/proc/self/task/{native}/status").read_text(encoding="ascii")
+    except OSError:
+        return -1  # a system without /proc
+    return int(status.partition("\nvoluntary_ctxt_switches:")[2].split(maxsplit=1)[0])

@@ -1,0 +1,306 @@
+"""One rank fails: the others are stopped, one error says what happened where, and the pool can be used again."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+import traceback
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import skyward as sky
+from skyward.errors import PluginError, PoolError, TaskTimeoutError, WorkerLostError
+from tests.e2e.conftest import IMAGE, provider_of
+from tests.e2e.failing_functions import (
+    absent,
+    fails_later,
+    fails_on,
+    fails_together,
+    falls_alone,
+    falls_once,
+    ignores_its_end,
+    members,
+    noted,
+    notes,
+    pid,
+    ring,
+    ring_once,
+    wait_for_peers,
+    yields_until,
+)
+
+STOPPED_S = 15.0  # within which the caller must know, and the other ranks be stopped
+Make = Callable[..., sky.ComputePool]
+Containers = Callable[[str], list[Any]]
+
+
+@pytest.fixture(scope="module")
+def ringed(provider_name: str) -> Iterator[sky.ComputePool]:
+    """Two ranks that form one group."""
+    with sky.ComputePool(provider_of(provider_name), nodes=2, image=IMAGE, plugins=[ring()]) as pool:
+        yield pool
+
+
+def told(error: BaseException) -> str:
+    """All that a user sees of an error, its remote traceback excepted."""
+    return "".join(traceback.format_exception_only(error))
+
+
+def whole(pool: sky.ComputePool) -> list[int]:
+    """Check that all ranks are one group, and give their processes."""
+    answers = members() @ pool
+    pids = [process for process, _, _ in answers]
+    expected = list(enumerate(pids))
+    assert [gathered for _, gathered, _ in answers] == [expected] * len(pids)
+    assert [met for _, _, met in answers] == [repr(expected)] * len(pids)
+    return pids
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "words"),
+    [
+        ("raise", LookupError, ["row 7 is missing", "raised by fails_on() on node 1", "rank 1 (node 1) failed first"]),
+        ("kill", WorkerLostError, ["node 1 (rank 1)", "signal 9 (SIGKILL)"]),
+        ("exit", WorkerLostError, ["node 1 (rank 1)", "exit status 7"]),
+    ],
+)
+def test_one_rank_fails_and_the_pool_is_whole_again(
+    ringed: sky.ComputePool, how: str, kind: type[Exception], words: list[str]
+) -> None:
+    """The error names rank, node and how; it shows where the other rank was; all processes are new, one group."""
+    before = whole(ringed)
+    began = time.monotonic()
+    with pytest.raises(kind) as caught:
+        fails_on(1, how) @ ringed
+    assert time.monotonic() - began < STOPPED_S
+
+    text = told(caught.value)
+    for expected in [*words, "rank 0 (node 0) was here:", "in fails_on", "wait_for_peers()  # here they are"]:
+        assert expected in text
+    assert "skyward/runner" not in text
+    if isinstance(caught.value, WorkerLostError):
+        assert (caught.value.node, caught.value.rank) == (1, 1)
+    assert not set(whole(ringed)) & set(before)
+
+
+@pytest.mark.parametrize("noticed", ["plain", "wrapped"])
+def test_what_a_peer_noticed_does_not_hide_the_culprit(ringed: sky.ComputePool, noticed: str) -> None:
+    """The broken connection is told of first, also inside an error of the user's; the rank that ended is named."""
+    with pytest.raises(WorkerLostError, match="exit status 9") as caught:
+        fails_later(1, noticed) @ ringed
+
+    text = told(caught.value)
+    assert "rank 1 (node 1) failed first" in text
+    assert ("rank 0 (node 0) raised ValueError: epoch 3 failed" if noticed == "wrapped" else "ConnectionReset") in text
+    whole(ringed)
+
+
+@pytest.mark.parametrize("how", ["raise", "kill"])
+def test_a_generator_that_fails_half_way(ringed: sky.ComputePool, how: str) -> None:
+    """What was yielded arrives, then every stream ends with the same error, also that of the rank that waited."""
+    streams = yields_until(1, how) @ ringed
+    items: list[int] = []
+    errors: list[BaseException] = []
+    for stream in streams:
+        with pytest.raises((LookupError, WorkerLostError)) as caught:
+            items.extend(stream)
+        errors.append(caught.value)
+    assert items == [0, 1, 2] * 2
+    assert errors[0] is errors[1]
+    assert "rank 0 (node 0) was here:" in told(errors[0])
+    whole(ringed)
+
+
+def test_streams_that_are_dropped_leave_a_whole_group(ringed: sky.ComputePool) -> None:
+    """Their consumer has had enough; the generators are stopped wherever they are."""
+    streams = yields_until(5, "never") @ ringed
+    assert [next(stream) for stream in streams] == [0, 0]
+    for stream in streams:
+        stream.close()  # type: ignore[attr-defined]
+    whole(ringed)
+
+
+def test_calls_that_wait_run_once_after_a_failure(ringed: sky.ComputePool) -> None:
+    """None is lost, none runs twice, whether it waited here or had been sent ahead; a running one is let finish."""
+    token = uuid.uuid4().hex
+    running: Future[int] = notes(token, 100, 2.0) > ringed
+    time.sleep(0.5)
+    failures: list[BaseException] = []
+
+    def broadcast() -> None:
+        with pytest.raises(LookupError) as caught:
+            fails_on(1, "raise") @ ringed
+        failures.append(caught.value)
+
+    caller = threading.Thread(target=broadcast)
+    caller.start()
+    waiting = [notes(token, number, 0.0) > ringed for number in range(8)]
+    caller.join(30)
+    assert [future.result(60) for future in waiting] == list(range(8))
+    assert running.result(60) == 100
+    assert len(failures) == 1
+    traces = {name for names in noted(token) @ ringed for name in names}  # processes share a directory
+    runs = sorted(int(name.split("-")[0]) for name in traces)
+    assert runs == [*range(8), 100]
+    whole(ringed)
+
+
+def test_another_broadcast_that_waits_runs_after_the_failure(ringed: sky.ComputePool) -> None:
+    """It had not begun on any rank, so the failure of the one before is no concern of its."""
+    failures: list[BaseException] = []
+
+    def broadcast() -> None:
+        with pytest.raises(LookupError) as caught:
+            fails_on(1, "raise") @ ringed
+        failures.append(caught.value)
+
+    first = threading.Thread(target=broadcast)
+    first.start()
+    time.sleep(0.1)
+    answers = pid() @ ringed
+    first.join(30)
+    assert len(failures) == 1
+    assert answers == whole(ringed)
+
+
+def test_a_rank_that_ends_between_calls_is_replaced_with_all_others(ringed: sky.ComputePool) -> None:
+    """A single call ends its process: the next broadcast meets fresh processes that were set up together."""
+    before = whole(ringed)
+    with pytest.raises(WorkerLostError, match="exit status 5"):
+        falls_alone() >> ringed
+    assert not set(whole(ringed)) & set(before)
+
+
+def test_a_time_limit_stops_all_ranks(ringed: sky.ComputePool) -> None:
+    """Also those that do not heed it; the error says where they were."""
+    before = whole(ringed)
+    began = time.monotonic()
+    with pytest.raises(TaskTimeoutError, match="limit of 1 s") as caught:
+        ignores_its_end(120.0).with_timeout(1) @ ringed
+    text = told(caught.value)
+    assert "rank 0 (node 0), rank 1 (node 1) was here:" in text
+    assert "time.sleep(seconds)" in text
+    assert not set(whole(ringed)) & set(before)
+    assert time.monotonic() - began < STOPPED_S
+
+
+def test_a_broadcast_that_may_run_again_does_so_on_all_ranks(ringed: sky.ComputePool) -> None:
+    """`retries=1`: the ranks that had not failed run it again as well, in fresh processes."""
+    before = whole(ringed)
+    answers = falls_once(uuid.uuid4().hex) @ ringed
+    assert [gathered for _, gathered in answers] == [[0, 1], [0, 1]]
+    assert not {process for process, _ in answers} & set(before)
+
+
+def test_a_collective_function_makes_a_group_of_a_plain_pool(new_pool: Make) -> None:
+    """As the decorators of frameworks do: what it leaves in the processes does not survive the loss of one."""
+    with new_pool(nodes=2) as plain:
+        before = fails_together(5, "return") @ plain
+        with pytest.raises(WorkerLostError, match="exit status 7") as caught:
+            fails_together(1, "exit") @ plain
+        assert "rank 0 (node 0) was here:" in told(caught.value)
+        after = fails_together(5, "return") @ plain
+        assert not set(after) & set(before)
+        with pytest.raises(WorkerLostError, match="exit status 5"):
+            falls_alone() >> plain
+        assert not set(fails_together(5, "return") @ plain) & set(after)
+
+
+def test_a_group_that_cannot_be_made_again_says_why(new_pool: Make) -> None:
+    """The failure itself is told as ever; the next call says what keeps the pool from going on."""
+    marker = uuid.uuid4().hex
+    with new_pool(nodes=2, plugins=[ring_once(marker)]) as pool:
+        with pytest.raises(LookupError):
+            fails_on(1, "raise") @ pool
+        with pytest.raises(PoolError, match=r"fails_on\(\) had failed on some of them") as caught:
+            pid() >> pool
+        assert "no second ring for this rank" in str(caught.value)
+        assert "open another one" in str(caught.value)
+    for path in Path(tempfile.gettempdir()).glob(f"{marker}-*"):  # of processes; containers are gone with theirs
+        path.unlink()
+
+
+def test_a_rank_that_never_arrives_fails_the_start(new_pool: Make, containers: Containers, provider_name: str) -> None:
+    """It is named, soon after the deadline, and nothing is left."""
+    pool = new_pool(nodes=2, plugins=[absent(1)], provision_timeout=4)
+    began = time.monotonic()
+    with pytest.raises(PluginError, match=r"not set up on rank 1 \(node 1\) within 4 s"), pool:
+        pytest.fail("the pool must not open")
+    assert time.monotonic() - began < 4 + STOPPED_S
+    if provider_name == "docker":
+        assert containers(pool.id) == []
+
+
+def test_a_plain_pool_keeps_the_ranks_that_did_not_fail(pool: sky.ComputePool) -> None:
+    """Without a group there is nothing to make again: one error, and the other process stays."""
+    before = pid() @ pool
+    with pytest.raises(WorkerLostError, match=r"node 1 \(rank 1\)") as caught:
+        fails_on(1, "kill") @ pool
+    assert (caught.value.node, caught.value.rank) == (1, 1)
+    after = pid() @ pool
+    assert after[0] == before[0]
+    assert after[1] != before[1]
+
+
+def test_a_lost_container_is_named_and_ends_broadcasts(containers: Containers) -> None:
+    """Its ranks cannot come back, so the group cannot be made again; the error says so and nothing hangs."""
+    with sky.ComputePool(sky.Docker(), nodes=2, image=IMAGE, plugins=[ring()]) as pool:
+        victim = next(c for c in containers(pool.id) if c.name.endswith("-1"))
+        threading.Timer(1.0, victim.kill).start()
+        began = time.monotonic()
+        with pytest.raises(WorkerLostError, match="Node 1 was lost") as caught:
+            fails_on(5, "never") @ pool
+        assert time.monotonic() - began < STOPPED_S
+        assert "rank 0 (node 0) was here:" in told(caught.value)
+        with pytest.raises(PoolError, match="node 1 is gone"):
+            pid() @ pool
+
+
+def test_an_interrupted_broadcast_leaves_a_usable_pool(script: Callable[..., subprocess.Popen[str]]) -> None:
+    """Ctrl-C while the ranks wait for each other: it comes through, and the next call meets fresh processes."""
+    program = script(
+        """
+        import skyward as sky
+        from tests.e2e.failing_functions import ignores_its_end, members, ring
+
+        with sky.ComputePool(sky.Local(), nodes=2, plugins=[ring()], display="quiet") as pool:
+            before = [pid for pid, _, _ in members() @ pool]
+            try:
+                print("waiting", flush=True)
+                ignores_its_end(120.0) @ pool
+            except KeyboardInterrupt:
+                print("interrupted", flush=True)
+            after = [pid for pid, _, _ in members() @ pool]
+            print("fresh", not set(before) & set(after), flush=True)
+        """,
+        PYTHONPATH=str(Path(__file__).parents[2]),
+    )
+    assert program.stdout and program.stderr
+    try:
+        assert program.stdout.readline() == "waiting\n", program.stderr.read()
+        time.sleep(0.5)
+        began = time.monotonic()
+        program.send_signal(signal.SIGINT)
+        assert program.stdout.readline() == "interrupted\n"
+        assert program.stdout.readline() == "fresh True\n"
+        assert time.monotonic() - began < STOPPED_S
+        assert program.wait(20) == 0
+    finally:
+        program.kill()
+        program.communicate()
+
+
+def test_wait_for_peers_waits() -> None:
+    """The stand-in for a collective really blocks: else the tests above would prove nothing."""
+    thread = threading.Thread(target=wait_for_peers, daemon=True)
+    thread.start()
+    thread.join(0.2)
+    assert thread.is_alive()

@@ -1,0 +1,82 @@
+"""When ranks count as waiting for ever, and that a rank that works never does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from skyward.pool.hang import PROBE_S, STUCK_S, Stillness
+
+Sample = dict[str, Any]
+
+
+def sample(**changes: Any) -> Sample:
+    """A rank that waits in a collective and does nothing else."""
+    return {"place": "all_reduce", "waits": True, "cpu_s": 3.0, "switches": 12, **changes}
+
+
+def watch(samples: list[Sample]) -> bool:
+    """Whether a rank that gave these samples, one per probe, is stuck at the last of them."""
+    stillness = Stillness()
+    now = 0.0
+    for now, given in enumerate(samples):
+        stillness.note(0, now * PROBE_S, given)
+    return stillness.stuck([0], now * PROBE_S)
+
+
+LONG = int(STUCK_S / PROBE_S) + 1
+
+
+def test_a_rank_that_has_not_moved_for_long_is_stuck() -> None:
+    """And not a moment before."""
+    assert watch([sample()] * LONG)
+    assert not watch([sample()] * (LONG - 1))
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        sample(place="elsewhere"),
+        sample(switches=13),
+        sample(cpu_s=4.0),
+        sample(waits=False),
+        {},
+    ],
+    ids=["another line", "slept and woke", "used the processor", "in code of the user's", "not in the call"],
+)
+def test_any_movement_begins_the_wait_anew(last: Sample) -> None:
+    """What computes, sleeps in the user's own code, or goes on in any other way is never ended."""
+    assert not watch([*[sample()] * (LONG - 1), last])
+    assert not watch([*[sample()] * LONG, last, *[last] * (LONG - 2)])
+
+
+def test_a_rank_that_computes_between_looks_is_not_stuck() -> None:
+    """It stands in the same line each time, but its process uses the processor."""
+    assert not watch([sample(cpu_s=3.0 + 0.5 * n) for n in range(2 * LONG)])
+
+
+def test_a_little_housekeeping_is_no_movement() -> None:
+    """Heartbeats of a framework's threads use a little."""
+    assert watch([sample(cpu_s=3.0 + 0.002 * n) for n in range(LONG)])
+
+
+def test_all_ranks_that_are_left_must_be_stuck() -> None:
+    """One that works may still release the others."""
+    stillness = Stillness()
+    for n in range(LONG):
+        stillness.note(0, n * PROBE_S, sample())
+        stillness.note(1, n * PROBE_S, sample(cpu_s=3.0 + n))
+    now = (LONG - 1) * PROBE_S
+    assert stillness.stuck([0], now)
+    assert not stillness.stuck([0, 1], now)
+    assert not stillness.stuck([0, 2], now)  # nothing has ever been heard of it
+    assert not stillness.stuck([], now)
+
+
+def test_a_rank_that_does_not_answer_is_taken_to_work() -> None:
+    """Code that holds the interpreter's lock computes."""
+    stillness = Stillness()
+    for n in range(LONG):
+        stillness.note(0, n * PROBE_S, sample())
+    assert not stillness.stuck([0], (LONG + 2) * PROBE_S)

@@ -1,0 +1,231 @@
+"""All ranks are started afresh together: what is ended when, what waits, and what happens when it cannot be done."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from skyward.errors import PluginError, PoolError, WorkerLostError
+from skyward.pool import regroup
+from skyward.pool.node import NodeLink
+from skyward.pool.regroup import Group
+from skyward.pool.settings import PoolSettings
+from skyward.pool.setup import WorkerSetup
+from skyward.pool.worker import WorkerLink
+from skyward.wire.frames import Frame
+from skyward.wire.messages import Kind
+from tests.unit.pool.conftest import Make
+from tests.unit.pool.fakes import FakePool, make_worker, result, sent
+
+WAITS_S = 5.0
+
+
+class FakeNode:
+    """A node with one worker, which comes back when a test says so."""
+
+    def __init__(self, index: int, worker: WorkerLink) -> None:
+        self.index, self.gone, self.workers = index, cast(Any, None), [worker]
+        self.setups: dict[int, Future[None]] = {}
+
+
+class FakeSetup:
+    """Notes which workers enter together; fails as often as it is told to."""
+
+    def __init__(self) -> None:
+        self.entered: list[list[tuple[int, int]]] = []
+        self.failures: list[Exception] = []
+
+    def enter(self, workers: list[tuple[FakeNode, WorkerLink]], _clock: object) -> None:
+        self.entered.append([(worker.rank, worker.generation) for _, worker in workers])
+        if self.failures:
+            raise self.failures.pop(0)
+
+
+class FakeMember:
+    """A call on all ranks that no rank has begun."""
+
+    def disband(self, _reason: str) -> None:
+        return
+
+
+class Ranks:
+    """Two ranks of a collective pool."""
+
+    def __init__(self, pool: FakePool, *, collective: bool = True) -> None:
+        self.pool, self.setup = pool, FakeSetup()
+        self.nodes = [FakeNode(worker.rank, worker) for worker in pool.workers]
+        settings = SimpleNamespace(
+            worker=SimpleNamespace(processes=1, slots=1, buffer=0),
+            nodes=SimpleNamespace(desired=2),
+            plugins=[SimpleNamespace(collective=collective)],
+            provision_timeout_s=WAITS_S,
+        )
+        self.group = Group(
+            cast(PoolSettings, settings),
+            lambda: cast(list[NodeLink], self.nodes),
+            pool.dispatcher,
+            cast(WorkerSetup, self.setup),
+            cast(Any, pool.time),
+        )
+        self.group.open()
+
+    def ends(self, rank: int) -> None:
+        """The worker of a rank is gone."""
+        (worker,) = self.nodes[rank].workers
+        worker.hung_up = True
+        self.pool.lose(worker)
+        self.group.lost(worker)
+
+    def returns(self, rank: int) -> WorkerLink:
+        """Its successor has connected."""
+        fresh = make_worker(rank, self.nodes[rank].workers[0].generation + 1)
+        self.nodes[rank].workers = [fresh]
+        self.nodes[rank].setups[rank] = Future()
+        self.group.arrived(cast(NodeLink, self.nodes[rank]), fresh)
+        return fresh
+
+    def killed(self) -> list[int]:
+        return [worker.rank for worker in self.pool.killed]
+
+    def until(self, condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + WAITS_S
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+
+
+@pytest.fixture
+def ranks(make: Make) -> Ranks:
+    return Ranks(make(workers=2))
+
+
+def test_a_worker_that_can_be_alone_is_set_up_alone(make: Make) -> None:
+    """A pool without a group replaces what has ended, and nothing else."""
+    ranks = Ranks(make(workers=2), collective=False)
+    ranks.ends(1)
+    fresh = ranks.returns(1)
+    assert ranks.setup.entered == [[(1, 1)]]
+    (_, call) = ranks.pool.submit(2)
+    assert sent(fresh) == [call.id]
+    assert ranks.killed() == []
+
+
+def test_a_rank_that_ends_takes_all_others_with_it(ranks: Ranks) -> None:
+    """They enter the set-up together; calls wait until it is done."""
+    ranks.ends(1)
+    (call,) = ranks.pool.submit(1)
+    ranks.until(lambda: ranks.killed() == [0])
+    assert sent(ranks.pool.workers[0]) == []
+    ranks.returns(1)
+    ranks.ends(0)
+    assert ranks.setup.entered == []
+    fresh = ranks.returns(0)
+    ranks.until(lambda: sent(fresh) == [call.id])
+    assert ranks.setup.entered == [[(0, 1), (1, 1)]]
+
+
+def test_a_call_of_its_own_is_let_finish(ranks: Ranks) -> None:
+    """It is none of the group's business; one that had not begun behind it is taken back and runs afterwards."""
+    ranks.pool.dispatcher.submit(tasks := [ranks.pool.task(pin=0), ranks.pool.task(pin=0)])
+    running, waiting = tasks
+    ranks.group.break_up("a test wants it")
+    ranks.until(lambda: ranks.killed() == [1])
+    old = ranks.pool.workers[0]
+    assert set(sent(old, Kind.RECALL)) == {waiting.id}
+    ranks.pool.say(old, Frame(Kind.DROPPED, waiting.id))
+    time.sleep(0.1)
+    assert ranks.killed() == [1]
+    ranks.pool.say(old, result(running, "done"))
+    ranks.until(lambda: ranks.killed() == [1, 0])
+    for rank in (0, 1):
+        ranks.ends(rank)
+    fresh = [ranks.returns(rank) for rank in (0, 1)]
+    ranks.until(lambda: sent(fresh[0]) == [waiting.id])
+    assert running.value() == "done"
+
+
+def test_a_stopped_call_that_hangs_is_ended_after_a_moment(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It had its chance to heed the interrupt."""
+    monkeypatch.setattr(regroup, "HEED_S", 0.2)
+    ranks.pool.dispatcher.submit([stuck := ranks.pool.task(pin=0)])
+    ranks.group.hold()
+    ranks.pool.dispatcher.cancel(stuck)
+    began = time.monotonic()
+    ranks.group.break_up("it failed")
+    ranks.until(lambda: sorted(ranks.killed()) == [0, 1])
+    assert time.monotonic() - began >= 0.2
+
+
+def test_a_rank_lost_during_the_set_up_makes_it_begin_again(ranks: Ranks) -> None:
+    """All processes of the failed attempt are ended."""
+    ranks.setup.failures = [WorkerLostError("lost in set-up", node=1, rank=1)]
+    ranks.group.break_up("it failed")
+    ranks.until(lambda: sorted(ranks.killed()) == [0, 1])
+    for _ in range(2):
+        for rank in (0, 1):
+            ranks.ends(rank)
+        fresh = [ranks.returns(rank) for rank in (0, 1)]
+        ranks.until(lambda: len(ranks.killed()) == 4)
+    calls = ranks.pool.submit(2)
+    ranks.until(lambda: [sent(worker) for worker in fresh] == [[call.id] for call in calls])
+    assert ranks.setup.entered == [[(0, 1), (1, 1)], [(0, 2), (1, 2)]]
+
+
+def test_a_set_up_that_fails_ends_the_pool_with_its_reason(ranks: Ranks) -> None:
+    """Calls that wait and calls that come later are told the same."""
+    ranks.setup.failures = [PluginError("no port for the group")]
+    ranks.group.break_up("train() had failed on some of them")
+    (waiting,) = ranks.pool.submit(1)
+    ranks.until(lambda: sorted(ranks.killed()) == [0, 1])
+    for rank in (0, 1):
+        ranks.ends(rank)
+        ranks.returns(rank)
+    ranks.until(lambda: waiting.done)
+    for attempt in (waiting.value, lambda: ranks.pool.submit(1)):
+        with pytest.raises(PoolError, match=r"because train\(\) had failed on some of them.*no port for the group"):
+            attempt()
+
+
+def test_a_node_that_is_gone_cannot_come_back(ranks: Ranks) -> None:
+    """The group cannot be made without it, and says so."""
+    ranks.nodes[1].gone = SimpleNamespace(text="killed")
+    ranks.pool.lose(ranks.pool.workers[1], forever=True)
+    ranks.group.break_up("train() had failed on some of them")
+    with pytest.raises(PoolError, match=r"Node 1 is gone \(killed\)"):
+        ranks.until(lambda: not ranks.pool.submit(1))
+
+
+def test_calls_on_all_ranks_take_turns(ranks: Ranks) -> None:
+    """The second would begin on ranks where the first has ended, and be lost with it if that fails."""
+    first, second = FakeMember(), FakeMember()
+    assert ranks.group.enroll(first)
+    assert not ranks.group.enroll(second)
+    ranks.group.dismiss(first)
+    ranks.group.wait_turn()
+    assert ranks.group.enroll(second)
+
+
+def test_nothing_is_started_afresh_once_the_pool_closes(ranks: Ranks) -> None:
+    """What waits for ranks to come back does not hold the end of the pool up."""
+    ranks.group.break_up("it failed")
+    ranks.until(lambda: sorted(ranks.killed()) == [0, 1])
+    assert ranks.group.close()
+    ranks.until(lambda: not ranks.group._remaking)
+    for rank in (0, 1):
+        ranks.ends(rank)
+    assert ranks.setup.entered == []
+
+
+def test_a_function_can_make_a_pool_collective(make: Make) -> None:
+    """From its first call on all ranks they are one group, whose members cannot be replaced alone."""
+    ranks = Ranks(make(workers=2), collective=False)
+    member = FakeMember()
+    ranks.group.enroll(member)
+    ranks.group.dismiss(member)
+    ranks.ends(1)
+    ranks.until(lambda: ranks.killed() == [0])

@@ -1,0 +1,237 @@
+"""Ranks enter their plugins together: the first error counts, late ones are named, nobody waits alone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+import skyward as sky
+from skyward.errors import PluginError, WorkerLostError
+from skyward.pool.clock import Clock
+from skyward.pool.node import NodeLink
+from skyward.pool.setup import WorkerSetup
+from skyward.pool.worker import WorkerLink
+from skyward.wire import payload
+from skyward.wire.frames import Frame
+from skyward.wire.messages import Kind, decode, encode
+from tests.unit.pool.fakes import FakeConnection, fake, make_worker
+
+PLUGIN = sky.Plugin.create("mesh").with_decorator(lambda fn: fn)
+
+
+class FakeNode:
+    """A node of which only the set-ups of its workers are looked at."""
+
+    def __init__(self) -> None:
+        self.setups: dict[int, Future[None]] = {}
+
+    def dump(self, worker: WorkerLink) -> Future[str]:
+        """What the agent finds out: nothing of the second rank."""
+        found: Future[str] = Future()
+        if worker.rank != 1:
+            found.set_result('Current thread 0x1 (most recent call first):\n  File "/work/mesh.py", line 7 in join\n')
+        return found
+
+
+class Start:
+    """A pool's workers that are about to be set up."""
+
+    def __init__(self, clock: Clock, ranks: int = 2, **wishes: Any) -> None:
+        pool = sky.ComputePool(sky.Local(), nodes=ranks, display="quiet", **{"plugins": [PLUGIN], **wishes})
+        self.clock = clock
+        self.setup = WorkerSetup(pool._settings)
+        self.nodes = [FakeNode() for _ in range(ranks)]
+        self.workers = [make_worker(rank) for rank in range(ranks)]
+        for rank, node in enumerate(self.nodes):
+            node.setups[rank] = Future()
+
+    def pairs(self, *ranks: int) -> list[tuple[NodeLink, WorkerLink]]:
+        return [(cast(NodeLink, self.nodes[rank]), self.workers[rank]) for rank in ranks]
+
+    def outcome(self, rank: int) -> Future[None]:
+        return self.nodes[rank].setups[rank]
+
+    def enter(self, *ranks: int) -> Callable[[], BaseException | None]:
+        """Enter in a thread; the returned function waits for its end and gives its error."""
+        end: list[BaseException | None] = []
+
+        def run() -> None:
+            try:
+                self.setup.enter(self.pairs(*ranks), self.clock)
+                end.append(None)
+            except BaseException as error:
+                end.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+
+        def wait() -> BaseException | None:
+            thread.join(20)
+            assert not thread.is_alive()
+            return end[0]
+
+        return wait
+
+
+@pytest.fixture
+def clock() -> Iterator[Clock]:
+    clock = Clock()
+    yield clock
+    clock.stop()
+
+
+def sent(worker: WorkerLink, kind: Kind) -> list[Frame]:
+    return [frame for frame in fake(worker).sent if frame.kind == kind]
+
+
+def test_all_are_sent_the_same_and_waited_for(clock: Clock) -> None:
+    """Before any of them is waited for."""
+    start = Start(clock)
+    wait = start.enter(0, 1)
+    for rank in (1, 0):
+        start.outcome(rank).set_result(None)
+
+    assert wait() is None
+    assert [len(sent(worker, Kind.SETUP)) for worker in start.workers] == [1, 1]
+
+
+def test_the_first_error_is_raised_while_others_hang(clock: Clock) -> None:
+    """Also that of a later rank: nobody waits for the rank before it."""
+    start = Start(clock, ranks=3)
+    wait = start.enter(0, 1, 2)
+    start.outcome(2).set_exception(WorkerLostError("It was killed.", node=2, rank=2))
+    error = wait()
+
+    assert isinstance(error, WorkerLostError)
+    assert not start.outcome(0).done()
+
+
+NOTICED = PluginError("Plugin 'mesh': its around_app hook failed: RuntimeError: gloo/ Connection closed by peer [1]")
+
+
+def test_what_a_rank_noticed_gives_way_to_what_happened(clock: Clock) -> None:
+    """A connection to a killed rank breaks before its end is known."""
+    start = Start(clock, ranks=3)
+    wait = start.enter(0, 1, 2)
+    start.outcome(0).set_exception(NOTICED)
+    start.outcome(2).set_exception(WorkerLostError("It was killed.", node=2, rank=2))
+
+    assert isinstance(wait(), WorkerLostError)
+
+
+def test_what_a_rank_noticed_is_the_error_if_nothing_else_is(clock: Clock) -> None:
+    """Soon: the others, which hang, are not waited for."""
+    start = Start(clock, ranks=2, provision_timeout=300)
+    wait = start.enter(0, 1)
+    start.outcome(1).set_exception(NOTICED)
+
+    assert wait() is NOTICED
+
+
+def test_late_ranks_are_named_with_what_the_others_wait_for(clock: Clock) -> None:
+    """Of a rank that waits for the late one it is said where."""
+    start = Start(clock, ranks=3, provision_timeout=0.3)
+    wait = start.enter(0, 1, 2)
+    start.outcome(1).set_result(None)
+    while not sent(start.workers[0], Kind.SETUP):
+        pass
+    gathering = start.workers[0].gathering
+    gathering.give(start.workers[0], Frame(Kind.GATHER, 0, encode({"name": "port", "round": 1, "timeout_s": None})))
+    error = wait()
+
+    assert isinstance(error, PluginError)
+    # rank 1 was done without the gather, which rank 0 was told at once; so only what is not done is late
+    assert "The plugins (mesh) were not set up on rank 0 (node 0), rank 2 (node 2) within 0.3 s." in str(error)
+    assert "provision_timeout=" in str(error)
+    assert 'rank 0 (node 0), rank 2 (node 2) was here:\n  File "/work/mesh.py", line 7, in join' in str(error)
+
+
+def test_ranks_that_wait_are_told_apart_from_the_missing(clock: Clock) -> None:
+    """The missing one is named; the other was there and waited."""
+    start = Start(clock, provision_timeout=0.3)
+    wait = start.enter(0, 1)
+    while not sent(start.workers[0], Kind.SETUP):
+        pass
+    head = encode({"name": "mesh: port", "round": 1, "timeout_s": None})
+    start.workers[0].gathering.give(start.workers[0], Frame(Kind.GATHER, 0, head, [payload.dumps(1)[0]]))
+    text = str(wait())
+
+    assert "were not set up on rank 1 (node 1) within 0.3 s; rank 0 (node 0) waited there" in text
+    assert "gather('mesh: port')" in text
+
+
+def test_a_rank_that_fails_frees_those_that_gather(clock: Clock) -> None:
+    """They hear its name and its error; the pool hears the error itself."""
+    start = Start(clock)
+    wait = start.enter(0, 1)
+    while not sent(start.workers[0], Kind.SETUP):
+        pass
+    head = encode({"name": "port", "round": 1, "timeout_s": None})
+    start.workers[0].gathering.give(start.workers[0], Frame(Kind.GATHER, 0, head, [payload.dumps(1)[0]]))
+    start.outcome(1).set_exception(ValueError("no such device"))
+    error = wait()
+    while not (answers := sent(start.workers[0], Kind.GATHERED)):
+        pass
+
+    assert isinstance(error, ValueError)
+    assert decode(answers[0].head)["error"] == "rank 1 (node 1) failed: no such device"
+
+
+def test_a_worker_that_is_set_up_alone_has_nobody_to_gather_with(clock: Clock) -> None:
+    """Its set-up itself goes on as ever."""
+    start = Start(clock)
+    wait = start.enter(1)
+    start.outcome(1).set_result(None)
+
+    assert wait() is None
+    assert start.workers[1].gathering is None
+
+
+def test_a_worker_that_is_gone_tells_why_itself(clock: Clock) -> None:
+    """Its broken connection is not the error: its reader knows a better one."""
+    start = Start(clock)
+    fake(start.workers[0]).broken = True
+    wait = start.enter(0, 1)
+    start.outcome(0).set_exception(WorkerLostError("It was killed.", node=0, rank=0))
+
+    assert isinstance(wait(), WorkerLostError)
+
+
+def test_nothing_is_waited_for_without_plugins_and_secrets(clock: Clock, tmp_path: Path) -> None:
+    """Files need no answer."""
+    (tmp_path / "module.py").write_text("")
+    start = Start(clock, plugins=[], image=sky.Image(includes=[str(tmp_path / "module.py")]))
+
+    assert start.enter(0, 1)() is None
+    assert [frame.kind for frame in cast(FakeConnection, start.workers[0].connection).sent] == [Kind.CODE]
+
+
+def test_secrets_travel_with_the_set_up(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the message's own head, before the plugins are unpickled, and in no plugin."""
+    monkeypatch.setenv("FIRST_TOKEN", "one")
+    plugin = PLUGIN.with_secrets("FIRST_TOKEN", SECOND_TOKEN="two")
+    start = Start(clock, plugins=[plugin], secrets={"THIRD_TOKEN": "three"})
+    wait = start.enter(0, 1)
+    for rank in (0, 1):
+        start.outcome(rank).set_result(None)
+    assert wait() is None
+    (frame,) = sent(start.workers[0], Kind.SETUP)
+
+    assert decode(frame.head) == {"FIRST_TOKEN": "one", "SECOND_TOKEN": "two", "THIRD_TOKEN": "three"}
+    assert not any(b"TOKEN" in bytes(buffer) for buffer in frame.buffers)
+
+
+def test_secrets_need_no_plugin(clock: Clock) -> None:
+    """A set-up without plugins is answered all the same."""
+    start = Start(clock, plugins=[], secrets={"TOKEN": "one"})
+    wait = start.enter(0, 1)
+    for rank in (0, 1):
+        start.outcome(rank).set_result(None)
+
+    assert wait() is None
+    assert [tuple(sent(worker, Kind.SETUP)[0].buffers) for worker in start.workers] == [(), ()]

@@ -1,0 +1,53 @@
+"""What sets the ranks of one node apart."""
+
+from __future__ import annotations
+
+import pytest
+
+from skyward.model.instance import ENV_VAR, InstanceInfo
+from skyward.runner.config import GPUS_VAR, rank_environment
+
+
+def place(ranks: int, gpus: int = 0) -> InstanceInfo:
+    return InstanceInfo(
+        node=1, total_nodes=2, head_addr="10.0.0.1", head_port=29400, accelerators=gpus, workers_per_node=ranks
+    )
+
+
+def shares(ranks: int, gpus: int, environment: dict[str, str]) -> list[str | None]:
+    return [rank_environment(place(ranks, gpus), rank, environment).get(GPUS_VAR) for rank in range(ranks)]
+
+
+def test_each_rank_has_a_place_of_its_own() -> None:
+    """The same document but for the worker."""
+    found = [InstanceInfo.from_json(rank_environment(place(2), worker, {})[ENV_VAR]) for worker in range(2)]
+
+    assert [info.global_worker_index for info in found] == [2, 3]
+    assert {(info.node, info.total_workers, info.head_port) for info in found} == {(1, 4, 29400)}
+
+
+def test_the_processes_of_a_single_rank_keep_the_nodes_place() -> None:
+    """And all of its GPUs."""
+    assert rank_environment(place(1, gpus=4), 0, {GPUS_VAR: "0,1,2,3"}) == {}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "gpus", "environment", "expected"),
+    [
+        (4, 4, {}, ["0", "1", "2", "3"]),
+        (2, 4, {}, ["0,1", "2,3"]),
+        (2, 3, {}, ["0", "1,2"]),
+        (4, 2, {}, ["0", "0", "1", "1"]),
+        (3, 1, {}, ["0", "0", "0"]),
+        (2, 2, {GPUS_VAR: "4,6"}, ["4", "6"]),
+        (2, 2, {GPUS_VAR: "GPU-aa, GPU-bb"}, ["GPU-aa", "GPU-bb"]),
+        (2, 2, {GPUS_VAR: "5"}, ["5", "5"]),
+        (2, 2, {GPUS_VAR: ""}, [None, None]),
+        (2, 2, {GPUS_VAR: "-1"}, ["-1", "-1"]),
+        (2, 0, {}, [None, None]),
+        (2, 0, {GPUS_VAR: "0,1"}, [None, None]),
+    ],
+)
+def test_gpus_are_dealt_out(ranks: int, gpus: int, environment: dict[str, str], expected: list[str | None]) -> None:
+    """What the node may see is divided, not what the machine has; nodes without GPUs are left alone."""
+    assert shares(ranks, gpus, environment) == expected

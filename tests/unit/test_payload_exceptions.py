@@ -1,0 +1,243 @@
+"""Exceptions on their way from a node to the client: as themselves where they can, explained where not."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import traceback
+import types
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+from skyward.errors import RemoteError, RemoteTraceback, WorkerLostError
+from skyward.wire import payload
+
+LOCK = threading.Lock()
+
+
+def there_and_back(value: Any) -> Any:
+    data, buffers = payload.dumps(value)
+    return payload.loads(data, [bytearray(b) for b in buffers])
+
+
+class Simple(Exception):
+    pass
+
+
+class TwoArguments(Exception):
+    """Passes one text to Exception, from two arguments: the ordinary way of unpickling calls it with one."""
+
+    def __init__(self, code: int, detail: str) -> None:
+        super().__init__(f"{code}: {detail}")
+        self.code, self.detail = code, detail
+
+
+class Quiet(Exception):
+    """The ordinary way of unpickling succeeds and changes the text."""
+
+    def __init__(self, code: object, detail: str = "none") -> None:
+        super().__init__(f"{code} ({detail})")
+        self.code, self.detail = code, detail
+
+
+class KeywordOnly(ValueError):
+    def __init__(self, *, limit: int) -> None:
+        super().__init__()
+        self.limit = limit
+
+
+class Connection(OSError):
+    def __init__(self, host: str) -> None:
+        super().__init__(111, f"cannot reach {host}", host)
+        self.host = host
+
+
+@dataclass(frozen=True)
+class Frozen(Exception):
+    code: int
+
+
+class OwnNew(Exception):
+    def __new__(cls, a: int, b: int) -> Self:
+        return super().__new__(cls, a + b)
+
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__(a, b)
+
+
+class OwnReduce(Exception):
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__("text")
+        self.a, self.b = a, b
+
+    def __reduce__(self) -> Any:
+        return OwnReduce, (self.a, self.b)
+
+
+class Unpicklable(Exception):
+    def __init__(self) -> None:
+        super().__init__("holds a lock")
+        self.lock = LOCK
+
+
+class NoText(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class NotRebuilt(Exception):
+    def __reduce__(self) -> Any:
+        return str, ("not an exception",)
+
+
+def raised(error: BaseException) -> BaseException:
+    """The error as it arrives after it was raised in a function on the other side."""
+    try:
+        raise error
+    except BaseException as caught:
+        return payload.load_exception(payload.dump_exception(caught))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Simple("a", 1),
+        TwoArguments(5, "bad"),
+        Quiet(5, "bad"),
+        KeywordOnly(limit=3),
+        Connection("example"),
+        Frozen(3),
+        OwnNew(1, 2),
+        OwnReduce(1, 2),
+        KeyError("k"),
+        FileNotFoundError(2, "No such file", "x.txt"),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid"),
+        ModuleNotFoundError("No module named 'x'", name="x"),
+        StopIteration(3),
+        WorkerLostError("gone", node=1, rank=2, signal=9),
+        ExceptionGroup("several", [TwoArguments(1, "x"), ValueError("y")]),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_exception_arrives_as_itself(error: Exception) -> None:
+    """Type, text, args and attributes of an exception survive, whatever its constructor looks like."""
+    object.__setattr__(error, "__notes__", ["seen on Monday"])  # add_note() fails on frozen classes
+
+    back = raised(error)
+
+    assert type(error) is type(back)
+    assert (str(error), repr(error.args)) == (str(back), repr(back.args))
+    assert repr(vars(error)) == repr(vars(back))
+
+
+@pytest.mark.parametrize(("error", "name"), [(OSError(2, "x", "f"), "errno"), (StopIteration(3), "value")])
+def test_built_in_attributes_survive(error: Exception, name: str) -> None:
+    """Attributes that built-in classes keep beside `__dict__` arrive as well."""
+    assert getattr(error, name) == getattr(raised(error), name)
+
+
+def test_the_cause_is_the_remote_traceback() -> None:
+    """The cause holds the other side's traceback, with the chain of its own causes and the notes."""
+
+    def train() -> None:
+        try:
+            int("many")
+        except ValueError as error:
+            raise Simple("cannot train") from error
+
+    try:
+        train()
+    except Simple as error:
+        error.add_note("epoch 3")
+        back = payload.load_exception(payload.dump_exception(error))
+    cause = str(back.__cause__)
+
+    assert isinstance(back.__cause__, RemoteTraceback)
+    for part in ("in train", 'int("many")', "invalid literal", "direct cause", "Simple: cannot train", "epoch 3"):
+        assert part in cause
+    assert cause in "".join(traceback.format_exception(back))
+
+
+def test_source_lines_are_added_where_only_this_side_has_them(tmp_path: Path) -> None:
+    """Code sent by value has no file on the node; its lines are filled in from the client's."""
+    file = tmp_path / "main.py"
+    file.write_text("def f():\n    raise ValueError('from the script')\n")
+    names: dict[str, Any] = {}
+    exec(compile("def f():\n    raise ValueError('from the script')\n", str(file), "exec"), names)
+    hidden = file.rename(tmp_path / "hidden.py")
+    try:
+        names["f"]()
+    except ValueError as error:
+        dumped = payload.dump_exception(error)
+    hidden.rename(file)
+
+    assert "    raise ValueError('from the script')" in str(payload.load_exception(dumped).__cause__)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (Unpicklable(), r"raised .*Unpicklable: holds a lock \(which cannot be raised here as itself: TypeError.*lock"),
+        (NotRebuilt("x"), "Its class makes a str of it"),
+        (SystemExit(3), "left by SystemExit: 3, which ends a process"),
+        (KeyboardInterrupt(), "left by KeyboardInterrupt, which"),
+        (GeneratorExit(), "left by GeneratorExit"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_cannot_be_raised_here_arrives_as_remote_error(error: BaseException, said: str) -> None:
+    """An exception that cannot be rebuilt, or would end the client, arrives as RemoteError with all its facts."""
+    back = raised(error)
+
+    assert isinstance(back, RemoteError)
+    with pytest.raises(RemoteError, match=said):
+        raise back
+    assert type(error).__name__ == back.type_name.rpartition(".")[2]
+    assert "Traceback" in back.traceback
+    assert isinstance(back.__cause__, RemoteTraceback)
+
+
+def test_an_exception_without_text_is_sent() -> None:
+    """An exception whose own `__str__` fails cannot hide that it was raised."""
+    back = payload.load_exception(payload.dump_exception(NoText()))
+
+    assert isinstance(back, NoText)
+
+
+def test_an_exception_whose_class_is_missing_here_arrives_as_remote_error() -> None:
+    """A class that this side cannot import does not hide the error."""
+    module = types.ModuleType("only_there")
+    exec("class Lost(Exception): pass", vars(module))
+    module.Lost.__module__ = "only_there"
+    sys.modules["only_there"] = module
+    try:
+        dumped = payload.dump_exception(module.Lost("x"))
+    finally:
+        del sys.modules["only_there"]
+
+    back = payload.load_exception(dumped)
+
+    assert isinstance(back, RemoteError)
+    assert back.type_name == "only_there.Lost"
+    assert "No module named 'only_there'" in str(back)
+
+
+def test_an_exception_as_a_value_is_a_value() -> None:
+    """Exceptions inside results come back as objects, whatever their constructors look like."""
+    back = there_and_back({"error": TwoArguments(5, "bad")})["error"]
+
+    assert isinstance(back, TwoArguments)
+    assert (back.code, back.detail, str(back)) == (5, "bad", "5: bad")
+
+
+def test_a_module_missing_in_user_code_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An import that fails inside a function arrives as itself, with what to add to the image."""
+    monkeypatch.setenv("COMPUTE_POOL", "{}")
+
+    back = raised(ModuleNotFoundError("No module named 'pandas'", name="pandas"))
+
+    assert isinstance(back, ModuleNotFoundError)
+    assert "The image has no module 'pandas'" in back.__notes__[0]
