@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from skyward.errors import ConfigError, PluginError
+from skyward.model.secrets import Secrets
 
 if TYPE_CHECKING:
     from skyward.model.image import Image
@@ -52,6 +53,9 @@ class Plugin:
         around_process: the same, after all `around_app`s, and only where nodes have several worker processes.
         around_client: `(ComputePool, Cluster) -> context manager`, on the client, entered when the pool is ready and
             left before it ends.
+        collective: whether the pool's ranks form one group that no rank can leave or enter alone: their hooks wait for
+            each other, and when one is lost all are started again.
+        secrets: variables that workers get, before any hook, as those of `ComputePool(secrets=...)`.
     """
 
     name: str
@@ -61,6 +65,8 @@ class Plugin:
     around_app: AroundWorker | None = None
     around_process: AroundWorker | None = None
     around_client: AroundClient | None = None
+    collective: bool = False
+    secrets: Secrets = field(default_factory=Secrets)
 
     def __post_init__(self) -> None:
         name: object = self.name
@@ -70,6 +76,7 @@ class Plugin:
             value = getattr(self, hook)
             if value is not None and not callable(value):
                 raise ConfigError(f"Plugin {self.name!r}: {hook} must be a function; found {type(value).__name__}.")
+        object.__setattr__(self, "secrets", Secrets.of(self.secrets, f"Plugin {self.name!r}: secrets"))
 
     @classmethod
     def create(cls, name: str) -> Plugin:
@@ -100,6 +107,20 @@ class Plugin:
         """Add the `around_client` hook."""
         return self._with("around_client", fn)
 
+    def with_collective(self) -> Plugin:
+        """Declare that the ranks form one group; see `collective`."""
+        return replace(self, collective=True)
+
+    def with_secrets(self, *names: str, **values: str) -> Plugin:
+        """Add secret variables: by name, to be read from the client's environment, or with their values.
+
+        Raises:
+            ConfigError: a name is none of a variable, or a value is no text.
+        """
+        what = f"Plugin {self.name!r}: secrets"
+        added = Secrets.of(names, what).entries + Secrets.of(values, what).entries
+        return replace(self, secrets=Secrets(tuple({**dict(self.secrets.entries), **dict(added)}.items())))
+
     def _with(self, hook: str, fn: object) -> Plugin:
         if getattr(self, hook) is not None:
             raise ConfigError(
@@ -111,8 +132,9 @@ class Plugin:
         return replace(self, **changed)
 
     def __repr__(self) -> str:
-        hooks = [hook for hook in HOOKS if getattr(self, hook) is not None]
-        return f"<plugin {self.name}: {', '.join(hooks) or 'no hooks'}>"
+        has = [hook for hook in HOOKS if getattr(self, hook) is not None] or ["no hooks"]
+        has += ["collective"] * self.collective + [f"secret {name}" for name in self.secrets.names]
+        return f"<plugin {self.name}: {', '.join(has)}>"
 
 
 def check(plugins: Sequence[Plugin]) -> None:

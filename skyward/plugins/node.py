@@ -20,6 +20,7 @@ from skyward.model.instance import InstanceInfo
 from skyward.plugins.base import Plugin, hook_failed
 from skyward.plugins.contexts import Entered, Hook
 from skyward.runner.config import RUN_DIR_VAR
+from skyward.runtime.environment import carry
 
 _SHOWN_LINES = 20  # of a failed command's output
 _SHOWN_CHARACTERS = 80  # of the command itself
@@ -74,7 +75,11 @@ class Step:
 
 
 class Session:
-    """The plugins of a pool as one worker process has them set up."""
+    """The plugins of a pool as one worker process has them set up.
+
+    Attributes:
+        collective: whether one of them makes a group of the pool's ranks.
+    """
 
     def __init__(self, plugins: tuple[Plugin, ...], place: InstanceInfo, *, several_processes: bool = False) -> None:
         """Enter all `around_app` hooks, then, where a node has several processes, all `around_process` hooks.
@@ -83,6 +88,7 @@ class Session:
             PluginError: one failed; those before it have been left.
         """
         self._plugins = plugins
+        self.collective = any(plugin.collective for plugin in plugins)
         self._entered = Entered(_worker_hooks(plugins, place, several_processes=several_processes))
 
     def decorate(self, fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -103,7 +109,7 @@ class Session:
                     f"Plugin {plugin.name!r}: its decorate hook must return a function; it returned "
                     f"{type(decorated).__name__}."
                 )
-            fn = decorated
+            fn = carry(fn, decorated)
         return fn
 
     def close(self) -> None:

@@ -19,7 +19,15 @@ from skyward.plugins.base import Plugin
 GROUP = "skyward.plugins"
 # name -> where the function that makes the plugin is. Its module must not bear the plugin's name in this package:
 # importing a submodule binds it as an attribute, which would hide the function.
-BUILT_IN: Mapping[str, str] = {}
+BUILT_IN: Mapping[str, str] = {
+    "huggingface": "skyward.plugins._huggingface:huggingface",
+    "jax": "skyward.plugins._jax:jax",
+    "joblib": "skyward.plugins._joblib:joblib",
+    "keras": "skyward.plugins._keras:keras",
+    "sklearn": "skyward.plugins._joblib:sklearn",
+    "tensorflow": "skyward.plugins._tensorflow:tensorflow",
+    "torch": "skyward.plugins._torch:torch",
+}
 
 _log = logging.getLogger(__name__)
 _reported: set[EntryPoint] = set()

@@ -112,3 +112,28 @@ def test_check_refuses_what_is_no_plugin(wrong: Any, remedy: str) -> None:
     """The message says what to write instead."""
     with pytest.raises(ConfigError, match=remedy):
         check([wrong])
+
+
+def test_a_plugin_may_form_a_group() -> None:
+    """It says so itself, and its representation with it."""
+    plugin = Plugin.create("mesh")
+
+    assert (plugin.collective, plugin.with_collective().collective) == (False, True)
+    assert repr(plugin.with_collective()) == "<plugin mesh: no hooks, collective>"
+
+
+def test_secrets_are_added_and_never_shown() -> None:
+    """By name or with values; a later one of the same name replaces an earlier one."""
+    plugin = Plugin.create("hub").with_secrets("HUB_USER", HUB_TOKEN="first").with_secrets(HUB_TOKEN="second")
+
+    assert plugin.secrets.read({"HUB_USER": "me"}) == {"HUB_USER": "me", "HUB_TOKEN": "second"}
+    assert repr(plugin) == "<plugin hub: no hooks, secret HUB_USER, secret HUB_TOKEN>"
+    assert hash(plugin)
+
+
+def test_what_is_no_secret_names_its_plugin() -> None:
+    """However it was given."""
+    with pytest.raises(ConfigError, match=r"^Plugin 'hub': secrets: entry 0 is not a name"):
+        Plugin.create("hub").with_secrets("A B")
+    with pytest.raises(ConfigError, match=r"^Plugin 'hub': secrets takes a list"):
+        Plugin("hub", secrets="HUB_TOKEN")  # type: ignore[arg-type]

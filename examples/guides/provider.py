@@ -1,0 +1,29 @@
+"""Where a guide runs: what `--provider`, `--nodes`, `--host` and others say, as parameters of a pool."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import skyward as sky
+
+PROVIDERS = {"docker": "Docker", "local": "Local", "ssh": "SSH", "aws": "AWS"}  # the classes, by what people type
+
+
+def pool_options(description: str | None, *, nodes: int = 2) -> dict[str, Any]:
+    """Read the command line: `provider`, `nodes` and `accelerator` for `sky.ComputePool(...)`."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--provider", choices=PROVIDERS, default="docker", help="where the nodes come from")
+    parser.add_argument("--nodes", type=int, default=nodes, help="how many nodes (default: %(default)s)")
+    parser.add_argument("--host", action="append", default=[], help="a host for --provider ssh; repeat it for several")
+    parser.add_argument("--key", help="private key for --provider ssh; by default what ssh itself would take")
+    parser.add_argument("--known-hosts", help="the only host keys to trust for --provider ssh; by default ssh's own")
+    parser.add_argument("--accelerator", help="GPUs of each node, such as A100 or T4:2; none by default")
+    given = parser.parse_args()
+    name = PROVIDERS[given.provider]
+    if not hasattr(sky, name):
+        parser.error(f"this version has no provider {given.provider!r}; choose another")
+    make = getattr(sky, name)
+    ssh = given.provider == "ssh"
+    provider = make(*given.host, key=given.key, known_hosts=given.known_hosts) if ssh else make()
+    return {"provider": provider, "nodes": given.nodes, "accelerator": given.accelerator}

@@ -1,0 +1,123 @@
+"""All ranks of a pool as one JAX: each then sees the devices of all (`jax.devices()`), for one mesh over them.
+
+What the plugin and the decorator have in common. Runs on the nodes; imports jax inside its functions only.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+
+from skyward.model.instance import InstanceInfo
+from skyward.plugins._interface import source_address
+from skyward.plugins._meeting import meet
+from skyward.runtime import lasting
+from skyward.runtime.environment import require_every_rank
+
+_CONNECT_S = 60  # all ranks have met by then; who does not come now has died, and JAX ends the process for it
+_CALL_TIMEOUT_S = 300.0  # in a call, where other ranks may still be importing jax
+_LEAVE_S = 5.0  # for the others to leave first; the pool gives its plugins ten seconds
+
+
+def variables(info: InstanceInfo, address: str, port: int) -> Mapping[str, str]:
+    """The environment that describes the group to whoever looks. JAX itself reads the first variable only."""
+    env = {
+        "JAX_COORDINATOR_ADDRESS": f"{address}:{port}",
+        "JAX_NUM_PROCESSES": str(info.total_workers),
+        "JAX_PROCESS_ID": str(info.global_worker_index),
+    }
+    gpus = info.accelerators // info.workers_per_node
+    return {**env, "JAX_LOCAL_DEVICE_COUNT": str(gpus)} if gpus else env
+
+
+@contextmanager
+def joined(info: InstanceInfo, timeout_s: float | None = None) -> Iterator[None]:
+    """Make this process one of the pool's group while the context is open. Every rank enters it.
+
+    Nothing happens with one rank, and where JAX is initialised already.
+
+    Args:
+        info: this rank's place.
+        timeout_s: how long to wait for the other ranks; None for what is left of the pool's set-up.
+
+    Raises:
+        PluginError: a rank is missing, or cannot reach rank 0.
+    """
+    if info.total_workers < 2:
+        yield
+        return
+    import jax
+
+    if jax.distributed.is_initialized():
+        yield
+        return
+    _connect(info, timeout_s)
+    try:
+        yield
+    finally:
+        if info.global_worker_index == 0:
+            _outlast_others(info)
+        jax.distributed.shutdown()
+
+
+def join(info: InstanceInfo) -> None:
+    """Make this process one of the pool's group until it ends; does nothing when it is.
+
+    Raises:
+        PluginError: the call that runs here runs on one rank only, where a collective would wait for ever.
+    """
+    require_every_rank("jax")
+    lasting.enter("jax", partial(joined, info, _CALL_TIMEOUT_S))
+
+
+def _connect(info: InstanceInfo, timeout_s: float | None) -> None:
+    import jax
+    from jax.extend import backend
+
+    backend.clear_backends()  # what has been computed so far saw this process's devices only
+    # Without this the loss of a rank aborts all others (SIGABRT), and nobody can report it.
+    jax.config.update("jax_enable_recoverability", True)
+    address, port = meet(info, "jax", timeout_s)
+    os.environ.update(variables(info, address, port))
+    jax.distributed.initialize(
+        f"{address}:{port}",
+        info.total_workers,
+        info.global_worker_index,
+        cluster_detection_method="deactivate",  # else the variables of a Slurm or Kubernetes around the pool decide
+        coordinator_bind_address=f"{address}:{port}",
+        initialization_timeout=_CONNECT_S,
+    )
+    _speak_from(source_address(address))
+    jax.devices()  # which waits for the others: now that all are here, and not in a call that one rank runs alone
+
+
+def _outlast_others(info: InstanceInfo) -> None:
+    """Wait until the other ranks have left, on rank 0, which serves them: JAX aborts those that it leaves behind."""
+    from jax._src import distributed  # it has no other way to ask for this (0.10)
+
+    ranks = list(range(info.total_workers))
+    wait = partial(distributed.global_state.client.get_live_nodes, ranks)  # each of which asks as well, or leaves
+    waiting = threading.Thread(target=wait, name="skyward-jax-leave", daemon=True)
+    waiting.start()
+    waiting.join(_LEAVE_S)
+
+
+def _speak_from(address: str | None) -> None:
+    """Let the collectives of CPUs use this address.
+
+    JAX takes the one that the host's name stands for: Debian's 127.0.1.1, which other hosts cannot reach, and it fails
+    where the name stands for none. It has no setting for that, so this calls what it calls itself (0.10).
+    """
+    try:
+        from jax._src import distributed, xla_bridge
+        from jax._src.lib import _jax
+        from jax.extend import backend
+
+        collectives = _jax.make_gloo_tcp_collectives(distributed.global_state.client, hostname=address)
+        make = partial(xla_bridge.make_cpu_client, collectives=collectives)
+    except (ImportError, AttributeError, TypeError):
+        return  # another version: its own way is as good as the host's name
+    backend.register_backend_factory("cpu", make, priority=0, fail_quietly=False)

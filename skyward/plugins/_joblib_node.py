@@ -1,0 +1,104 @@
+"""What joblib's work is on a node: batches of calls, the client's warning filters, a share of the CPUs.
+
+Runs on workers. Standard library only at import; joblib is imported where it is used.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from skyward.model.instance import InstanceInfo
+from skyward.runner.config import SETTINGS_VAR, RunnerSettings
+
+# read by the libraries that joblib's own processes limit as well, when they are loaded
+_THREADS = (
+    "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS",
+    "NUMBA_NUM_THREADS", "NUMEXPR_NUM_THREADS",
+)  # fmt: skip
+_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")  # quota and period of the container, in microseconds
+
+Item = tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]
+
+
+def run_batch(
+    items: Sequence[Item], nesting_level: int, versions: tuple[tuple[str, str], ...]
+) -> tuple[list[Any], float]:
+    """Run the calls of a batch one after the other; what they run in parallel themselves is sequential here.
+
+    Args:
+        items: functions with their arguments.
+        nesting_level: of the backend that `Parallel` uses inside these calls.
+        versions: of the client's packages, by the name of their module.
+
+    Returns:
+        The results, and the seconds that the calls took.
+    """
+    from joblib import parallel_config
+    from joblib.parallel import SequentialBackend
+
+    _compare(versions)
+    with parallel_config(backend=SequentialBackend(nesting_level=nesting_level), n_jobs=None):
+        began = time.perf_counter()
+        return [fn(*args, **kwargs) for fn, args, kwargs in items], time.perf_counter() - began
+
+
+@lru_cache(maxsize=1)
+def _compare(versions: tuple[tuple[str, str], ...]) -> None:
+    """Say once if this node has another version of a package whose objects travel: that mostly ends in odd errors."""
+    for name, theirs in versions:
+        ours = getattr(sys.modules.get(name), "__version__", theirs)
+        if ours.split(".")[:2] != theirs.split(".")[:2]:
+            sys.stderr.write(
+                f"skyward: this node has {name} {ours}, the client has {theirs}. Objects of one may not work in the "
+                f"other: give the plugin the client's version, as in sky.plugins.{name}(version={theirs!r}).\n"
+            )
+
+
+@lru_cache(maxsize=16)
+def _restored(entries: tuple[bytes, ...]) -> tuple[Any, ...]:
+    found = []
+    for entry in entries:
+        try:
+            found.append(pickle.loads(entry))
+        except Exception:  # noqa: S112 - its category is a class that this node does not have, and never warns with
+            continue
+    return tuple(found)
+
+
+def restored_filters(entries: tuple[bytes, ...]) -> list[Any]:
+    """The client's warning filters, without those whose category cannot be imported here."""
+    return list(_restored(entries))
+
+
+@contextmanager
+def share_of_cpus(info: InstanceInfo) -> Iterator[None]:
+    """The plugin's `around_app` hook: let numerical libraries use no more threads than this call's share of the CPUs.
+
+    What the image, the pool's `env` or the node sets already stands.
+    """
+    settings = RunnerSettings.from_json(os.environ[SETTINGS_VAR])
+    here = {peer.private_ip for peer in info.peers if peer.node == info.node}
+    nodes = sum(peer.private_ip in here for peer in info.peers)  # several nodes of a pool may be on one machine
+    threads = max(1, cpus(max(1, nodes)) // (settings.processes * settings.slots))
+    for name in _THREADS:
+        os.environ.setdefault(name, str(threads))
+    yield
+
+
+def cpus(nodes: int) -> int:
+    """CPUs of one of so many nodes on this machine, at least 1: its share, or its container's limit if that is less."""
+    share = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    share = max(1, share // nodes)
+    try:
+        quota, period = _CPU_MAX.read_text().split()
+    except (OSError, ValueError):  # no container, or an older kernel's
+        return share
+    return share if quota == "max" else max(1, min(share, int(quota) // int(period)))

@@ -1,0 +1,163 @@
+"""PyTorch's process group, made of the ranks of a pool: the run half of the torch plugin and of the torch decorators.
+
+Runs on workers. Standard library only at import; torch is imported where it is used.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from skyward.errors import PluginError
+from skyward.model.instance import InstanceInfo
+from skyward.plugins import _second_init
+from skyward.plugins._interface import interface_of
+from skyward.plugins._meeting import listen, meet
+from skyward.runtime import environment, lasting
+
+_STORE_TIMEOUT = timedelta(minutes=5)  # for the ranks to find each other, once all are known to be there
+_CALL_TIMEOUT_S = 300.0  # the same in a call, where ranks may still be importing torch
+
+
+@contextmanager
+def around_workers(info: InstanceInfo, *, backend: str | None = None) -> Iterator[None]:
+    """The plugin's `around_app` hook: a group if the pool has several ranks."""
+    if info.total_workers < 2:
+        yield
+        return
+    with process_group(info, backend=backend):
+        yield
+
+
+def enter_in_call(info: InstanceInfo, *, backend: str | None = None) -> None:
+    """The decorators' part: the group is made at the first call, unless a plugin has made it, and stays.
+
+    Raises:
+        PluginError: the call does not run on all ranks, or a rank is missing or out of reach.
+        ConfigError: the group is there, with another backend.
+    """
+    if info.total_workers > 1 and not environment.on_every_rank():
+        raise PluginError(
+            f"This function forms a process group of all {info.total_workers} ranks of the pool, and was called on one "
+            "of them alone, where it would wait for the others for ever. Call it on all of them: f(...) @ pool."
+        )
+    lasting.enter("torch", lambda: process_group(info, backend=backend, timeout_s=_CALL_TIMEOUT_S))
+    _second_init.agree(backend)
+
+
+@contextmanager
+def process_group(info: InstanceInfo, *, backend: str | None = None, timeout_s: float | None = None) -> Iterator[None]:
+    """Make the default process group of all ranks, and destroy it at the end; every rank enters it.
+
+    The environment is that of torchrun: MASTER_ADDR, MASTER_PORT, WORLD_SIZE, RANK, LOCAL_RANK, LOCAL_WORLD_SIZE,
+    NODE_RANK. A group that is there already is left as it is.
+
+    Args:
+        info: this rank's place.
+        backend: "nccl" or "gloo"; None for nccl where CUDA is available, else gloo.
+        timeout_s: how long to wait for the other ranks; None for what is left of the pool's set-up.
+
+    Raises:
+        PluginError: a rank is missing or out of reach, or the backend cannot be used here.
+    """
+    import torch
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        yield
+        return
+    cuda = torch.cuda.is_available()
+    chosen = backend or ("nccl" if cuda else "gloo")
+    if chosen == "nccl" and not cuda:
+        raise PluginError(
+            f"torch: the backend nccl needs a GPU, and node {info.node} has none that CUDA can use. Give the pool an "
+            "accelerator=, or leave backend= out, which takes gloo here."
+        )
+    device = _use_device(info) if cuda else None
+    _share_processors(info)
+    _name_interface(info)
+    store, port = _store(info, timeout_s)
+    _describe(info, port)
+    if not cuda:
+        os.environ.setdefault("ACCELERATE_USE_CPU", "true")  # the Trainer then takes part in a group of CPUs, too
+    dist.init_process_group(
+        chosen,
+        store=dist.PrefixStore("skyward", store),
+        rank=info.global_worker_index,
+        world_size=info.total_workers,
+        device_id=device if chosen == "nccl" else None,
+    )
+    _second_init.redirect()
+    try:
+        yield
+    finally:
+        _second_init.restore()
+        dist.destroy_process_group()
+        del store  # on rank 0 it serves the others
+
+
+def _store(info: InstanceInfo, timeout_s: float | None) -> tuple[Any, int]:
+    """The ranks' common store, served by rank 0 on the pool's port or, where that is taken, on a free one."""
+    import torch.distributed as dist
+
+    address = info.head_addr
+    if info.global_worker_index:
+        address, port = meet(info, "torch", timeout_s)
+        return dist.TCPStore(address, port, timeout=_STORE_TIMEOUT, wait_for_workers=False), port
+    listener = listen(address, info.head_port)
+    port = listener.getsockname()[1]
+    store = dist.TCPStore(
+        address,
+        port,
+        is_master=True,
+        timeout=_STORE_TIMEOUT,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
+    meet(info, "torch", timeout_s, port=port)
+    return store, port
+
+
+def _describe(info: InstanceInfo, port: int) -> None:
+    os.environ.update(
+        MASTER_ADDR=info.head_addr,
+        MASTER_PORT=str(port),
+        WORLD_SIZE=str(info.total_workers),
+        RANK=str(info.global_worker_index),
+        LOCAL_RANK=str(info.worker),
+        LOCAL_WORLD_SIZE=str(info.workers_per_node),
+        NODE_RANK=str(info.node),
+        TORCHELASTIC_USE_AGENT_STORE="True",  # `env://` joins the store that listens there, instead of opening one
+    )
+
+
+def _use_device(info: InstanceInfo) -> Any:
+    """Make the rank's own GPU the current one: one of those it sees, which may be its alone or all of the node's."""
+    import torch
+
+    device = torch.device("cuda", info.worker % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def _name_interface(info: InstanceInfo) -> None:
+    """Left alone, gloo announces what the host's name resolves to, which other machines often cannot reach."""
+    interface = interface_of(info)
+    if interface is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")  # exactly this one, not all that start like it
+
+
+def _share_processors(info: InstanceInfo) -> None:
+    """Where several ranks run on one machine, give each its part of the processors, as they would fight for them."""
+    import torch
+
+    here = info.peers[info.node].private_ip if info.peers else info.head_addr
+    ranks = max(1, sum(peer.private_ip == here for peer in info.peers)) * info.workers_per_node
+    if ranks > 1 and "OMP_NUM_THREADS" not in os.environ:
+        threads = max(1, len(os.sched_getaffinity(0)) // ranks)
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+        torch.set_num_threads(threads)

@@ -1,0 +1,80 @@
+"""`sky.plugins.torch`: PyTorch in the image, for the GPUs of the pool, and a process group of all ranks."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from skyward.errors import ConfigError
+from skyward.model.image import Image
+from skyward.model.spec import Cluster
+from skyward.plugins._process_group import around_workers
+from skyward.plugins._requirement import LATEST, requirement
+from skyward.plugins._trainer import with_trainer
+from skyward.plugins.base import Plugin
+
+INDEX = "https://download.pytorch.org/whl"
+_CUDA = re.compile(r"cu\d{2,3}")
+
+
+def torch(
+    backend: Literal["nccl", "gloo"] | None = None,
+    cuda: str = "cu128",
+    version: str = LATEST,
+    vision: str | None = None,
+    audio: str | None = None,
+) -> Plugin:
+    """PyTorch, and its distributed process group on pools of several ranks.
+
+    The packages come from PyTorch's own index, for the pool's accelerator: with CUDA where it has some, else for CPUs.
+    The group is made once per worker, when the pool starts, and is there in every call.
+
+    Args:
+        backend: of the group; None for nccl where CUDA is available on the worker, else gloo.
+        cuda: CUDA version of the packages, as the index spells it.
+        version: of torch: "latest", a version ("2.3.0") or a specifier (">=2.3,<3").
+        vision: the same for torchvision; None does not install it.
+        audio: the same for torchaudio; None does not install it.
+
+    Raises:
+        ConfigError: a parameter is none of these.
+    """
+    if backend not in (None, "nccl", "gloo"):
+        raise ConfigError(f"sky.plugins.torch: backend takes 'nccl', 'gloo' or None; found {backend!r}.")
+    if not _CUDA.fullmatch(str(cuda)):
+        raise ConfigError(
+            f"sky.plugins.torch: cuda takes what PyTorch's index calls it, as in 'cu128'; found {cuda!r}."
+        )
+    wanted = {"torch": version, "torchvision": vision, "torchaudio": audio}
+    parameters = {"torch": "version", "torchvision": "vision", "torchaudio": "audio"}
+    packages = {
+        name: requirement(name, value, where=f"sky.plugins.torch: {parameters[name]}")
+        for name, value in wanted.items()
+        if value is not None
+    }
+    return (
+        Plugin.create("torch")
+        .with_image_transform(_Packages(packages, cuda))
+        .with_around_app(partial(around_workers, backend=backend))
+        .with_collective()
+    )
+
+
+@dataclass(frozen=True)
+class _Packages:
+    """The transform: requirements by package, from the index for the pool's accelerator."""
+
+    requirements: dict[str, str]
+    cuda: str
+
+    def __call__(self, image: Image, cluster: Cluster) -> Image:
+        accelerator = cluster.spec.accelerator
+        build = self.cuda if accelerator is not None and accelerator.cuda else "cpu"
+        elsewhere = {package for index in image.pip_indexes for package in index.packages}  # the user's choice stands
+        scoped = [package for package in self.requirements if package not in elsewhere]
+        image = image.pip_install(*self.requirements.values())
+        if scoped:
+            image = image.with_index(f"{INDEX}/{build}", *scoped)
+        return with_trainer(image)

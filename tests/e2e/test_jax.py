@@ -1,0 +1,98 @@
+"""JAX in containers: the ranks of a pool are one JAX, train one model on all devices, and can compute alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import skyward as sky
+from skyward.errors import PluginError
+from tests.e2e import jax_functions as functions
+from tests.e2e.jax_image import plain_pool, pool_with
+
+pytestmark = pytest.mark.timeout(600)  # the first test on a machine builds the image
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[sky.ComputePool]:
+    """Two nodes whose workers form a group."""
+    with pool_with(sky.plugins.jax(), sky.plugins.keras(), nodes=2) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def undecorated() -> Iterator[sky.ComputePool]:
+    """Two nodes with JAX and without the plugin, for the decorators."""
+    with plain_pool(nodes=2) as pool:
+        yield pool
+
+
+def test_the_nodes_are_one_jax(pool: sky.ComputePool) -> None:
+    """Each rank sees the devices of all and one of its own; the variables describe the group."""
+    first, second = functions.place_in_the_group() @ pool
+
+    assert (first["devices"], first["here"], first["process"]) == (2, 1, 0)
+    assert (second["devices"], second["here"], second["process"]) == (2, 1, 1)
+    assert first["variables"] == {**second["variables"], "JAX_PROCESS_ID": "0"}
+    assert (second["variables"]["JAX_NUM_PROCESSES"], second["variables"]["JAX_PROCESS_ID"]) == ("2", "1")
+    address, _, port = first["variables"]["JAX_COORDINATOR_ADDRESS"].partition(":")
+    assert address == "127.0.0.1"
+    assert int(port) > 1024
+
+
+def test_a_collective_reaches_all(pool: sky.ComputePool) -> None:
+    """A `psum` over the mesh of all devices sums what the ranks have, in one call after another."""
+    assert functions.psum() @ pool == [3.0, 3.0]
+    assert functions.psum() @ pool == [3.0, 3.0]
+
+
+def test_data_parallel_training_does_what_one_process_does(pool: sky.ComputePool) -> None:
+    """Both ranks end with the same bits, and every loss is that of one rank with the whole batches."""
+    first, second = functions.train_together() @ pool
+    alone = functions.train_alone() >> pool
+
+    assert first["parameters"] == second["parameters"]
+    assert first["losses"] == second["losses"]
+    assert len(alone["losses"]) == functions.EPOCHS * functions.STEPS
+    assert first["losses"] == pytest.approx(alone["losses"], abs=1e-5, rel=0)
+    assert alone["losses"][-1] < alone["losses"][0] / 4
+    assert first["accuracy"] > 0.9
+
+
+def test_a_rank_computes_alone(pool: sky.ComputePool) -> None:
+    """A call on one rank uses its own device, and does not wait for the others."""
+    assert functions.sum_here(10).with_timeout(60) >> pool == 45.0
+
+
+def test_a_pytree_goes_to_a_worker_and_back(pool: sky.ComputePool) -> None:
+    """Arrays arrive as JAX arrays, with their types, at a worker and at a client that has JAX."""
+    back = functions.round_trip() >> pool
+
+    assert back["kind"] == "ArrayImpl"
+    assert "Cpu" in back["devices"]
+
+
+def test_four_ranks_on_two_nodes() -> None:
+    """Two ranks on each of two nodes: four devices, a sum of all four ranks."""
+    plugins = (sky.plugins.jax(), sky.plugins.keras())
+    with pool_with(*plugins, nodes=2, worker=sky.Worker(per_node=2)) as pool:
+        places = functions.place_in_the_group() @ pool
+
+        assert [place["process"] for place in places] == [0, 1, 2, 3]
+        assert {(place["devices"], place["here"]) for place in places} == {(4, 1)}
+        assert functions.psum() @ pool == [10.0] * 4
+
+
+def test_the_decorator_refuses_one_rank_alone(undecorated: sky.ComputePool) -> None:
+    """A call that would wait for other ranks for ever is refused at once, before the group is there and after."""
+    call = functions.psum_decorated({}).with_timeout(60)
+    for _ in range(2):
+        with pytest.raises(PluginError, match=r"jax: this call runs on rank \d only, of 2 .* Call the function with @"):
+            call >> undecorated
+        assert call @ undecorated == [(3.0, 0.0)] * 2
+
+
+def test_the_decorator_makes_the_group_before_the_arguments(undecorated: sky.ComputePool) -> None:
+    """Arrays that come as arguments can be computed with, in the very call that makes the group."""
+    assert functions.arrays_to_two_ranks() >> undecorated == [(3.0, 10.5)] * 2

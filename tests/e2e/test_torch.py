@@ -1,0 +1,240 @@
+"""PyTorch and Transformers in containers: they train on two nodes, agree, and do what one process does."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import subprocess
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import skyward as sky
+from skyward.errors import PluginError
+from skyward.model.spec import Cluster, ClusterSpec
+from skyward.plugins import transform_all
+from tests.conftest import ROOT
+from tests.e2e import torch_functions as functions
+
+torch = pytest.importorskip("torch", reason="torch is not installed here; `pip install -e .[dev]` brings it")
+
+GUIDES = ROOT / "examples" / "guides"
+IMAGE = sky.Image(pip=["scikit-learn"])  # with the torch plugin, that of the guides on PyTorch
+HUB_IMAGE: sky.Image = runpy.run_path(str(GUIDES / "11_huggingface_finetuning.py"))["IMAGE"]
+TOKEN = "hf_CanaryThatMustNotShow" + "0123456789"
+
+pytestmark = pytest.mark.timeout(600)  # the first test on a machine builds the image
+
+
+@pytest.fixture(scope="module")
+def torch_pool() -> Iterator[sky.ComputePool]:
+    """Two nodes whose workers form a group."""
+    with sky.ComputePool(sky.Docker(), nodes=2, image=IMAGE, plugins=[sky.plugins.torch()]) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def plain_image() -> sky.Image:
+    """The same image for pools without the plugin, whose workers make no group of their own."""
+    return transform_all(IMAGE, [sky.plugins.torch()], Cluster(spec=ClusterSpec()))
+
+
+@pytest.fixture(scope="module")
+def plain_pool(plain_image: sky.Image) -> Iterator[sky.ComputePool]:
+    """Two nodes with torch and without the plugin, for the decorators."""
+    with sky.ComputePool(sky.Docker(), nodes=2, image=plain_image) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def hub_pool() -> Iterator[sky.ComputePool]:
+    """Two nodes with Transformers and a token."""
+    plugins = [sky.plugins.torch(), sky.plugins.huggingface(token=TOKEN)]
+    with sky.ComputePool(sky.Docker(), nodes=2, image=HUB_IMAGE, plugins=plugins) as pool:
+        yield pool
+
+
+def same(states: list[dict[str, Any]]) -> bool:
+    """Whether all hold the same bits."""
+    first, *others = states
+    return all(list(other) == list(first) and all(torch.equal(other[k], first[k]) for k in first) for other in others)
+
+
+def test_ddp_on_two_nodes_does_what_one_process_does(torch_pool: sky.ComputePool) -> None:
+    """Both ranks end with the same bits, and every loss is that of one process with batches twice as large."""
+    results = functions.train_with_ddp(seed=3) @ torch_pool
+    alone = functions.train_alone(seed=3) >> torch_pool
+
+    assert [(r["rank"], r["node"]) for r in results] == [(0, 0), (1, 1)]
+    assert same([r["state"] for r in results])
+    assert results[0]["losses"] == results[1]["losses"]
+    assert len(alone["losses"]) == functions.EPOCHS * functions.STEPS
+    assert results[0]["losses"] == pytest.approx(alone["losses"], abs=1e-5, rel=0)
+    assert alone["losses"][-1] < alone["losses"][0] / 4
+    assert results[0]["accuracy"] == pytest.approx(alone["accuracy"], abs=0.01)
+    assert results[0]["accuracy"] > 0.88
+
+
+def test_the_environment_is_that_of_torchrun(torch_pool: sky.ComputePool) -> None:
+    """Two nodes of one rank each, one address and port for both."""
+    (first, env), (second, other) = functions.sum_of_ranks() @ torch_pool
+
+    assert first == second == 1.0
+    assert {**env, "RANK": "1", "NODE_RANK": "1"} == other
+    assert {name: env[name] for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")} == {
+        "WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "NODE_RANK": "0",
+    }  # fmt: skip
+
+
+def test_a_single_call_on_a_collective_pool_does_not_wait_for_the_others(torch_pool: sky.ComputePool) -> None:
+    """The group is there in it; what needs all ranks says so at once."""
+    assert functions.group_is_there() >> torch_pool is True
+    assert functions.without_torch([1, 2]) >> torch_pool == 3
+    with pytest.raises(PluginError, match=r"called on one of them alone.* f\(\.\.\.\) @ pool"):
+        functions.decorated_and_makes_its_own_group("gloo") >> torch_pool
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_a_second_init_in_user_code_is_harmless(torch_pool: sky.ComputePool, backend: str) -> None:
+    """With the plugin, with plugin and decorator, and again after user code has ended the group."""
+    for _ in range(2):
+        assert functions.makes_its_own_group(backend) @ torch_pool == [2.0, 2.0]
+        assert functions.decorated_and_makes_its_own_group(backend) @ torch_pool == [2.0, 2.0]
+    assert functions.group_is_there() @ torch_pool == [True, True]
+
+
+def test_the_decorator_makes_the_group_in_a_pool_without_plugin(
+    plain_pool: sky.ComputePool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Called and bare, below and above `@compute`, with the first document's own init; it stays for later calls."""
+    assert functions.group_is_there() @ plain_pool == [False, False]
+    for _ in range(2):
+        assert functions.decorated_and_makes_its_own_group("nccl") @ plain_pool == [2.0, 2.0]
+        assert functions.decorated_above() @ plain_pool == [2.0, 2.0]
+    assert functions.on_one_node_too() @ plain_pool == [(2, 2.0), (2, 2.0)]
+    assert functions.group_is_there() @ plain_pool == [True, True]
+    with pytest.raises(PluginError, match="called on one of them alone"):
+        functions.decorated_above() >> plain_pool
+
+
+def test_the_documents_first_form_returns_a_trained_model() -> None:
+    """Decorator, pool around a function, an init of its own, and `@ sky`; with the plugin as well."""
+    data = functions.digits()
+
+    @sky.pool(provider=sky.Docker(), nodes=2, image=IMAGE, plugins=[sky.plugins.torch(backend="gloo")])
+    def main() -> list[Any]:
+        return functions.train_as_elsewhere(data) @ sky
+
+    first, second = main()
+
+    assert same([first.state_dict(), second.state_dict()])
+    assert functions.accuracy(first) > 0.8
+
+
+def test_a_module_goes_there_and_back(plain_pool: sky.ComputePool) -> None:
+    """As argument and as result, with what it has learned, to all nodes at once."""
+    model = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.BatchNorm1d(512), torch.nn.Linear(512, 10))
+    expected = {name: value.clone() for name, value in model.state_dict().items()}
+
+    results = functions.wider(model, 2.0) @ plain_pool
+
+    for back, device in results:
+        assert type(back) is type(model)
+        assert device == "cpu"
+        for name, value in back.state_dict().items():
+            scale = 1 if "running" in name or "tracked" in name else 2
+            assert torch.equal(value, expected[name] * scale)
+    assert all(torch.equal(value, expected[name]) for name, value in model.state_dict().items())
+
+
+def test_a_client_without_torch_needs_none(script: Callable[..., subprocess.Popen[str]]) -> None:
+    """Where no tensor crosses, functions that use torch are sent, run and answered without it."""
+    program = script(
+        """
+        import sys
+
+        sys.modules["torch"] = None  # whoever imports it here fails
+        import skyward as sky
+
+        @sky.compute
+        @sky.integrations.torch
+        def total(values):
+            import torch
+            import torch.distributed as dist
+
+            sums = torch.tensor(values) * (dist.get_rank() + 1)
+            dist.all_reduce(sums)
+            return sums.tolist()
+
+        image = sky.Image(pip=["scikit-learn"])
+        with sky.ComputePool(sky.Docker(), nodes=2, image=image, plugins=[sky.plugins.torch()]) as pool:
+            print(total([1.0, 2.0]) @ pool)
+        """
+    )
+    out, err = program.communicate(timeout=500)
+
+    assert out == "[[3.0, 6.0], [3.0, 6.0]]\n", err
+
+
+def test_the_trainer_trains_on_both_ranks(hub_pool: sky.ComputePool) -> None:
+    """It finds the group, both ranks end with the same bits, and the loss goes down."""
+    texts, labels = descriptions()
+
+    first, second = functions.fine_tune(texts, labels) @ hub_pool
+
+    assert [(r["rank"], r["world"]) for r in (first, second)] == [(0, 2), (1, 2)]
+    assert same([first["state"], second["state"]])
+    assert first["losses"][-1] < 0.8 * first["losses"][0] < 0.8
+
+
+def descriptions() -> tuple[list[str], list[int]]:
+    """Lines of what scikit-learn says of two of its data sets, and which of both they are about."""
+    from sklearn.datasets import load_breast_cancer, load_diabetes
+
+    found: list[tuple[str, int]] = []
+    for label, load in enumerate((load_breast_cancer, load_diabetes)):
+        lines = [" ".join(re.findall(r"[a-z]+", line.lower())) for line in load().DESCR.splitlines()]
+        found += [(line, label) for line in lines if len(line.split()) >= 3]
+    return [text for text, _ in found], [label for _, label in found]
+
+
+def test_ranks_of_one_node_form_one_group() -> None:
+    """Two nodes of two ranks each: one all_reduce over four ranks, and each knows its place on its node."""
+    worker = sky.Worker(per_node=2)
+    with sky.ComputePool(sky.Docker(), nodes=2, worker=worker, image=IMAGE, plugins=[sky.plugins.torch()]) as pool:
+        results = functions.sum_of_ranks() @ pool
+
+    assert [total for total, _ in results] == [0.0 + 1 + 2 + 3] * 4
+    names = ("RANK", "NODE_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE")
+    found = [[env[name] for name in names] for _, env in results]
+    assert found == [[str(rank), str(rank // 2), str(rank % 2), "2", "4"] for rank in range(4)]
+    assert len({env["MASTER_PORT"] for _, env in results}) == 1
+
+
+def test_groups_of_two_pools_do_not_meet(torch_pool: sky.ComputePool, plain_image: sky.Image) -> None:
+    """Each has ports of its own, on one machine and at one time; a group of one node is one of one rank."""
+    with sky.ComputePool(sky.Docker(), image=plain_image) as single:
+        assert functions.on_one_node_too() >> single == (1, 1.0)
+        assert [total for total, _ in functions.sum_of_ranks() @ torch_pool] == [1.0, 1.0]
+
+
+def test_the_token_reaches_the_function_and_nothing_else(
+    hub_pool: sky.ComputePool,
+    containers: Callable[[str], list[Any]],
+    engine: Any,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """The hub's library finds it; no container setting, command line, file, image, label or line of output has it."""
+    assert functions.token_of_the_hub() @ hub_pool == [(TOKEN, TOKEN, False)] * 2
+
+    nodes = containers(hub_pool.id)
+    assert len(nodes) == 2
+    for node in nodes:
+        assert TOKEN not in str(node.attrs)
+        assert TOKEN not in str(node.top(ps_args="axww"))
+        assert TOKEN not in node.logs().decode()
+        assert TOKEN not in str(node.diff())
+    image = nodes[0].image
+    assert TOKEN not in str(image.attrs) + str(image.history())
+    assert TOKEN not in "".join(capfd.readouterr()) + repr(hub_pool) + repr(vars(hub_pool))

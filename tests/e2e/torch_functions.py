@@ -1,0 +1,248 @@
+"""What the tests of PyTorch and Transformers run on nodes; its module imports nothing that the image lacks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import skyward as sky
+
+EPOCHS, STEPS, BATCH, FEATURES, CLASSES = 8, 42, 32, 64, 10  # a batch is that of all ranks together
+ENVIRONMENT = (
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "WORLD_SIZE",
+    "RANK",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "NODE_RANK",
+    "CUDA_VISIBLE_DEVICES",
+)
+
+
+def digits() -> tuple[Any, Any]:
+    """The 1,797 handwritten digits that scikit-learn ships, as tensors so precise that rounding never shows."""
+    import torch
+    from sklearn.datasets import load_digits
+
+    x, y = load_digits(return_X_y=True)
+    return torch.tensor(x / 16, dtype=torch.float64), torch.tensor(y)
+
+
+def model_of(seed: int) -> Any:
+    """The same small classifier for the same seed."""
+    import torch
+
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(FEATURES, 32), torch.nn.ReLU(), torch.nn.Linear(32, CLASSES)).double()
+
+
+def trained(model: Any, batches: Iterator[tuple[Any, Any]]) -> list[float]:
+    """The loss of each step."""
+    import torch
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    losses = []
+    for x, y in batches:
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def accuracy(model: Any) -> float:
+    """On the digits beyond those that are trained on."""
+    x, y = digits()
+    x, y = x[STEPS * BATCH :], y[STEPS * BATCH :]
+    return float((model(x).argmax(dim=1) == y).float().mean())
+
+
+@sky.compute
+def train_with_ddp(seed: int) -> dict[str, Any]:
+    """As in the documents: DDP, DistributedSampler, DataLoader, metrics by all_reduce; each rank starts differently."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel as DDP
+    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+    rank, world = dist.get_rank(), dist.get_world_size()
+    model = DDP(model_of(seed + rank))  # which gives all ranks the parameters of rank 0
+    x, y = digits()
+    data = TensorDataset(x[: STEPS * BATCH], y[: STEPS * BATCH])
+    sampler: Any = DistributedSampler(data, num_replicas=world, rank=rank, shuffle=False)
+    loader = DataLoader(data, batch_size=BATCH // world, sampler=sampler)
+    losses = trained(model, (batch for _ in range(EPOCHS) for batch in loader))
+    mean = torch.tensor(losses, dtype=torch.float64)
+    dist.all_reduce(mean)
+    info = sky.instance_info()
+    assert info is not None
+    return {
+        "rank": rank,
+        "node": info.node,
+        "pid": os.getpid(),
+        "losses": (mean / world).tolist(),
+        "state": {name: value.clone() for name, value in model.module.state_dict().items()},
+        "accuracy": accuracy(model.module),
+    }
+
+
+@sky.compute
+def train_alone(seed: int) -> dict[str, Any]:
+    """The same training in one process, on batches as large as those of all ranks together."""
+    model = model_of(seed)
+    x, y = digits()
+    x, y = x[: STEPS * BATCH], y[: STEPS * BATCH]
+    once = [(x[i : i + BATCH], y[i : i + BATCH]) for i in range(0, len(x), BATCH)]
+    losses = trained(model, iter(once * EPOCHS))
+    return {"losses": losses, "state": model.state_dict(), "accuracy": accuracy(model)}
+
+
+@sky.compute
+def sum_of_ranks() -> tuple[float, dict[str, str | None]]:
+    """The sum of all ranks, by one all_reduce; and the environment it needed."""
+    import torch
+    import torch.distributed as dist
+
+    total = torch.tensor(float(dist.get_rank()))
+    dist.all_reduce(total)
+    return total.item(), {name: os.environ.get(name) for name in ENVIRONMENT}
+
+
+@sky.compute
+def group_is_there() -> bool:
+    """Whether a group was made before the call."""
+    import torch.distributed as dist
+
+    return bool(dist.is_initialized())
+
+
+def init_and_sum(backend: str) -> float:
+    """A program written for another launcher: it makes the group itself, and ends it."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group(backend=backend)
+    total = torch.ones(())
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    return float(total)
+
+
+@sky.compute
+def makes_its_own_group(backend: str) -> float:
+    return init_and_sum(backend)
+
+
+@sky.compute
+@sky.integrations.torch()
+def decorated_and_makes_its_own_group(backend: str) -> float:
+    return init_and_sum(backend)
+
+
+@sky.integrations.torch(backend="gloo")
+@sky.compute
+def decorated_above() -> float:
+    return init_and_sum("gloo")
+
+
+@sky.compute
+@sky.integrations.torch
+@sky.stdout(only="head")
+def on_one_node_too() -> tuple[int, float]:
+    import torch.distributed as dist
+
+    print(f"rank {dist.get_rank()} speaks")
+    return dist.get_world_size(), init_and_sum("nccl")
+
+
+@sky.compute
+@sky.integrations.torch()
+def train_as_elsewhere(data: tuple[Any, Any]) -> Any:
+    """The form of the first document: data as an argument, an init of its own, the model as the result."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel as DDP
+
+    dist.init_process_group(backend="nccl")
+    info = sky.instance_info()
+    assert info is not None
+    assert info.is_head == (dist.get_rank() == 0)
+    x, y = sky.shard(*data, shuffle=True, seed=42, drop_last=True)
+    torch.manual_seed(0)
+    model = DDP(torch.nn.Linear(FEATURES, CLASSES).double())
+    trained(model, iter([(x, y)] * 60))
+    return model.module
+
+
+@sky.compute
+def wider(model: Any, scale: float) -> tuple[Any, str]:
+    """A module as argument and as result; and where its parameters were."""
+    import torch
+
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter *= scale
+    return model, str(next(model.parameters()).device)
+
+
+@sky.compute
+def without_torch(values: list[int]) -> int:
+    return sum(values)
+
+
+@sky.compute
+def token_of_the_hub() -> tuple[str | None, str | None, bool]:
+    """The token as the hub's library finds it, the variable, and whether a file holds one."""
+    from pathlib import Path
+
+    from huggingface_hub import constants, get_token
+
+    return get_token(), os.environ.get("HF_TOKEN"), Path(constants.HF_TOKEN_PATH).exists()
+
+
+@sky.compute
+@sky.integrations.transformers
+def fine_tune(texts: list[str], labels: list[int]) -> dict[str, Any]:
+    """A tiny BERT, trained from nothing by the Trainer on all ranks; nothing is downloaded."""
+    import tempfile
+
+    import torch
+    from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+
+    words = sorted({word for text in texts for word in text.split()})
+    number = {word: index + 1 for index, word in enumerate(words)}
+    width = max(len(text.split()) for text in texts)
+    rows = []
+    for text, label in zip(texts, labels, strict=True):
+        ids = [number[word] for word in text.split()]
+        padding = width - len(ids)
+        rows.append(
+            {"input_ids": ids + [0] * padding, "attention_mask": [1] * len(ids) + [0] * padding, "labels": label}
+        )
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    config = BertConfig(vocab_size=len(words) + 1, max_position_embeddings=width, num_labels=2, **sizes)
+    with tempfile.TemporaryDirectory() as directory:
+        arguments = TrainingArguments(
+            output_dir=directory,
+            max_steps=40,
+            per_device_train_batch_size=8,
+            learning_rate=5e-3,
+            average_tokens_across_devices=False,  # with it the loss of a classifier is multiplied by the world size
+            dataloader_pin_memory=False,
+            report_to="none",
+            save_strategy="no",
+            disable_tqdm=True,
+            logging_steps=10,
+        )
+        trainer = Trainer(BertForSequenceClassification(config), arguments, train_dataset=rows)
+        trainer.train()
+    return {
+        "rank": arguments.process_index,
+        "world": arguments.world_size,
+        "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
+        "state": {name: value.cpu() for name, value in trainer.model.state_dict().items()},
+    }

@@ -1,0 +1,201 @@
+"""The joblib and sklearn plugins: what they add to an image, and how they share out the CPUs of a node."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import joblib
+import pytest
+
+import skyward as sky
+from skyward.errors import ConfigError, NoActivePoolError, PluginError
+from skyward.integrations import JoblibPool, ScikitLearnPool
+from skyward.model.image import Image
+from skyward.model.instance import InstanceInfo, Peer
+from skyward.model.spec import Cluster, ClusterSpec
+from skyward.plugins import _joblib_node, transform_all
+from skyward.plugins._joblib_node import cpus, share_of_cpus
+from skyward.runner.config import SETTINGS_VAR, RunnerSettings
+
+
+def image(*plugins: sky.Plugin, before: Image | None = None) -> Image:
+    return transform_all(before or Image(), plugins, Cluster(spec=ClusterSpec(nodes=2)))
+
+
+@pytest.mark.parametrize(
+    ("plugin", "packages"),
+    [
+        (sky.plugins.joblib(), ("joblib",)),
+        (sky.plugins.joblib(version="1.5.1"), ("joblib==1.5.1",)),
+        (sky.plugins.joblib(">=1.5"), ("joblib>=1.5",)),
+        (sky.plugins.sklearn(), ("scikit-learn", "joblib")),
+        (sky.plugins.sklearn(version="1.7.0"), ("scikit-learn==1.7.0", "joblib")),
+    ],
+)
+def test_packages(plugin: sky.Plugin, packages: tuple[str, ...]) -> None:
+    """The packages with the versions that were asked for."""
+    assert set(image(plugin).pip) == set(packages)
+
+
+def test_the_rest_of_the_image_stays_as_it_is() -> None:
+    """Every field of the user's image is preserved."""
+    before = Image(
+        python="3.11",
+        pip=["polars==1.0", "joblib==1.5.1"],
+        apt=["git"],
+        env={"A": "b"},
+        run=["echo hello"],
+        includes=["README.md"],
+    )
+
+    after = image(sky.plugins.sklearn("1.7.0"), before=before)
+
+    assert set(after.pip) == {"polars==1.0", "joblib==1.5.1", "scikit-learn==1.7.0"}
+    for name in ("python", "apt", "env", "run", "includes", "pip_indexes", "base"):
+        assert getattr(after, name) == getattr(before, name)
+
+
+@pytest.mark.parametrize("make", [sky.plugins.joblib, sky.plugins.sklearn])
+def test_a_version_that_is_none_is_refused(make: Any) -> None:
+    """The message says whose parameter it is."""
+    with pytest.raises(ConfigError, match=r"sky\.plugins\.(joblib|sklearn): version"):
+        make(version="new")
+
+
+def packages_of(pool: sky.ComputePool) -> set[str]:
+    return set(pool._image().pip)
+
+
+def test_pools_bring_the_plugin_and_take_what_a_pool_takes() -> None:
+    """Parameters are those of `ComputePool`; those of the packages' versions come on top."""
+    own = sky.Plugin.create("own").with_image_transform(lambda image, _cluster: image.pip_install("polars"))
+    settings: dict[str, Any] = {"nodes": 3, "image": Image(apt=["git"]), "env": {"A": "b"}, "plugins": [own]}
+
+    pool = JoblibPool(sky.Local(), concurrency=2, joblib_version="1.5.1", **settings)
+    both = ScikitLearnPool(sky.Local(), sklearn_version="1.7.0", joblib_version="1.5.1", **settings)
+
+    assert packages_of(pool) == {"joblib==1.5.1", "polars"}
+    assert packages_of(both) >= {"joblib==1.5.1", "scikit-learn==1.7.0", "polars"}
+    assert pool.total_slots == 6
+    assert both.total_slots == 3
+    assert pool._image().apt == ("git",)
+
+
+def test_pools_run_calls_in_processes_unless_told_otherwise() -> None:
+    """Pure Python holds the interpreter's lock: threads would not run it side by side."""
+    assert JoblibPool(sky.Local(), concurrency=3)._settings.worker.processes == 3
+    threads = sky.Worker(concurrency=3, executor="thread")
+    assert JoblibPool(sky.Local(), worker=threads)._settings.worker == threads
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"nodess": 3}, {"concurrency": 2, "worker": sky.Worker()}, {"joblib_version": "new"}, {"concurrency": 0}],
+    ids=str,
+)
+def test_pools_refuse_what_is_wrong(wrong: dict[str, Any]) -> None:
+    """Before anything is created."""
+    with pytest.raises(ConfigError):
+        JoblibPool(sky.Local(), **wrong)
+
+
+def test_joblib_is_needed_on_this_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is missing the pool says so; the hook is told of no other import that fails."""
+    plugin = sky.plugins.joblib()
+    assert plugin.around_client is not None
+    monkeypatch.delitem(sys.modules, "skyward.plugins._joblib_backend", raising=False)
+    monkeypatch.setitem(sys.modules, "joblib", None)
+    monkeypatch.setitem(sys.modules, "joblib.parallel", None)
+
+    with pytest.raises(PluginError, match="joblib is needed"), plugin.around_client(None, Cluster(spec=ClusterSpec())):
+        pass
+
+
+def test_the_backend_by_name_needs_an_open_pool() -> None:
+    """`Parallel(backend="skyward")` means the innermost pool; without one it never runs here instead."""
+    import skyward.plugins._joblib_backend  # noqa: F401 - registers the name
+
+    with pytest.raises(NoActivePoolError, match="none is open"):
+        joblib.Parallel(backend="skyward")
+
+
+# on the node ---------------------------------------------------------------------------------------------------------
+
+
+def place(node: int, addresses: Sequence[str]) -> InstanceInfo:
+    peers = tuple(Peer(node=number, private_ip=address) for number, address in enumerate(addresses))
+    return InstanceInfo(node=node, total_nodes=len(peers), head_addr=addresses[0], head_port=29400, peers=peers)
+
+
+@pytest.mark.parametrize(
+    ("machine", "addresses", "processes", "slots", "threads"),
+    [
+        (8, ["10.0.0.1"], 1, 1, 8),
+        (8, ["10.0.0.1"], 4, 1, 2),
+        (8, ["10.0.0.1"], 1, 4, 2),
+        (8, ["10.0.0.1", "10.0.0.2"], 1, 1, 8),
+        (8, ["127.0.0.1", "127.0.0.1"], 1, 1, 4),
+        (2, ["127.0.0.1"] * 4, 2, 1, 1),
+    ],
+    ids=["alone", "processes", "threads", "two machines", "two nodes of one machine", "more than there is"],
+)
+def test_threads_are_the_share_of_a_call(
+    machine: int,
+    addresses: list[str],
+    processes: int,
+    slots: int,
+    threads: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """CPUs of the machine, by its nodes, by the calls at once; at least one."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(machine)), raising=False)
+    monkeypatch.setattr(_joblib_node, "_CPU_MAX", Path("no such file"))
+    monkeypatch.setenv(SETTINGS_VAR, RunnerSettings(processes=processes, slots=slots).to_json())
+    for name in _joblib_node._THREADS:
+        monkeypatch.delenv(name, raising=False)
+
+    with share_of_cpus(place(0, addresses)):
+        assert os.environ["OMP_NUM_THREADS"] == os.environ["OPENBLAS_NUM_THREADS"] == str(threads)
+
+
+def test_threads_that_are_set_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The image, or `env=` of the pool, knows better."""
+    monkeypatch.setenv(SETTINGS_VAR, RunnerSettings().to_json())
+    for name in _joblib_node._THREADS:
+        monkeypatch.setenv(name, "3")
+
+    with share_of_cpus(place(0, ["10.0.0.1"])):
+        assert os.environ["OMP_NUM_THREADS"] == "3"
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes", "expected"),
+    [("max 100000", 1, 8), ("200000 100000", 1, 2), ("200000 100000", 2, 2), ("50000 100000", 1, 1), ("", 2, 4)],
+)
+def test_a_container_is_limited_by_its_quota(
+    text: str, nodes: int, expected: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A quota is a node's own; without one it shares the machine with the others."""
+    (tmp_path / "cpu.max").write_text(text)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)), raising=False)
+    monkeypatch.setattr(_joblib_node, "_CPU_MAX", tmp_path / "cpu.max")
+
+    assert cpus(nodes) == expected
+
+
+def test_other_versions_are_told_of_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """Objects of one version may not work in another; a patch release is no other version."""
+    theirs = (("joblib", "0.1.2"),)
+    _joblib_node._compare.cache_clear()
+
+    for _ in range(3):
+        assert _joblib_node.run_batch([(max, (1, 2), {})], 1, theirs)[0] == [2]
+    assert _joblib_node.run_batch([(max, (1, 2), {})], 1, (("joblib", f"{joblib.__version__}.post1"),))[0] == [2]
+
+    told = capsys.readouterr().err
+    assert told.count("this node has joblib") == 1
+    assert "sky.plugins.joblib(version='0.1.2')" in told

@@ -1,0 +1,190 @@
+"""The keras plugin and decorator: image, backend and its conflicts. Keras itself stands in tests/e2e/test_keras.py."""
+
+from __future__ import annotations
+
+import os
+import sys
+from itertools import permutations
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+import skyward as sky
+from skyward.errors import ConfigError, PluginError
+from skyward.model.accelerator import Accelerator
+from skyward.model.instance import InstanceInfo
+from skyward.model.spec import Cluster, ClusterSpec
+from skyward.plugins import transform_all
+from skyward.plugins.node import Session
+from skyward.runtime.environment import declared_env, is_collective
+
+CPU = Cluster(spec=ClusterSpec(nodes=2))
+GPU = Cluster(spec=ClusterSpec(accelerator=Accelerator("A100")))
+ALONE = InstanceInfo(node=0, total_nodes=1, head_addr="127.0.0.1", head_port=1)
+
+
+@pytest.fixture(autouse=True)
+def _no_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERAS_BACKEND", "none")  # so that it is put back as it was
+    monkeypatch.delenv("KERAS_BACKEND")
+    monkeypatch.delitem(sys.modules, "keras", raising=False)
+
+
+def load_keras(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+    """Pretend that keras has been imported with a backend."""
+    keras = ModuleType("keras")
+    keras.config = SimpleNamespace(backend=lambda: backend)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "keras", keras)
+
+
+def function() -> str:
+    return os.environ.get("KERAS_BACKEND", "none")
+
+
+# the image ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("backend", "cluster", "added"),
+    [
+        ("jax", CPU, {"keras", "jax"}),
+        ("jax", GPU, {"keras", "jax[cuda12]"}),
+        ("torch", CPU, {"keras", "torch"}),
+        ("tensorflow", CPU, {"keras", "tensorflow-cpu"}),
+        ("tensorflow", GPU, {"keras", "tensorflow[and-cuda]"}),
+    ],
+)
+def test_the_backend_is_installed(backend: Any, cluster: Cluster, added: set[str]) -> None:
+    """The plugin alone brings Keras, its backend for the pool's accelerator, and the variable that names it."""
+    image = transform_all(sky.Image(), [sky.plugins.keras(backend=backend)], cluster)
+
+    assert set(image.pip) == added
+    assert image.env == {"KERAS_BACKEND": backend}
+
+
+def test_pytorch_comes_from_its_own_index() -> None:
+    """Torch as a backend is what the torch plugin would install."""
+    [index] = transform_all(sky.Image(), [sky.plugins.keras(backend="torch")], CPU).pip_indexes
+
+    assert index.url.endswith("/whl/cpu")
+    assert index.packages == ("torch",)
+
+
+@pytest.mark.parametrize("there", ["jax==0.10.2", "jax[cuda13]>=0.10"])
+def test_a_backend_that_is_there_is_left_alone(there: str) -> None:
+    """What the user, or a plugin before, asks of the backend is not widened."""
+    image = transform_all(sky.Image(pip=[there]), [sky.plugins.keras()], GPU)
+
+    assert set(image.pip) == {there, "keras"}
+
+
+@pytest.mark.parametrize("cluster", [CPU, GPU])
+def test_the_order_of_the_plugins_does_not_matter(cluster: Cluster) -> None:
+    """keras() before jax() and after it give the same image."""
+    plugins = (sky.plugins.keras(backend="jax"), sky.plugins.jax())
+    first, second = [transform_all(sky.Image(), order, cluster) for order in permutations(plugins)]
+
+    assert first == second
+
+
+def test_an_image_for_another_backend_is_refused() -> None:
+    """An image whose environment names another backend is not changed in silence."""
+    image = sky.Image(env={"KERAS_BACKEND": "torch"})
+
+    with pytest.raises(PluginError, match=r"KERAS_BACKEND=torch, and the plugin is keras\(backend='jax'\)"):
+        transform_all(image, [sky.plugins.keras()], CPU)
+
+
+# settings ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [sky.plugins.keras, sky.integrations.keras])
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"backend": "numpy"}, "backend must be 'jax', 'torch' or 'tensorflow'; found 'numpy'"),
+        ({"seed": -1}, "seed must be a whole number"),
+        ({"seed": 2**32}, "seed must be a whole number"),
+        ({"seed": "7"}, "seed must be a whole number"),
+        ({"seed": True}, "seed must be a whole number"),
+    ],
+)
+def test_wrong_settings_are_refused(make: Any, given: dict[str, Any], message: str) -> None:
+    """Plugin and decorator fail where they are written, not on a node."""
+    with pytest.raises(ConfigError, match=message):
+        make(**given)
+
+
+def test_groups_are_collective() -> None:
+    """Alone on JAX each rank works for itself; the other backends connect the ranks."""
+    assert [sky.plugins.keras(backend=b).collective for b in ("jax", "torch", "tensorflow")] == [False, True, True]
+
+
+# in a worker -------------------------------------------------------------------------------------------------------
+
+
+def test_the_backend_is_set_before_functions_are_loaded() -> None:
+    """Entering the plugin sets the variable, also where there is no image."""
+    session = Session((sky.plugins.keras(backend="jax"),), ALONE)
+    try:
+        assert os.environ["KERAS_BACKEND"] == "jax"
+    finally:
+        session.close()
+
+
+def test_a_worker_with_another_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another plugin that has loaded Keras with another backend is found out."""
+    load_keras(monkeypatch, "torch")
+
+    with pytest.raises(PluginError, match="backend 'jax', but keras is loaded with KERAS_BACKEND=torch"):
+        Session((sky.plugins.keras(backend="jax"),), ALONE)
+
+
+def test_plugin_and_decorator_must_agree() -> None:
+    """A function that asks for another backend than its pool has is not loaded."""
+    session = Session((sky.plugins.keras(backend="jax"),), ALONE)
+    other = sky.integrations.keras(backend="torch")(function)
+
+    with pytest.raises(PluginError, match="the backend 'torch' by its decorator, and the pool for 'jax' by its plugin"):
+        session.decorate(other)
+    assert session.decorate(sky.integrations.keras(backend="jax")(function))() == "jax"
+
+
+# the decorator -----------------------------------------------------------------------------------------------------
+
+
+def test_its_forms() -> None:
+    """Bare and called, below `compute` and above it: the function asks for the backend each time."""
+    bare = sky.integrations.keras(function)
+    called = sky.integrations.keras()(function)
+    named = sky.integrations.keras("torch", seed=1)(function)
+    below = sky.compute(sky.integrations.keras(backend="jax")(function))
+    above = sky.integrations.keras(backend="jax")(sky.compute(function, timeout=3))
+
+    asked = [declared_env(fn) for fn in (bare, called, named, below.fn, above.fn)]
+    assert [env["KERAS_BACKEND"] for env in asked] == ["jax", "jax", "torch", "jax", "jax"]
+    assert above.timeout == 3
+
+
+def test_outside_a_pool_it_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decorated function that is called as it is sets nothing and imports nothing."""
+    monkeypatch.delenv("COMPUTE_POOL", raising=False)
+
+    assert sky.integrations.keras(backend="jax", seed=3)(function)() == "none"
+
+
+def test_two_backends_on_one_function_are_refused() -> None:
+    """A function has one backend."""
+    with pytest.raises(ConfigError, match="KERAS_BACKEND=torch and with KERAS_BACKEND=jax"):
+        sky.integrations.keras(backend="jax")(sky.integrations.keras(backend="torch")(function))
+
+
+def test_it_is_collective_where_ranks_form_a_group() -> None:
+    """On JAX only with the jax decorator below it, or above; on the other backends always."""
+    keras, jax = sky.integrations.keras, sky.integrations.jax
+
+    assert not is_collective(keras(backend="jax")(function))
+    assert is_collective(keras(backend="jax")(jax(function)))
+    assert is_collective(jax(keras(backend="jax")(function)))
+    assert is_collective(keras(backend="torch")(function))

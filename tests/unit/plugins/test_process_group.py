@@ -1,0 +1,194 @@
+"""The process group of one rank, in a process of its own; and user code that makes or ends one a second time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed here; `pip install -e .[dev]` brings it")
+
+HEAD = """
+import os
+import warnings
+import torch
+import torch.distributed as dist
+from torch.distributed import destroy_process_group, init_process_group  # before the group is there
+from skyward.errors import ConfigError, PluginError
+from skyward.model.instance import InstanceInfo, Peer
+from skyward.plugins._process_group import around_workers, process_group
+
+def place(**given):
+    return InstanceInfo(**{"node": 0, "total_nodes": 1, "head_addr": "127.0.0.1", "head_port": 0, **given})
+
+def total():
+    value = torch.ones(1)
+    dist.all_reduce(value)
+    return value.item()
+"""
+
+
+def run(code: str, **env: str) -> list[str]:
+    """The lines that a fresh process prints for `code`."""
+    clean = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME")}
+    program = HEAD + textwrap.dedent(code)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env={**clean, **env}, check=False, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_the_group_lasts_as_long_as_the_context() -> None:
+    """With the environment of torchrun, over the interface of the head's address; at the end it is gone."""
+    lines = run(
+        """
+        with process_group(place()):
+            print(dist.get_backend(), dist.get_rank(), dist.get_world_size(), total())
+            names = "MASTER_ADDR WORLD_SIZE RANK LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GLOO_SOCKET_IFNAME"
+            print(*(os.environ[name] for name in names.split()))
+            assert int(os.environ["MASTER_PORT"]) > 0
+        print(dist.is_initialized())
+        """
+    )
+
+    assert lines == ["gloo 0 1 1.0", "127.0.0.1 1 0 0 1 0 lo", "False"]
+
+
+def test_the_plugin_leaves_a_single_rank_alone() -> None:
+    """On one node it makes no group; the decorator does."""
+    assert run("with around_workers(place()): print(dist.is_initialized(), 'RANK' in os.environ)") == ["False False"]
+
+
+def test_a_second_init_is_harmless_whoever_holds_the_function() -> None:
+    """Taken before or after, with the backend that is there, none, or one that this machine cannot use: one warning."""
+    lines = run(
+        """
+        with process_group(place()), warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            init_process_group()
+            init_process_group("gloo", rank=0, world_size=1)
+            dist.init_process_group(backend="nccl")
+            dist.init_process_group("cpu:gloo,cuda:nccl", init_method="env://")
+            print(total(), dist.get_backend())
+        print(*(warning.message for warning in seen), sep="|")
+        """
+    )
+
+    assert lines == [
+        "1.0 gloo",
+        "init_process_group(): the group is there already (gloo, rank 0 of 1) and is kept: this call does nothing.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("rank=3, world_size=1", "init_process_group(rank=3): in the group of this pool this process has rank 0."),
+        ("world_size=4, rank=0", "init_process_group(world_size=4): in the group of this pool this process has world_"),
+        ("'mpi'", ""),  # a backend that this build of torch lacks: nothing that could be meant
+        ("'fake'", "The process group of this pool uses gloo, and fake is asked for. Name the backend where the group"),
+    ],
+)
+def test_a_second_init_that_asks_for_something_else(arguments: str, message: str) -> None:
+    """A conflict is an error that says what there is and where to say otherwise."""
+    lines = run(
+        f"""
+        import torch.testing._internal.distributed.fake_pg  # a backend that this machine could use
+        with process_group(place()):
+            try:
+                init_process_group({arguments})
+            except ConfigError as error:
+                print(error)
+        """
+    )
+
+    assert "".join(lines).startswith(message)
+    assert len(lines) == bool(message)
+
+
+def test_user_code_cannot_end_the_group_of_later_calls() -> None:
+    """It may end groups of its own."""
+    lines = run(
+        """
+        with process_group(place()):
+            own = dist.new_group([0])
+            destroy_process_group(own)
+            warnings.simplefilter("ignore")
+            destroy_process_group()
+            dist.destroy_process_group(dist.group.WORLD)
+            print(total())
+        """
+    )
+
+    assert lines == ["1.0"]
+
+
+def test_torch_has_its_functions_back_afterwards() -> None:
+    """After the context both do what they did before, with the documentation they had."""
+    lines = run(
+        """
+        import inspect
+        before = inspect.signature(init_process_group)
+        with process_group(place()):
+            assert inspect.signature(init_process_group) == before
+        init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        print(total())
+        try:
+            init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        except ValueError as error:
+            print(error)
+        destroy_process_group()
+        print(dist.is_initialized())
+        """
+    )
+
+    assert lines == ["1.0", "trying to initialize the default process group twice!", "False"]
+
+
+def test_a_group_that_is_there_is_used() -> None:
+    """Plugin and decorator together make one group, and the outer one ends it."""
+    lines = run(
+        """
+        with process_group(place()):
+            with process_group(place()):
+                print(total())
+            print(total())
+        """
+    )
+
+    assert lines == ["1.0", "1.0"]
+
+
+def test_nccl_without_a_gpu_is_an_error_that_says_so() -> None:
+    """Before anything waits for anybody."""
+    lines = run(
+        """
+        try:
+            with process_group(place(), backend="nccl"):
+                pass
+        except PluginError as error:
+            print(error)
+        """,
+        CUDA_VISIBLE_DEVICES="",
+    )
+
+    assert len(lines) == 1
+    assert lines[0].startswith("torch: the backend nccl needs a GPU, and node 0 has none that CUDA can use.")
+
+
+def test_ranks_on_one_machine_share_its_processors() -> None:
+    """Each gets its part, at least one; what the user has set stays."""
+    code = """
+        peers = (Peer(node=0, private_ip="127.0.0.1"), Peer(node=1, private_ip="127.0.0.1"))
+        from skyward.plugins._process_group import _share_processors
+        _share_processors(place(total_nodes=2, peers=peers, workers_per_node=2))
+        print(os.environ["OMP_NUM_THREADS"], torch.get_num_threads())
+        """
+    part = max(1, len(os.sched_getaffinity(0)) // 4)
+
+    assert run(code) == [f"{part} {part}"]
+    assert run(code, OMP_NUM_THREADS="3")[0].split()[0] == "3"

@@ -1,0 +1,134 @@
+"""The tensorflow plugin: the image, and the cluster as ranks see it. With TensorFlow: tests/e2e/test_tensorflow.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+import skyward as sky
+from skyward.model.accelerator import Accelerator
+from skyward.model.instance import ENV_VAR, InstanceInfo, Peer
+from skyward.model.spec import Cluster, ClusterSpec
+from skyward.plugins import _tensorflow_cluster as cluster
+from skyward.plugins import transform_all
+from skyward.runtime import environment, group
+
+
+def place(rank: int, ranks: int = 2) -> InstanceInfo:
+    """Ranks on nodes with addresses of their own."""
+    peers = tuple(Peer(node=node, private_ip=f"127.0.0.{node + 1}") for node in range(ranks))
+    return InstanceInfo(node=rank, total_nodes=ranks, head_addr="127.0.0.1", head_port=1, peers=peers)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in ("TF_CONFIG", "TF_GRPC_REUSE_PORT"):
+        monkeypatch.setenv(name, "")  # so that it is put back as it was
+        monkeypatch.delenv(name)
+    yield
+    environment.end_call()
+
+
+class OtherRank:
+    """A gather of two ranks in one process: this one, and another whose values are made up from this one's."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.names: list[str] = []
+
+    def __call__(self, value: Any, name: str, _timeout_s: float | None) -> list[Any]:
+        self.names.append(name)
+        other = {"tensorflow: addresses": f"127.0.0.{2 - self.rank}:4242"}.get(name)
+        return [value, other] if self.rank == 0 else [other, value]
+
+
+@contextmanager
+def described(monkeypatch: pytest.MonkeyPatch, rank: int) -> Iterator[dict[str, Any]]:
+    monkeypatch.setenv(ENV_VAR, place(rank).to_json())
+    monkeypatch.setattr(group, "_exchange", OtherRank(rank))
+    with cluster.described(place(rank)):
+        yield json.loads(os.environ["TF_CONFIG"])
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "platform", "wanted"),
+    [
+        (None, "linux/amd64", "tensorflow-cpu"),
+        (None, "linux/arm64", "tensorflow"),
+        ("A100", "linux/amd64", "tensorflow[and-cuda]"),
+        (Accelerator("A100", 2), "linux/amd64", "tensorflow[and-cuda]"),
+    ],
+)
+def test_the_package_for_the_nodes(accelerator: Any, platform: str, wanted: str) -> None:
+    """CPU nodes get the build without CUDA, where there is one."""
+    spec = ClusterSpec(accelerator=Accelerator.of(accelerator), platform=platform)
+
+    assert transform_all(sky.Image(), [sky.plugins.tensorflow()], Cluster(spec=spec)).pip == (wanted,)
+
+
+def test_a_log_level_of_the_user_stays() -> None:
+    """TensorFlow is made less talkative, unless the image says how talkative it is to be."""
+    plugins, plan = [sky.plugins.tensorflow()], Cluster(spec=ClusterSpec())
+
+    assert transform_all(sky.Image(), plugins, plan).env == {"TF_CPP_MIN_LOG_LEVEL": "1"}
+    mine = sky.Image(env={"TF_CPP_MIN_LOG_LEVEL": "0"})
+    assert transform_all(mine, plugins, plan).env == {"TF_CPP_MIN_LOG_LEVEL": "0"}
+
+
+def test_every_node_is_listed_with_its_own_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cluster lists each node's address, in the order of the ranks; the task is this rank's."""
+    with described(monkeypatch, 0) as config:
+        own, other = config["cluster"]["worker"]
+
+        assert own.startswith("127.0.0.1:")
+        assert other == "127.0.0.2:4242"
+        assert config["task"] == {"type": "worker", "index": 0}
+    assert "TF_CONFIG" not in os.environ
+
+
+def test_the_port_is_held_for_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody else gets the port; a socket that shares it, as TensorFlow's is told to, does."""
+    with described(monkeypatch, 0) as config:
+        port = int(config["cluster"]["worker"][0].rpartition(":")[2])
+
+        with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
+            stranger.bind(("127.0.0.1", port))
+        assert os.environ["TF_GRPC_REUSE_PORT"] == "true"
+        with socket.create_server(("", port), reuse_port=True):
+            socket.create_connection(("127.0.0.1", port), 5).close()
+
+
+def test_calls_on_one_rank_see_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A strategy made in a call that one rank runs alone would wait for the others: it is shown none."""
+    with described(monkeypatch, 0):
+        seen = []
+        for everywhere in (True, False, True):
+            environment.begin_call(everywhere=everywhere)
+            cluster.before_call(place(0))
+            seen.append("TF_CONFIG" in os.environ)
+            environment.end_call()
+
+    assert seen == [True, False, True]
+
+
+def test_one_rank_is_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a pool of one nothing is described, and nobody is asked."""
+    monkeypatch.setattr(group, "_exchange", None)
+
+    with cluster.described(place(0, ranks=1)):
+        assert "TF_CONFIG" not in os.environ
+
+
+def test_both_forms_describe_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The decorator finds what the plugin has described: the ranks meet once."""
+    with described(monkeypatch, 0) as config, cluster.described(place(0)):
+        assert json.loads(os.environ["TF_CONFIG"]) == config
+        exchange = group._exchange
+        assert isinstance(exchange, OtherRank)
+        assert exchange.names.count("tensorflow: addresses") == 1

@@ -1,0 +1,51 @@
+"""The guides in `examples/guides`: the lines that documents embed are those they speak of; all take a provider."""
+
+from __future__ import annotations
+
+import ast
+import textwrap
+from pathlib import Path
+
+import pytest
+
+GUIDES = Path(__file__).parents[2] / "examples" / "guides"
+PATHS = sorted(GUIDES.glob("[0-9]*.py"))
+
+# guide and lines (first and last, from 1) -> what the document says of them, as pieces of code in their order
+EMBEDDED = {
+    ("06_pytorch_distributed", 6, 8): ["@sky.compute\n", "@sky.integrations.torch\n", "def train("],
+    ("06_pytorch_distributed", 21, 28): ["model = nn.Sequential(", "if dist.is_initialized():", "model = DDP(model)"],
+    ("06_pytorch_distributed", 30, 34): ["dataset = TensorDataset(", "DistributedSampler(", "loader = DataLoader("],
+    ("06_pytorch_distributed", 61, 64): ["metrics = torch.tensor(", "dist.all_reduce(metrics, op=dist.ReduceOp.SUM)"],
+    ("07_keras_training", 11, 13): ["@sky.compute\n", "@sky.integrations.keras(", "def train("],
+    ("07_keras_training", 18, 22): ["= load_digits(", "= sky.shard("],
+    ("07_keras_training", 24, 30): ["model = keras.Sequential("],
+    ("07_keras_training", 32, 39): ["model.compile(", "model.fit(", "model.evaluate("],
+}
+
+
+@pytest.mark.parametrize(("place", "pieces"), EMBEDDED.items(), ids=lambda value: "-".join(map(str, value))[:40])
+def test_documents_embed_whole_pieces(place: tuple[str, int, int], pieces: list[str]) -> None:
+    """The lines hold what the text around them explains, and no half of a statement."""
+    name, first, last = place
+    lines = (GUIDES / f"{name}.py").read_text(encoding="utf-8").splitlines()[first - 1 : last]
+    text = textwrap.dedent("\n".join(lines))
+
+    places = [text.find(piece) for piece in pieces]
+    assert -1 not in places
+    assert places == sorted(places)
+    assert lines[0].strip()
+    assert lines[-1].strip()
+    ast.parse(text + "\n    ..." if text.rstrip().endswith(":") else text)
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_every_guide_says_what_it_shows_and_takes_a_provider(path: Path) -> None:
+    """By the one module that reads the command line; nothing runs when a guide is imported."""
+    text = path.read_text(encoding="utf-8")
+    tree = ast.parse(text)
+
+    assert ast.get_docstring(tree)
+    assert "from provider import pool_options" in text
+    assert ast.unparse(tree.body[-1]).startswith("if __name__ == '__main__':")
+    assert not any(isinstance(statement, ast.With | ast.For) for statement in tree.body)
