@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Every target that runs skyward sees the engine, registry, base image and index map of `make engine`.
 ENV := set -a; [ -f .engine/env ] && . ./.engine/env; set +a;
 
-.PHONY: demo test dockerfiles lint typing engine engine-down venv bench clean
+.PHONY: demo test dockerfiles lint typing engine engine-down stand stand-down venv bench clean
 
 demo: engine venv  ## set up everything, then train on two containers
 	@$(ENV) $(BIN)/python examples/digits.py
@@ -31,6 +31,12 @@ engine:  ## a reachable Docker engine, a registry on loopback, the default base 
 engine-down:
 	@$(PYTHON) scripts/engine down
 
+stand: engine  ## three Docker hosts in network namespaces of this machine; .stand/hosts.json says how to reach them
+	@$(PYTHON) scripts/stand up
+
+stand-down:
+	@$(PYTHON) scripts/stand down
+
 venv: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml
@@ -43,5 +49,6 @@ $(VENV)/.installed: pyproject.toml
 	@touch $@
 
 clean:
+	@$(PYTHON) scripts/stand down
 	@$(PYTHON) scripts/engine down --purge
 	@rm -rf $(VENV)

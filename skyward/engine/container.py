@@ -28,6 +28,7 @@ class ContainerSpec:
         gpus: number of NVIDIA GPUs, or their indexes; None for none.
         cpus: limit in CPUs; None for no limit.
         memory_bytes: limit of memory; None for no limit.
+        machine_bytes: memory of the engine's machine; None if that is this one.
     """
 
     image: str
@@ -40,6 +41,7 @@ class ContainerSpec:
     gpus: int | tuple[int, ...] | None = None
     cpus: float | None = None
     memory_bytes: int | None = None
+    machine_bytes: int | None = None
 
 
 class Container:
@@ -107,7 +109,7 @@ def _host_config(api: Any, spec: ContainerSpec, limits: Mapping[str, int]) -> An
         init=True,
         auto_remove=True,
         mounts=mounts,
-        shm_size=shm_bytes(spec.memory_bytes),
+        shm_size=shm_bytes(spec.memory_bytes or spec.machine_bytes),
         ulimits=[Ulimit(name=name, soft=value, hard=value) for name, value in limits.items()],
         log_config=LogConfig(type=LogConfig.types.JSON, config={"max-size": "10m", "max-file": "2"}),
         **wishes,

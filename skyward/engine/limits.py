@@ -29,11 +29,18 @@ def wanted_limits(engine_pid: int | None, proc: Path = Path("/proc")) -> Mapping
         engine_pid: process of the engine; None when unknown: then refusals tell.
         proc: where the process file system is mounted.
     """
-    wanted = {"memlock": UNLIMITED, "stack": _STACK_BYTES}
     try:
         status = (proc / str(engine_pid) / "status").read_text()
         table = (proc / str(engine_pid) / "limits").read_text()
     except OSError:
+        status = table = ""
+    return limits_by(status, table)
+
+
+def limits_by(status: str, table: str) -> Mapping[str, int]:
+    """The same, from what the kernel says of an engine's process: its files `status` and `limits`, "" where unknown."""
+    wanted = {"memlock": UNLIMITED, "stack": _STACK_BYTES}
+    if not table:
         return MappingProxyType(wanted)
     files = _hard_limit(table, "Max open files")
     if files != UNLIMITED:

@@ -114,8 +114,36 @@ class Host(Protocol):
     def start(self, launch: Launch) -> Node: ...
 
 
+def _tell_nobody(_: object) -> None:
+    """What a pool without a display reports to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What a pool asks of machines that are rented for it, beyond their number and accelerator.
+
+    Attributes:
+        machine: the one type to take, by the provider's own name.
+        allocation: which of the provider's markets to use, in its words; None for its default.
+        max_hourly_cost: limit in USD per hour for all machines together.
+        cpus, memory_gb: what a machine has at least.
+        platform: OCI platform of the nodes' image.
+        lease_s: how long a node lives without a client.
+        report: is told what happens while machines are found, launched and given back.
+    """
+
+    machine: str | None = None
+    allocation: str | None = None
+    max_hourly_cost: float | None = None
+    cpus: float | None = None
+    memory_gb: float | None = None
+    platform: str = "linux/amd64"
+    lease_s: float = 300.0
+    report: Report = _tell_nobody
+
+
 class Provider(Protocol):
-    """Where hosts come from."""
+    """Where hosts come from. One that rents machines also has `on(terms)`, which gives the provider for one pool."""
 
     @property
     def name(self) -> str: ...

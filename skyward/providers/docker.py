@@ -5,27 +5,23 @@ All nodes share the machine's network; each has a private directory in common wi
 
 from __future__ import annotations
 
-import logging
-import os
 import shutil
 import socket
 import sys
-import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from skyward.engine import Container, ContainerSpec, Engine, Images, Watch, find_engine
-from skyward.errors import PoolClosedError, ProviderError
+from skyward.engine import Engine, Images, find_engine
+from skyward.errors import ProviderError
 from skyward.model.accelerator import Accelerator
 from skyward.model.image import Image
 from skyward.model.spec import Cluster
-from skyward.providers.base import Announcement, Exit, Host, Launch
+from skyward.providers.base import Host, Launch
+from skyward.providers.containers import OWNER_ID, POOL, ContainerNode, PoolContainers, describe, remove_all
 from skyward.providers.gpus import check_engine_gpus, gpus_of_container
-from skyward.providers.output import NodeOutput, node_exit, start_failure
 from skyward.providers.owner import Owner
 from skyward.providers.ports import PortClaim, claim_port
 from skyward.providers.rundir import PoolDirectory, runtime_base, sweep_orphans
@@ -34,14 +30,6 @@ from skyward.wire.listen import dial
 if TYPE_CHECKING:
     from skyward.build import ImageStore
     from skyward.build.events import Report
-
-POOL, NODE, OWNER, OWNER_ID = "skyward.pool", "skyward.node", "skyward.owner", "skyward.owner-id"
-RUN_DIR = "/run/skyward"  # where a container sees its node's directory
-WORK_DIR = "/work"  # where functions run in images that name no directory of their own
-COMMAND = ("/opt/venv/bin/python", "-m", "skyward.runner")
-_log = logging.getLogger(__name__)
-_END_NEWS_S = 2.0  # how long after the last byte of its output an engine may take to say how a container ended
-_GIB = 1024**3
 
 
 @dataclass(frozen=True)
@@ -121,22 +109,11 @@ class Docker:
         if opened:
             opened.close()
         else:
-            _remove_all(self._engine(), pool)
+            remove_all(self._engine(), pool)
 
     def find(self) -> Iterable[Mapping[str, Any]]:
         """Every container of every pool on the engine: pool, node, name, state, owner, image, id."""
-        return [
-            {
-                "pool": found["Labels"][POOL],
-                "node": int(found["Labels"].get(NODE, -1)),
-                "name": found["Names"][0].lstrip("/") if found["Names"] else "",
-                "state": found["State"],
-                "owner": found["Labels"].get(OWNER, ""),
-                "image": found["Image"],
-                "id": found["Id"],
-            }
-            for found in self._engine().containers(POOL)
-        ]
+        return describe(self._engine().containers(POOL))
 
     def _engine(self) -> Engine:
         engine = Engine.connect(self.base_url)
@@ -149,57 +126,28 @@ class Docker:
 
 
 class _Pool:
-    """What a pool of this process holds here: directory, stream of events, ports; and a gate against late starts."""
+    """What a pool of this process holds here: directory, containers, ports."""
 
     def __init__(self, pool: str, engine: Engine) -> None:
-        self.id, self.engine = pool, engine
         self.directory = PoolDirectory.create(pool, runtime_base())
         self._ports: list[PortClaim] = []
-        self._working_dirs: dict[str, str] = {}
-        self._gate = threading.Condition()
-        self._starting, self._closed = 0, False
         try:
-            self.watch: Watch = engine.watch({POOL: pool})
+            self.containers = PoolContainers(pool, engine)
         except BaseException:
             self.directory.remove()
             raise
-
-    def working_dir(self, image: str) -> str:
-        """The image's own, or an empty one: at / every top-level directory would be importable as a package."""
-        if image not in self._working_dirs:
-            config = (self.engine.image(image) or {}).get("Config") or {}
-            self._working_dirs[image] = config.get("WorkingDir") or WORK_DIR
-        return self._working_dirs[image]
 
     def claim_port(self) -> int:
         claim = claim_port()
         self._ports.append(claim)
         return claim.port
 
-    @contextmanager
-    def starting(self) -> Iterator[None]:
-        """Around each start, so that closing neither misses a container being made nor is followed by another."""
-        with self._gate:
-            if self._closed:
-                raise PoolClosedError(f"Pool {self.id} is ending; no node of it can be started.")
-            self._starting += 1
-        try:
-            yield
-        finally:
-            with self._gate:
-                self._starting -= 1
-                self._gate.notify_all()
-
     def close(self) -> None:
-        with self._gate:
-            self._closed = True
-            self._gate.wait_for(lambda: self._starting == 0, timeout=30)
         with ExitStack() as last:
             last.callback(self.directory.remove)
-            last.callback(self.watch.close)
             for claim in self._ports:
                 last.callback(claim.release)
-            _remove_all(self.engine, self.id)
+            self.containers.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,88 +170,40 @@ class DockerHost:
         """A port that no other pool on this machine gets until this pool is released."""
         return self._pool.claim_port()
 
-    def start(self, launch: Launch) -> DockerNode:
+    def start(self, launch: Launch) -> ContainerNode:
         """Start the container of one node.
 
         Raises:
             EngineError: the engine refuses; nothing is left.
         """
-        if launch.image is None:
-            raise ProviderError(
-                f"Node {launch.node} of pool {launch.pool} has no image, and this provider runs images."
-            )
-        with self._pool.starting():
-            working_dir = self._pool.working_dir(launch.image)
+        containers = self._pool.containers
+        with containers.starting():
             directory = self._pool.directory.add(launch.node, launch.key)
             try:
-                container = self._pool.engine.run(_container(launch, launch.image, directory, working_dir))
+                container = containers.run(launch, directory, gpus_of_container(launch))
             except BaseException:
                 shutil.rmtree(directory, ignore_errors=True)
                 raise
-        return DockerNode(self._pool, launch, container, directory)
+        return ContainerNode(containers, launch, container, _SharedDirectory(directory))
 
 
-class DockerNode:
-    """A node in its container."""
+@dataclass(frozen=True, slots=True)
+class _SharedDirectory:
+    """A node's directory, which the client sees as well."""
 
-    def __init__(self, pool: _Pool, launch: Launch, container: Container, directory: Path) -> None:
-        self._pool, self._container, self._directory = pool, container, directory
-        self._who = f"Node {launch.node} of pool {launch.pool} (container {launch.name})"
-        self._output = NodeOutput(container.output(), launch.name)
+    path: Path
 
-    def wait_ready(self, timeout_s: float) -> Announcement:
-        """Block until the runner has announced itself; see `Node`."""
-        announcement = self._output.wait_announcement(timeout_s)
-        if announcement:
-            return announcement
-        ended = self.wait_exit(_END_NEWS_S) if self._output.ended else None
-        raise start_failure(self._who, ended, timeout_s, self._output.tail)
-
-    def connect(self, address: str) -> socket.socket:
-        """A connected, blocking socket to an address the node announced."""
-        connected = dial(self._directory, address)
-        connected.settimeout(None)
-        return connected
-
-    def wait_exit(self, timeout_s: float) -> Exit | None:
-        """How the container ended, None if it still runs after `timeout_s`."""
-        ending = self._pool.watch.ending(self._container.id, timeout_s)
-        if ending is None:
-            return None
-        self._output.join(_END_NEWS_S)
-        if ending.code is None:
-            engine = self._pool.engine.url
-            return Exit(
-                code=None, text=f"is lost from sight: the Docker engine at {engine} is gone", log=self._output.tail
-            )
-        return node_exit(ending.code, oom=ending.oom, log=self._output.tail)
+    def dial(self, address: str) -> socket.socket:
+        return dial(self.path, address)
 
     def remove(self) -> None:
-        """End the container at once, wait until it is gone, and remove the node's directory."""
-        self._pool.engine.remove(self._container.id)
-        self._output.join(_END_NEWS_S)
-        shutil.rmtree(self._directory, ignore_errors=True)
+        shutil.rmtree(self.path, ignore_errors=True)
 
+    def is_gone(self) -> bool:
+        return False  # it is this machine
 
-def _container(launch: Launch, image: str, directory: Path, working_dir: str) -> ContainerSpec:
-    owner = Owner.of(os.getpid())
-    return ContainerSpec(
-        image=image,
-        command=COMMAND,
-        name=launch.name,
-        labels={POOL: launch.pool, NODE: str(launch.node), OWNER: owner.for_people, OWNER_ID: owner.text},
-        env={
-            **launch.env,
-            "COMPUTE_POOL": launch.compute_pool,
-            "SKYWARD_RUNNER": launch.runner,
-            "SKYWARD_RUN_DIR": RUN_DIR,
-        },
-        mounts=((directory, RUN_DIR),),
-        working_dir=working_dir,
-        gpus=gpus_of_container(launch),
-        cpus=launch.cpus,
-        memory_bytes=None if launch.memory_gb is None else int(launch.memory_gb * _GIB),
-    )
+    def why_gone(self) -> str:
+        return ""
 
 
 def _remove_unstarted(engine: Engine) -> None:
@@ -312,17 +212,3 @@ def _remove_unstarted(engine: Engine) -> None:
         owner = Owner.parse(found["Labels"].get(OWNER_ID, ""))
         if owner and owner.is_gone():
             engine.remove(found["Id"])
-
-
-def _remove_all(engine: Engine, pool: str) -> None:
-    """Remove all containers of a pool, several at a time; the first failure is raised when all have been tried."""
-    found = engine.containers(f"{POOL}={pool}")
-    if not found:
-        return
-    with ThreadPoolExecutor(min(8, len(found)), thread_name_prefix="skyward-remove") as threads:
-        tries = [threads.submit(engine.remove, container["Id"]) for container in found]
-    failures = [error for error in (t.exception() for t in tries) if error]
-    for error in failures:
-        _log.warning("A container of pool %s could not be removed: %s", pool, error)
-    if failures:
-        raise failures[0]

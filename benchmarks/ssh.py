@@ -1,0 +1,226 @@
+"""What large arguments and results cost through SSH, next to bare forwards of the same run; as JSON.
+
+make stand
+python benchmarks/ssh.py                       # to the stand's first host
+python benchmarks/ssh.py --hosts hosts.json    # to another: {"hosts": [...], "key": ..., "known_hosts": ...}
+
+The other end of the bare forwards is a process in the node's own container. With paramiko installed, its forward is
+measured, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import logging
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import skyward as sky
+from skyward.engine import ssh as connections
+from skyward.model.ssh import SshHost
+
+MB = 1_000_000
+PAYLOAD = 64 * MB
+FLOOR = 0.9  # of the best forward
+STAND = Path(__file__).parent.parent / ".stand" / "hosts.json"
+SINK = "/run/skyward/bench"  # in the node's container, whose directory it shares with the host
+# takes so many bytes into fresh memory and says so, over and over, on a unix socket and on a port of loopback
+SERVER = f"""
+import os, socket, sys, threading
+def serve(server):
+    while True:
+        connection, _ = server.accept()
+        threading.Thread(target=take, args=(connection,)).start()
+def take(connection):
+    while True:
+        target, done = memoryview(bytearray({PAYLOAD})), 0
+        while done < {PAYLOAD}:
+            got = connection.recv_into(target[done:])
+            if not got:
+                return
+            done += got
+        connection.sendall(b"k")
+if os.path.exists("{SINK}"):
+    os.unlink("{SINK}")
+near, far = socket.socket(socket.AF_UNIX), socket.create_server(("127.0.0.1", 0))
+near.bind("{SINK}")
+near.listen()
+for server in (near, far):
+    threading.Thread(target=serve, args=(server,), daemon=True).start()
+print(far.getsockname()[1], flush=True)
+sys.stdin.read()
+os.unlink("{SINK}")
+os._exit(0)
+"""
+
+
+@sky.compute
+def size(array: Any) -> int:
+    return int(array.nbytes)
+
+
+@sky.compute
+def give(n: int, kept: dict[int, Any] = {}) -> Any:  # noqa: B006 - the worker keeps it between calls
+    import numpy
+
+    if n not in kept:
+        kept[n] = numpy.ones(n, dtype=numpy.uint8)
+    return kept[n]
+
+
+def carry(end: socket.socket, block: memoryview) -> None:
+    end.sendall(block)
+    assert end.recv(1) == b"k"
+
+
+@contextmanager
+def forward(
+    host: SshHost, sink: str, *, cipher: str | None = None, session: bool = True
+) -> Iterator[Callable[[memoryview], None]]:
+    """OpenSSH's own forward of the sink's socket."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        local = Path(folder) / "sink"
+        options = ["-o", f"Ciphers={cipher}"] if cipher else []
+        options += ["-S", "none", "-o", "ExitOnForwardFailure=yes", "-L", f"{local}:{sink}"]
+        command = host.command("cat", options=options if session else [*options, "-N"])
+        ssh = subprocess.Popen(command if session else command[:-1], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        try:
+            while not local.exists():
+                assert ssh.poll() is None, "ssh ended"
+                time.sleep(0.01)
+            with socket.socket(socket.AF_UNIX) as end:
+                end.connect(str(local))
+                yield lambda block: carry(end, block)
+        finally:
+            ssh.terminate()
+            ssh.communicate()
+
+
+@contextmanager
+def stdio(host: SshHost) -> Iterator[Callable[[memoryview], None]]:
+    """The standard input of a command over there, which is no forward: nodes would need a relay."""
+    script = f"while [ $(head -c {PAYLOAD} | wc -c) = {PAYLOAD} ]; do echo; done"
+    command = host.command("sh", "-c", script, options=["-S", "none", "-o", "Ciphers=^aes128-gcm@openssh.com"])
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as ssh:
+        assert ssh.stdin
+        assert ssh.stdout
+        into, out = ssh.stdin, ssh.stdout
+
+        def send(block: memoryview) -> None:
+            into.write(block)
+            into.flush()
+            out.readline()
+
+        yield send
+        into.close()
+
+
+@contextmanager
+def library(host: SshHost, port: int) -> Iterator[Callable[[memoryview], None]]:
+    """A channel of paramiko, which is what its forwards are made of."""
+    import paramiko  # type: ignore[import-not-found, import-untyped, unused-ignore]
+
+    client = paramiko.SSHClient()
+    client.load_host_keys(host.known_hosts or str(Path("~/.ssh/known_hosts").expanduser()))
+    client.connect(host.host, host.port or 22, host.user, key_filename=host.key)
+    transport = client.get_transport()
+    transport.default_window_size = 2**27
+    channel = transport.open_channel("direct-tcpip", ("127.0.0.1", port), ("127.0.0.1", 0))
+
+    def send(block: memoryview) -> None:
+        channel.sendall(block)
+        assert channel.recv(1) == b"k"
+
+    yield send
+    client.close()
+
+
+def seconds_of(ways: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
+    """Seconds that each way took, in order of size; taken in turn, so that other work here hits all of them alike."""
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(repeats + 1):
+        for name, way in ways.items():
+            began = time.perf_counter()
+            way()
+            if number:  # the first warms up
+                seconds[name].append(time.perf_counter() - began)
+    return {name: sorted(times) for name, times in seconds.items()}
+
+
+def gb_per_s(seconds: float) -> float:
+    return round(PAYLOAD / seconds / 1e9, 3)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hosts", type=Path, default=STAND, help="JSON file with hosts, key and known_hosts")
+    parser.add_argument("--repeats", type=int, default=15)
+    options = parser.parse_args()
+    logging.getLogger("skyward").setLevel(logging.ERROR)
+    facts = json.loads(options.hosts.read_text())
+    provider = sky.SSH(facts.pop("hosts")[0], **facts)
+    (host,) = provider.hosts
+    array = np.ones(PAYLOAD, dtype=np.uint8)
+    block = array.data  # the same memory for all: zeros fresh from the kernel would be read from the cache
+    fast = connections.OPTIONS["Ciphers"]
+    with ExitStack() as open_, sky.ComputePool(provider, image=sky.Image(pip=["numpy"]), display="quiet") as pool:
+        words = ("docker", "exec", "-i", f"skyward-{pool.id}-0", "/opt/venv/bin/python", "-c", SERVER)
+        server = subprocess.Popen(
+            host.command(*words, options=["-S", "none"]), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        open_.callback(server.communicate)  # its input ends, and so does it
+        assert server.stdout
+        port = int(server.stdout.readline())
+        sink = f"/tmp/.skyward-{pool.id}/0/{Path(SINK).name}"
+        forwards = {
+            "openssh, aes128-gcm, session": forward(host, sink, cipher=fast),
+            "openssh, default cipher, session": forward(host, sink),
+            "openssh, aes128-gcm, -N": forward(host, sink, cipher=fast, session=False),
+        }
+        if importlib.util.find_spec("paramiko"):
+            forwards["paramiko"] = library(host, port)
+        senders = {name: open_.enter_context(way) for name, way in forwards.items()}
+        piped = open_.enter_context(stdio(host))
+        ways: dict[str, Callable[[], object]] = {name: partial(send, block) for name, send in senders.items()}
+        ways |= {
+            "ssh host cat": partial(piped, block),
+            "argument of a call": lambda: size(array) >> pool,
+            "result of a call": lambda: give(PAYLOAD) >> pool,
+        }
+        found = seconds_of(ways, options.repeats)
+    # the fastest quarter: what a way can do; medians next to it tell what else the machine did
+    fast_s = {name: statistics.median(times[: 1 + len(times) // 4]) for name, times in found.items()}
+    best_s = min(fast_s[name] for name in forwards)
+    ratio = round(best_s / fast_s["argument of a call"], 2)
+    figures = {
+        "cores": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 2),
+        "megabytes": PAYLOAD // MB,
+        "gb_per_s": {name: gb_per_s(seconds) for name, seconds in fast_s.items()},
+        "median_gb_per_s": {name: gb_per_s(statistics.median(times)) for name, times in found.items()},
+        "argument_of_best_forward": ratio,
+        "result_of_best_forward": round(best_s / fast_s["result of a call"], 2),
+        "floor": FLOOR,
+    }
+    json.dump(figures, sys.stdout, indent=2)
+    print()
+    if ratio < FLOOR:
+        sys.exit(f"An argument has less than {FLOOR:g} of the best forward's bandwidth.")
+
+
+if __name__ == "__main__":
+    main()

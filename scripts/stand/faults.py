@@ -1,0 +1,119 @@
+"""What can be broken on a host of the stand, and mended again. All of it stays between the stand's own namespaces."""
+
+import subprocess
+import time
+from collections.abc import Callable
+
+from scripts.engine.console import SetupError
+
+from . import machine
+from .place import Host, program
+
+
+def link_down(host: Host) -> None:
+    """Pull its cable: nothing gets through, and nobody is told."""
+    _here("ip", "link", "set", host.link, "down")
+
+
+def link_up(host: Host) -> None:
+    """Plug its cable in."""
+    _here("ip", "link", "set", host.link, "up")
+
+
+def power_off(host: Host) -> None:
+    """Switch it off: the cable is dead before its processes are, so that nobody hears from them."""
+    link_down(host)
+    machine.power_off(host)
+
+
+def power_on(host: Host) -> None:
+    """Switch it on, and wait until it is up."""
+    link_up(host)
+    machine.power_on(host)
+    machine.wait_up(host)
+
+
+def kill_sshd(host: Host) -> None:
+    """Kill its sshd and all the connections it serves."""
+    host.run("pkill", "-KILL", "-x", "sshd", check=False)
+
+
+def start_sshd(host: Host) -> None:
+    """Start its sshd again."""
+    machine.start_sshd(host)
+
+
+def kill_engine(host: Host) -> None:
+    """Kill its dockerd; containers go on."""
+    host.run("pkill", "-KILL", "-x", "dockerd", check=False)
+
+
+def start_engine(host: Host) -> None:
+    """Start its dockerd again."""
+    machine.start_engine(host)
+
+
+def cut(host: Host, other: int) -> None:
+    """Let nothing that another host sends reach this one; its own packets go out."""
+    host.run("iptables", "-I", "INPUT", "-s", host.stand.host(other).address, "-j", "DROP")
+
+
+def mend(host: Host, other: int) -> None:
+    """Take back a `cut`."""
+    host.run("iptables", "-D", "INPUT", "-s", host.stand.host(other).address, "-j", "DROP")
+
+
+def slow(host: Host, mbit: int) -> None:
+    """Limit what it gets to so many Mbit/s."""
+    fast(host)
+    limit = ("rate", f"{mbit}mbit", "burst", "64kb", "latency", "200ms")
+    _here("tc", "qdisc", "add", "dev", host.link, "root", "tbf", *limit)
+
+
+def fast(host: Host) -> None:
+    """Take back a `slow`."""
+    subprocess.run([program("tc"), "qdisc", "del", "dev", host.link, "root"], check=False, stderr=subprocess.DEVNULL)
+
+
+def fill_disk(host: Host, free_mb: int) -> None:
+    """Give its engine a disk with so many megabytes, all of them free: a small file system instead of its own."""
+    host.run("pkill", "-KILL", "-x", "dockerd", check=False)
+    host.run("pkill", "-KILL", "-x", "containerd", check=False)
+    host.run("mount", "-t", "tmpfs", "-o", f"size={free_mb}m,mode=711", "tmpfs", "/var/lib/docker")
+    machine.start_engine(host)
+
+
+def free_disk(host: Host) -> None:
+    """Take back a `fill_disk`."""
+    host.run("pkill", "-KILL", "-x", "dockerd", check=False)
+    host.run("pkill", "-KILL", "-x", "containerd", check=False)
+    deadline_s = time.monotonic() + 10
+    while "tmpfs" in host.run("findmnt", "-n", "-o", "FSTYPE", "/var/lib/docker", check=False).split()[-1:]:
+        host.run("umount", "-l", "/var/lib/docker", check=False)
+        if time.monotonic() > deadline_s:
+            raise SetupError(f"the small disk of {host.name} cannot be taken away.")
+    machine.start_engine(host)
+
+
+def _here(*words: str) -> None:
+    done = subprocess.run([program(words[0]), *words[1:]], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SetupError(f"`{' '.join(words)}` failed: {done.stderr.strip()}")
+
+
+KINDS: dict[str, Callable[..., None]] = {
+    "cut": cut,
+    "fast": fast,
+    "fill-disk": fill_disk,
+    "free-disk": free_disk,
+    "kill-engine": kill_engine,
+    "kill-sshd": kill_sshd,
+    "link-down": link_down,
+    "link-up": link_up,
+    "mend": mend,
+    "power-off": power_off,
+    "power-on": power_on,
+    "slow": slow,
+    "start-engine": start_engine,
+    "start-sshd": start_sshd,
+}

@@ -1,0 +1,202 @@
+"""Where the stand's files lie, and what its hosts are called: all of it follows from the clone and one subnet."""
+
+import fcntl
+import hashlib
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scripts.engine.console import SetupError
+from scripts.engine.daemon import daemon_path
+
+HOSTS = 3
+
+
+@dataclass(frozen=True)
+class Host:
+    """One host of a stand.
+
+    Attributes:
+        stand: what it belongs to.
+        number: 1, 2 or 3.
+    """
+
+    stand: "Stand"
+    number: int
+
+    @property
+    def name(self) -> str:
+        """Its host name."""
+        return f"stand{self.number}"
+
+    @property
+    def folder(self) -> Path:
+        """Everything of it that lies on the machine's disk."""
+        return self.stand.root / self.name
+
+    @property
+    def namespace(self) -> str:
+        """Name of its network namespace."""
+        return f"skyward-{self.stand.tag}-{self.number}"
+
+    @property
+    def link(self) -> str:
+        """The machine's end of its cable."""
+        return f"sky{self.stand.tag}.{self.number}"
+
+    @property
+    def address(self) -> str:
+        """Its IP address."""
+        return f"{self.stand.subnet}.{10 + self.number}"
+
+    @property
+    def login(self) -> str:
+        """What `sky.SSH` takes."""
+        return f"root@{self.address}"
+
+    @property
+    def init(self) -> int | None:
+        """Its process 1, as this machine numbers it; None while it is off."""
+        outer = self.outer
+        try:
+            children = Path(f"/proc/{outer}/task/{outer}/children").read_text().split()
+        except OSError:
+            return None
+        return int(children[0]) if children else None
+
+    @property
+    def outer(self) -> int | None:
+        """The process that holds its namespaces; None while it is off. A number that has been used again is not it."""
+        try:
+            pid = int((self.folder / "pid").read_text())
+            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        except (OSError, ValueError):
+            return None
+        return pid if f"FOLDER={self.folder}".encode() in variables else None
+
+    def run(self, *words: str, check: bool = True) -> str:
+        """Run a command on it, past its sshd; what it prints.
+
+        Raises:
+            SetupError: the host is off, or the command fails and `check` is true.
+        """
+        init = self.init
+        if init is None:
+            raise SetupError(f"{self.name} is off.")
+        inside = ["nsenter", "--all", f"--target={init}", "--", *words]
+        env = {"PATH": daemon_path(), "HOME": "/root", "LANG": "C.UTF-8"}
+        done = subprocess.run(inside, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, env=env)
+        if check and done.returncode:
+            raise SetupError(f"{words[0]} on {self.name} failed with status {done.returncode}: {done.stderr.strip()}")
+        return done.stdout
+
+
+@dataclass(frozen=True)
+class Stand:
+    """The stand of one clone."""
+
+    clone: Path
+
+    @property
+    def root(self) -> Path:
+        return self.clone / ".stand"
+
+    @property
+    def tag(self) -> str:
+        """Six characters that tell this clone's interfaces and namespaces from another's."""
+        return hashlib.sha256(str(self.clone).encode()).hexdigest()[:6]
+
+    @property
+    def bridge(self) -> str:
+        return f"sky{self.tag}"
+
+    @property
+    def cgroup(self) -> str:
+        """Parent of all control groups that the hosts' engines make."""
+        return f"skyward-stand-{self.tag}"
+
+    @property
+    def key(self) -> Path:
+        return self.root / "key"
+
+    @property
+    def known_hosts(self) -> Path:
+        return self.root / "known_hosts"
+
+    @property
+    def hosts_file(self) -> Path:
+        return self.root / "hosts.json"
+
+    @property
+    def state_file(self) -> Path:
+        return self.root / "state.json"
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What `up` has noted for `down`: subnet, what the machine's settings were, the registry's address."""
+        try:
+            return dict(json.loads(self.state_file.read_text()))
+        except FileNotFoundError:
+            return {}
+
+    def note(self, **facts: Any) -> None:
+        """Add to the state."""
+        draft = self.state_file.with_suffix(".draft")
+        draft.write_text(json.dumps({**self.state, **facts}))
+        draft.replace(self.state_file)
+
+    @property
+    def subnet(self) -> str:
+        """The first three numbers of all addresses."""
+        return str(self.state["subnet"])
+
+    @property
+    def gateway(self) -> str:
+        """Address of this machine in the hosts' network."""
+        return f"{self.subnet}.1"
+
+    @property
+    def registry(self) -> str | None:
+        """Address of a registry that the hosts reach, None where `make engine` has none."""
+        return self.state.get("registry")
+
+    @property
+    def hosts(self) -> list[Host]:
+        return [self.host(number) for number in range(1, HOSTS + 1)]
+
+    def host(self, number: int) -> Host:
+        """The host of that number."""
+        return Host(self, number)
+
+    def log(self, name: str) -> Path:
+        return self.root / "logs" / f"{name}.log"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the stand for one command; a second command waits here."""
+        self.root.mkdir(exist_ok=True)
+        with (self.root / "lock").open("w") as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+
+
+def program(name: str) -> str:
+    """Path of a program of the system.
+
+    Raises:
+        SetupError: it is not installed.
+    """
+    found = shutil.which(name, path=daemon_path())
+    if found is None:
+        raise SetupError(f"the program {name} is not installed.")
+    return found
+
+
+def here() -> Stand:
+    """Return the stand of the clone that this file lies in."""
+    return Stand(Path(__file__).resolve().parents[2])

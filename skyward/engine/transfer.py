@@ -1,0 +1,149 @@
+"""Images on their way: out of one engine into others as a stream, or from a registry. Standard library only."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, suppress
+from http.client import HTTPException, HTTPResponse
+from socket import SHUT_RDWR
+from time import monotonic
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from skyward.engine.address import EngineAddress
+from skyward.engine.failures import not_pulled, translate
+from skyward.engine.lines import SocketLine
+from skyward.errors import EngineMissingError
+
+_CHUNK = 1 << 18
+
+
+def save(engine: EngineAddress, ref: str) -> Iterator[bytes]:
+    """An image with its tag, as `docker save` writes it.
+
+    Raises:
+        ImageNotFoundError: the engine does not have it.
+        EngineMissingError: the engine broke off.
+    """
+    action = f"give image {ref}"
+    with closing(SocketLine(engine)) as line:
+        try:
+            line.request("GET", f"/images/get?{urlencode({'names': ref})}")
+            answer = line.getresponse()
+            if answer.status != 200:
+                raise translate(action, engine.url, answer.read().decode(errors="replace"))
+            while chunk := answer.read(_CHUNK):
+                yield chunk
+        except (HTTPException, OSError) as error:
+            raise EngineMissingError(
+                f"The Docker engine at {engine.url} broke off when asked to {action} ({error})."
+            ) from error
+
+
+def load(engine: EngineAddress, ref: str, chunks: Iterable[bytes]) -> None:
+    """Give an engine what `save` gave.
+
+    Raises:
+        EngineError: it refuses, for example because its disk is full.
+        EngineMissingError: it, or the connection to it, broke off.
+    """
+    action = f"take image {ref}"
+    with closing(SocketLine(engine)) as line:
+        broken: OSError | None = None
+        try:
+            headers = {"Content-Type": "application/x-tar", "Transfer-Encoding": "chunked"}
+            line.request("POST", "/images/load?quiet=1", body=iter(chunks), headers=headers, encode_chunked=True)
+        except OSError as error:
+            broken = error  # an engine that refuses hangs up, and has said why before that
+        try:
+            answer = HTTPResponse(line.sock)
+            answer.begin()
+            said = answer.read().decode(errors="replace")
+        except (HTTPException, OSError, AttributeError) as error:
+            raise EngineMissingError(
+                f"The Docker engine at {engine.url} broke off when asked to {action} ({broken or error})."
+            ) from error
+    failures = [news["error"] for news in _documents(said) if "error" in news]
+    if answer.status != 200 or failures:
+        refusals = [news["message"] for news in _documents(said) if "message" in news]
+        raise translate(action, engine.url, str((failures or refusals or [said])[-1]))
+
+
+class Pull:
+    """A pull of an image by an engine, followed from another thread: how far it is, and whether it goes on.
+
+    Attributes:
+        bytes: downloaded so far.
+        total: bytes of the layers that are known so far.
+        moved: monotonic time of the last progress.
+        retrying: what the engine says while it asks the registry again; "" otherwise.
+    """
+
+    def __init__(self, engine: EngineAddress, ref: str, auth: Mapping[str, str]) -> None:
+        self.bytes = self.total = 0
+        self.moved, self.retrying = monotonic(), ""
+        self._engine, self._ref, self._auth = engine, ref, auth
+        self._line = SocketLine(engine)
+        self._layers: dict[str, tuple[int, int]] = {}
+
+    def run(self) -> None:
+        """Pull, with these credentials for this one pull; the engine does not keep them.
+
+        Raises:
+            ImageNotFoundError: the registry does not have it, refuses, or cannot be reached; says which.
+            EngineMissingError: the engine broke off, or `stop` was called.
+        """
+        header = base64.urlsafe_b64encode(json.dumps(dict(self._auth)).encode()).decode()
+        query = urlencode({"fromImage": self._ref})
+        with closing(self._line):
+            try:
+                self._line.request("POST", f"/images/create?{query}", headers={"X-Registry-Auth": header})
+                answer = self._line.getresponse()
+                if answer.status != 200:
+                    said = answer.read().decode(errors="replace")
+                    raise not_pulled(self._ref, self._engine.url, str(next(_documents(said), {}).get("message", said)))
+                for line in answer:
+                    for news in _documents(line.decode(errors="replace")):
+                        self._take(news)
+            except (HTTPException, OSError, ValueError) as error:
+                raise EngineMissingError(
+                    f"The Docker engine at {self._engine.url} broke off when asked to pull {self._ref} ({error})."
+                ) from error
+
+    def stop(self) -> None:
+        """Give it up."""
+        if self._line.sock is not None:
+            with suppress(OSError):
+                self._line.sock.shutdown(SHUT_RDWR)
+
+    def _take(self, news: Mapping[str, Any]) -> None:
+        if "error" in news:
+            raise not_pulled(self._ref, self._engine.url, str(news["error"]))
+        status, detail = str(news.get("status", "")), news.get("progressDetail") or {}
+        if status.startswith("Retrying"):
+            self.retrying = status
+            return
+        self.moved, self.retrying = monotonic(), ""
+        if status == "Downloading" and "total" in detail:
+            self._layers[str(news.get("id"))] = (int(detail["current"]), int(detail["total"]))
+            self.bytes, self.total = (sum(column) for column in zip(*self._layers.values(), strict=True))
+
+
+def tag(engine: EngineAddress, ref: str, name: str) -> None:
+    """Give an image another name.
+
+    Raises:
+        ImageNotFoundError: the engine does not have it.
+    """
+    repository, _, word = name.rpartition(":")
+    with closing(SocketLine(engine)) as line:
+        line.request("POST", f"/images/{quote(ref, safe='/:@')}/tag?{urlencode({'repo': repository, 'tag': word})}")
+        answer = line.getresponse()
+        if answer.status != 201:
+            raise translate(f"tag image {ref}", engine.url, answer.read().decode(errors="replace"))
+
+
+def _documents(text: str) -> Iterator[dict[str, Any]]:
+    return (json.loads(line) for line in text.splitlines() if line.startswith("{"))

@@ -1,0 +1,209 @@
+"""Nodes as containers of a Docker engine, wherever that engine is: what `sky.Docker` and `sky.SSH` share."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from skyward.engine import Container, ContainerSpec, Engine, Watch
+from skyward.errors import PoolClosedError, ProviderError
+from skyward.providers.base import Announcement, Exit, Launch
+from skyward.providers.output import NodeOutput, node_exit, start_failure
+from skyward.providers.owner import Owner
+
+POOL, NODE, OWNER, OWNER_ID = "skyward.pool", "skyward.node", "skyward.owner", "skyward.owner-id"
+RUN_DIR = "/run/skyward"  # where a container sees its node's directory
+WORK_DIR = "/work"  # where functions run in images that name no directory of their own
+COMMAND = ("/opt/venv/bin/python", "-m", "skyward.runner")
+_log = logging.getLogger(__name__)
+_END_NEWS_S = 2.0  # how long after the last byte of its output an engine may take to say how a container ended
+_GIB = 1024**3
+
+
+class Place(Protocol):
+    """A node's directory, on whichever machine it is."""
+
+    def dial(self, address: str) -> socket.socket:
+        """A connected socket to an address that the node announced."""
+        ...
+
+    def remove(self) -> None:
+        """Remove the directory; nothing happens if it is gone."""
+        ...
+
+    def is_gone(self) -> bool:
+        """Whether its machine is lost, so that nothing can be asked or removed there."""
+        ...
+
+    def why_gone(self) -> str:
+        """Why nothing can be known of the node any more, to complete "Node 1 ..."; "" where nobody knows."""
+        ...
+
+
+class PoolContainers:
+    """The containers of a pool on one engine: the events that tell of their ends, and a gate against late starts."""
+
+    def __init__(self, pool: str, engine: Engine) -> None:
+        self.pool, self.engine = pool, engine
+        self._working_dirs: dict[str, str] = {}
+        self._gate = threading.Condition()
+        self._starting, self._closed = 0, False
+        self.watch: Watch = engine.watch({POOL: pool})
+
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """Around each start, so that closing neither misses a container being made nor is followed by another."""
+        with self._gate:
+            if self._closed:
+                raise PoolClosedError(f"Pool {self.pool} is ending; no node of it can be started.")
+            self._starting += 1
+        try:
+            yield
+        finally:
+            with self._gate:
+                self._starting -= 1
+                self._gate.notify_all()
+
+    def run(
+        self,
+        launch: Launch,
+        directory: Path,
+        gpus: int | tuple[int, ...] | None,
+        labels: Mapping[str, str] | None = None,
+        machine_bytes: int | None = None,
+    ) -> Container:
+        """Start the container of a node whose directory is there.
+
+        Raises:
+            EngineError: the engine refuses; nothing is left.
+            ProviderError: the launch names no image.
+        """
+        if launch.image is None:
+            raise ProviderError(
+                f"Node {launch.node} of pool {launch.pool} has no image, and this provider runs images."
+            )
+        owner = Owner.of(os.getpid())
+        own = {POOL: launch.pool, NODE: str(launch.node), OWNER: owner.for_people, OWNER_ID: owner.text}
+        return self.engine.run(
+            ContainerSpec(
+                image=launch.image,
+                command=COMMAND,
+                name=launch.name,
+                labels={**own, **(labels or {})},
+                env={
+                    **launch.env,
+                    "COMPUTE_POOL": launch.compute_pool,
+                    "SKYWARD_RUNNER": launch.runner,
+                    "SKYWARD_RUN_DIR": RUN_DIR,
+                },
+                mounts=((directory, RUN_DIR),),
+                working_dir=self._working_dir(launch.image),
+                gpus=gpus,
+                cpus=launch.cpus,
+                memory_bytes=None if launch.memory_gb is None else int(launch.memory_gb * _GIB),
+                machine_bytes=machine_bytes,
+            )
+        )
+
+    def shut(self) -> None:
+        """Let no further container be started, and wait for those being made."""
+        with self._gate:
+            self._closed = True
+            self._gate.wait_for(lambda: self._starting == 0, timeout=30)
+
+    def close(self) -> None:
+        """Remove all containers of the pool, and stop watching.
+
+        Raises:
+            EngineError: the engine is gone or refuses.
+        """
+        self.shut()
+        with ExitStack() as last:
+            last.callback(self.watch.close)
+            remove_all(self.engine, self.pool)
+
+    def _working_dir(self, image: str) -> str:
+        """The image's own, or an empty one: at / every top-level directory would be importable as a package."""
+        if image not in self._working_dirs:
+            config = (self.engine.image(image) or {}).get("Config") or {}
+            self._working_dirs[image] = config.get("WorkingDir") or WORK_DIR
+        return self._working_dirs[image]
+
+
+class ContainerNode:
+    """A node in its container."""
+
+    def __init__(self, containers: PoolContainers, launch: Launch, container: Container, place: Place) -> None:
+        self._containers, self._container, self._place = containers, container, place
+        self._who = f"Node {launch.node} of pool {launch.pool} (container {launch.name})"
+        self._output = NodeOutput(container.output(), launch.name)
+
+    def wait_ready(self, timeout_s: float) -> Announcement:
+        """Block until the runner has announced itself; see `Node`."""
+        announcement = self._output.wait_announcement(timeout_s)
+        if announcement:
+            return announcement
+        ended = self.wait_exit(_END_NEWS_S) if self._output.ended else None
+        raise start_failure(self._who, ended, timeout_s, self._output.tail)
+
+    def connect(self, address: str) -> socket.socket:
+        """A connected, blocking socket to an address the node announced."""
+        connected = self._place.dial(address)
+        connected.settimeout(None)
+        return connected
+
+    def wait_exit(self, timeout_s: float) -> Exit | None:
+        """How the container ended, None if it still runs after `timeout_s`."""
+        ending = self._containers.watch.ending(self._container.id, timeout_s)
+        if ending is None:
+            return None
+        self._output.join(_END_NEWS_S)
+        if ending.code is None:
+            gone = f"is lost from sight: the Docker engine at {self._containers.engine.url} is gone"
+            return Exit(code=None, text=self._place.why_gone() or gone, log=self._output.tail)
+        return node_exit(ending.code, oom=ending.oom, log=self._output.tail)
+
+    def remove(self) -> None:
+        """End the container at once, wait until it is gone, and remove the node's directory."""
+        if not self._place.is_gone():
+            self._containers.engine.remove(self._container.id)
+        self._output.join(_END_NEWS_S)
+        self._place.remove()
+
+
+def remove_all(engine: Engine, pool: str) -> None:
+    """Remove all containers of a pool, several at a time; the first failure is raised when all have been tried."""
+    found = engine.containers(f"{POOL}={pool}")
+    if not found:
+        return
+    with ThreadPoolExecutor(min(8, len(found)), thread_name_prefix="skyward-remove") as threads:
+        tries = [threads.submit(engine.remove, container["Id"]) for container in found]
+    failures = [error for error in (t.exception() for t in tries) if error]
+    for error in failures:
+        _log.warning("A container of pool %s could not be removed: %s", pool, error)
+    if failures:
+        raise failures[0]
+
+
+def describe(found: Sequence[Mapping[str, Any]], host: str = "") -> list[dict[str, Any]]:
+    """Containers of pools as an engine lists them, in the form of `Provider.find`."""
+    return [
+        {
+            "pool": each["Labels"][POOL],
+            "node": int(each["Labels"].get(NODE, -1)),
+            "name": each["Names"][0].lstrip("/") if each["Names"] else "",
+            "state": each["State"],
+            "owner": each["Labels"].get(OWNER, ""),
+            "image": each["Image"],
+            "id": each["Id"],
+            **({"host": host} if host else {}),
+        }
+        for each in found
+    ]

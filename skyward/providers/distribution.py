@@ -1,0 +1,171 @@
+"""One image to many machines: streamed once to all that lack it, or pulled by each from a registry; with progress."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from queue import Full, Queue
+from threading import Thread
+from time import monotonic
+
+from skyward.build.events import Report, note, readable
+from skyward.engine.address import EngineAddress
+from skyward.engine.transfer import Pull, load, save, tag
+from skyward.errors import ImageError, RegistryError, SkywardError
+from skyward.providers.machine import Machine
+
+_SAY_EVERY_S = 3.0
+_LOOK_S = 0.2
+_RETRYING_S = 5.0  # an engine goes on asking a dead registry for minutes; nobody waits for that
+_STILL_S = 5.0  # said when nothing has come for so long
+_SILENT_S = 30.0
+_AHEAD = 16  # chunks that the fastest machine may be ahead of the slowest
+
+
+@dataclass(slots=True)
+class _Carrier:
+    """What is under way to one machine."""
+
+    machine: Machine
+    work: Callable[[], None]
+    failure: SkywardError | None = None
+    thread: Thread = field(init=False)
+
+    def start(self) -> None:
+        self.thread = Thread(target=self._run, name=f"image-{self.machine.name}", daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.work()
+        except SkywardError as error:
+            self.failure = error
+
+
+def stream(source: EngineAddress, ref: str, size: int, machines: Sequence[Machine], report: Report) -> None:
+    """Give an engine's image to machines: read once, sent to all of them side by side.
+
+    Args:
+        source: the engine that has it.
+        ref: its tag, which it gets there as well.
+        size: its bytes.
+        machines: who lack it.
+        report: is told how far each is.
+
+    Raises:
+        SkywardError: a machine could not take it; all others have it.
+    """
+    queues = [Queue[bytes | None](_AHEAD) for _ in machines]
+    carriers = [
+        _Carrier(machine, partial(load, machine.engine_address, ref, iter(queue.get, None)))
+        for machine, queue in zip(machines, queues, strict=True)
+    ]
+    names = ", ".join(machine.name for machine in machines)
+    report(note(f"sending the image, {readable(size)}, to {names}"))
+    for carrier in carriers:
+        carrier.start()
+    sent, began = 0, monotonic()
+    said = began
+    try:
+        for chunk in save(source, ref):
+            sent += len(chunk)
+            for queue, carrier in zip(queues, carriers, strict=True):
+                _put(queue, chunk, carrier)
+            if monotonic() - said > _SAY_EVERY_S:
+                said = monotonic()
+                for queue, carrier in zip(queues, carriers, strict=True):
+                    there = sent - queue.qsize() * len(chunk)
+                    report(note(f"{carrier.machine.name}: {readable(max(0, there))} of {readable(size)}"))
+    finally:
+        for queue, carrier in zip(queues, carriers, strict=True):
+            _put(queue, None, carrier)
+    _finish(carriers, report, began)
+
+
+def pull(ref: str, name: str, auth: Mapping[str, str], machines: Sequence[Machine], report: Report) -> None:
+    """Have each machine's engine pull an image by its digest, and tag it.
+
+    Args:
+        ref: `repository@digest`.
+        name: the tag it gets.
+        auth: credentials for these pulls; no engine keeps them.
+        machines: who lack it.
+        report: is told how far each is.
+
+    Raises:
+        SkywardError: a machine could not get it; all others have it.
+    """
+    pulls = [Pull(machine.engine_address, ref, auth) for machine in machines]
+
+    def work(under_way: Pull, machine: Machine) -> None:
+        under_way.run()
+        tag(machine.engine_address, ref, name)
+
+    carriers = [
+        _Carrier(machine, partial(work, under_way, machine)) for under_way, machine in zip(pulls, machines, strict=True)
+    ]
+    report(note(f"pulling {ref} on {', '.join(machine.name for machine in machines)}"))
+    began = said = monotonic()
+    for carrier in carriers:
+        carrier.start()
+    try:
+        while any(carrier.thread.is_alive() for carrier in carriers):
+            next(carrier for carrier in carriers if carrier.thread.is_alive()).thread.join(_LOOK_S)
+            for under_way, carrier in zip(pulls, carriers, strict=True):
+                _look_at(under_way, carrier, ref)
+            if monotonic() - said > _SAY_EVERY_S:
+                said = monotonic()
+                for under_way, carrier in zip(pulls, carriers, strict=True):
+                    if carrier.thread.is_alive():
+                        report(note(f"{carrier.machine.name}: {_how_far(under_way)}"))
+    finally:
+        for under_way in pulls:
+            under_way.stop()
+    _finish(carriers, report, began)
+
+
+def _how_far(under_way: Pull) -> str:
+    still_s = monotonic() - under_way.moved
+    still = f", and nothing has come for {still_s:.0f} s" if still_s > _STILL_S else ""
+    return under_way.retrying or f"{readable(under_way.bytes)} of {readable(under_way.total)}{still}"
+
+
+def _look_at(under_way: Pull, carrier: _Carrier, ref: str) -> None:
+    """Give a pull up that does not go on."""
+    still_s = monotonic() - under_way.moved
+    if not carrier.thread.is_alive() or still_s < (_RETRYING_S if under_way.retrying else _SILENT_S):
+        return
+    under_way.stop()
+    carrier.thread.join()
+    registry = ref.partition("/")[0]
+    carrier.failure = RegistryError(
+        f"{carrier.machine.name} could not pull {ref}: the registry {registry} has given nothing for {still_s:.0f} s"
+        f"{f', the engine says: {under_way.retrying}' if under_way.retrying else ''}.",
+        "See that the registry runs and that the host reaches it, and try again; layers that are there stay.",
+    )
+
+
+def _put(queue: Queue[bytes | None], chunk: bytes | None, carrier: _Carrier) -> None:
+    """Hand over a chunk, unless the carrier has ended."""
+    while carrier.thread.is_alive():
+        try:
+            queue.put(chunk, timeout=_LOOK_S)
+            return
+        except Full:
+            continue
+
+
+def _finish(carriers: Iterable[_Carrier], report: Report, began: float) -> None:
+    failed = []
+    for carrier in carriers:
+        carrier.thread.join()
+        if carrier.failure:
+            failed.append(carrier)
+        else:
+            report(note(f"{carrier.machine.name}: has the image after {monotonic() - began:.1f} s"))
+    if len(failed) == 1 and failed[0].failure:
+        raise failed[0].failure
+    if failed:
+        lines = "\n".join(f"  {carrier.machine.name}  {carrier.failure}" for carrier in failed)
+        raise ImageError(f"{len(failed)} hosts could not get the image:\n{lines}")

@@ -1,0 +1,92 @@
+"""Three Docker hosts for the tests that ask for them: brought up with the first, taken away after the last."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import skyward as sky
+from scripts.stand import commands
+from scripts.stand.place import Host, Stand, here
+
+# One image for all of them, as small as can be: every host keeps a copy.
+IMAGE = sky.Image()
+
+
+@pytest.fixture(scope="session")
+def stand() -> Iterator[Stand]:
+    """The stand of this clone; one that somebody has brought up before is used and left as it is."""
+    if os.geteuid() != 0 or sys.platform != "linux":
+        pytest.skip("the stand makes network namespaces and mounts, which takes root on Linux")
+    found = here()
+    was_up = found.hosts_file.exists()
+    commands.up(found)
+    yield found
+    if not was_up:
+        commands.down(found)
+
+
+@pytest.fixture
+def ssh(stand: Stand) -> Callable[..., sky.SSH]:
+    """Make a provider of the stand's hosts, exactly as `.stand/hosts.json` says."""
+    facts = json.loads(stand.hosts_file.read_text())
+
+    def make(*numbers: int, **settings: Any) -> sky.SSH:
+        hosts = [facts["hosts"][number - 1] for number in numbers or (1, 2, 3)]
+        return sky.SSH(*hosts, **{"key": facts["key"], "known_hosts": facts["known_hosts"], **settings})
+
+    return make
+
+
+@pytest.fixture
+def clean(stand: Stand) -> Iterator[Callable[[float], None]]:
+    """Asserts that no host has anything left of any pool; at the end of each test that asks for it, too."""
+
+    def check(within_s: float) -> None:
+        deadline = time.monotonic() + within_s
+        while found := {host.name: left_on(host) for host in stand.hosts if left_on(host)}:
+            assert time.monotonic() < deadline, f"left after {within_s:g} s: {found}"
+            time.sleep(0.3)
+
+    yield check
+    check(30)
+
+
+def left_on(host: Host) -> list[str]:
+    """Containers of pools, directories of pools and claimed ports on a host, seen past its sshd."""
+    containers = host.run("docker", "ps", "-aq", "--filter", "label=skyward.pool", check=False).split()
+    return containers + host.run("sh", "-c", "ls -d /tmp/.skyward-* 2>/dev/null", check=False).split()
+
+
+def wait_until(true: Callable[[], bool], within_s: float) -> float:
+    """Seconds until something is so; fails if it is not in time."""
+    began = time.monotonic()
+    while not true():
+        assert time.monotonic() - began < within_s, f"not so within {within_s:g} s"
+        time.sleep(0.02)
+    return time.monotonic() - began
+
+
+def forget_image(host: Host, repository: str) -> None:
+    """Remove all images of a repository from a host."""
+    tags = host.run("docker", "images", "-q", repository).split()
+    if tags:
+        host.run("docker", "rmi", "-f", *dict.fromkeys(tags))
+
+
+def run_program(text: str, **env: str) -> subprocess.Popen[str]:
+    """A client in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-u", "-c", text],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, **env},
+    )

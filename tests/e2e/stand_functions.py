@@ -1,0 +1,34 @@
+"""Functions that tests send to the stand's hosts; a module without pytest, since nodes have none to import."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+
+import skyward as sky
+
+
+@sky.compute
+def where() -> str:
+    return socket.gethostname()
+
+
+@sky.compute(retries=3)
+def work(number: int, seconds: float) -> tuple[int, str]:
+    """Say which call it was and where it ran."""
+    time.sleep(seconds)
+    return number, socket.gethostname()
+
+
+@sky.compute
+def work_once(number: int, seconds: float) -> tuple[int, str]:
+    """The same, for calls that may not run twice."""
+    time.sleep(seconds)
+    return number, socket.gethostname()
+
+
+@sky.compute
+def wait(seconds: float) -> int:
+    time.sleep(seconds)
+    return os.getpid()

@@ -1,0 +1,352 @@
+"""Pools on machines reached by SSH: where images come from, what is checked first, what is left when it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import skyward as sky
+from scripts.stand import faults, registry
+from scripts.stand.place import Stand
+from skyward.engine.transfer import Pull
+from skyward.errors import BuildError, ConfigError, EngineError, ProviderError, RegistryError
+from skyward.providers import distribution
+from tests.e2e import functions, programs
+from tests.e2e.stand import IMAGE, clean, forget_image, ssh, stand, wait_until
+from tests.e2e.stand_functions import where
+
+__all__ = ["clean", "ssh", "stand"]
+
+Make = Callable[..., sky.SSH]
+pytestmark = [pytest.mark.usefixtures("clean"), pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def repository(stand: Stand) -> Iterator[str]:
+    """A fresh repository of the registry that the hosts reach; what came from it is removed from all engines."""
+    if stand.registry is None:
+        pytest.skip("`make engine` has made no registry here")
+    name = f"{stand.registry}/skyward/test-{uuid.uuid4().hex[:8]}"
+    yield f"http://{name}"
+    for host in stand.hosts:
+        forget_image(host, name)
+    tags = subprocess.run(["docker", "images", "-q", name], capture_output=True, text=True, check=True).stdout.split()
+    subprocess.run(["docker", "rmi", "-f", *tags], capture_output=True, check=bool(tags))
+
+
+def forget(stand: Stand, image: str) -> None:
+    for host in stand.hosts:
+        host.run("docker", "rmi", "-f", image, check=False)
+
+
+def refusal(provider: sky.SSH, **settings: object) -> str:
+    """What a pool that cannot start says."""
+    with (
+        pytest.raises(ProviderError) as caught,
+        sky.ComputePool(provider, **{"nodes": len(provider.hosts), "image": IMAGE, "display": "quiet", **settings}),  # type: ignore[arg-type]
+    ):
+        raise AssertionError("the pool started")
+    return str(caught.value)
+
+
+# how it works when all is well --------------------------------------------------------------------------------------
+
+
+def test_nodes_know_each_other_by_addresses_that_hosts_reach(ssh: Make, stand: Stand) -> None:
+    """One node on each host; the head's address is the first host's own, at which the others get their words."""
+    with sky.ComputePool(ssh(), nodes=3, image=IMAGE) as pool:
+        places = functions.place() @ pool
+        assert [place["node"] for place in places] == [0, 1, 2]
+        assert {place["addr"] for place in places} == {stand.host(1).address}
+        names = where() @ pool
+        assert names == ["stand1", "stand2", "stand3"]
+        assert programs.hand_out(["a", "b", "c"]) @ pool == ["head keeps a", "node 1 got b", "node 2 got c"]
+
+
+def test_more_nodes_than_hosts_share_them(ssh: Make) -> None:
+    """The first host gets the second node only when all have one."""
+    with sky.ComputePool(ssh(1, 2), nodes=3, image=IMAGE) as pool:
+        assert where() @ pool == ["stand1", "stand2", "stand1"]
+
+
+def test_nothing_listens_on_the_network(ssh: Make, stand: Stand) -> None:
+    """While a pool runs, a host listens where it listened before; one connection serves all; the key is in no text."""
+    host = stand.host(1)
+    before = host.run("sh", "-c", "grep ' 0A ' /proc/net/tcp /proc/net/tcp6 | wc -l")
+
+    def connections() -> int:
+        return int(host.run("sh", "-c", "grep ':0016 .* 01 ' /proc/net/tcp | wc -l"))
+
+    alone = connections()
+    with sky.ComputePool(ssh(1), image=IMAGE) as pool:
+        assert (functions.double(21) >> pool) == 42
+        assert host.run("sh", "-c", "grep ' 0A ' /proc/net/tcp /proc/net/tcp6 | wc -l") == before
+        assert connections() == alone + 1
+        name = host.run("docker", "ps", "-q", "--filter", f"label=skyward.pool={pool.id}").strip()
+        seen = host.run("docker", "inspect", name) + host.run(
+            "sh", "-c", "tr '\\0' ' ' </proc/[0-9]*/cmdline", check=False
+        )
+        assert pool._key.hex() not in seen
+        assert host.run("stat", "-c", "%a", f"/tmp/.skyward-{pool.id}").strip() == "700"
+
+
+def test_the_digits_demo_streams_its_image(ssh: Make, stand: Stand) -> None:
+    """Without a registry: built here, sent once to both hosts, and not again."""
+    import examples.digits as digits
+
+    with sky.ComputePool(ssh(1, 2), nodes=2, image=digits.IMAGE) as pool:
+        results = digits.train(*_digits()) @ pool
+    assert [result["host"] for result in results] == ["stand1", "stand2"]
+    assert sum(result["samples"] for result in results) == 1797
+
+
+def _digits() -> tuple[Any, Any]:
+    from sklearn.datasets import load_digits
+
+    x, y = load_digits(return_X_y=True)
+    return x / 16, y
+
+
+def test_an_image_that_is_there_is_not_sent_again(ssh: Make, stand: Stand, capsys: pytest.CaptureFixture[str]) -> None:
+    """The second pool says nothing of sending; a host that lost the image gets it, and it alone."""
+    with sky.ComputePool(ssh(), nodes=3, image=IMAGE) as pool:
+        (tag,) = {found["image"] for found in ssh().find() if found["pool"] == pool.id}
+    capsys.readouterr()
+    with sky.ComputePool(ssh(), nodes=3, image=IMAGE):
+        assert "sending" not in capsys.readouterr().err
+    stand.host(2).run("docker", "rmi", "-f", tag)
+    with sky.ComputePool(ssh(), nodes=3, image=IMAGE):
+        said = capsys.readouterr().err
+    assert f"to {stand.host(2).login}\n" in said
+    assert f"{stand.host(2).login}: has the image after" in said
+
+
+def test_an_image_comes_from_a_registry_by_digest(
+    ssh: Make, stand: Stand, repository: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Built here, pushed, pulled by every host by its digest; found in the registry the next time."""
+    image = IMAGE.with_env({"STAND_TEST": uuid.uuid4().hex})
+    with sky.ComputePool(ssh(registry=repository), nodes=3, image=image) as pool:
+        assert where() @ pool == ["stand1", "stand2", "stand3"]
+        (tag,) = {found["image"] for found in ssh().find() if found["pool"] == pool.id}
+    name = repository.removeprefix("http://")
+    said = capsys.readouterr().err
+    assert f"pushing {name}" in said
+    assert f"pulling {name}@sha256:" in said
+    for host in stand.hosts:
+        assert f"{name}@sha256:" in host.run("docker", "inspect", "--format", "{{.RepoDigests}}", tag)
+    forget_image(stand.host(3), name)
+    with sky.ComputePool(ssh(3, registry=repository), image=image):
+        said = capsys.readouterr().err
+    assert "pushing" not in said
+    assert "building" not in said
+    assert f"pulling {name}@sha256:" in said
+    forget(stand, tag)
+    subprocess.run(["docker", "rmi", tag], capture_output=True, check=True)
+
+
+def test_an_image_is_built_on_the_first_host(ssh: Make, stand: Stand, capsys: pytest.CaptureFixture[str]) -> None:
+    """The engine here has no part in it; the others get it from that host."""
+    if stand.registry is None:
+        pytest.skip("the hosts can get no base: `make engine` has made no registry here")
+    image = sky.Image(base=f"{stand.registry}/{sky_base()}", pip=["packaging"])
+    provider = ssh(build="remote")
+    with sky.ComputePool(provider, nodes=3, image=image) as pool:
+        assert where() @ pool == ["stand1", "stand2", "stand3"]
+        (tag,) = {found["image"] for found in provider.find() if found["pool"] == pool.id}
+    said = capsys.readouterr().err
+    assert f"building {tag}" in said
+    assert f"to {stand.host(2).login}, {stand.host(3).login}\n" in said
+    assert subprocess.run(["docker", "inspect", tag], capture_output=True, check=False).returncode != 0
+
+
+def sky_base() -> str:
+    return os.environ["SKYWARD_BASE"]
+
+
+def test_a_build_that_fails_on_a_host_is_told_like_one_here(ssh: Make, stand: Stand) -> None:
+    """The layer, who asked for it, the last lines."""
+    if stand.registry is None:
+        pytest.skip("the hosts can get no base: `make engine` has made no registry here")
+    image = sky.Image(base=f"{stand.registry}/{sky_base()}").run_commands("echo it went wrong && false")
+    with pytest.raises(BuildError, match="it went wrong"), sky.ComputePool(ssh(1, build="remote"), image=image):
+        raise AssertionError("the pool started")
+
+
+# what is wrong with hosts is one table -------------------------------------------------------------------------------
+
+
+def test_an_unknown_host_key_is_refused(ssh: Make, stand: Stand, tmp_path: Path) -> None:
+    """No first use is trusted: all three are named, and nothing was changed."""
+    nobody = tmp_path / "known_hosts"
+    nobody.touch()
+    said = refusal(ssh(known_hosts=nobody))
+    assert said.startswith("3 of 3 hosts cannot be used, and nothing was changed on any:\n")
+    assert said.count("Its host key is not known here.") == 3
+
+
+def test_a_changed_host_key_is_refused(ssh: Make, stand: Stand, tmp_path: Path) -> None:
+    """That one host alone is named, and the words are others than for an unknown key."""
+    lines = stand.known_hosts.read_text().splitlines()
+    first, second = lines[0].split(), lines[1].split()
+    changed = tmp_path / "known_hosts"
+    changed.write_text("\n".join([lines[0], " ".join([*second[:2], first[2]]), lines[2]]) + "\n")
+    said = refusal(ssh(known_hosts=changed))
+    assert "1 of 3 hosts" in said
+    assert f"{stand.host(2).login}  ssh  Its host key is not the one that is known here" in said
+
+
+def test_a_wrong_key_is_refused(ssh: Make, tmp_path: Path) -> None:
+    """A key that no host accepts: no password is asked for, all are named."""
+    key = tmp_path / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    assert refusal(ssh(key=key)).count("It accepts none of this user's keys") == 3
+
+
+def test_a_host_without_an_engine_is_named(ssh: Make, stand: Stand) -> None:
+    """A killed engine, whose socket is still there, and no socket at all."""
+    host = stand.host(3)
+    faults.kill_engine(host)
+    try:
+        assert f"{host.login}  engine  Its engine does not answer." in refusal(ssh())
+        host.run("rm", "/run/docker.sock")
+        assert f"{host.login}  engine  No Docker engine listens at /var/run/docker.sock." in refusal(ssh())
+    finally:
+        faults.start_engine(host)
+
+
+def test_a_host_of_another_architecture_is_named(ssh: Make, stand: Stand) -> None:
+    """Before the image is built or sent; for the one host that is another, and for a platform that none has."""
+    host = stand.host(3)
+    stub = "#!/bin/sh\ncase $1 in -s) echo Linux ;; *) echo aarch64 ;; esac\n"
+    host.run("sh", "-c", f"printf '{stub}' >/usr/local/bin/uname && chmod +x /usr/local/bin/uname".replace("\n", "\\n"))
+    try:
+        said = refusal(ssh())
+    finally:
+        host.run("rm", "/usr/local/bin/uname")
+    assert "1 of 3 hosts" in said
+    assert f"{host.login}  architecture  It is Linux aarch64, and the image is for linux/amd64." in said
+    assert refusal(ssh(), architecture="arm64").count("the image is for linux/arm64") == 3
+
+
+def test_a_host_whose_disk_is_full_is_named(ssh: Make, stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is sent; and where the estimate was too good, the engine's own words are the error."""
+    host = stand.host(2)
+    faults.fill_disk(host, 60)
+    try:
+        said = refusal(ssh())
+        assert f"{host.login}  disk  The image takes" in said
+        assert re.search(r"has 6\d(\.\d)? MB left", said)
+        monkeypatch.setattr("skyward.providers.checks._UNPACKED", 0)
+        monkeypatch.setattr("skyward.providers.checks._SPARE_BYTES", 0)
+        with pytest.raises(EngineError, match=rf"{host.login}.*no space left on device") as caught:
+            sky.ComputePool(ssh(), nodes=3, image=IMAGE).__enter__()
+        assert "Free some space" in str(caught.value)
+    finally:
+        faults.free_disk(host)
+
+
+def test_a_host_that_is_not_there_is_named_in_time(ssh: Make, stand: Stand) -> None:
+    """One whose cable is pulled, and a name that means nothing, in one table in under ten seconds."""
+    facts = json.loads(stand.hosts_file.read_text())
+    host = stand.host(2)
+    provider = sky.SSH(host.login, "no-such-host.invalid", key=facts["key"], known_hosts=facts["known_hosts"])
+    faults.link_down(host)
+    began = time.monotonic()
+    try:
+        said = refusal(provider)
+    finally:
+        faults.link_up(host)
+    assert time.monotonic() - began < 10
+    assert "2 of 2 hosts" in said
+    assert "cannot be resolved" in said
+
+
+def test_two_names_of_one_machine_are_refused(ssh: Make, stand: Stand) -> None:
+    """The second finds the pool's directory made by the first; nothing is left of that."""
+    facts = json.loads(stand.hosts_file.read_text())
+    names = (stand.host(1).login, f"{stand.host(1).login}:22")
+    assert "File exists" in refusal(sky.SSH(*names, key=facts["key"], known_hosts=facts["known_hosts"]))
+
+
+def test_wrong_values_are_refused_before_anything(tmp_path: Path) -> None:
+    """No host, a host twice, a key that is not there, a way to build that does not exist."""
+    wrong: list[tuple[tuple[str, ...], dict[str, Any]]] = [
+        ((), {}),
+        (("gpu1", "gpu1"), {}),
+        (("gpu1",), {"key": tmp_path / "none"}),
+        (("gpu1",), {"build": "elsewhere"}),
+        (("-oProxyCommand=x",), {}),
+        (("me:secret@gpu1",), {}),
+        (("gpu1",), {"registry": "Not A Name"}),
+    ]
+    for hosts, settings in wrong:
+        with pytest.raises(ConfigError):
+            sky.SSH(*hosts, **settings)
+
+
+def test_a_registry_that_goes_away_in_mid_pull_is_named(
+    ssh: Make, stand: Stand, repository: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine would ask for minutes; the error comes in under ten seconds, and names host and registry."""
+    image = IMAGE.with_env({"STAND_TEST": uuid.uuid4().hex})
+    with sky.ComputePool(ssh(1, registry=repository), image=image) as pool:
+        (tag,) = {found["image"] for found in ssh().find() if found["pool"] == pool.id}
+    host, name = stand.host(3), repository.removeprefix("http://")
+    host.run("sh", "-c", "docker rmi -f $(docker images -q) || true")  # also the layers that other images share
+    faults.slow(host, 20)
+    gone_at: list[float] = []
+
+    def look_at(under_way: Pull, carrier: distribution._Carrier, ref: str) -> None:
+        if under_way.bytes and not gone_at:
+            registry.down(stand)
+            gone_at.append(time.monotonic())
+        original(under_way, carrier, ref)
+
+    original = distribution._look_at
+    monkeypatch.setattr(distribution, "_look_at", look_at)
+    try:
+        with pytest.raises(RegistryError, match=f"{host.login} could not pull {name}@.* the registry {stand.registry}"):
+            sky.ComputePool(ssh(3, registry=repository), image=image).__enter__()
+        assert time.monotonic() - gone_at[0] < 10
+    finally:
+        faults.fast(host)
+        registry.up(stand)
+    forget(stand, tag)
+    subprocess.run(["docker", "rmi", tag], capture_output=True, check=True)
+
+
+# the command line ----------------------------------------------------------------------------------------------------
+
+
+def test_ps_and_down_find_pools_by_label_alone(ssh: Make, stand: Stand) -> None:
+    """From another process, knowing the hosts and nothing else: listed, ended, gone; an unknown pool is said to be."""
+    options = ["--key", str(stand.key), "--known-hosts", str(stand.known_hosts)]
+    options += [word for host in stand.hosts[:2] for word in ("--ssh", host.login)]
+
+    def skyward(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "skyward", *words, *options]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    with sky.ComputePool(ssh(1, 2), nodes=2, image=IMAGE, display="quiet") as pool:
+        rows = [line.split() for line in skyward("ps").stdout.splitlines() if pool.id in line]
+        assert [(row[1], row[2], row[3]) for row in rows] == [
+            ("0", stand.host(1).login, "running"),
+            ("1", stand.host(2).login, "running"),
+        ]
+        done = skyward("down", pool.id)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("1 node ended at") == 2
+        assert pool.id not in skyward("ps").stdout
+        wait_until(lambda: pool.current_nodes() == 0, 10)
+    assert "nothing of it was found" in skyward("down", "deadbeef").stderr

@@ -1,0 +1,239 @@
+"""What dies under a pool on SSH hosts, and clients that die: seen in time, named, survived, and nothing left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import skyward as sky
+from scripts.stand import faults
+from scripts.stand.place import Host, Stand
+from skyward.errors import PoolError, ProviderError, WorkerLostError
+from tests.e2e.stand import IMAGE, clean, forget_image, left_on, run_program, ssh, stand, wait_until
+from tests.e2e.stand_functions import wait, where, work, work_once
+
+__all__ = ["clean", "ssh", "stand"]
+
+Make = Callable[..., sky.SSH]
+SEEN_S = 10.0  # the loss of a host is known by then
+pytestmark = [pytest.mark.usefixtures("clean"), pytest.mark.timeout(300)]
+
+FAULTS = {
+    "link-down": (faults.link_down, faults.link_up, r"the SSH connection to root@\S+ ended \(Timeout"),
+    "power-off": (faults.power_off, faults.power_on, r"the SSH connection to root@\S+ ended \(Timeout"),
+    "kill-sshd": (faults.kill_sshd, faults.start_sshd, r"the SSH connection to root@\S+ ended \(.*closed"),
+    "kill-engine": (faults.kill_engine, faults.start_engine, r"the Docker engine on root@\S+ is gone"),
+}
+
+
+@pytest.fixture
+def mended(stand: Stand) -> Iterator[Callable[[str, Host], None]]:
+    """Does something to a host that is taken back at the end of the test."""
+    done: list[tuple[str, Host]] = []
+
+    def do(kind: str, host: Host) -> None:
+        done.append((kind, host))
+        FAULTS[kind][0](host)
+
+    yield do
+    for kind, host in done:
+        FAULTS[kind][1](host)
+        wait_until(lambda host=host: bool(host.run("docker", "ps", check=False)), 30)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_a_lost_host_is_named_and_its_calls_run_elsewhere(
+    kind: str, ssh: Make, stand: Stand, mended: Callable[[str, Host], None]
+) -> None:
+    """Sixty calls over three hosts of which one goes: seen in time, each call has one result, none is lost."""
+    with sky.ComputePool(ssh(), nodes=3, image=IMAGE, display="quiet") as pool:
+        calls = [work(number, 0.3) > pool for number in range(60)]
+        once = work_once(-1, 0.01) > pool
+        calls[0].result(60)
+        with ThreadPoolExecutor() as threads:  # the fault itself may take a while
+            done = threads.submit(mended, kind, stand.host(2))
+            seen_s = wait_until(lambda: pool.current_nodes() == 2, SEEN_S + 5)
+            done.result()
+        assert seen_s < SEEN_S
+        results = [call.result(60) for call in calls]
+        assert [number for number, _ in results] == list(range(60))
+        assert {host for _, host in results[-20:]} == {"stand1", "stand3"}
+        assert once.result(60)[0] == -1
+        with pytest.raises(PoolError, match=FAULTS[kind][2]):
+            where() @ pool
+
+
+def test_a_call_that_ran_on_a_lost_host_is_one_clear_error(
+    ssh: Make, stand: Stand, mended: Callable[[str, Host], None]
+) -> None:
+    """It may have had effects, and its function allows no second run: the error names node, host and reason."""
+    with sky.ComputePool(ssh(1, 2), nodes=2, image=IMAGE, display="quiet") as pool:
+        calls = [wait(30) > pool for _ in range(2)]
+        time.sleep(1)  # both run now
+        mended("kill-sshd", stand.host(2))
+        done, _ = futures.wait(calls, SEEN_S, futures.FIRST_COMPLETED)
+        (lost,) = done
+        error = lost.exception()
+        assert isinstance(error, WorkerLostError)
+        assert error.node == 1
+        assert "Node 1 was lost while wait() ran there: is lost: the SSH connection to" in str(error)
+        for call in calls:
+            call.cancel()
+
+
+def test_a_host_that_goes_before_the_start_ends_in_one_error(
+    ssh: Make, stand: Stand, mended: Callable[[str, Host], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between check and start: the error names the host, and nothing is left on the others."""
+    from skyward.providers.ssh import SSH
+
+    def prepare(self: SSH, *given: object) -> object:
+        made = original(self, *given)  # type: ignore[arg-type]
+        mended("kill-sshd", stand.host(3))
+        return made
+
+    original = SSH.prepare
+    monkeypatch.setattr(SSH, "prepare", prepare)
+    with pytest.raises(Exception, match=stand.host(3).login) as caught:
+        sky.ComputePool(ssh(), nodes=3, image=IMAGE, display="quiet").__enter__()
+    assert isinstance(caught.value, sky.errors.SkywardError)
+
+
+def test_what_a_host_runs_ends_by_its_lease_when_nobody_can_tell_it(
+    ssh: Make, stand: Stand, mended: Callable[[str, Host], None]
+) -> None:
+    """The link stays down: the host ends the pool by itself, and leaves nothing."""
+    host = stand.host(1)
+    with sky.ComputePool(ssh(1, 2), nodes=2, image=IMAGE, ttl=8, display="quiet") as pool:
+        assert left_on(host)
+        mended("link-down", host)
+        wait_until(lambda: pool.current_nodes() == 1, SEEN_S)
+        assert left_on(host)
+        wait_until(lambda: not left_on(host), 30)
+
+
+# clients that die ----------------------------------------------------------------------------------------------------
+
+# A program that opens a pool, calls once, and leaves; it kills itself at the n-th provider call, before or after it.
+PROGRAM = """
+import json, os, signal, sys
+import skyward as sky
+from skyward.engine import Engine, client
+from skyward.providers import containers, keeper, machine, ssh
+from tests.e2e.stand import IMAGE
+from tests.e2e.stand_functions import where
+
+CALLS = [
+    (ssh.SSH, "acquire"), (ssh.SSH, "prepare"), (ssh.SSH, "release"), (keeper.Keeper, "facts"),
+    (keeper.Keeper, "go"), (keeper.Keeper, "port"), (keeper.Keeper, "add"), (keeper.Keeper, "drop"),
+    (keeper.Keeper, "end"), (machine.Machine, "start"), (containers.PoolContainers, "run"), (client, "create"),
+    (client, "attach"), (containers.ContainerNode, "wait_ready"), (containers.ContainerNode, "connect"),
+    (containers.ContainerNode, "remove"), (Engine, "remove"), (containers.PoolContainers, "close"),
+]
+
+def deadly(original, when):
+    def call(*given, **more):
+        if when == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = original(*given, **more)
+        os.kill(os.getpid(), signal.SIGKILL)
+        return result
+    return call
+
+facts = json.load(open(sys.argv[1])) if len(sys.argv) > 1 else json.loads(os.environ["STAND_HOSTS"])
+number, when = os.environ["STAND_DIE"].split()
+owner, name = CALLS[int(number)]
+setattr(owner, name, deadly(getattr(owner, name), when))
+with sky.ComputePool(sky.SSH(*facts.pop("hosts"), **facts), nodes=3, image=IMAGE, display="quiet") as pool:
+    where() @ pool
+"""
+CALLS = 18
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_client_killed_at_any_provider_call_leaves_nothing(when: str, ssh: Make, stand: Stand) -> None:
+    """At each call in turn: after the keepers have noticed, `find` is empty on every host, and so are their disks."""
+    with sky.ComputePool(ssh(), nodes=3, image=IMAGE, display="quiet"):
+        pass  # the image is there
+    told = stand.hosts_file.read_text()
+    for number in range(CALLS):
+        client = run_program(PROGRAM, STAND_HOSTS=told, STAND_DIE=f"{number} {when}")
+        output, _ = client.communicate(timeout=120)
+        assert client.returncode == -9, f"call {number} was never made: {output}"
+        wait_until(lambda: not any(left_on(host) for host in stand.hosts), 60)
+    assert list(ssh().find()) == []
+
+
+def test_a_client_killed_while_it_sends_an_image_leaves_nothing(ssh: Make, stand: Stand) -> None:
+    """The engines give up what they got half of, and the keepers end."""
+    program = """
+import json, os, signal
+import skyward as sky
+from skyward.providers import distribution
+from tests.e2e.stand import IMAGE
+
+def save(*given):
+    for number, chunk in enumerate(original(*given)):
+        if number == 20:
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield chunk
+
+original, distribution.save = distribution.save, save
+facts = json.loads(os.environ["STAND_HOSTS"])
+sky.ComputePool(sky.SSH(*facts.pop("hosts"), **facts), nodes=3, image=IMAGE, display="quiet").__enter__()
+"""
+    with sky.ComputePool(ssh(), nodes=3, image=IMAGE, display="quiet") as pool:
+        (tag,) = {found["image"] for found in ssh().find() if found["pool"] == pool.id}
+    for host in stand.hosts:
+        forget_image(host, "skyward")
+    client = run_program(program, STAND_HOSTS=stand.hosts_file.read_text())
+    output, _ = client.communicate(timeout=120)
+    assert client.returncode == -9, output
+    wait_until(lambda: not any(left_on(host) for host in stand.hosts), 60)
+    assert not any(host.run("docker", "images", "-q", tag) for host in stand.hosts)
+
+
+def test_a_client_that_is_stopped_loses_its_nodes_after_the_lease(ssh: Make, stand: Stand) -> None:
+    """SIGSTOP keeps the connection up and the heartbeat silent."""
+    program = """
+import json, os, time
+import skyward as sky
+from tests.e2e.stand import IMAGE
+
+facts = json.loads(os.environ["STAND_HOSTS"])
+with sky.ComputePool(sky.SSH(*facts.pop("hosts")[:1], **facts), image=IMAGE, ttl=5, display="quiet"):
+    print("ready", flush=True)
+    time.sleep(600)
+"""
+    client = run_program(program, STAND_HOSTS=stand.hosts_file.read_text())
+    assert client.stdout
+    while client.stdout.readline() != "ready\n":
+        assert client.poll() is None
+    os.kill(client.pid, signal.SIGSTOP)
+    try:
+        wait_until(lambda: not left_on(stand.host(1)), 40)
+    finally:
+        client.kill()
+        client.communicate(timeout=30)
+
+
+def test_release_from_another_process_needs_no_memory(ssh: Make, stand: Stand) -> None:
+    """A provider that did not make the pool ends it; one whose host is down says so, in a table."""
+    with sky.ComputePool(ssh(), nodes=3, image=IMAGE, display="quiet") as pool:
+        ssh().release(pool.id)
+        assert list(ssh().find()) == []
+        wait_until(lambda: pool.current_nodes() == 0, 10)
+    faults.kill_sshd(stand.host(2))
+    try:
+        with pytest.raises(ProviderError, match="1 of 3 hosts"):
+            ssh().release(pool.id)
+        with pytest.raises(ProviderError, match=stand.host(2).login):
+            list(ssh().find())
+    finally:
+        faults.start_sshd(stand.host(2))

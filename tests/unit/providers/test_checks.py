@@ -1,0 +1,148 @@
+"""What is wrong with hosts, by what their keepers say: one table, before anything is changed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from skyward.errors import ProviderError
+from skyward.model.accelerator import Accelerator
+from skyward.model.image import Image
+from skyward.providers import checks
+from skyward.providers.checks import Finding
+from skyward.providers.keeper import Facts
+
+WELL = Facts(
+    address="10.0.0.1",
+    machine="Linux x86_64",
+    ahead_s=0.0,
+    socket="/var/run/docker.sock",
+    engine="there",
+    docker="/usr/bin/docker",
+    gpus=(("535.104.05", "NVIDIA A100-SXM4-40GB"),) * 4,
+    toolkit="/usr/bin/nvidia-ctk",
+)
+A100 = Accelerator("A100", 2)
+
+
+def found(facts: Facts, gpus: int = 0, accelerator: Accelerator | None = None) -> list[tuple[str, str]]:
+    return [(finding.what, finding.text) for finding in checks.check_host("gpu1", facts, gpus, accelerator)]
+
+
+def test_a_host_that_is_well_has_no_findings() -> None:
+    """With and without GPUs."""
+    assert found(WELL) == []
+    assert found(WELL, 4, A100) == []
+    assert found(replace(WELL, gpus=(), toolkit="")) == []
+
+
+@pytest.mark.parametrize(
+    ("facts", "what", "text"),
+    [
+        (replace(WELL, engine="missing"), "engine", "No Docker engine listens at /var/run/docker.sock."),
+        (replace(WELL, engine="forbidden"), "engine", "Add them to the group docker there."),
+        (replace(WELL, docker=""), "engine", "There is no docker command on PATH."),
+        (replace(WELL, ahead_s=90.0), "clock", "Its clock is 90 s ahead of this machine's."),
+        (replace(WELL, ahead_s=-3600.0), "clock", "Its clock is 3600 s behind this machine's."),
+    ],
+)
+def test_what_is_wrong_is_said(facts: Facts, what: str, text: str) -> None:
+    """One finding each, with what to do."""
+    ((kind, said),) = found(facts)
+    assert kind == what
+    assert text in said
+
+
+def test_everything_that_is_wrong_is_said_at_once() -> None:
+    """Not one thing after the other."""
+    wrong = replace(WELL, docker="", ahead_s=99.0, gpus=())
+    assert [what for what, _ in found(wrong, 2, A100)] == ["engine", "clock", "gpu"]
+
+
+@pytest.mark.parametrize(
+    ("facts", "accelerator", "text"),
+    [
+        (replace(WELL, gpus=WELL.gpus[:3]), A100, "The pool needs 4 x A100 there; it shows 3 GPUs."),
+        (replace(WELL, gpus=()), A100, "it shows no GPU (nvidia-smi)"),
+        (replace(WELL, toolkit=""), A100, "no NVIDIA Container Toolkit"),
+        (WELL, Accelerator("Trainium"), "Trainium is something else"),
+    ],
+)
+def test_gpus_are_counted_by_host(facts: Facts, accelerator: Accelerator, text: str) -> None:
+    """As many as all nodes on the host need together."""
+    ((what, said),) = found(facts, 4, accelerator)
+    assert what == "gpu"
+    assert text in said
+
+
+@pytest.mark.parametrize(
+    ("machine", "platform", "fits"),
+    [
+        ("Linux x86_64", "linux/amd64", True),
+        ("Linux aarch64", "linux/arm64/v8", True),
+        ("Linux aarch64", "linux/amd64", False),
+        ("Darwin arm64", "linux/arm64", False),
+        ("Linux riscv64", "linux/amd64", False),
+    ],
+)
+def test_architectures_are_compared(machine: str, platform: str, fits: bool) -> None:
+    """By what `uname` says; a variant of the platform matters no more than it does to engines."""
+    assert (checks.check_architecture("gpu1", replace(WELL, machine=machine), platform) == []) is fits
+
+
+@pytest.mark.parametrize(
+    ("image", "cuda"),
+    [
+        (Image(), None),
+        (Image(pip=["numpy"]), None),
+        (Image(base="nvidia/cuda:12.4.1-runtime-ubuntu22.04"), 12),
+        (Image(pip=["torch"]).with_index("https://download.pytorch.org/whl/cu118", "torch"), 11),
+        (Image(pip=["torch"]).with_index("https://download.pytorch.org/whl/cu128", "torch"), 12),
+        (Image(pip=["torch"]).with_index("https://download.pytorch.org/whl/cpu", "torch"), None),
+        (Image(pip=["jax[cuda12]"]), 12),
+        (Image(pip=["nvidia-cuda-runtime-cu12"]), 12),
+    ],
+)
+def test_the_cuda_of_an_image_is_known(image: Image, cuda: int | None) -> None:
+    """By its base, its indexes, its packages."""
+    assert checks.cuda_of(image) == cuda
+
+
+@pytest.mark.parametrize(
+    ("driver", "fits"), [("525.60.13", True), ("535.104.05", True), ("525.59", False), ("470", False)]
+)
+def test_a_driver_must_be_new_enough_for_the_cuda(driver: str, fits: bool) -> None:
+    """CUDA 12 needs 525.60."""
+    image = Image(pip=["jax[cuda12]"])
+    findings = checks.check_driver("gpu1", replace(WELL, gpus=((driver, "A100"),)), image)
+    assert [finding.what for finding in findings] == ([] if fits else ["driver"])
+    if not fits:
+        assert f"needs NVIDIA's driver 525.60; there is {driver}" in findings[0].text
+    assert checks.check_driver("gpu1", replace(WELL, gpus=((driver, "A100"),)), Image()) == []
+
+
+def test_room_is_that_of_the_image_and_of_unpacking_it() -> None:
+    """An engine that does not say how much room it has is believed to have enough."""
+    assert checks.check_disk("gpu1", 10**9, 10**8) == []
+    assert checks.check_disk("gpu1", None, 10**12) == []
+    ((finding),) = checks.check_disk("gpu1", 5 * 10**9, 3 * 10**9)
+    assert "The image takes 3 GB, and while it is unpacked 6.8 GB; the engine's disk has 5 GB left." in finding.text
+
+
+def test_findings_are_one_table() -> None:
+    """A line for each, in columns, and how many hosts of how many."""
+    checks.refuse([], 3)
+    findings = [
+        Finding("gpu1", "engine", "Its engine does not answer."),
+        Finding("gpu1", "clock", "It is wrong."),
+        Finding("ubuntu@gpu2", "ssh", "No way there."),
+    ]
+    with pytest.raises(ProviderError) as caught:
+        checks.refuse(findings, 4)
+    assert str(caught.value).splitlines() == [
+        "2 of 4 hosts cannot be used, and nothing was changed on any:",
+        "  gpu1         engine  Its engine does not answer.",
+        "  gpu1         clock   It is wrong.",
+        "  ubuntu@gpu2  ssh     No way there.",
+    ]

@@ -1,0 +1,148 @@
+"""The keeper's script in this machine's own shell, reached by a stand-in for `ssh` that runs commands here."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from skyward.errors import ProviderError
+from skyward.model.ssh import SshHost
+from skyward.providers.keeper import Keeper
+
+# what stands after the host's name is the command; a shell file that prints something comes first
+SSH = """#!/bin/sh
+while [ "$1" != -- ]; do shift; done
+[ "$2" = refused ] && { echo "ssh: connect to host refused port 22: Connection refused" >&2; exit 255; }
+echo "Welcome, today is a fine day"
+SSH_CONNECTION="192.0.2.9 51000 192.0.2.7 22" exec sh -c "$3"
+"""
+DOCKER = "#!/bin/sh\nexit 0\n"
+
+Start = Callable[..., Keeper]
+
+
+@pytest.fixture
+def pool() -> str:
+    return uuid.uuid4().hex[:8]
+
+
+@pytest.fixture
+def start(tmp_path: Path, pool: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """Start keepers of a pool; what they leave is looked for afterwards."""
+    for name, text in (("ssh", SSH), ("docker", DOCKER)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/docker.sock")
+    started: list[Keeper] = []
+
+    def make(host: str = "box") -> Keeper:
+        folder = tmp_path / f"k{len(started)}"
+        folder.mkdir()
+        started.append(Keeper(SshHost(host=host), folder, pool, 60))
+        return started[-1]
+
+    yield make
+    for keeper in started:
+        keeper.end()
+        assert keeper.connection.ended.wait(5)
+    assert not Path(f"/tmp/.skyward-{pool}").exists()
+
+
+def test_facts_are_told_before_anything_is_changed(start: Start, pool: str, tmp_path: Path) -> None:
+    """What a shell file prints is no fact; the address is the one at which the host was reached."""
+    with socket.socket(socket.AF_UNIX) as engine:
+        engine.bind(str(tmp_path / "docker.sock"))
+        facts = start().facts()
+    assert facts.address == "192.0.2.7"
+    assert facts.machine == f"{os.uname().sysname} {os.uname().machine}"
+    assert abs(facts.ahead_s) <= 2
+    assert (facts.socket, facts.engine) == (str(tmp_path / "docker.sock"), "there")
+    assert facts.docker == str(tmp_path / "docker")
+    assert not Path(f"/tmp/.skyward-{pool}").exists()
+
+
+def test_a_host_without_an_engine_says_so(start: Start) -> None:
+    """There is no such socket."""
+    assert start().facts().engine == "missing"
+
+
+def test_a_host_that_cannot_be_reached_is_explained(start: Start) -> None:
+    """By ssh's own words, and with what to do."""
+    with pytest.raises(ProviderError, match=r"No SSH connection came about\..* Connection refused\."):
+        start("refused").facts()
+
+
+def test_a_node_gets_a_private_directory_with_the_key(start: Start, pool: str) -> None:
+    """Any bytes can be a key; nobody else can read it; a node that is replaced leaves its directory alone."""
+    keeper = start()
+    keeper.facts()
+    keeper.go()
+    key = bytes(range(256))
+    first, again = keeper.add(1, key), keeper.add(1, b"other")
+    assert str(first) == f"/tmp/.skyward-{pool}/1"
+    assert str(again) == f"/tmp/.skyward-{pool}/1.1"
+    assert (Path(first) / "key").read_bytes() == key
+    assert (Path(first) / "key").stat().st_mode & 0o777 == 0o600
+    assert Path(first).parent.stat().st_mode & 0o777 == 0o700
+    keeper.drop(first)
+    assert not Path(first).exists()
+    assert Path(again).exists()
+
+
+def test_ports_are_free_and_claimed_once(start: Start) -> None:
+    """Different ones, outside the range that kernels hand out by themselves; given back at the end."""
+    keeper = start()
+    keeper.facts()
+    keeper.go()
+    ports = {keeper.port() for _ in range(5)}
+    assert len(ports) == 5
+    assert all(10_000 <= port < 30_000 for port in ports)
+    assert all(Path(f"/tmp/.skyward-port-{port}").is_dir() for port in ports)
+    keeper.end()
+    assert not any(Path(f"/tmp/.skyward-port-{port}").exists() for port in ports)
+
+
+def test_the_same_pool_twice_on_a_machine_is_refused(start: Start) -> None:
+    """Two names of one machine: the second finds the first's directory."""
+    first, second = start(), start()
+    first.facts()
+    second.facts()
+    first.go()
+    with pytest.raises(ProviderError, match="File exists"):
+        second.go()
+
+
+def test_free_space_is_that_of_a_path(start: Start, tmp_path: Path) -> None:
+    """In bytes; a path that does not exist has none that could be told."""
+    keeper = start()
+    keeper.facts()
+    keeper.go()
+    free = keeper.free_bytes(str(tmp_path))
+    stat = os.statvfs(tmp_path)
+    assert free is not None
+    assert abs(free - stat.f_bavail * stat.f_frsize) < 2**30
+    assert keeper.free_bytes("/no/such/place") is None
+
+
+def test_the_directory_goes_when_the_client_goes(start: Start, pool: str) -> None:
+    """The end of its input is the end of the pool, without a word from the client."""
+    keeper = start()
+    keeper.facts()
+    keeper.go()
+    keeper.add(0, b"key")
+    keeper.connection.close()
+    _wait_gone(Path(f"/tmp/.skyward-{pool}"))
+
+
+def _wait_gone(path: Path) -> None:
+    deadline = time.monotonic() + 20
+    while path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
