@@ -9,6 +9,7 @@ from types import ModuleType
 TYPE_CHECKING = False  # type checkers take it for true; importing `typing` would take longer than all of this file
 if TYPE_CHECKING:
     from skyward import errors as errors
+    from skyward import integrations as integrations
     from skyward import plugins as plugins
     from skyward._version import __version__ as __version__
     from skyward.compute import PendingCompute as PendingCompute
@@ -25,8 +26,11 @@ if TYPE_CHECKING:
     from skyward.plugins import Plugin as Plugin
     from skyward.pool.decorator import pool as pool
     from skyward.pool.pool import ComputePool as ComputePool
+    from skyward.providers.aws.provider import AWS as AWS
+    from skyward.providers.compose import Compose as Compose
     from skyward.providers.docker import Docker as Docker
     from skyward.providers.local import Local as Local
+    from skyward.providers.ssh import SSH as SSH
     from skyward.runtime.instance import instance_info as instance_info
     from skyward.runtime.mute import silent as silent
     from skyward.runtime.mute import stderr as stderr
@@ -35,8 +39,10 @@ if TYPE_CHECKING:
 
 # public name -> the module that defines it; the module itself where it bears the name
 _HOMES = {
+    "AWS": "skyward.providers.aws.provider",
     "Accelerator": "skyward.model.accelerator",
     "Cluster": "skyward.model.spec",
+    "Compose": "skyward.providers.compose",
     "ComputePool": "skyward.pool.pool",
     "Docker": "skyward.providers.docker",
     "Image": "skyward.model.image",
@@ -46,12 +52,14 @@ _HOMES = {
     "PendingCompute": "skyward.compute",
     "PipIndex": "skyward.model.image",
     "Plugin": "skyward.plugins",
+    "SSH": "skyward.providers.ssh",
     "Worker": "skyward.model.spec",
     "__version__": "skyward._version",
     "compute": "skyward.compute",
     "errors": "skyward.errors",
     "gather": "skyward.compute",
     "instance_info": "skyward.runtime.instance",
+    "integrations": "skyward.integrations",
     "plugins": "skyward.plugins",
     "pool": "skyward.pool.decorator",
     "shard": "skyward.runtime.shard",

@@ -1,4 +1,4 @@
-"""Where hosts come from: Docker on this machine (the default), plain processes."""
+"""Where hosts come from: Docker on this machine (the default), machines reached by SSH, EC2, plain processes."""
 
 from __future__ import annotations
 
@@ -6,18 +6,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from skyward.providers.aws.provider import AWS
     from skyward.providers.base import Provider
+    from skyward.providers.compose import Compose
     from skyward.providers.docker import Docker
     from skyward.providers.local import Local
+    from skyward.providers.ssh import SSH
 
 # loaded on first use: whoever wants one of them, or the images of an engine, need not wait for the others
 _HOMES = {
+    "AWS": "skyward.providers.aws.provider",
+    "Compose": "skyward.providers.compose",
     "Docker": "skyward.providers.docker",
     "Local": "skyward.providers.local",
     "Provider": "skyward.providers.base",
+    "SSH": "skyward.providers.ssh",
 }
 
-__all__ = ["Docker", "Local", "Provider", "default"]
+__all__ = ["AWS", "SSH", "Compose", "Docker", "Local", "Provider", "default"]
 
 
 def __getattr__(name: str) -> Any:

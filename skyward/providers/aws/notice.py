@@ -1,0 +1,83 @@
+"""Spot notices: AWS tells a machine two minutes before it takes it away, and the machine tells us.
+
+The metadata service is asked on the machine itself, through the pool's SSH connection (AWS: Instance metadata,
+`spot/instance-action`, to be polled every 5 seconds).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import threading
+from dataclasses import dataclass
+
+from skyward.model.ssh import SshHost
+
+_log = logging.getLogger(__name__)
+_SCRIPT = r"""
+at=http://169.254.169.254/latest
+while sleep 2; do
+    token=$(curl -sf -m 2 -X PUT -H 'X-aws-ec2-metadata-token-ttl-seconds: 60' $at/api/token) || continue
+    if said=$(curl -sf -m 2 -H "X-aws-ec2-metadata-token: $token" $at/meta-data/spot/instance-action); then
+        echo "$said"
+        exit 0
+    fi
+done
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """What AWS is going to do with a machine.
+
+    Attributes:
+        action: "terminate", "stop" or "hibernate".
+        time: when, in UTC as AWS writes it.
+    """
+
+    action: str
+    time: str
+
+
+class NoticeWatch:
+    """Listens for the notice of one machine until its connection ends.
+
+    Args:
+        machine: its id.
+        pool: whose it is.
+        node: index of the node on it.
+        through: the machine, through a connection that is open.
+
+    Attributes:
+        notice: what AWS is going to do; None while nothing is known.
+    """
+
+    def __init__(self, machine: str, pool: str, node: int, through: SshHost) -> None:
+        self.notice: Notice | None = None
+        self._who = f"Node {node} of pool {pool} (machine {machine})"
+        self._asking = subprocess.Popen(
+            through.command("sh", "-c", _SCRIPT),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,  # Ctrl-C is the client's alone
+        )
+        threading.Thread(target=self._listen, name=f"notice-{machine}", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._asking.kill()
+
+    def _listen(self) -> None:
+        said, _ = self._asking.communicate()
+        if not said.strip():
+            return
+        try:
+            found = json.loads(said)
+            self.notice = Notice(action=str(found["action"]), time=str(found["time"]))
+        except (ValueError, KeyError, TypeError):
+            _log.warning("%s got a notice from AWS in an unknown form: %s", self._who, said.strip())
+            return
+        _log.warning("%s will be taken away by AWS at %s (%s).", self._who, self.notice.time, self.notice.action)

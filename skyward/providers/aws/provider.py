@@ -1,0 +1,266 @@
+"""`sky.AWS`: machines rented of EC2 for one pool, reached by SSH like any others, and given back at its end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from skyward.build.events import note
+from skyward.errors import ConfigError
+from skyward.model.accelerator import Accelerator
+from skyward.model.image import Image
+from skyward.model.spec import Cluster
+from skyward.providers.aws import estate
+from skyward.providers.aws.ami import find_image
+from skyward.providers.aws.api import Api
+from skyward.providers.aws.boot import USER, Keys
+from skyward.providers.aws.heir import Heir
+from skyward.providers.aws.launch import Order, Rented, launch
+from skyward.providers.aws.network import client_address, find_network, make_group
+from skyward.providers.aws.notice import NoticeWatch
+from skyward.providers.aws.offers import allocation_of, find_offers, within
+from skyward.providers.aws.terms import Offer
+from skyward.providers.aws.types import find_types
+from skyward.providers.aws.waiting import wait_up
+from skyward.providers.base import Host, Terms
+from skyward.providers.rundir import PoolDirectory, runtime_base, sweep_orphans
+from skyward.providers.ssh import SSH, SshNodeHost
+
+if TYPE_CHECKING:
+    from skyward.build.events import Report
+
+LEASE_S = 300.0
+
+
+@dataclass(frozen=True)
+class AWS:
+    """Machines of EC2: `sky.AWS("us-east-1")`, with `ComputePool(accelerator="A100", allocation=..., machine=...)`.
+
+    Takes boto3 (`pip install 'skyward[aws]'`) and credentials where boto3 finds them; AWS_PROFILE counts. Machines are
+    put into the region's default network, one type and one zone for a pool. Nothing but the client reaches them from
+    outside, by SSH.
+
+    Attributes:
+        region: None for the one that AWS' configuration names.
+        ami: machine image to boot, with cloud-init, systemd and Docker; None for AWS' own with Docker, and for GPUs
+            NVIDIA's driver and toolkit.
+        disk_gb: size of a machine's disk in GB; None for the machine image's own and 50 more.
+        instance_profile: what the machines may do at AWS; None for nothing.
+        use_private_ip: reach the machines at their private addresses, from within their network; they get no others.
+        registry: repository through which images reach the machines; None to send them through the SSH connections.
+        build: "local" builds images on the engine here, "remote" on the first machine.
+        terms: what a pool asks; the pool sets it.
+
+    Raises:
+        ConfigError: a value is wrong.
+    """
+
+    region: str | None = None
+    _: KW_ONLY
+    ami: str | None = None
+    disk_gb: int | None = None
+    instance_profile: str | None = None
+    use_private_ip: bool = False
+    registry: str | None = None
+    build: Literal["local", "remote"] = "local"
+    terms: Terms = field(default=Terms(), repr=False)
+    _pools: dict[str, _Pool] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.build not in ("local", "remote"):
+            raise ConfigError(f"sky.AWS: build must be 'local' or 'remote'; found {self.build!r}.")
+        if self.disk_gb is not None and self.disk_gb <= 0:
+            raise ConfigError(f"sky.AWS: disk_gb is a number of GB above 0; found {self.disk_gb!r}.")
+        if self.registry is not None:
+            from skyward.build.registry import parse_reference
+
+            parse_reference(self.registry)
+        allocation_of(self.terms.allocation)
+
+    def on(self, terms: Terms) -> AWS:
+        """The same for one pool.
+
+        Raises:
+            ConfigError: it asks for what there is not.
+        """
+        return replace(self, terms=terms)
+
+    @property
+    def name(self) -> str:
+        """Name of the provider."""
+        return "aws"
+
+    @property
+    def lease_s(self) -> float:
+        """Seconds a container outlives a client that is silent; its machine ends a minute later."""
+        return LEASE_S
+
+    @property
+    def _api(self) -> Api:
+        return Api(self.region)
+
+    def offers(self, nodes: int, accelerator: Accelerator | None) -> list[Offer]:
+        """What a pool of so many nodes can have, in the order in which it is tried.
+
+        Raises:
+            ConfigError: AWS has no such accelerator.
+            ProviderError: there is nothing, or nothing within `max_hourly_cost`.
+        """
+        api = self._api
+        return self._offers(api, list(find_network(api).subnets), nodes, accelerator)
+
+    def _offers(self, api: Api, zones: Sequence[str], nodes: int, accelerator: Accelerator | None) -> list[Offer]:
+        terms = self.terms
+        types = find_types(
+            api,
+            terms.platform,
+            machine=terms.machine,
+            accelerator=accelerator,
+            cpus=terms.cpus,
+            memory_gb=terms.memory_gb,
+        )
+        return within(find_offers(api, types, zones, allocation_of(terms.allocation)), nodes, terms.max_hourly_cost)
+
+    def acquire(self, pool: str, nodes: int, accelerator: Accelerator | None) -> Sequence[Host]:
+        """Rent a machine for each node, and connect to all.
+
+        Raises:
+            ConfigError: boto3 is missing, no region is named, or AWS has no such accelerator.
+            ProviderError: nothing is offered, affordable or available; or machines do not come up. Those that were
+                launched are ended by `release`.
+        """
+        api, terms = self._api, self.terms
+        self._pools[pool] = opened = _Pool(pool, api, terms.report)  # from here on `release` ends it
+        terms.report(note(f"looking for machines in {api.region}"))
+        network = find_network(api)
+        offers = self._offers(api, list(network.subnets), nodes, accelerator)
+        image = find_image(api, terms.platform, accelerator, self.ami, self.disk_gb)
+        estate.sweep(api)
+        client = network.cidr if self.use_private_ip else _exactly(client_address())
+        keys = opened.begin()
+        order = Order(
+            pool=pool,
+            nodes=nodes,
+            image=image,
+            network=network,
+            group=make_group(api, pool, network, client),
+            user_data=keys.user_data(terms.lease_s),
+            profile=self.instance_profile,
+            private=self.use_private_ip,
+        )
+        opened.offer, opened.machines = launch(api, order, offers, terms.report)
+        opened.connect(self.registry, self.build, gpus=accelerator is not None)
+        return opened.acquire(accelerator)
+
+    def prepare(self, hosts: Sequence[Host], image: Image, cluster: Cluster, report: Report) -> str | None:
+        """Compile the image, have it built unless it is anywhere, and bring it to every machine; see `sky.SSH`."""
+        provider = next(opened.ssh for opened in self._pools.values() if opened.has(hosts))
+        assert provider
+        return provider.prepare(hosts, image, cluster, report)
+
+    def release(self, pool: str) -> None:
+        """End everything of the pool at AWS, whoever started it, and wait until it is gone. Idempotent.
+
+        Raises:
+            ProviderError: AWS cannot be asked, or machines do not end; names them.
+        """
+        opened = self._pools.pop(pool, None)
+        if opened is None:
+            estate.clear(self._api, pool)
+        else:
+            opened.close()
+
+    def find(self) -> Iterable[Mapping[str, Any]]:
+        """Every machine of every pool in the region, by its tags: pool, node, name, state, owner, type, host.
+
+        A security group that is left without machines is found too; its node is -1.
+
+        Raises:
+            ProviderError: AWS cannot be asked.
+        """
+        return estate.describe(self._api)
+
+
+class _Pool:
+    """What a pool of this process holds: keys, heir, machines, and the way to them."""
+
+    def __init__(self, pool: str, api: Api, report: Report) -> None:
+        self.id, self._api, self._report = pool, api, report
+        self._directory: PoolDirectory | None = None
+        self._heir: Heir | None = None
+        self.offer: Offer | None = None
+        self.machines: list[Rented] = []
+        self.ssh: SSH | None = None
+        self._hosts: list[Host] = []
+        self._watches: list[NoticeWatch] = []
+        self._began = time.monotonic()
+
+    def begin(self) -> Keys:
+        """Make the pool's keys, and start its heir: after that something may be made at AWS."""
+        sweep_orphans()
+        self._directory = PoolDirectory.create(f"{self.id}.aws", runtime_base())
+        self._keys = Keys(self._directory.path)
+        self._keys.make()
+        self._heir = Heir(self.id, self._api.region)
+        return self._keys
+
+    def connect(self, registry: str | None, build: Literal["local", "remote"], *, gpus: bool) -> None:
+        """Wait until the machines can be used, with the driver of their GPUs where the pool needs those."""
+        self._keys.trust(machine.address for machine in self.machines)
+        names = [f"{USER}@{machine.address}" for machine in self.machines]
+        where = {"key": self._keys.file, "known_hosts": self._keys.known_hosts}
+        ssh = SSH(*names, **where, registry=registry, build=build)
+        wait_up(self.machines, ssh.hosts, gpus, self._report)
+        self.ssh = ssh  # there is something to release from now on
+
+    def acquire(self, accelerator: Accelerator | None) -> Sequence[Host]:
+        """The machines as hosts; those that can be taken away are asked for notices."""
+        assert self.ssh
+        assert self.offer
+        self._hosts = list(self.ssh.acquire(self.id, len(self.machines), accelerator))
+        if self.offer.market == "spot":
+            for node, (host, machine) in enumerate(zip(self._hosts, self.machines, strict=True)):
+                assert isinstance(host, SshNodeHost)
+                through = host.machine.connection.through
+                self._watches.append(NoticeWatch(machine.id, self.id, node, through))
+        return self._hosts
+
+    def has(self, hosts: Sequence[Host]) -> bool:
+        """Whether these are its hosts."""
+        return bool(hosts) and hosts[0] in self._hosts
+
+    def close(self) -> None:
+        """End everything, whatever state it is in."""
+        with ExitStack() as last:  # what stands first here is done last, also after a failure
+            if self._directory is not None:
+                last.callback(self._directory.remove)
+            if self._heir is not None:
+                last.callback(self._clear, self._heir)
+            if self.ssh is not None:
+                last.callback(self.ssh.release, self.id)
+            for watch in self._watches:
+                last.callback(watch.close)
+        self._tell_cost()
+
+    def _clear(self, heir: Heir) -> None:
+        try:
+            estate.clear(self._api, self.id)
+        except BaseException:
+            heir.succeed()
+            raise
+        heir.dismiss()
+
+    def _tell_cost(self) -> None:
+        if self.offer is None or not self.machines:
+            return
+        hours = (time.monotonic() - self._began) / 3600
+        cost = self.offer.cost(len(self.machines))
+        price = "" if cost is None else f", about {cost * hours:.3f} USD"
+        self._report(note(f"{len(self.machines)} x {self.offer.type.name} for {hours * 60:.1f} min{price}"))
+
+
+def _exactly(address: str) -> str:
+    return f"{address}/{128 if ':' in address else 32}"

@@ -1,0 +1,37 @@
+"""The tags that everything of a pool bears from its creation: they are the only record there is."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from skyward.providers.owner import Owner
+
+POOL, OWNER, BEGAN = "skyward.pool", "skyward.owner", "skyward.began"
+
+
+def tags(pool: str) -> list[dict[str, str]]:
+    """The tags of a pool's resources."""
+    values = {
+        "Name": f"skyward-{pool}",
+        POOL: pool,
+        OWNER: Owner.of(os.getpid()).for_people,
+        BEGAN: f"{time.time():.0f}",
+    }
+    return [{"Key": key, "Value": value} for key, value in values.items()]
+
+
+def tagged(pool: str, *kinds: str) -> list[dict[str, Any]]:
+    """The TagSpecifications of a call that creates resources of these kinds."""
+    return [{"ResourceType": kind, "Tags": tags(pool)} for kind in kinds]
+
+
+def pool_of(resource: dict[str, Any]) -> str:
+    """The pool a resource belongs to; "" if it is none of ours."""
+    return tag(resource, POOL)
+
+
+def tag(resource: dict[str, Any], key: str) -> str:
+    """Value of a resource's tag; "" without it."""
+    return next((str(each["Value"]) for each in resource.get("Tags", ()) if each["Key"] == key), "")

@@ -1,0 +1,179 @@
+"""A node in the container of a compose file: taken through the engine, reached through the engine, given back."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from skyward.engine import EngineAddress
+from skyward.engine.execution import Execution
+from skyward.errors import EngineMissingError, ProviderError
+from skyward.providers.base import Announcement, Exit, Launch
+from skyward.providers.containers import COMMAND
+from skyward.providers.output import NodeOutput, node_exit, start_failure
+from skyward.runner.standby import EXIT_TAKEN, GREETING
+
+_PYTHON = COMMAND[0]
+_TAKE = (_PYTHON, "-m", "skyward.runner.standby", "take")
+_RELAY = (_PYTHON, "-m", "skyward.runner.relay")
+_GREETING_S = 30.0  # a Python that starts on a busy machine
+_END_S = 10.0  # how long a node may take to end and to tidy up
+_CHUNK = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class Standby:
+    """A container that waits to become a node.
+
+    Attributes:
+        container: its id.
+        name: its name.
+        address: its IP address on the network it shares with the others.
+        image: what it was made from.
+        owner: identifier of the pool that brought it up; "standby" if that was a person.
+    """
+
+    container: str
+    name: str
+    address: str
+    image: str
+    owner: str
+
+
+class Taken:
+    """A container that is this client's alone, until its connection to it is closed.
+
+    Attributes:
+        standby: which one.
+        port: a free TCP port there.
+    """
+
+    def __init__(self, standby: Standby, execution: Execution, output: Iterator[bytes], facts: dict[str, Any]) -> None:
+        self.standby, self.execution, self.output = standby, execution, output
+        self.run_dir, self.port = str(facts["run_dir"]), int(facts["port"])
+
+    def give_back(self) -> None:
+        """Let others have it, at once."""
+        self.execution.close()
+
+
+def take(engine: EngineAddress, standby: Standby) -> Taken | None:
+    """Get a container for this client; None if another client has it.
+
+    Raises:
+        ProviderError: it has no standby of skyward's, or one that does not answer.
+        EngineError: the engine refuses.
+    """
+    execution = Execution(engine, standby.container, _TAKE)
+    execution.limit(_GREETING_S)
+    output, said = execution.output(), b""
+    for chunk in output:
+        said += chunk
+        if b"\n" in said and said.startswith(GREETING.encode()):
+            execution.limit(None)
+            greeting, _, rest = said.partition(b"\n")
+            return Taken(standby, execution, _after(rest, output), json.loads(greeting.removeprefix(GREETING.encode())))
+    code = execution.exit_code()
+    execution.close()
+    if code == EXIT_TAKEN:
+        return None
+    words = said.decode(errors="replace").strip() or "It printed nothing."
+    raise ProviderError(
+        f"Container {standby.name} (image {standby.image}) cannot become a node: `{' '.join(_TAKE)}` there ended with "
+        f"exit status {code}. Its image must be one that skyward builds, of this version. {words}"
+    )
+
+
+def _after(rest: bytes, output: Iterator[bytes]) -> Iterator[bytes]:
+    if rest:
+        yield rest
+    yield from output
+
+
+class ComposeNode:
+    """A node in a container that was there before."""
+
+    def __init__(self, engine: EngineAddress, taken: Taken, launch: Launch) -> None:
+        self._engine, self._taken = engine, taken
+        self._who = f"Node {launch.node} of pool {launch.pool} (container {taken.standby.name})"
+        order = {
+            "compute_pool": launch.compute_pool,
+            "runner": launch.runner,
+            "key": launch.key.hex(),
+            "env": dict(launch.env),
+        }
+        try:
+            taken.execution.send(json.dumps(order).encode() + b"\n")
+        except OSError as error:
+            raise ProviderError(f"{self._who} cannot be started: its container has ended ({error}).") from error
+        self._output = NodeOutput(taken.output, launch.name)
+
+    def wait_ready(self, timeout_s: float) -> Announcement:
+        """Block until the runner has announced itself; see `Node`."""
+        announcement = self._output.wait_announcement(timeout_s)
+        if announcement:
+            return announcement
+        ended = self.wait_exit(_END_S) if self._output.ended else None
+        raise start_failure(self._who, ended, timeout_s, self._output.tail)
+
+    def connect(self, address: str) -> socket.socket:
+        """A socket that leads, through the engine, to an address the node announced."""
+        standby = self._taken.standby
+        relay = Execution(self._engine, standby.container, (*_RELAY, self._taken.run_dir, address))
+        theirs, ours = socket.socketpair()
+        for pump in (_outwards, _inwards):
+            name = f"{standby.name}-{pump.__name__.strip('_')}"
+            threading.Thread(target=pump, args=(relay, ours), name=name, daemon=True).start()
+        return theirs
+
+    def wait_exit(self, timeout_s: float) -> Exit | None:
+        """How the runner ended, None if it still runs after `timeout_s`."""
+        self._output.join(timeout_s)
+        if not self._output.ended:
+            return None
+        log = self._output.tail
+        try:
+            code = self._taken.execution.exit_code()
+        except EngineMissingError:
+            gone = f"is lost from sight: the Docker engine at {self._engine.url} is gone"
+            return Exit(code=None, text=gone, log=log)
+        if code is None:
+            gone = f"is gone: its container {self._taken.standby.name} was stopped or removed"
+            return Exit(code=None, text=gone, log=log)
+        return node_exit(code, log=log)
+
+    def remove(self) -> None:
+        """End the runner at once, wait until its container is free again, and let go of it."""
+        self._taken.execution.end_input()
+        self._output.join(_END_S)
+        self._taken.give_back()
+
+
+def _outwards(relay: Execution, client: socket.socket) -> None:
+    """From the client to the node (a thread of its own)."""
+    buffer = memoryview(bytearray(_CHUNK))
+    try:
+        while count := client.recv_into(buffer):
+            relay.send(buffer[:count])
+    except OSError:
+        pass  # the node is gone, which the other direction tells the client
+    relay.end_input()
+
+
+def _inwards(relay: Execution, client: socket.socket) -> None:
+    """From the node to the client (a thread of its own). It closes both, when the other can do nothing more."""
+    try:
+        for data in relay.output():
+            client.sendall(data)
+    except OSError:
+        pass  # the client has closed
+    try:
+        client.shutdown(socket.SHUT_RDWR)  # wakes the other direction
+    except OSError:
+        pass
+    relay.close()
+    client.close()

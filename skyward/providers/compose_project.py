@@ -1,0 +1,166 @@
+"""A compose file's project on an engine: brought up and down by Docker Compose, looked at through the engine."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from skyward.engine import Engine, EngineAddress, find_engine
+from skyward.errors import ProviderError
+from skyward.providers.compose_node import Standby
+from skyward.providers.containers import POOL
+
+PROJECT = "com.docker.compose.project"  # labels that compose gives to what it makes
+_NUMBER = "com.docker.compose.container-number"
+_SERVICE = "com.docker.compose.service"
+_UP_LIMIT_S, _DOWN_LIMIT_S = 600.0, 120.0
+_GRACE_S = 2  # for containers to end by themselves
+_LAST_LINES = 15
+
+
+@dataclass(frozen=True)
+class Project:
+    """One compose file under one name.
+
+    Attributes:
+        file: the file.
+        name: the project's name.
+    """
+
+    file: Path
+    name: str
+
+    @cached_property
+    def address(self) -> EngineAddress:
+        """The engine that the docker CLI would use."""
+        return find_engine()
+
+    @property
+    def engine(self) -> Engine:
+        """That engine; raises EngineMissingError if it does not answer."""
+        return Engine.connect(self.address.url)
+
+    def containers(self) -> Sequence[Mapping[str, Any]]:
+        """All its containers, in any state."""
+        return self.engine.containers(f"{PROJECT}={self.name}")
+
+    def is_up(self) -> bool:
+        """Whether anything of it runs."""
+        return any(each["State"] == "running" for each in self.containers())
+
+    def nodes(self) -> list[Standby]:
+        """Its running containers that can become nodes, in the order in which compose numbers them.
+
+        Raises:
+            ProviderError: one has no address of its own.
+        """
+        running = [each for each in self.containers() if each["State"] == "running" and POOL in each["Labels"]]
+        return [_standby(each) for each in sorted(running, key=_place)]
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Around the question whether it is up and what follows from it: no two clients bring it up side by side."""
+        with self.file.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def check(self) -> None:
+        """Whether it can be brought up here.
+
+        Raises:
+            ProviderError: there is no Docker Compose, or the engine has no bridge network.
+        """
+        self._command  # noqa: B018 - looks for it, and keeps what it found
+        if not self.engine.has_bridge():
+            raise ProviderError(
+                f"The Docker engine at {self.address.url} has no bridge network (it runs with --bridge=none), and the "
+                f"nodes of {self.file} need one, on which each has an address. Use an engine with the default bridge, "
+                "or sky.Docker(), whose nodes share this machine's network."
+            )
+
+    def up(self, **variables: str) -> None:
+        """Bring it up; variables are for the file's `${NAME}`.
+
+        Raises:
+            ProviderError: compose failed; says what it said.
+        """
+        self._compose(("up", "--detach"), _UP_LIMIT_S, variables)
+
+    def down(self) -> None:
+        """Remove its containers and its network; its volumes stay. Raises ProviderError."""
+        self._compose(("down", "--timeout", str(_GRACE_S)), _DOWN_LIMIT_S, {})
+
+    def _compose(self, words: Sequence[str], limit_s: float, variables: Mapping[str, str]) -> None:
+        command = [*self._command, "--file", str(self.file), "--project-name", self.name, *words]
+        action = f"`{' '.join((*self._command, words[0]))}` of {self.file} (project {self.name})"
+        try:
+            done = subprocess.run(
+                command,
+                env={**os.environ, **variables, "DOCKER_HOST": self.address.url},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                timeout=limit_s,
+                check=False,
+                start_new_session=True,  # Ctrl-C in the terminal is the client's alone
+            )
+        except subprocess.TimeoutExpired:
+            raise ProviderError(f"{action} did not end within {limit_s:g} s and was stopped.") from None
+        if done.returncode:
+            last = "\n".join(done.stdout.strip().splitlines()[-_LAST_LINES:])
+            raise ProviderError(f"{action} ended with exit status {done.returncode}. Its last lines:\n{last}")
+
+    @cached_property
+    def _command(self) -> tuple[str, ...]:
+        """Docker Compose: version 2 as part of the docker command, else docker-compose."""
+        docker = os.environ.get("SKYWARD_DOCKER_CLI") or "docker"
+        for command in ((docker, "compose"), ("docker-compose",)):
+            try:
+                done = subprocess.run([*command, "version"], capture_output=True, stdin=subprocess.DEVNULL, check=False)
+            except OSError:
+                continue
+            if done.returncode == 0:
+                return command
+        raise ProviderError(
+            f"{self.file} is not up, and there is no Docker Compose to bring it up: neither `{docker} compose` nor "
+            "`docker-compose` works. Install docker-compose, or the compose plugin of docker."
+        )
+
+
+def project_name(file: Path, env: Mapping[str, str] = os.environ) -> str:
+    """The name that compose gives to a file's project unless it is told one: `COMPOSE_PROJECT_NAME`, or the folder's.
+
+    Raises:
+        ProviderError: the folder's name has no character that a project's name may have.
+    """
+    name = env.get("COMPOSE_PROJECT_NAME") or re.sub(r"[^-_a-z0-9]", "", file.parent.name.lower()).lstrip("-_")
+    if not name:
+        raise ProviderError(f"The folder of {file} gives no name for a project: use sky.Compose(..., project=NAME).")
+    return name
+
+
+def _place(container: Mapping[str, Any]) -> tuple[str, int]:
+    labels = container["Labels"]
+    return labels.get(_SERVICE, ""), int(labels.get(_NUMBER, 0))
+
+
+def _standby(container: Mapping[str, Any]) -> Standby:
+    name = container["Names"][0].lstrip("/")
+    networks = container["NetworkSettings"]["Networks"] or {}
+    address = next((each["IPAddress"] for each in networks.values() if each["IPAddress"]), None)
+    if address is None:
+        raise ProviderError(
+            f"Container {name} has no IP address of its own (networks: {', '.join(networks) or 'none'}), and nodes of "
+            "a compose file find each other by their addresses: put its service on a bridge network."
+        )
+    return Standby(container["Id"], name, address, container["Image"], container["Labels"][POOL])

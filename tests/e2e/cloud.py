@@ -1,0 +1,335 @@
+"""EC2 for tests: moto's server is the API, and each instance that it launches is one of the stand's hosts.
+
+An instance gets a private address on a host's network card and, at that address, an sshd with the host key and the user
+that its user data names. What cloud-init and systemd would do with the rest of the user data is done here as well.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
+
+from moto.ec2.models import ec2_backends
+from moto.server import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import WSGIRequestHandler, make_server
+
+from scripts.stand.place import Host, Stand, program
+from tests.e2e.stand import wait_until
+
+REGION, ACCOUNT = "us-east-1", "123456789012"
+METADATA = "169.254.169.254"
+PRICES = {"m6i.large": 0.096, "m6a.large": 0.0864, "c6i.large": 0.085}  # USD per hour on demand
+SPOT = "0.03100"  # and at the spot market, as long as moto's one price
+_IMDS = """
+import http.server, pathlib, sys
+notice = pathlib.Path(sys.argv[1])
+class Metadata(http.server.BaseHTTPRequestHandler):
+    def do_PUT(self):
+        self.answer("token")
+    def do_GET(self):
+        known = self.headers.get("X-aws-ec2-metadata-token") == "token"
+        there = known and self.path == "/latest/meta-data/spot/instance-action" and notice.exists()
+        self.answer(notice.read_text()) if there else self.send_error(404 if known else 401)
+    def answer(self, text):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(text.encode())
+    def log_message(self, *_):
+        pass
+http.server.ThreadingHTTPServer(("169.254.169.254", 80), Metadata).serve_forever()
+"""
+_SSHD = """
+ListenAddress {address}
+HostKey {folder}/host_key
+PidFile {folder}/sshd.pid
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+UsePAM no
+"""
+
+
+@dataclass
+class Instance:
+    """One launched instance, as a host of the stand.
+
+    Attributes:
+        id: its name at the API.
+        host: the host that it is.
+        address: its private address.
+        user_data: what it was told.
+        pool: of its tags.
+    """
+
+    id: str
+    host: Host
+    address: str
+    user_data: Mapping[str, Any] = field(repr=False)
+    pool: str
+    stopped: Callable[[str], None] = field(repr=False)
+    _guard: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    _metadata: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+
+    @property
+    def folder(self) -> str:
+        return f"/run/{self.id}"
+
+    @property
+    def _tmp(self) -> str:
+        return f"{self.folder}/tmp"
+
+    @property
+    def _notice(self) -> Path:
+        return self.host.folder / f"{self.id}.notice"
+
+    def boot(self) -> None:
+        """Do what cloud-init and systemd do at a first start."""
+        run, config = self.host.run, self.user_data
+        run("ip", "addr", "add", f"{self.address}/24", "dev", "eth0")
+        run("mkdir", "-p", f"{self.folder}/bin")
+        self._write(f"{self.folder}/host_key", config["ssh_keys"]["ed25519_private"], "600")
+        self._write(f"{self.folder}/sshd_config", _SSHD.format(address=self.address, folder=self.folder), "644")
+        for user in config["users"]:
+            self._add_user(user)
+        for file in config["write_files"]:
+            self._write(file["path"], file["content"], file["permissions"])
+        self._write(f"{self.folder}/bin/shutdown", "#!/bin/sh\nkill $PPID\n", "755")  # ends the guard that calls it
+        run("/usr/sbin/sshd", "-f", f"{self.folder}/sshd_config")
+        self._serve_metadata()
+        enabled = [words[-1] for words in config["runcmd"] if words[:3] == ["systemctl", "enable", "--now"]]
+        for unit in enabled:
+            self._start_unit(f"/etc/systemd/system/{unit}")
+
+    def _write(self, path: str, text: str, mode: str) -> None:
+        self.host.run("sh", "-c", 'printf %s "$2" >"$1" && chmod "$3" "$1"', "sh", path, text, mode)
+
+    def _add_user(self, user: Mapping[str, Any]) -> None:
+        name, home = user["name"], f"/home/{user['name']}"
+        exists = self.host.run("id", "-u", name, check=False).strip()
+        if not exists:
+            groups = ",".join(user["groups"])
+            self.host.run("useradd", "-m", "-d", home, "-s", user["shell"], "-G", groups, "-p", "*", name)
+        self.host.run("install", "-d", "-o", name, "-m", "700", f"{home}/.ssh")
+        keys = "\n".join(user["ssh_authorized_keys"])
+        add = 'printf "%s\\n" "$1" >>"$2" && chown "$3" "$2"'  # one host may be several instances
+        self.host.run("sh", "-c", add, "sh", keys, f"{home}/.ssh/authorized_keys", name)
+
+    def _start_unit(self, path: str) -> None:
+        """Run a service; that it has ended means that the machine has been shut down."""
+        command = re.findall(r"^ExecStart=(.*)$", self.host.run("cat", path), re.MULTILINE)[0]
+        # one host may be several machines: each sees its own pool's directory alone
+        self.host.run("sh", "-c", 'mkdir "$1" && ln -s "/tmp/$2" "$1/$2"', "sh", self._tmp, f".skyward-{self.pool}")
+        words = [self._tmp if word == "/tmp" else word for word in shlex.split(command)]
+        inside = [program("nsenter"), "--all", f"--target={self.host.init}", "--", *words]
+        env = {"PATH": f"{self.folder}/bin:/usr/bin:/bin"}
+        self._guard = subprocess.Popen(inside, env=env, stdin=subprocess.DEVNULL, start_new_session=True)
+        threading.Thread(target=self._wait_shutdown, args=[self._guard], daemon=True).start()
+
+    def _wait_shutdown(self, guard: subprocess.Popen[bytes]) -> None:
+        guard.wait()
+        self.stopped(self.id)
+
+    def _serve_metadata(self) -> None:
+        self.host.run("ip", "addr", "replace", f"{METADATA}/32", "dev", "lo")
+        inside = [program("nsenter"), "--net", f"--target={self.host.init}", "--", "python3", "-c", _IMDS]
+        self._metadata = subprocess.Popen(
+            [*inside, str(self._notice)], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+
+    def interrupt(self, at: str) -> None:
+        """Give the notice that a spot instance gets before it is taken away."""
+        self._notice.write_text(json.dumps({"action": "terminate", "time": at}))
+
+    def power_off(self) -> None:
+        """End all that it was, as the operating system of a terminated instance does; leave the host as it was."""
+        run = self.host.run
+        for process in (self._guard, self._metadata):
+            if process is not None and process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            if process is not None:
+                process.wait()
+        each = 'for one in $(pgrep -P "$pid"); do pkill -KILL -P "$one"; kill -9 "$one"; done'
+        stop = f'pid=$(cat "$1/sshd.pid") && {{ {each}; kill -9 "$pid"; }}'
+        run("sh", "-c", stop, "sh", self.folder, check=False)
+        run("ip", "addr", "del", f"{self.address}/24", "dev", "eth0", check=False)
+        ids = run("docker", "ps", "-aq", "--filter", f"label=skyward.pool={self.pool}").split()
+        if ids:
+            run("docker", "rm", "-f", "-v", *ids, check=False)
+        run("sh", "-c", f"rm -rf {self.folder} /tmp/.skyward-{self.pool}")
+        last = f"ls -d /run/i-* >/dev/null 2>&1 || ip addr del {METADATA}/32 dev lo"
+        run("sh", "-c", last, check=False)
+        self._notice.unlink(missing_ok=True)
+
+
+class Cloud:
+    """The API on loopback, and what it has launched.
+
+    Attributes:
+        calls: all calls so far, each by its name and with its parameters.
+        refuse: answers a launch (its parameters) with an error code of EC2, or lets it be.
+        on_call: is told of each call when it has been carried out, before its answer is sent: its name, and the TCP
+            port that it came from.
+        boots: whether machines get any further than being there.
+        gives_keys: whether machines take the host key of their user data; without cloud-init they have another.
+    """
+
+    def __init__(self, stand: Stand) -> None:
+        self.stand = stand
+        self.calls: list[tuple[str, Mapping[str, str]]] = []
+        self.refuse: Callable[[Mapping[str, str]], str | None] = lambda _: None
+        self.on_call: Callable[[str, int], None] = lambda *_: None
+        self.gives_keys = self.boots = True
+        self.instances: dict[str, Instance] = {}
+        self._moto = DomainDispatcherApplication(create_backend_app)
+        self._lock = threading.Lock()
+        self._numbers = iter(range(100, 250))
+        self._server = make_server("127.0.0.1", 0, self._answer, threaded=True, request_handler=_Silent)
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    @property
+    def env(self) -> dict[str, str]:
+        """What makes boto3 talk to it."""
+        return {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self._server.server_port}",
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+            "AWS_DEFAULT_REGION": REGION,
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
+    @property
+    def backend(self) -> Any:
+        """What moto knows of EC2."""
+        return ec2_backends[ACCOUNT][REGION]
+
+    def running(self) -> list[Instance]:
+        """The instances that have not been ended."""
+        with self._lock:
+            return list(self.instances.values())
+
+    def close(self) -> None:
+        """End everything."""
+        self._server.shutdown()
+        for instance in self.running():
+            self.end(instance.id)
+        for host in self.stand.hosts:
+            host.run("userdel", "-r", "skyward", check=False)
+
+    def end(self, ident: str) -> None:
+        """End an instance, as AWS does when it takes one away or when one shuts itself down."""
+        with self._lock:
+            instance = self.instances.pop(ident, None)
+        if instance is None:
+            return
+        known = self.backend.get_instance(ident)
+        if known.state == "running" and known.instance_initiated_shutdown_behavior == "terminate":
+            self.backend.terminate_instances([ident])
+        instance.power_off()
+
+    def _answer(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        with self._lock:  # one call after the other, as the crash sweep counts them
+            body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+            environ["wsgi.input"] = _Bytes(body)
+            name, parameters = _call(environ, body)
+            self.calls.append((name, parameters))
+            if name == "GetProducts":
+                return _prices(json.loads(body), start)
+            if name == "RunInstances" and (code := self.refuse(parameters)):
+                return _error(code, start)
+            answer = b"".join(self._moto(environ, start)).replace(b">0.00001<", f">{SPOT}<".encode())
+            if name == "RunInstances":
+                self._launched(re.findall(r"<instanceId>(i-\w+)</instanceId>", answer.decode()))
+        if name == "TerminateInstances":
+            for ident in re.findall(r"<instanceId>(i-\w+)</instanceId>", answer.decode()):
+                self.end(ident)
+        self.on_call(name, int(environ["REMOTE_PORT"]))
+        return [answer]
+
+    def _launched(self, ids: Iterable[str]) -> None:
+        for number, ident in enumerate(dict.fromkeys(ids)):
+            if ident in self.instances:
+                continue
+            known = self.backend.get_instance(ident)
+            host = self.stand.hosts[number]
+            address = f"{self.stand.subnet}.{next(self._numbers)}"
+            known.nics[0].private_ip_address = address
+            known.nics[0].private_ip_addresses = [{"Primary": True, "PrivateIpAddress": address}]
+            text = bytes(known.user_data).decode() if isinstance(known.user_data, bytes) else str(known.user_data)
+            config = json.loads(_plain(text).removeprefix("#cloud-config\n"))
+            if not self.gives_keys:
+                config["ssh_keys"]["ed25519_private"] = self.stand.key.read_text()
+            tags = {tag["key"]: tag["value"] for tag in known.get_tags()}
+            self.instances[ident] = Instance(ident, host, address, config, tags["skyward.pool"], self.end)
+            if self.boots:
+                threading.Thread(target=self.instances[ident].boot, daemon=True).start()
+
+
+class _Silent(WSGIRequestHandler):
+    """Writes no line for each request."""
+
+    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
+        """Say nothing."""
+
+
+class _Bytes:
+    """A request's body, to be read again."""
+
+    def __init__(self, body: bytes) -> None:
+        import io
+
+        self._body = io.BytesIO(body)
+        self.read, self.readline, self.readlines = self._body.read, self._body.readline, self._body.readlines
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._body)
+
+
+def _call(environ: Mapping[str, Any], body: bytes) -> tuple[str, Mapping[str, str]]:
+    if target := environ.get("HTTP_X_AMZ_TARGET"):
+        return str(target).rpartition(".")[2], {}
+    found = {name: values[0] for name, values in parse_qs(body.decode()).items()}
+    return found.get("Action", ""), found
+
+
+def _plain(text: str) -> str:
+    import base64
+
+    return text if text.startswith("#") else base64.b64decode(text).decode()
+
+
+def _prices(asked: Mapping[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+    filters = {each["Field"]: each["Value"] for each in asked["Filters"]}
+    price = PRICES.get(filters["instanceType"])
+    dimension = {"unit": "Hrs", "pricePerUnit": {"USD": str(price)}}
+    product = {"terms": {"OnDemand": {"term": {"priceDimensions": {"dimension": dimension}}}}}
+    start("200 OK", [("Content-Type", "application/x-amz-json-1.1")])
+    return [json.dumps({"PriceList": [json.dumps(product)] if price else []}).encode()]
+
+
+def _error(code: str, start: Callable[..., Any]) -> Iterable[bytes]:
+    start("400 Bad Request", [("Content-Type", "text/xml")])
+    error = f"<Error><Code>{code}</Code><Message>no</Message></Error>"
+    return [f"<Response><Errors>{error}</Errors><RequestID>1</RequestID></Response>".encode()]
+
+
+def wait_gone(cloud: Cloud, within_s: float) -> None:
+    """Assert that nothing that bears a pool's tag is there after so many seconds."""
+    wait_until(lambda: not left(cloud), within_s)
+
+
+def left(cloud: Cloud) -> list[str]:
+    """Everything at EC2 that bears a pool's tag: machines that have not ended, disks, groups, interfaces, requests."""
+    backend = cloud.backend
+    machines = [each.id for each in backend.all_instances() if each.state not in ("terminated", "shutting-down")]
+    rest = [each.id for each in backend.volumes.values()]
+    rest += [each.id for groups in backend.groups.values() for each in groups.values() if each.name != "default"]
+    return machines + rest

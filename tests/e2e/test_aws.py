@@ -1,0 +1,349 @@
+"""Pools on EC2: the API is a server on loopback, the machines are the stand's hosts, everything between is real."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+
+import skyward as sky
+from scripts.stand.place import Stand
+from skyward.errors import ProviderError
+from skyward.providers.rundir import runtime_base
+from tests.e2e.cloud import PRICES, REGION, Cloud, left, wait_gone
+from tests.e2e.stand import IMAGE, forget_image, stand, wait_until
+from tests.e2e.stand_functions import where, work
+
+__all__ = ["stand"]
+
+pytestmark = [pytest.mark.timeout(300)]
+QUIET = ("boto3", "botocore", "urllib3", "werkzeug", "moto")
+HEIR_S = 60.0  # an heir stays for some seconds after a killed client, and other tests run at the same time
+
+
+@pytest.fixture
+def cloud(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
+    """An account of AWS with nothing in it; nothing may be left in it after a test."""
+    for name in QUIET:
+        logging.getLogger(name).setLevel(logging.WARNING)
+    made = Cloud(stand)
+    for variable in ("AWS_PROFILE", "AWS_REGION", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(variable, raising=False)
+    for variable, value in made.env.items():
+        monkeypatch.setenv(variable, value)
+    try:
+        yield made
+        wait_gone(made, HEIR_S)
+        assert heirs() == []
+    finally:
+        made.close()
+
+
+def pool_on(provider: sky.AWS | None = None, **settings: Any) -> sky.ComputePool:
+    """A pool on the cheapest of small machines."""
+    defaults: dict[str, Any] = {"image": IMAGE, "machine": "m6i.large", "display": "quiet"}
+    return sky.ComputePool(provider or sky.AWS(REGION, use_private_ip=True), **{**defaults, **settings})
+
+
+def launches(cloud: Cloud) -> list[tuple[str, str]]:
+    """Market and zone of each launch that was tried."""
+    zones = {each.id: each.availability_zone for by in cloud.backend.subnets.values() for each in by.values()}
+    return [
+        (
+            asked.get("InstanceMarketOptions.MarketType", "on-demand"),
+            zones[asked["NetworkInterface.1.SubnetId"]],
+        )
+        for name, asked in cloud.calls
+        if name == "RunInstances"
+    ]
+
+
+def heirs() -> list[int]:
+    """The processes that wait for the end of this one, or of a client of these tests."""
+    found = subprocess.run(["pgrep", "-f", "skyward.providers.aws.heir"], capture_output=True, text=True, check=False)
+    return [int(pid) for pid in found.stdout.split()]
+
+
+def tags_of(resource: Any) -> dict[str, str]:
+    return {tag["key"]: tag["value"] for tag in resource.get_tags()}
+
+
+def test_the_digits_demo_on_rented_machines(cloud: Cloud, capsys: pytest.CaptureFixture[str]) -> None:
+    """Launch, verified host key, image, training, termination; everything is tagged and closed to the world."""
+    from sklearn.datasets import load_digits
+
+    import examples.digits as digits
+
+    x, y = load_digits(return_X_y=True)
+    with pool_on(nodes=2, image=digits.IMAGE, display="auto") as pool:
+        results = digits.train(x / 16, y) @ pool
+        machines = cloud.running()
+        assert [machine.host.number for machine in machines] == [1, 2]
+        known = [cloud.backend.get_instance(machine.id) for machine in machines]
+        (group,) = (each for by in cloud.backend.groups.values() for each in by.values() if each.name != "default")
+        for resource in (*known, group, *cloud.backend.volumes.values()):
+            tags = tags_of(resource)
+            assert tags["skyward.pool"] == pool.id
+            assert tags["skyward.owner"].startswith(f"{os.getpid()}@")
+        described = boto3.client("ec2").describe_security_groups(GroupIds=[group.id])["SecurityGroups"][0]
+        ingress = {
+            (rule["IpProtocol"], rule.get("FromPort"), rule.get("ToPort"), *who)
+            for rule in described["IpPermissions"]
+            for who in (
+                [each["CidrIp"] for each in rule["IpRanges"]] + [each["GroupId"] for each in rule["UserIdGroupPairs"]],
+            )
+        }
+        assert ingress == {("tcp", 22, 22, "172.31.0.0/16"), ("-1", None, None, group.id)}
+        found = list(sky.AWS(REGION).find())
+        assert [(each["pool"], each["node"], each["state"]) for each in found] == [
+            (pool.id, node, "running") for node in (0, 1)
+        ]
+    assert len(results) == 2
+    (asked,) = (asked for name, asked in cloud.calls if name == "RunInstances")
+    assert asked["ClientToken"] == f"skyward-{pool.id}-0"
+    assert asked["MetadataOptions.HttpTokens"] == "required"
+    assert asked["InstanceInitiatedShutdownBehavior"] == "terminate"
+    assert asked["BlockDeviceMapping.1.Ebs.DeleteOnTermination"] == "true"
+    assert int(asked["BlockDeviceMapping.1.Ebs.VolumeSize"]) == 15 + 50
+    assert asked["NetworkInterface.1.AssociatePublicIpAddress"] == "false"
+    assert {asked[f"TagSpecification.{number}.ResourceType"] for number in (1, 2, 3, 4)} == {
+        *("instance", "volume", "network-interface", "spot-instances-request")
+    }
+    assert left(cloud) == []
+    said = capsys.readouterr().err
+    assert "launching 2 x m6i.large (spot) in us-east-1a for 0.062 USD per hour" in said
+    assert "2 x m6i.large for" in said
+    assert not [path for path in Path("/tmp").glob(f"skyward-{pool.id}*") if path.exists()]
+
+
+def test_a_machine_with_another_host_key_gets_nothing(cloud: Cloud) -> None:
+    """Whoever answers at the address is not trusted by its answering; the machine is given back."""
+    cloud.gives_keys = False
+    with pytest.raises(ProviderError, match=r"does not have the host key that it was given"), pool_on():
+        raise AssertionError("the pool opened")
+    assert left(cloud) == []
+
+
+def test_zones_and_markets_without_room_are_passed_over(
+    cloud: Cloud, stand: Stand, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Spot has no room anywhere, the first zone has none on demand either: one launch per try, in this order.
+
+    The image comes from a registry this time.
+    """
+    if stand.registry is None:
+        pytest.skip("`make engine` has made no registry here")
+    image = IMAGE.with_env({"STAND_TEST": uuid.uuid4().hex})
+    repository = f"{stand.registry}/skyward/test-{uuid.uuid4().hex[:8]}"
+    subnets = cloud.backend.subnets
+
+    def refuse(asked: Any) -> str | None:
+        if asked.get("InstanceMarketOptions.MarketType") == "spot":
+            return "InsufficientInstanceCapacity"
+        zone = next(by for by in subnets.values() if asked["NetworkInterface.1.SubnetId"] in by)
+        first = zone[asked["NetworkInterface.1.SubnetId"]].availability_zone == "us-east-1a"
+        return "InsufficientInstanceCapacity" if first else None
+
+    cloud.refuse = refuse
+    provider = sky.AWS(REGION, use_private_ip=True, registry=f"http://{repository}")
+    try:
+        with pool_on(provider, image=image, display="auto") as pool:
+            assert where() >> pool == "stand1"
+    finally:
+        forget_image(stand.host(1), repository)
+        asked = ["docker", "images", "-q", repository]
+        ids = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
+        subprocess.run(["docker", "rmi", "-f", *ids], capture_output=True, check=bool(ids))
+    tried = launches(cloud)
+    zones = [f"us-east-1{letter}" for letter in "abcdf"]
+    assert tried == [*(("spot", zone) for zone in zones), ("on-demand", "us-east-1a"), ("on-demand", "us-east-1b")]
+    said = capsys.readouterr().err
+    assert "no room for m6i.large (spot) in us-east-1a: InsufficientInstanceCapacity" in said
+    assert f"launching 1 x m6i.large (on-demand) in us-east-1b for {PRICES['m6i.large']:.3f} USD per hour" in said
+
+
+def test_no_room_at_all_is_one_error_that_lists_what_was_tried(cloud: Cloud) -> None:
+    """Nothing is left of the attempts."""
+    cloud.refuse = lambda _: "InsufficientInstanceCapacity"
+    with pytest.raises(ProviderError, match="has no room for 1 machines") as caught, pool_on(allocation="on-demand"):
+        raise AssertionError("the pool opened")
+    assert str(caught.value).count("m6i.large  on-demand  us-east-1") == len(launches(cloud)) == 5
+    assert left(cloud) == []
+
+
+def test_a_budget_refuses_before_anything_is_made(cloud: Cloud) -> None:
+    """The calls so far have only asked."""
+    with (
+        pytest.raises(ProviderError, match=r"The cheapest is 3 x m6i.large \(spot\) .* 0\.093 USD"),
+        pool_on(nodes=3, max_hourly_cost=0.09),
+    ):
+        raise AssertionError("the pool opened")
+    assert {name for name, _ in cloud.calls if not name.startswith(("Describe", "Get"))} == set()
+
+
+def test_a_spot_notice_is_told_and_the_rest_goes_on(cloud: Cloud, caplog: pytest.LogCaptureFixture) -> None:
+    """The notice names node and time; when the machine is taken, its calls run on the other, none lost, none twice."""
+    with pool_on(nodes=2, allocation="spot") as pool:
+        assert sorted(where() @ pool) == ["stand1", "stand2"]
+        taken = cloud.running()[1]
+        taken.interrupt("2026-11-22T01:00:00Z")
+        wait_until(lambda: "taken away" in caplog.text, 30)
+        assert f"Node 1 of pool {pool.id} (machine {taken.id}) will be taken away by AWS at" in caplog.text
+        assert "2026-11-22T01:00:00Z (terminate)" in caplog.text
+        futures = [work(number, 1.0) > pool for number in range(4)]
+        time.sleep(0.5)
+        cloud.end(taken.id)
+        results = [future.result(60) for future in futures]
+        assert [number for number, _ in results] == [0, 1, 2, 3]
+        assert results[3][1] == "stand1"
+    assert left(cloud) == []
+
+
+def test_ps_and_down_see_a_pool_from_another_process(cloud: Cloud) -> None:
+    """By tags alone; a pool that is ended from elsewhere is gone."""
+    with pool_on() as pool:
+        command = [sys.executable, "-m", "skyward"]
+        shown = subprocess.run([*command, "ps", "--aws", REGION], capture_output=True, text=True, check=True).stdout
+        (machine,) = cloud.running()
+        assert [line.split()[:4] for line in shown.splitlines() if pool.id in line and machine.id in line] == [
+            [pool.id, "0", REGION, "running"]
+        ]
+        down = subprocess.run([*command, "down", pool.id, "--aws", REGION], capture_output=True, text=True, check=True)
+        assert f"pool {pool.id}: 1 node ended at {REGION}" in down.stdout
+        assert left(cloud) == []
+
+
+ZYGOTE = f"""
+import os, sys
+import boto3, botocore.session
+import skyward as sky
+from tests.e2e.stand import IMAGE
+boto3.client("ec2"), boto3.client("ssm"), boto3.client("pricing")
+while os.read(0, 1) == b"n":
+    pid = os.fork()
+    if pid == 0:
+        os.write(1, b"%d\\n" % os.getpid())
+        os.read(0, 1)
+        provider = sky.AWS({REGION!r}, use_private_ip=True)
+        settings = dict(image=IMAGE, machine="m6i.large", allocation="on-demand", display="quiet", ttl=3)
+        with sky.ComputePool(provider, **settings) as pool:
+            if sys.argv[1:]:
+                os.write(1, b"open\\n")
+                os.read(0, 1)
+        os._exit(0)
+    os.waitpid(pid, 0)
+    os.write(1, b"gone\\n")
+"""
+
+
+@pytest.fixture
+def client(cloud: Cloud) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Clients in processes of their own; "n" makes one, which says its number and waits for a word."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*words: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", ZYGOTE, *words]
+        started.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def say(process: subprocess.Popen[bytes], word: bytes) -> None:
+    assert process.stdin
+    process.stdin.write(word)
+
+
+def hear(process: subprocess.Popen[bytes]) -> str:
+    assert process.stdout
+    return process.stdout.readline().decode().strip()
+
+
+def has_socket(pid: int, port: int) -> bool:
+    """Whether a TCP connection from this port is a process' own."""
+    lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
+    inodes = {f"socket:[{line.split()[9]}]" for line in lines if line.split()[1].endswith(f":{port:04X}")}
+    try:
+        return any(str(entry.readlink()) in inodes for entry in Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:  # it has just ended, or closed one of its files
+        return False
+
+
+def test_a_client_killed_at_any_call_leaves_nothing(
+    cloud: Cloud, client: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    """Each call is carried out, and its answer never arrives: whatever it made is gone soon."""
+    zygote, number, completed = client(), 0, False
+    killed_at: list[str] = []
+    while not completed:
+        say(zygote, b"n")
+        pid, number = int(hear(zygote)), number + 1
+        seen: list[str] = []
+
+        def at(name: str, port: int, pid: int = pid, seen: list[str] = seen, last: int = number) -> None:
+            if has_socket(pid, port):
+                seen.append(name)
+                if len(seen) == last:
+                    os.kill(pid, signal.SIGKILL)
+
+        cloud.on_call = at
+        say(zygote, b"g")
+        assert hear(zygote) == "gone"
+        completed = len(seen) < number  # it has made all its calls
+        killed_at += [] if completed else [seen[-1]]
+    assert {"CreateSecurityGroup", "AuthorizeSecurityGroupIngress", "RunInstances"} <= set(killed_at)
+    assert {"DescribeInstances", "TerminateInstances", "DeleteSecurityGroup"} <= set(killed_at)
+    wait_gone(cloud, HEIR_S)
+    wait_until(lambda: not heirs(), HEIR_S)
+    assert list(runtime_base().glob("skyward-*.aws")) == []  # the keys of all of them
+
+
+def test_ctrl_c_while_machines_start_gives_them_back(
+    cloud: Cloud, client: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    """At once, not when they would have been up."""
+    cloud.boots = False
+    zygote = client()
+    say(zygote, b"n")
+    pid = int(hear(zygote))
+    say(zygote, b"g")
+    wait_until(lambda: bool(cloud.running()), 60)
+    time.sleep(1.0)  # it waits for an sshd that never answers
+    os.kill(pid, signal.SIGINT)
+    began = time.monotonic()
+    assert hear(zygote) == "gone"
+    assert time.monotonic() - began < 10
+    assert left(cloud) == []
+
+
+def test_machines_end_by_themselves_when_nobody_is_left_to_end_them(
+    cloud: Cloud, client: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    """The client's whole computer goes off: the guard on the machine shuts it down, `down` takes the rest."""
+    zygote = client("wait")
+    say(zygote, b"n")
+    pid = int(hear(zygote))
+    say(zygote, b"g")
+    assert hear(zygote) == "open"
+    (machine,) = cloud.running()
+    (heir,) = heirs()
+    os.kill(heir, signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not cloud.running(), 60)  # lease 3 s, and the guard's patience
+    assert cloud.backend.get_instance(machine.id).state == "terminated"
+    (rest,) = sky.AWS(REGION).find()
+    assert (rest["pool"], rest["node"], rest["state"]) == (machine.pool, -1, "security group")
+    sky.AWS(REGION).release(machine.pool)

@@ -1,0 +1,274 @@
+"""Machines of EC2 from launch to end: what they boot, what they are told, how they are tagged, found and cleared."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skyward.build.events import Event
+from skyward.errors import ProviderError
+from skyward.model.accelerator import Accelerator
+from skyward.providers.aws import estate
+from skyward.providers.aws.ami import find_image, parameter
+from skyward.providers.aws.api import Api, RefusedError
+from skyward.providers.aws.boot import GUARD, Keys
+from skyward.providers.aws.launch import Order, launch
+from skyward.providers.aws.network import find_network, make_group
+from skyward.providers.aws.tags import BEGAN
+from skyward.providers.aws.terms import MachineType, Offer
+
+TYPE = MachineType(name="m6i.large", cpus=2, memory_gb=8, platform="linux/amd64")
+
+
+def offer(market: Any = "spot", zone: str = "us-east-1a") -> Offer:
+    return Offer(type=TYPE, market=market, zone=zone, hourly=0.1)
+
+
+def order(api: Api, pool: str = "p1", nodes: int = 2) -> Order:
+    network = find_network(api)
+    return Order(
+        pool=pool,
+        nodes=nodes,
+        image=find_image(api, "linux/amd64", None, None, None),
+        network=network,
+        group=make_group(api, pool, network, "203.0.113.7/32"),
+        user_data="#cloud-config\n{}",
+        profile=None,
+        private=False,
+    )
+
+
+class Crowded(Api):
+    """The account, where some launches find no room.
+
+    Args:
+        account: where the others do.
+        full: market and zone that have none.
+        code: what AWS says then.
+    """
+
+    def __init__(self, account: Api, full: set[tuple[str, str]], code: str = "InsufficientInstanceCapacity") -> None:
+        super().__init__("us-east-1")
+        self.account = account
+        self.full, self.code, self.asked = full, code, list[Mapping[str, Any]]()
+
+    def call(self, service: str, action: str, **arguments: Any) -> Mapping[str, Any]:
+        if action == "run_instances":
+            self.asked.append(arguments)
+            subnet = arguments["NetworkInterfaces"][0]["SubnetId"]
+            zone = next(zone for zone, known in find_network(self).subnets.items() if known == subnet)
+            if (arguments.get("InstanceMarketOptions", {}).get("MarketType", "on-demand"), zone) in self.full:
+                raise RefusedError("no", self.code)
+        return self.account.call(service, action, **arguments)
+
+
+def test_want_of_room_leads_to_the_next_offer(account: Api) -> None:
+    """Each try is one call with a token of its own; the result is of the first that worked."""
+    api, said = Crowded(account, {("spot", "us-east-1a"), ("spot", "us-east-1b")}), list[Event]()
+    offers = [offer(), offer(zone="us-east-1b"), offer("on-demand"), offer("on-demand", "us-east-1b")]
+
+    taken, machines = launch(api, order(api), offers, said.append)
+
+    assert taken == offers[2]
+    assert [asked["ClientToken"] for asked in api.asked] == ["skyward-p1-0", "skyward-p1-1", "skyward-p1-2"]
+    assert len({machine.id for machine in machines}) == len({machine.address for machine in machines}) == 2
+    assert sum("no room for m6i.large (spot)" in str(event) for event in said) == 2
+
+
+def test_another_refusal_is_told_at_once(account: Api) -> None:
+    """A missing permission is not cured by another zone."""
+    api = Crowded(account, {("spot", "us-east-1a")}, "UnauthorizedOperation")
+
+    with pytest.raises(RefusedError):
+        launch(api, order(api), [offer(), offer(zone="us-east-1b")], lambda _: None)
+    assert len(api.asked) == 1
+
+
+def test_the_same_launch_twice_makes_one(account: Api) -> None:
+    """A call that is repeated because its answer was lost has the same token, and so the same machines."""
+    api = Crowded(account, set())
+    launch(api, order(api), [offer("on-demand")], lambda _: None)
+
+    assert [asked["ClientToken"] for asked in api.asked] == ["skyward-p1-0"]
+    assert make_group(api, "p1", find_network(api), "203.0.113.7/32") == estate.groups(api, "p1")[0]["GroupId"]
+
+
+@pytest.mark.parametrize("market", ["spot", "on-demand"])
+def test_everything_is_tagged_at_creation_and_ends_with_the_pool(account: Api, market: str) -> None:
+    """What the launch asks for, and what AWS then has."""
+    api = Crowded(account, set())
+    launch(api, order(api), [offer(market)], lambda _: None)
+
+    (asked,) = api.asked
+    kinds = {each["ResourceType"] for each in asked["TagSpecifications"]}
+    assert kinds == {"instance", "volume", "network-interface"} | (
+        {"spot-instances-request"} if market == "spot" else set()
+    )
+    assert asked["MetadataOptions"] == {"HttpTokens": "required", "HttpPutResponseHopLimit": 1}
+    assert asked["InstanceInitiatedShutdownBehavior"] == "terminate"
+    assert asked["BlockDeviceMappings"][0]["Ebs"]["DeleteOnTermination"]
+    assert asked["NetworkInterfaces"][0]["DeleteOnTermination"]
+    assert asked.get("InstanceMarketOptions", {}).get("SpotOptions", {}).get("SpotInstanceType") == (
+        "one-time" if market == "spot" else None
+    )
+    found = estate.describe(api)
+    assert [(each["pool"], each["node"], each["state"], each["type"]) for each in found] == [
+        ("p1", 0, "running", "m6i.large"),
+        ("p1", 1, "running", "m6i.large"),
+    ]
+
+
+def test_only_the_client_and_the_pool_reach_the_machines(account: Api) -> None:
+    """Port 22 from one address, everything among themselves, nothing else."""
+    group = make_group(account, "p1", find_network(account), "203.0.113.7/32")
+
+    (found,) = account.call("ec2", "describe_security_groups", GroupIds=[group])["SecurityGroups"]
+    rules = {each["IpProtocol"]: each for each in found["IpPermissions"]}
+    assert set(rules) == {"tcp", "-1"}
+    assert (rules["tcp"]["FromPort"], rules["tcp"]["ToPort"]) == (22, 22)
+    assert [each["CidrIp"] for each in rules["tcp"]["IpRanges"]] == ["203.0.113.7/32"]
+    assert [each["GroupId"] for each in rules["-1"]["UserIdGroupPairs"]] == [group]
+    assert not rules["-1"]["IpRanges"]
+    said = [found["Description"], rules["tcp"]["IpRanges"][0]["Description"]]
+    said.append(rules["-1"]["UserIdGroupPairs"][0].get("Description", ""))  # AWS takes no other characters
+    assert all(re.fullmatch(r"[\w ._:/()#,@\[\]+=&;{}!$*-]*", text) for text in said)
+
+
+def test_a_pool_is_cleared_by_its_tags_alone(account: Api) -> None:
+    """It and no other; a second time does nothing."""
+    for pool in ("p1", "p2"):
+        launch(account, order(account, pool), [offer()], lambda _: None)
+
+    estate.clear(account, "p1")
+    estate.clear(account, "p1")
+
+    assert {each["pool"] for each in estate.describe(account)} == {"p2"}
+    assert [each["GroupName"] for each in estate.groups(account)] == ["skyward-p2"]
+
+
+def test_a_group_without_machines_is_found_and_swept_when_it_is_old(account: Api) -> None:
+    """A young one may be of a pool that is just being opened."""
+    group = make_group(account, "p1", find_network(account), "203.0.113.7/32")
+    estate.sweep(account)
+    assert [(each["node"], each["state"]) for each in estate.describe(account)] == [(-1, "security group")]
+
+    old = [{"Key": BEGAN, "Value": f"{time.time() - 4000:.0f}"}]
+    account.call("ec2", "create_tags", Resources=[group], Tags=old)
+    estate.sweep(account)
+    assert estate.describe(account) == []
+
+
+def test_machine_images_come_from_public_parameters(account: Api) -> None:
+    """By architecture and GPU; the disk has room for the pool's image."""
+    assert "ecs/optimized-ami/amazon-linux-2023" in parameter("linux/amd64", None)
+    assert "/arm64/" in parameter("linux/arm64", None)
+    assert "base-oss-nvidia-driver-gpu" in parameter("linux/amd64", Accelerator("H100", 8))
+    assert "amazon-linux-2/gpu" in parameter("linux/amd64", Accelerator("V100", 8))
+    found = find_image(account, "linux/amd64", None, None, None)
+    assert (found.id[:4], found.root, found.disk_gb) == ("ami-", "/dev/xvda", 65)
+    assert find_image(account, "linux/amd64", None, found.id, 200).disk_gb == 200
+    with pytest.raises(ProviderError, match=r"disk_gb=10 is too small: the machine image ami-\w+ takes 15 GB"):
+        find_image(account, "linux/amd64", None, found.id, 10)
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Keys:
+    made = Keys(tmp_path)
+    made.make()
+    return made
+
+
+def test_user_data_holds_what_a_machine_must_know(keys: Keys) -> None:
+    """Its host key, who may log in, the guard; the private key to log in with is not in it."""
+    text = keys.user_data(lease_s=300)
+
+    kind, _, document = text.partition("\n")
+    config = json.loads(document)
+    assert kind == "#cloud-config"
+    assert len(text) < 16_000  # what EC2 takes
+    assert keys.file.read_text() not in text
+    assert config["ssh_keys"]["ed25519_private"].startswith("-----BEGIN OPENSSH PRIVATE KEY-----")
+    assert config["users"][0]["ssh_authorized_keys"] == [keys.file.with_suffix(".pub").read_text().strip()]
+    unit = next(file["content"] for file in config["write_files"] if file["path"].endswith(".service"))
+    assert "/usr/local/sbin/skyward-guard /tmp /run/skyward-guard 600 60" in unit
+    assert not (keys.folder / "host_key").exists()
+    assert keys.file.stat().st_mode & 0o777 == 0o600
+
+
+def test_only_the_hosts_own_key_is_trusted(keys: Keys) -> None:
+    """known_hosts has the public half of what the machines were given."""
+    config = json.loads(keys.user_data(60).partition("\n")[2])
+    keys.trust(["10.0.0.1", "10.0.0.2"])
+
+    lines = keys.known_hosts.read_text().splitlines()
+    public = " ".join(config["ssh_keys"]["ed25519_public"].split()[:2])
+    assert lines == [f"10.0.0.1 {public}", f"10.0.0.2 {public}"]
+
+
+class Machine:
+    """The guard at work in a directory of its own, where shutting down writes a file."""
+
+    def __init__(self, folder: Path, boot_s: int, idle_s: int) -> None:
+        self.off, self._folder = folder / "off", folder
+        (folder / "bin").mkdir()
+        shutdown = folder / "bin" / "shutdown"
+        shutdown.write_text(f"#!/bin/sh\necho $@ >{self.off}\nkill $PPID\n")
+        shutdown.chmod(0o755)
+        words = ["sh", "-c", GUARD, "guard", str(folder), str(folder / "mark"), str(boot_s), str(idle_s)]
+        self.process = subprocess.Popen(words, env={"PATH": f"{folder / 'bin'}:/usr/bin:/bin"})
+
+    def pool(self, lease_s: int, silent_s: float = 0.0) -> Path:
+        """The directory that a keeper makes, whose client was heard so long ago."""
+        place = self._folder / ".skyward-p1"
+        place.mkdir(exist_ok=True)
+        (place / "lease").write_text(f"{lease_s}\n")
+        (place / "alive").touch()
+        os.utime(place / "alive", (time.time() - silent_s,) * 2)
+        return place
+
+    def is_off(self, within_s: float) -> bool:
+        deadline = time.monotonic() + within_s
+        while time.monotonic() < deadline and not self.off.exists():
+            time.sleep(0.05)
+        return self.off.exists()
+
+
+@pytest.fixture
+def machine(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Machine]:
+    made = Machine(tmp_path, *request.param)
+    yield made
+    made.process.kill()
+    made.process.wait()
+
+
+@pytest.mark.parametrize("machine", [(1, 1)], indirect=True)
+def test_a_machine_that_no_client_ever_reaches_ends(machine: Machine) -> None:
+    """After the time that a start may take."""
+    assert machine.is_off(30)
+    assert machine.off.read_text() == "-h now\n"
+    assert (machine.off.parent / "mark").exists()
+
+
+@pytest.mark.parametrize("machine", [(60, 1)], indirect=True)
+def test_a_machine_lives_with_its_pool_and_ends_after_it(machine: Machine) -> None:
+    """As long as its keeper's directory is fresh; an orderly end and a dead keeper come to the same."""
+    place = machine.pool(lease_s=60)
+    assert not machine.is_off(3.5)
+    for file in place.iterdir():
+        file.unlink()
+    assert machine.is_off(30)
+
+
+@pytest.mark.parametrize("machine", [(2, 1)], indirect=True)
+def test_a_lease_that_ran_out_keeps_no_machine(machine: Machine) -> None:
+    """The keeper would have cleared it half a minute ago; it must be dead."""
+    machine.pool(lease_s=5, silent_s=40)
+    assert machine.is_off(30)

@@ -1,0 +1,128 @@
+"""The compose file and its provider, as far as they go without an engine."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import skyward as sky
+from skyward.cli.main import main
+from skyward.errors import ConfigError, ProviderError
+from skyward.providers.compose_file import compose_file
+from skyward.providers.compose_project import project_name
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "compose.yaml"
+    path.write_text(compose_file(3))
+    return path
+
+
+def test_the_file_in_the_repository_is_the_one_the_command_writes(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its first line names the command; what that prints is the file."""
+    written = (ROOT / "compose.yaml").read_text()
+    said = re.search(r"`skyward (up [^`]*)`", written.splitlines()[0])
+    assert said is not None
+
+    assert main(said[1].split()) == 0
+
+    assert capsys.readouterr().out == written
+    assert "replicas: 3" in written
+
+
+def test_a_file_says_how_many_nodes_of_which_image() -> None:
+    text = compose_file(1, "registry.example.com/team/node:7")
+
+    assert text.startswith("# 1 node and a registry, written by `skyward up --nodes 1 --compose --image registry")
+    assert "image: ${SKYWARD_IMAGE:-registry.example.com/team/node:7}" in text
+    assert "replicas: 1\n" in text
+
+
+def test_a_file_has_nothing_that_docker_compose_1_29_rejects() -> None:
+    """None of the newer keys, and no `version:`, of which version 2 complains."""
+    keys = set(re.findall(r"^\s*(\w+):", compose_file(3), re.MULTILINE))
+
+    assert not keys & {
+        "version",
+        "name",
+        "include",
+        "gpus",
+        "secrets",
+        "configs",
+        "dockerfile_inline",
+        "start_interval",
+    }
+
+
+def test_nothing_in_a_file_is_published_beyond_this_machine() -> None:
+    """The one published port is the registry's, on loopback."""
+    ports = re.findall(r'^\s*- "(\S+:\d+)"$', compose_file(3), re.MULTILINE)
+
+    assert len(ports) == 1
+    assert ports[0].startswith("127.0.0.1:")
+
+
+def test_the_command_starts_nothing_by_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["up", "--nodes", "2"]) == 2
+    assert "say --compose" in capsys.readouterr().err
+
+
+def test_the_command_refuses_what_is_no_image(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["up", "--compose", "--image", "Not An Image"]) == 2
+    assert capsys.readouterr().out == ""
+
+
+def test_a_project_is_called_as_compose_calls_it() -> None:
+    """By the variable that compose reads, else by the folder, without what a name may not have."""
+    assert project_name(Path("/srv/My.Project_1/compose.yaml"), {}) == "myproject_1"
+    assert project_name(Path("/srv/_-a/compose.yaml"), {}) == "a"
+    assert project_name(Path("/srv/a/compose.yaml"), {"COMPOSE_PROJECT_NAME": "b"}) == "b"
+    with pytest.raises(ProviderError, match=r"project=NAME"):
+        project_name(Path("/compose.yaml"), {})
+
+
+def test_a_missing_file_is_refused_with_the_way_to_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"there is no file .*absent\.yaml.*skyward up --nodes 3 --compose"):
+        sky.Compose(tmp_path / "absent.yaml")
+
+
+@pytest.mark.parametrize("name", ["", "Upper", "a b", "-x"])
+def test_a_wrong_name_of_a_project_is_refused(file: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="not a name of a project"):
+        sky.Compose(file, project=name)
+
+
+@pytest.mark.parametrize(
+    ("wish", "words"),
+    [
+        ({"machine": "m5.large"}, "machine= is for providers of rented machines"),
+        ({"max_hourly_cost": 1.0}, "max_hourly_cost= is for"),
+        ({"cpu": 2}, "cpu= is decided by .*compose.yaml"),
+        ({"memory": "2GB"}, "memory= is decided by .*compose.yaml"),
+    ],
+)
+def test_what_the_file_decides_cannot_be_asked_of_the_pool(file: Path, wish: dict[str, object], words: str) -> None:
+    """Refused, and not ignored, when the pool is made."""
+    with pytest.raises(ConfigError, match=words):
+        sky.ComputePool(sky.Compose(file), **wish)  # type: ignore[arg-type]
+
+
+def test_an_accelerator_is_refused_before_the_engine_is_asked(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
+
+    with pytest.raises(ProviderError, match="no accelerator; this pool asks for A100"):
+        sky.ComputePool(sky.Compose(file), accelerator="A100", display="quiet").__enter__()
+
+
+def test_a_relative_path_is_kept_when_the_directory_changes(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(file.parent)
+    provider = sky.Compose()
+    monkeypatch.chdir("/")
+
+    assert provider.file == file
+    assert provider == sky.Compose(file)
