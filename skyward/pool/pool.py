@@ -40,6 +40,7 @@ from skyward.wire.handshake import new_key
 
 if TYPE_CHECKING:
     from skyward.plugins import Plugin
+    from skyward.providers.choice import Selection
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -52,7 +53,9 @@ class ComputePool:
     """Nodes that exist from `__enter__` to `__exit__`, and the calls sent to them.
 
     Args:
-        provider: where the nodes come from; `sky.Docker()` when None.
+        provider: where the nodes come from; `sky.Docker()` when None. Of a list, one gives all of them.
+        selection: which of a list is tried first: the "cheapest" (the default), the "first", or by a function of
+            provider and USD per hour that gives its rank, the lowest first. One that cannot is followed by the next.
         nodes: how many; a number, `(min, max)` or `Nodes`.
         accelerator: GPUs of each node: "A100", "A100:4" or an `Accelerator`; None for CPU nodes.
         plugins: frameworks to set up, in this order.
@@ -81,8 +84,9 @@ class ComputePool:
 
     def __init__(
         self,
-        provider: Provider | None = None,
+        provider: Provider | Sequence[Provider] | None = None,
         *,
+        selection: Selection | None = None,
         nodes: int | tuple[int, int] | Nodes = 1,
         accelerator: Accelerator | str | None = None,
         plugins: Sequence[Plugin] = (),
@@ -107,7 +111,7 @@ class ComputePool:
         **others: Any,
     ) -> None:
         reading.refuse_unknown(others, list(ComputePool.__init__.__annotations__))
-        provider = reading.provider_of(provider)
+        provider = reading.provider_of(provider, selection)
         lease_s = reading.positive("ttl", reading.either("ttl", ttl, "timeout", timeout))
         settings = PoolSettings(
             provider=provider,

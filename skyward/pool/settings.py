@@ -20,6 +20,7 @@ from skyward.model.spec import Cluster, ClusterSpec, Nodes, Worker
 if TYPE_CHECKING:
     from skyward.plugins import Plugin
     from skyward.providers.base import Provider, Terms
+    from skyward.providers.choice import Selection
 
 Display = Literal["auto", "quiet"]
 N = TypeVar("N", bound=float | None)
@@ -28,7 +29,7 @@ _GB = {"": 1.0, "GB": 1.0, "G": 1.0, "GIB": 1.073741824, "MB": 1e-3, "M": 1e-3, 
 # parameters of elastic pools; none of today's providers can honour them
 _OF_ELASTIC_POOLS = frozenset(
     {"autoscale_cooldown", "autoscale_idle_timeout", "max_provision_attempts", "provision_retry_delay"}
-    | {"reconcile_tick_interval", "selection", "ssh_retry_interval", "ssh_timeout", "volume", "volumes"}
+    | {"reconcile_tick_interval", "ssh_retry_interval", "ssh_timeout", "volume", "volumes"}
 )
 
 
@@ -80,15 +81,20 @@ def local_minor() -> str:
     return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
-def provider_of(value: Provider | None) -> Provider:
+def provider_of(value: Provider | Sequence[Provider] | None, selection: Selection | None) -> Provider:
     """The provider of a pool; containers of the engine on this machine when none is given."""
     from skyward import providers
 
-    if value is None:
-        return providers.default()
-    if not hasattr(value, "acquire"):
-        raise ConfigError(f"provider= takes a provider such as sky.Docker() or sky.Local(); found {value!r}.")
-    return value
+    given = tuple(value) if isinstance(value, list | tuple) else (providers.default() if value is None else value,)
+    for each in given:
+        if not hasattr(each, "acquire"):
+            raise ConfigError(f"provider= takes a provider such as sky.Docker() or sky.Local(); found {each!r}.")
+    if isinstance(value, list | tuple):
+        return providers.Choice(given, "cheapest" if selection is None else selection)
+    if selection is not None:
+        raise ConfigError("selection= chooses among several providers; give provider= a list of them.")
+    only: Provider = given[0]
+    return only
 
 
 def on_terms(provider: Provider, terms: Terms) -> Provider:
@@ -100,9 +106,8 @@ def on_terms(provider: Provider, terms: Terms) -> Provider:
     if (on := getattr(provider, "on", None)) is not None:
         rented: Provider = on(terms)
         return rented
-    for name in ("machine", "allocation", "max_hourly_cost"):
-        if getattr(terms, name) is not None:
-            raise ConfigError(f"{name}= is for providers of rented machines; sky.{type(provider).__name__} rents none.")
+    if (asked := terms.of_rented_machines) is not None:
+        raise ConfigError(f"{asked}= is for providers of rented machines; sky.{type(provider).__name__} rents none.")
     return provider
 
 

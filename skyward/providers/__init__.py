@@ -1,4 +1,4 @@
-"""Where hosts come from: Docker on this machine (the default), machines reached by SSH, EC2, plain processes."""
+"""Where hosts come from: Docker on this machine (the default), compose files, machines by SSH, EC2, plain processes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from skyward.providers.aws.provider import AWS
     from skyward.providers.base import Provider
+    from skyward.providers.choice import Choice
     from skyward.providers.compose import Compose
     from skyward.providers.docker import Docker
     from skyward.providers.local import Local
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 # loaded on first use: whoever wants one of them, or the images of an engine, need not wait for the others
 _HOMES = {
     "AWS": "skyward.providers.aws.provider",
+    "Choice": "skyward.providers.choice",
     "Compose": "skyward.providers.compose",
     "Docker": "skyward.providers.docker",
     "Local": "skyward.providers.local",
@@ -23,7 +25,7 @@ _HOMES = {
     "SSH": "skyward.providers.ssh",
 }
 
-__all__ = ["AWS", "SSH", "Compose", "Docker", "Local", "Provider", "default"]
+__all__ = ["AWS", "SSH", "Choice", "Compose", "Docker", "Local", "Provider", "default"]
 
 
 def __getattr__(name: str) -> Any:

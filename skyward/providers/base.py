@@ -141,6 +141,12 @@ class Terms:
     lease_s: float = 300.0
     report: Report = _tell_nobody
 
+    @property
+    def of_rented_machines(self) -> str | None:
+        """A parameter that was given and means nothing where no machine is rented; None if there is none."""
+        names = ("machine", "allocation", "max_hourly_cost")
+        return next((name for name in names if getattr(self, name) is not None), None)
+
 
 class Provider(Protocol):
     """Where hosts come from. One that rents machines also has `on(terms)`, which gives the provider for one pool."""
