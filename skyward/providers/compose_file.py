@@ -6,7 +6,7 @@ import json
 
 from skyward.providers.containers import COMMAND, WORK_DIR
 
-IMAGE = "skyward/node"  # what nodes run that no pool brings up, unless SKYWARD_IMAGE says otherwise
+IMAGE = "skyward:node"  # what nodes run that no pool brings up, unless SKYWARD_IMAGE says otherwise
 _TEMPLATE = """\
 # {nodes} and a registry, written by `skyward up {options}`. Change the command, not this file.
 # A pool with provider=sky.Compose("compose.yaml") brings it up and down, or uses it while it is up.

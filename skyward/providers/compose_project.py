@@ -78,7 +78,7 @@ class Project:
         Raises:
             ProviderError: there is no Docker Compose, or the engine has no bridge network.
         """
-        self._command  # noqa: B018 - looks for it, and keeps what it found
+        self.command  # noqa: B018 - looks for it, and keeps what it found
         if not self.engine.has_bridge():
             raise ProviderError(
                 f"The Docker engine at {self.address.url} has no bridge network (it runs with --bridge=none), and the "
@@ -99,8 +99,8 @@ class Project:
         self._compose(("down", "--timeout", str(_GRACE_S)), _DOWN_LIMIT_S, {})
 
     def _compose(self, words: Sequence[str], limit_s: float, variables: Mapping[str, str]) -> None:
-        command = [*self._command, "--file", str(self.file), "--project-name", self.name, *words]
-        action = f"`{' '.join((*self._command, words[0]))}` of {self.file} (project {self.name})"
+        command = [*self.command, "--file", str(self.file), "--project-name", self.name, *words]
+        action = f"`{' '.join((*self.command, words[0]))}` of {self.file} (project {self.name})"
         try:
             done = subprocess.run(
                 command,
@@ -121,7 +121,7 @@ class Project:
             raise ProviderError(f"{action} ended with exit status {done.returncode}. Its last lines:\n{last}")
 
     @cached_property
-    def _command(self) -> tuple[str, ...]:
+    def command(self) -> tuple[str, ...]:
         """Docker Compose: version 2 as part of the docker command, else docker-compose."""
         docker = os.environ.get("SKYWARD_DOCKER_CLI") or "docker"
         for command in ((docker, "compose"), ("docker-compose",)):

@@ -158,8 +158,8 @@ def test_the_relay_passes_bytes_on_both_ways_until_the_runner_closes(start: Star
         relay.stdin.write(data)
         relay.stdin.flush()
         assert runner.makefile("rb").read(len(data)) == data
-        runner.sendall(data)
-    assert relay.stdout.read() == data
+        runner.sendall(data[:50_000])  # no more than a pipe holds that nobody reads yet
+    assert relay.stdout.read() == data[:50_000]
     relay.stdin.close()
     assert relay.wait(LIMIT_S) == 0
 

@@ -1,0 +1,260 @@
+"""Pools on the containers of compose.yaml, on an engine with a bridge: a host of the stand, by a forwarded socket."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+import skyward as sky
+from examples import compose as example
+from scripts.stand.place import Stand
+from skyward.engine import Engine, Images, find_engine
+from skyward.errors import ProviderError
+from skyward.model.spec import Cluster
+from skyward.providers.compose_project import Project
+from skyward.providers.images import EngineImages
+from tests.e2e import functions, programs
+from tests.e2e.stand import IMAGE, stand, wait_until
+
+__all__ = ["stand"]
+
+ROOT = Path(__file__).parents[2]
+FILE = ROOT / "compose.yaml"
+NODES = 3
+REGISTRY = "skyward-test-registry"
+# docker-compose 1.29 of Debian 12, and what it imports
+PACKAGES = (
+    *("docker-compose", "python3-docker", "python3-dockerpty", "python3-docopt", "python3-dotenv", "python3-texttable"),
+    *("python3-websocket", "python3-yaml", "python3-jsonschema", "python3-distro", "python3-requests", "python3-attr"),
+    *("python3-urllib3", "python3-pyrsistent", "python3-six", "python3-chardet", "python3-idna", "python3-certifi"),
+    *("python3-cached-property", "python3-distutils", "python3-pkg-resources"),
+)
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def compose_1(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with Debian's docker-compose in it, unpacked beside the system; skips where it cannot be had."""
+    folder = tmp_path_factory.mktemp("compose")
+    got = subprocess.run(
+        ["apt-get", "-q", "-o", "APT::Sandbox::User=root", "download", *PACKAGES],
+        cwd=folder,
+        capture_output=True,
+        timeout=100,
+        check=False,
+    )
+    packages = sorted(folder.glob("*.deb"))
+    if got.returncode or not any("docker-compose_1.29" in package.name for package in packages):
+        pytest.skip("docker-compose 1.29 cannot be had from this machine's package sources")
+    for package in packages:
+        subprocess.run(["dpkg", "-x", str(package), str(folder / "root")], check=True, timeout=60)
+        package.unlink()
+    (folder / "bin").mkdir()
+    program = folder / "bin" / "docker-compose"
+    usr = folder / "root" / "usr"
+    program.write_text(
+        f'#!/bin/sh\nPYTHONPATH={usr}/lib/python3/dist-packages exec /usr/bin/python3 {usr}/bin/docker-compose "$@"\n'
+    )
+    program.chmod(0o755)
+    yield folder / "bin"
+    shutil.rmtree(folder / "root")
+
+
+@pytest.fixture(scope="module")
+def there(stand: Stand, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, str]]:
+    """What makes skyward and compose use a host's engine, which has been given the images; it loses them afterwards."""
+    if shutil.which("docker-registry") is None:
+        pytest.skip("there is no docker-registry to make the registry's image of")
+    host = stand.host(2)
+    folder = tmp_path_factory.mktemp("engine")
+    sock = Path("/tmp") / f"skyward-test-{os.getpid()}.sock"
+    ssh = subprocess.Popen(
+        [
+            *("ssh", "-NT", "-o", "StreamLocalBindUnlink=yes", "-o", f"UserKnownHostsFile={stand.known_hosts}"),
+            *("-o", "ExitOnForwardFailure=yes", "-i", str(stand.key), "-L", f"{sock}:/var/run/docker.sock", host.login),
+        ],
+        stdin=subprocess.DEVNULL,
+    )
+    try:
+        wait_until(sock.exists, 30)
+        env = {"DOCKER_HOST": f"unix://{sock}", "SKYWARD_REGISTRY_IMAGE": REGISTRY}
+        given = give_images(env, folder)
+        yield env
+        host.run("docker", "rmi", *given)
+    finally:
+        ssh.terminate()
+        ssh.wait(10)
+        sock.unlink(missing_ok=True)
+
+
+def give_images(env: Mapping[str, str], folder: Path) -> list[str]:
+    """Bring base and nodes' images from the engine here, make the registry's of this machine's program; what is new."""
+    docker, base = os.environ.get("SKYWARD_DOCKER_CLI", "docker"), os.environ["SKYWARD_BASE"]
+    cluster = sky.ComputePool(display="quiet")._settings.cluster
+    assert isinstance(cluster, Cluster)
+    tags = [sky.Docker().prepare([], image, cluster, print) for image in (IMAGE, example.IMAGE)]
+    lacking = [
+        tag
+        for tag in (base, *tags)
+        if tag and EngineImages(Images(find_engine(env["DOCKER_HOST"]))).inspect(tag) is None
+    ]
+    if lacking:
+        save = subprocess.Popen([docker, "save", *lacking], stdout=subprocess.PIPE)
+        with save:
+            subprocess.run([docker, "load"], stdin=save.stdout, env={**os.environ, **env}, check=True, timeout=200)
+    shutil.copy(str(shutil.which("docker-registry")), folder / "docker-registry")
+    (folder / "config.yml").write_text(
+        'version: 0.1\nstorage: {filesystem: {rootdirectory: /var/lib/registry}}\nhttp: {addr: ":5000"}\n'
+    )
+    (folder / "Dockerfile").write_text(
+        f'FROM {base}\nCOPY docker-registry config.yml /\nCMD ["/docker-registry", "serve", "/config.yml"]\n'
+    )
+    old = {**os.environ, **env, "DOCKER_BUILDKIT": "0"}
+    subprocess.run([docker, "build", "-q", "-t", REGISTRY, str(folder)], env=old, check=True, timeout=100)
+    (folder / "docker-registry").unlink()
+    return [REGISTRY, *lacking]
+
+
+@pytest.fixture
+def project(
+    there: Mapping[str, str], compose_1: Path, monkeypatch: pytest.MonkeyPatch, stand: Stand
+) -> Iterator[Project]:
+    """A project of compose.yaml that is not up, for docker-compose 1.29; nothing of it is left afterwards."""
+    for name, value in {**there, "PATH": f"{compose_1}:{os.environ['PATH']}"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(Project, "command", ("docker-compose",))  # also where there is a newer one
+    project = Project(FILE, f"skytest{os.getpid()}")
+    yield project
+    if project.containers():
+        project.down()
+    host = stand.host(2)
+    host.run("docker", "volume", "rm", "-f", f"{project.name}_registry")
+    assert host.run("docker", "network", "ls", "-q", "--filter", f"name={project.name}") == ""
+
+
+def provider(project: Project) -> sky.Compose:
+    return sky.Compose(project.file, project=project.name)
+
+
+def prebuilt() -> str:
+    """The nodes' image, as the engine has it."""
+    cluster = sky.ComputePool(display="quiet")._settings.cluster
+    return str(sky.Docker().prepare([], IMAGE, cluster, print))
+
+
+def check_up_and_down(project: Project, stand: Stand) -> None:
+    """Each node has an address, at which the others reach it; the pool's key is in nothing that the engine tells."""
+    with sky.ComputePool(provider(project), nodes=NODES, image=IMAGE) as pool:
+        assert len({node.address for node in project.nodes()}) == NODES
+        places = functions.place() @ pool
+        assert {place["addr"] for place in places} <= {node.address for node in project.nodes()}
+        assert programs.hand_out(["a", "b", "c"]) @ pool == ["head keeps a", "node 1 got b", "node 2 got c"]
+        assert {found["pool"] for found in provider(project).find()} == {pool.id}
+        seen = stand.host(2).run("docker", "inspect", *(node.container for node in project.nodes()))
+        for node in project.nodes():
+            seen += stand.host(2).run("docker", "top", node.container, "-o", "pid,args")
+        assert "skyward.runner.relay" in seen
+        assert pool._key.hex() not in seen
+    assert not project.containers()
+
+
+def test_docker_compose_1_29_brings_the_file_up_and_down(project: Project, stand: Stand) -> None:
+    check_up_and_down(project, stand)
+
+
+def test_compose_2_brings_the_file_up_and_down(project: Project, stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    docker = os.environ.get("SKYWARD_DOCKER_CLI", "docker")
+    if subprocess.run([docker, "compose", "version"], capture_output=True, check=False).returncode:
+        pytest.skip(f"`{docker} compose` is not there")
+    monkeypatch.setattr(Project, "command", (docker, "compose"))
+    check_up_and_down(project, stand)
+
+
+def test_the_example_trains_on_three_containers(project: Project) -> None:
+    """As a user runs it; the combined model is good on digits nobody has trained on, and the file is down again."""
+    done = subprocess.run(
+        [sys.executable, "examples/compose.py"],
+        cwd=ROOT,
+        env={**os.environ, "COMPOSE_PROJECT_NAME": project.name},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    combined = done.stdout.splitlines()[-1].split()
+    assert combined[:2] == ["combined", "1347"]
+    assert 0.9 < float(combined[2]) < 1
+    assert not project.containers()
+
+
+def test_what_was_up_stays_up_for_one_pool_after_another(project: Project) -> None:
+    """A taken node is refused to a second pool; one whose client is killed is free again, and runs nothing."""
+    project.up(SKYWARD_IMAGE=prebuilt())
+    before = {node.container for node in project.nodes()}
+    with sky.ComputePool(provider(project), nodes=2, image=IMAGE) as pool:
+        assert functions.double(21) @ pool == [42, 42]
+        with pytest.raises(ProviderError, match="others have taken 2"), sky.ComputePool(provider(project), nodes=2):
+            raise AssertionError("a node has two pools")
+        with sky.ComputePool(provider(project), nodes=1) as other:
+            assert functions.double(21) @ other == [42]
+    with pytest.raises(ProviderError, match=r"needs 4 nodes; .* 3 run"), sky.ComputePool(provider(project), nodes=4):
+        raise AssertionError("there are three")
+
+    text = "import skyward as sky, sys, time\nwith sky.ComputePool(sky.Compose(*sys.argv[1:]), nodes=3):\n"
+    text += "    print('open', flush=True)\n    time.sleep(100)\n"
+    command = [sys.executable, "-c", text, str(project.file), project.name]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as client:
+        assert client.stdout
+        assert client.stdout.readline() == "open\n"
+        client.kill()
+    wait_until(lambda: all(runners(node.container) == 0 for node in project.nodes()), 10)
+    with sky.ComputePool(provider(project), nodes=NODES) as pool:
+        assert functions.double(21) @ pool == [42] * NODES
+    assert {node.container for node in project.nodes()} == before
+
+
+def runners(container: str) -> int:
+    """How many programs of a taken node run in a container."""
+    docker = os.environ.get("SKYWARD_DOCKER_CLI", "docker")
+    words = [docker, "top", container, "-o", "pid,args"]
+    lines = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
+    return sum("skyward.runner" in line and not line.rstrip().endswith("standby") for line in lines)
+
+
+def test_a_killed_node_is_named(project: Project) -> None:
+    project.up(SKYWARD_IMAGE=prebuilt())
+    with sky.ComputePool(provider(project), nodes=NODES) as pool:
+        assert functions.double(1) @ pool == [2] * NODES
+        project.engine.remove(project.nodes()[1].container)
+        with pytest.raises(sky.errors.SkywardError, match="node 1"):
+            began = time.monotonic()
+            while time.monotonic() - began < 20:
+                functions.double(1) @ pool
+
+
+def test_nodes_that_a_killed_client_had_brought_up_end_after_the_lease(project: Project) -> None:
+    """Here one of a second instead of a minute."""
+    project.up(SKYWARD_IMAGE=prebuilt(), SKYWARD_STANDBY_LEASE="1")
+
+    wait_until(lambda: not project.nodes(), 30)
+
+
+def test_an_engine_without_a_bridge_is_refused(compose_1: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is changed."""
+    if Engine.connect().has_bridge():
+        pytest.skip("the engine under test has a bridge")
+    monkeypatch.setenv("PATH", f"{compose_1}:{os.environ['PATH']}")
+    compose = sky.Compose(FILE, project="skytest-none")
+
+    with pytest.raises(ProviderError, match="has no bridge network"), sky.ComputePool(compose, nodes=NODES):
+        raise AssertionError("the pool started")
+    assert list(compose.find()) == []
