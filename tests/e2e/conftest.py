@@ -79,7 +79,7 @@ def newer(newer_docker: Release) -> Iterator[OwnEngine]:
 @pytest.fixture
 def containers(engine: Any) -> Callable[[str], list[Any]]:
     """The containers of a pool, in any state."""
-    return lambda pool: engine.containers.list(all=True, filters={"label": f"skyward.pool={pool}"})
+    return lambda pool: engine.containers.list(all=True, ignore_removed=True, filters={"label": f"skyward.pool={pool}"})
 
 
 @pytest.fixture

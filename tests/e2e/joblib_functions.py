@@ -40,7 +40,8 @@ def inside(_number: int) -> tuple[list[tuple[int, int]], tuple[int, int]]:
 
 
 def facts_of(array: Any, matrix: Any) -> tuple[int, float, bool, float]:
-    """Node, sum of an array, whether it may be written into, sum of a sparse matrix."""
+    """Node, sum of an array, whether it may be written into, sum of a sparse matrix; long enough to need both nodes."""
+    time.sleep(0.05)
     return node(), float(array.sum()), bool(array.flags.writeable), float(matrix.sum())
 
 

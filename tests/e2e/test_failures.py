@@ -285,7 +285,7 @@ def test_an_image_that_nobody_has(provider_name: str, engine: Any) -> None:
     with pytest.raises(ImageNotFoundError, match="skyward-test/no-such-image:1"):
         pool.__enter__()
     assert time.monotonic() - started < 30
-    assert engine.containers.list(all=True, filters={"label": f"skyward.pool={pool.id}"}) == []
+    assert engine.containers.list(all=True, ignore_removed=True, filters={"label": f"skyward.pool={pool.id}"}) == []
     assert not pool.is_active
 
 

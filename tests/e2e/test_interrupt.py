@@ -118,7 +118,7 @@ def nothing_left(engine: Any) -> Callable[[Client], None]:
 
     def check(client: Client) -> None:
         owner = f"{client.process.pid}@"
-        left = engine.containers.list(all=True, filters={"label": "skyward.pool"})
+        left = engine.containers.list(all=True, ignore_removed=True, filters={"label": "skyward.pool"})
         assert [c.name for c in left if c.labels["skyward.owner"].startswith(owner)] == []
         owners = {d.path: d.path / "owner" for d in pool_directories()}
         mine = f"{client.process.pid},"
@@ -320,7 +320,10 @@ def test_a_client_that_is_killed(client: Start, engine: Any, end: str) -> None:
 
     def nodes() -> list[Any]:
         local = [about for about in sky.Local().find() if about["pool"] == pool and about["state"] == "running"]
-        return [*local, *engine.containers.list(all=True, filters={"label": f"skyward.pool={pool}"})]
+        return [
+            *local,
+            *engine.containers.list(all=True, ignore_removed=True, filters={"label": f"skyward.pool={pool}"}),
+        ]
 
     while nodes():
         assert time.monotonic() - gone < 10, nodes()
