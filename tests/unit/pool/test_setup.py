@@ -34,7 +34,7 @@ class FakeNode:
         """What the agent finds out: nothing of the second rank."""
         found: Future[str] = Future()
         if worker.rank != 1:
-            found.set_result('Current thread 0x1 (most recent call first):\n  File "/work/mesh.py", line 7 in join\n')
+            found.set_result('Current thread 0x1 (most recent call first):\n  File "/srv/mesh.py", line 7 in join\n')
         return found
 
 
@@ -148,7 +148,7 @@ def test_late_ranks_are_named_with_what_the_others_wait_for(clock: Clock) -> Non
     # rank 1 was done without the gather, which rank 0 was told at once; so only what is not done is late
     assert "The plugins (mesh) were not set up on rank 0 (node 0), rank 2 (node 2) within 0.3 s." in str(error)
     assert "provision_timeout=" in str(error)
-    assert 'rank 0 (node 0), rank 2 (node 2) was here:\n  File "/work/mesh.py", line 7, in join' in str(error)
+    assert 'rank 0 (node 0), rank 2 (node 2) was here:\n  File "/srv/mesh.py", line 7, in join' in str(error)
 
 
 def test_ranks_that_wait_are_told_apart_from_the_missing(clock: Clock) -> None:

@@ -39,7 +39,7 @@ def test_a_stack_without_lines_of_the_users_is_not_empty() -> None:
 
 def test_modules_from_the_client_have_the_path_they_have_there() -> None:
     """Not that of the directory a node keeps them in."""
-    place = Place(f"/tmp/skyward-1/0/work/{CODE_DIR}/lab/train.py", 3, "train", "step()")
+    place = Place(f"/tmp/skyward-1/0/srv/{CODE_DIR}/lab/train.py", 3, "train", "step()")
     assert str(place).splitlines()[0] == '  File "lab/train.py", line 3, in train'
 
 
