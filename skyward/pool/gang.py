@@ -216,7 +216,7 @@ class Gang:
             self._dispatcher.ask_where(self._running())
         with self._changed:
             self._await_culprit()
-            self._changed.wait_for(lambda: not self._silent(), max(0.0, began + ANSWER_S - time.monotonic()))
+            self._changed.wait_for(lambda: not self._unplaced(), max(0.0, began + ANSWER_S - time.monotonic()))
             failures = list(self._failures)
         found = Findings(
             self._function, self._names, failures, tuple(self._returned), dict(self._samples), self._dumps()
@@ -245,6 +245,11 @@ class Gang:
 
     def _silent(self) -> list[Task]:
         asked = [task for task in self._running() if task.rank not in self._samples]
+        return [task for task in asked if self._dispatcher.has_begun(task)]
+
+    def _unplaced(self) -> list[Task]:
+        """The parts that have not said where they are, or that were just ending, and whose outcome is under way."""
+        asked = [task for task in self._running() if not self._samples.get(task.rank)]
         return [task for task in asked if self._dispatcher.has_begun(task)]
 
     def _dumps(self) -> dict[int, str]:

@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any
 
 from skyward.runner.config import WorkerStart
+from skyward.wire import payload
 
 DUMP_SIGNAL = signal.SIGRTMAX - 2  # one that user code hardly takes for itself
 _DEPTH = 60  # frames told, the innermost ones
@@ -36,7 +37,7 @@ _FRAMEWORKS = ("torch", "jax", "jaxlib", "tensorflow")
 
 
 def describe(thread: int) -> dict[str, Any]:
-    """Where a thread of this process is; an empty document if it has ended.
+    """Where a thread of this process is; an empty document if it, or the call that it ran, has ended.
 
     Keys: `frames`, outermost first, each `[file, line, function, source line]`; `place`, equal as long as no frame
     moves; `waits`, whether it is in a framework's C code that can wait for other ranks; `cpu_s`, processor time of the
@@ -45,6 +46,8 @@ def describe(thread: int) -> dict[str, Any]:
     innermost = sys._current_frames().get(thread)
     if innermost is None:
         return {}
+    if _has_failed(innermost):
+        return {}  # its exception, which tells where it was, is about to be sent
     frames = _frames(innermost)
     place = hashlib.sha256(repr([(f.f_code.co_filename, f.f_code.co_name, f.f_lasti) for f in frames]).encode())
     return {
@@ -83,6 +86,16 @@ def read_dump(path: Path, send_signal: Callable[[int], None], limit_s: float) ->
     except FileNotFoundError:
         pass  # the process has ended meanwhile
     return written
+
+
+def _has_failed(innermost: FrameType) -> bool:
+    """Whether the call is over, and the runner puts its exception into words."""
+    frame: FrameType | None = innermost
+    while frame is not None and frame.f_back is not None:
+        if frame.f_code is payload.dump_exception.__code__:
+            return frame.f_back.f_code.co_filename.startswith(_BELOW[0])
+        frame = frame.f_back
+    return False
 
 
 def _frames(innermost: FrameType) -> list[FrameType]:

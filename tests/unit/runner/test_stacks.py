@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from skyward.runner import stacks
+from skyward.runner import calls, stacks
 from skyward.runner.config import WorkerStart
+from skyward.wire import payload
 
 WAITS_S = 5.0
 
@@ -143,7 +144,7 @@ def test_a_process_that_holds_the_lock_writes_its_frames(tmp_path: Path) -> None
     start = WorkerStart(index=1, generation=2, slots=1, run_dir=str(tmp_path), key="")
     program = f"""
 import ctypes, pathlib
-from skyward.runner import stacks
+from skyward.runner import calls, stacks
 stacks.prepare_dump(pathlib.Path({str(stacks.dump_file(start))!r}))
 def spin():
     print("spinning", flush=True)
@@ -172,3 +173,24 @@ def test_a_process_that_is_gone_has_written_nothing(tmp_path: Path) -> None:
 def test_the_signal_is_not_one_that_programs_use() -> None:
     """Users' SIGUSR1 and SIGUSR2 stay theirs."""
     assert signal.SIGRTMIN < stacks.DUMP_SIGNAL < signal.SIGRTMAX
+
+
+@pytest.mark.parametrize(("by_runner", "somewhere"), [(True, False), (False, True)])
+def test_a_call_that_has_failed_is_nowhere(by_runner: bool, somewhere: bool) -> None:
+    """While the runner puts its exception into words, which will tell where it was, its own frames are gone already."""
+    gate = threading.Event()
+
+    class SlowToTell(Exception):
+        def __str__(self) -> str:
+            gate.wait(WAITS_S)
+            return "it failed"
+
+    def tell() -> None:
+        if by_runner:
+            calls.failure(1, SlowToTell(), 0.0)
+        else:
+            payload.dump_exception(SlowToTell())
+
+    with thread_in(tell) as ident:
+        assert bool(stacks.describe(ident)) == somewhere
+        gate.set()
