@@ -13,7 +13,7 @@ from .daemon import daemon_path
 from .place import Place
 
 START_LIMIT_S = 15
-_CONFIG = """version: 0.1
+CONFIG = """version: 0.1
 log:
   level: warn
   accesslog:
@@ -93,7 +93,7 @@ def ensure(place: Place) -> str:
 
 def _start(place: Place, address: str) -> None:
     config, pid_file, address_file = _files(place)
-    config.write_text(_CONFIG.format(data=place.root / "registry", address=address))
+    config.write_text(CONFIG.format(data=place.root / "registry", address=address))
     address_file.write_text(address)
     log = place.log("registry")
     # The registry reads REGISTRY_* as settings, which are another registry's.

@@ -17,19 +17,6 @@ from . import machine
 from .place import Stand, program
 
 _START_LIMIT_S = 15
-_CONFIG = """version: 0.1
-log:
-  level: warn
-  accesslog:
-    disabled: true
-storage:
-  filesystem:
-    rootdirectory: {data}
-  delete:
-    enabled: true
-http:
-  addr: {address}
-"""
 
 
 def up(stand: Stand) -> None:
@@ -40,7 +27,7 @@ def up(stand: Stand) -> None:
         return
     address = f"{stand.gateway}:5000"
     config = stand.root / "registry.yml"
-    config.write_text(_CONFIG.format(data=place.root / "registry", address=address))
+    config.write_text(registry.CONFIG.format(data=place.root / "registry", address=address))
     log = stand.log("registry")
     env = {name: value for name, value in os.environ.items() if not name.startswith("REGISTRY_")}
     words = [binary, "serve", str(config)]

@@ -56,7 +56,7 @@ class ComputePool:
         provider: where the nodes come from; `sky.Docker()` when None. Of a list, one gives all of them.
         selection: which of a list is tried first: the "cheapest" (the default), the "first", or by a function of
             provider and USD per hour that gives its rank, the lowest first. One that cannot is followed by the next.
-        nodes: how many; a number, `(min, max)` or `Nodes`.
+        nodes: how many; a number, `(min, max)` or `Nodes`. All of `desired`, of a tuple `max`, are started and awaited.
         accelerator: GPUs of each node: "A100", "A100:4" or an `Accelerator`; None for CPU nodes.
         plugins: frameworks to set up, in this order.
         image: what the nodes run; `sky.Image()` when None.

@@ -29,14 +29,6 @@ def slow(x: int, seconds: float) -> int:
 
 
 @sky.compute
-def span(seconds: float) -> tuple[float, float]:
-    """When it ran, on the clock that all processes of a machine share."""
-    began = time.monotonic()
-    time.sleep(seconds)
-    return began, time.monotonic()
-
-
-@sky.compute
 def count(n: int) -> Iterator[int]:
     yield from range(n)
 

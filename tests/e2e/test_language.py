@@ -11,7 +11,7 @@ import pytest
 
 import skyward as sky
 from tests.e2e.conftest import IMAGE, provider_of
-from tests.e2e.functions import count, double, greet, pid, place, slow, span, where
+from tests.e2e.functions import count, double, greet, pid, place, slow, where
 
 
 def test_one_node(pool: sky.ComputePool) -> None:
@@ -30,20 +30,24 @@ def test_every_node(pool: sky.ComputePool) -> None:
 
 
 def test_background(pool: sky.ComputePool) -> None:
-    """`>` returns a future while the call still runs."""
-    future = slow(5, 1.0) > pool
+    """`>` returns a future at once."""
+    started = time.perf_counter()
+    future = slow(5, 0.3) > pool
+    returned = time.perf_counter() - started
 
     assert isinstance(future, Future)
-    assert not future.done()
+    assert returned < 0.2
     assert future.result(10) == 5
 
 
 def test_group(pool: sky.ComputePool) -> None:
     """`&` makes a group that runs at once; results are a tuple in the order of the calls."""
-    assert (slow(1, 0.1) & slow(2, 0.0)) >> pool == (1, 2)
-    spans = (span(1.0) & span(1.0)) >> pool
+    started = time.perf_counter()
+    result = (slow(1, 0.4) & slow(2, 0.4)) >> pool
+    took = time.perf_counter() - started
 
-    assert max(began for began, _ in spans) < min(ended for _, ended in spans)
+    assert result == (1, 2)
+    assert took < 0.75
 
 
 def test_gather(pool: sky.ComputePool) -> None:
@@ -146,13 +150,13 @@ def test_generator_waits_for_its_reader(pool: sky.ComputePool) -> None:
             yield time.monotonic()
 
     items = iter(stamped() >> pool)
-    next(items)
-    time.sleep(1)
-    resumed = time.monotonic()  # the clock that all processes of a machine share
+    first = next(items)
+    time.sleep(0.5)
     window = [next(items) for _ in range(40)]
     items.close()  # type: ignore[attr-defined] # a remote stream can be closed
 
-    assert window[5] < resumed < window[-1]
+    assert window[5] - first < 0.4
+    assert window[-1] - first > 0.4
 
 
 def test_generator_error_arrives(pool: sky.ComputePool) -> None:
@@ -207,15 +211,15 @@ def test_interleaved_broadcasts_and_singles(pool: sky.ComputePool) -> None:
 
 def test_ten_thousand_calls(pool: sky.ComputePool) -> None:
     """A large gather returns every result in its place, in linear time."""
-    times: dict[int, list[float]] = {2_500: [], 10_000: []}
-    for n in [*times] * 3:
+    times = []
+    for n in (2_500, 10_000):
         calls = [double(x) for x in range(n)]
         started = time.perf_counter()
         results = sky.gather(*calls) >> pool
-        times[n].append(time.perf_counter() - started)
+        times.append(time.perf_counter() - started)
         assert results == tuple(2 * x for x in range(n))
 
-    assert min(times[10_000]) < 4 * min(times[2_500]) * 3  # linear would be 4; the rest is for a busy machine
+    assert times[1] < 4 * times[0] * 3  # linear would be 4; the rest is for a busy machine
 
 
 def test_idle_nodes_take_waiting_calls(pool: sky.ComputePool) -> None:
@@ -246,15 +250,16 @@ def test_timeout(pool: sky.ComputePool) -> None:
         slow(1, 30).with_timeout(0.4) >> pool
     assert time.perf_counter() - started < 3
 
-    patient = [slow(n, 0.7).with_timeout(2.0) for n in range(6)]  # the last ones begin after 1.4 s, and end after 2.1
+    patient = [slow(n, 0.4).with_timeout(1.0) for n in range(6)]
     assert sky.gather(*patient) >> pool == tuple(range(6))
 
 
 def test_concurrency(threads_pool: sky.ComputePool) -> None:
     """A node with four slots runs four calls at once."""
-    spans = sky.gather(*(span(1.0) for _ in range(4))) >> threads_pool
+    started = time.perf_counter()
+    assert sky.gather(*(slow(n, 0.5) for n in range(4))) >> threads_pool == (0, 1, 2, 3)
 
-    assert max(began for began, _ in spans) < min(ended for _, ended in spans)
+    assert time.perf_counter() - started < 1.5
 
 
 def test_processes(new_pool: Callable[..., sky.ComputePool]) -> None:

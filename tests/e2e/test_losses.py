@@ -79,7 +79,7 @@ def busy(pool: sky.ComputePool, capfd: pytest.CaptureFixture[str]) -> tuple[list
     """A long call running on each of two nodes, and the process of each as its node sees it."""
     futures = [sleep(60) > pool for _ in range(2)]
     seen = ""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 10
     while len(pids := dict(re.findall(r"sleeping on (\d) in (\d+)\.", seen))) < 2:
         assert time.monotonic() < deadline, seen
         seen += capfd.readouterr().out
