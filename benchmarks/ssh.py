@@ -1,4 +1,6 @@
-"""What large arguments and results cost through SSH, next to bare forwards of the same run; as JSON.
+"""What large arguments and results cost through SSH, next to bare forwards of the same run.
+
+Prints JSON, and writes it to benchmarks/results/ssh.json.
 
 make stand
 python benchmarks/ssh.py                       # to the stand's first host
@@ -36,9 +38,10 @@ from skyward.model.ssh import SshHost
 MB = 1_000_000
 PAYLOAD = 64 * MB
 FLOOR = 0.9  # of the best forward
+RESULTS = Path(__file__).parent / "results" / "ssh.json"
 STAND = Path(__file__).parent.parent / ".stand" / "hosts.json"
 SINK = "/run/skyward/bench"  # in the node's container, whose directory it shares with the host
-# takes so many bytes into fresh memory and says so, over and over, on a unix socket and on a port of loopback
+# takes so many bytes into the same memory and says so, over and over, on a unix socket and on a port of loopback
 SERVER = f"""
 import os, socket, sys, threading
 def serve(server):
@@ -46,8 +49,9 @@ def serve(server):
         connection, _ = server.accept()
         threading.Thread(target=take, args=(connection,)).start()
 def take(connection):
+    target = memoryview(bytearray({PAYLOAD}))
     while True:
-        target, done = memoryview(bytearray({PAYLOAD})), 0
+        done = 0
         while done < {PAYLOAD}:
             got = connection.recv_into(target[done:])
             if not got:
@@ -216,8 +220,9 @@ def main() -> None:
         "result_of_best_forward": round(best_s / fast_s["result of a call"], 2),
         "floor": FLOOR,
     }
-    json.dump(figures, sys.stdout, indent=2)
-    print()
+    text = json.dumps(figures, indent=2)
+    print(text)
+    RESULTS.write_text(text + "\n")
     if ratio < FLOOR:
         sys.exit(f"An argument has less than {FLOOR:g} of the best forward's bandwidth.")
 

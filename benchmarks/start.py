@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import skyward as sky
+from skyward.pool.members import Members
 from skyward.pool.pool import ComputePool
 from skyward.providers import ssh_images
 from skyward.providers.machine import Machine
@@ -32,8 +33,8 @@ STAND = Path(__file__).parent.parent / ".stand" / "hosts.json"
 STEPS: tuple[tuple[str, Any, str], ...] = (
     ("connect and check hosts", SSH, "acquire"),
     ("compile image, see that hosts have it", SSH, "prepare"),
-    ("start containers", ComputePool, "_start"),
-    ("set workers up", ComputePool, "_set_up_all"),
+    ("start containers, connect to them", Members, "start"),
+    ("set workers up", ComputePool, "_set_up"),
 )
 WITHIN: tuple[tuple[str, Any, str], ...] = (
     ("connect: ssh, first words of the keeper", Machine, "open"),

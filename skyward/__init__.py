@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from skyward.model.spec import Cluster as Cluster
     from skyward.model.spec import Nodes as Nodes
     from skyward.model.spec import Worker as Worker
+    from skyward.model.volume import Volume as Volume
     from skyward.plugins import Plugin as Plugin
     from skyward.pool.decorator import pool as pool
     from skyward.pool.pool import ComputePool as ComputePool
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from skyward.providers.docker import Docker as Docker
     from skyward.providers.local import Local as Local
     from skyward.providers.ssh import SSH as SSH
+    from skyward.providers.swarm.provider import Swarm as Swarm
     from skyward.runtime.instance import instance_info as instance_info
     from skyward.runtime.mute import silent as silent
     from skyward.runtime.mute import stderr as stderr
@@ -53,6 +55,8 @@ _HOMES = {
     "PipIndex": "skyward.model.image",
     "Plugin": "skyward.plugins",
     "SSH": "skyward.providers.ssh",
+    "Swarm": "skyward.providers.swarm.provider",
+    "Volume": "skyward.model.volume",
     "Worker": "skyward.model.spec",
     "__version__": "skyward._version",
     "compute": "skyward.compute",

@@ -24,6 +24,7 @@ SkywardError                     what was tried, what was found, what to do
    ├─ TaskTimeoutError           the call ran longer than its limit (also TimeoutError)
    ├─ TaskCancelledError         the call was cancelled
    ├─ CollectiveHangError        ranks wait for one that has returned
+   ├─ PartitionError             ranks wait because the network between their nodes fails
    ├─ WorkerLostError            the process, container or machine that ran the call is gone
    └─ RemoteError                a user exception that cannot be rebuilt here: type name, text, traceback
 ```
@@ -162,6 +163,22 @@ class CollectiveHangError(TaskError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), str(self), {"returned": self.returned, "waiting": self.waiting})
+
+
+class PartitionError(TaskError):
+    """Ranks of a call waited for each other because nodes did not get what others sent, while the client reached all.
+
+    Attributes:
+        lost: the directions that failed, as pairs of indexes of nodes: sender and receiver.
+        still_s: seconds for which no rank had moved.
+    """
+
+    def __init__(self, message: str, *, lost: tuple[tuple[int, int], ...], still_s: float) -> None:
+        super().__init__(message)
+        self.lost, self.still_s = lost, still_s
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), str(self), {"lost": self.lost, "still_s": self.still_s})
 
 
 class WorkerLostError(TaskError):

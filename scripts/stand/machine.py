@@ -17,7 +17,8 @@ from .place import Host, program
 START_LIMIT_S = 60
 SOCKET = "var/run/docker.sock"
 # Runs in namespaces of its own. The root is this machine's, read-only below a layer in memory; /var/lib/docker is on
-# the disk. `ip netns exec` would hide the control groups, hence nsenter around this.
+# the disk. `ip netns exec` would hide the control groups, hence nsenter around this. The administrator's shell files
+# stay out: they would run at each login, and one that takes a lock (pyenv does) may leave it to all later ones.
 _BOOT = r"""
 set -e
 mount --make-rprivate /
@@ -40,6 +41,7 @@ hostname "$NAME"
 echo "$NAME" > etc/hostname
 printf '127.0.0.1 localhost\n%s %s\n' "$ADDRESS" "$NAME" > etc/hosts
 rm -rf etc/docker
+rm -f root/.bashrc root/.bash_profile root/.bash_login root/.profile
 pivot_root . mnt
 umount -l /mnt
 exec "$TINI" -s -- sh /run/boot/start

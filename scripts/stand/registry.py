@@ -38,7 +38,7 @@ def up(stand: Stand) -> None:
         if time.monotonic() > deadline_s:
             raise SetupError(f"docker-registry does not answer at {address}. Its last words:\n{tail(log)}")
         time.sleep(0.02)
-    _trust(place, [address])
+    _trust(place, address, trusted=True)
 
 
 def down(stand: Stand) -> None:
@@ -46,22 +46,24 @@ def down(stand: Stand) -> None:
     pid = processes.ours(stand.root / "registry.pid", stand.root / "registry.yml")
     if pid is not None:
         processes.stop(pid, patience_s=5)
-        _trust(Place(stand.clone), [])
+        _trust(Place(stand.clone), f"{stand.gateway}:5000", trusted=False)
 
 
-def _trust(place: Place, registries: list[str]) -> None:
-    """Tell the private engine which registries speak plain http; it reads that again while it runs."""
+def _trust(place: Place, registry: str, *, trusted: bool) -> None:
+    """Tell the private engine whether a registry speaks plain http; it reads its settings again while it runs."""
     settings_file: Path = place.root / "daemon.json"
     running = daemon.pid(place)
     if running is None or not settings_file.exists():
         return
-    settings = {**json.loads(settings_file.read_text()), "insecure-registries": registries}
+    settings = json.loads(settings_file.read_text())
+    others = set(settings.get("insecure-registries", [])) - {registry}  # of stands that share the engine
+    settings["insecure-registries"] = sorted(others | {registry}) if trusted else sorted(others)
     settings_file.write_text(json.dumps(settings) + "\n")
     os.kill(running, signal.SIGHUP)
     deadline_s = time.monotonic() + _START_LIMIT_S
-    while not set(registries) <= set(_trusted(place)):
+    while trusted and registry not in _trusted(place):
         if time.monotonic() > deadline_s:
-            raise SetupError(f"the private engine does not take {registries[0]} for a registry; see its log.")
+            raise SetupError(f"the private engine does not take {registry} for a registry; see its log.")
         time.sleep(0.02)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,6 +55,8 @@ def copy_base(place: Path, base: BaseBuild) -> None:
     Raises:
         BuildError: they are no longer those that the base was named after.
     """
+    import shutil
+
     context = place / "context"
     context.mkdir()
     shutil.copyfile(base.dockerfile, place / "Dockerfile")

@@ -13,10 +13,10 @@ from skyward.build.secrets import secret_values
 from skyward.build.store import ImageStore
 from skyward.errors import BuildError
 from skyward.image import Plan
-from skyward.model.ssh import SshHost
 
 if TYPE_CHECKING:
     from skyward.build.registry.caching import SharedCache
+    from skyward.model.ssh import SshHost
 
 
 def ensure(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import tomllib
 from collections.abc import Mapping
-from configparser import Error as ConfigParserError
-from configparser import RawConfigParser
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -123,10 +122,14 @@ def _pip_config(environ: Mapping[str, str], home: Path) -> dict[str, str]:
         files.append(Path(chosen))
     settings: dict[str, str] = {}
     for file in files:
+        if not os.access(file, os.R_OK):
+            continue
+        from configparser import Error, RawConfigParser  # loaded only where somebody has such a file
+
         parser = RawConfigParser()
         try:
             parser.read(file, encoding="utf-8")
-        except (ConfigParserError, UnicodeDecodeError) as error:
+        except (Error, UnicodeDecodeError) as error:
             raise ConfigError(f"pip's configuration file {file} cannot be read: {error}.") from None
         for section in ("global", "install"):
             if parser.has_section(section):

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from skyward.build.lock import Request
 
 _LOCK = "pylock.toml"
+_finding = threading.Lock()  # sysconfig, where uv looks, gives None for a setting while another thread first asks it
 _KEPT = ("UV_CACHE_DIR", "UV_HTTP_RETRIES", "UV_KEYRING_PROVIDER", "UV_OFFLINE")
 _CREDENTIALS = re.compile(r"://[^/@\s]+@")
 _SERVED = re.compile(r"http://127\.0\.0\.1:\d+/[0-9a-f]{32}")
@@ -99,7 +101,8 @@ def _find_uv() -> str:
     try:
         import uv
 
-        return uv.find_uv_bin()
+        with _finding:
+            return uv.find_uv_bin()
     except (ImportError, FileNotFoundError):
         found = shutil.which("uv")
     if found is None:

@@ -23,12 +23,12 @@ from skyward.engine import Images, find_engine
 from skyward.errors import ConfigError, EngineError, ImageError
 from skyward.image import Plan
 from skyward.model.image import Image
-from skyward.model.ssh import SshHost
-from skyward.pool.settings import local_minor, platform_of
+from skyward.model.targets import local_minor, platform_of
 from skyward.providers.images import ListedImages
 
 if TYPE_CHECKING:
     from skyward.build.declared import Declared
+    from skyward.model.ssh import SshHost
 
 EXISTS, ABSENT, UNKNOWN = 0, 1, 3
 
@@ -132,7 +132,7 @@ def command(
     if zstd and not push:
         raise ConfigError("--zstd is about what is pushed to a registry; it takes --push as well.")
     output = Output(as_json=as_json)
-    place = SshHost.parse(on) if on else find_engine()
+    place = _place(on) if on else find_engine()
     with output.errors(dict(STATUSES)), closing(Images(place)) as images:
         engine = ListedImages(images)
         way = Way(
@@ -141,6 +141,12 @@ def command(
         wanted = [each for source in sources for each in _read(source)]
         act = {"print": _print, "explain": _explain, "check": _check}.get(mode or "", _build)
         return max([act(each, way, output) for each in wanted])
+
+
+def _place(address: str) -> SshHost:
+    from skyward.model.ssh import SshHost
+
+    return SshHost.parse(address)
 
 
 def _read(source: str) -> Iterator[Wanted]:

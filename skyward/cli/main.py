@@ -39,6 +39,7 @@ from skyward.errors import (
 # name -> the module with the command of that name, loaded when it is asked for
 COMMANDS = {
     "build": "skyward.cli.build",
+    "doctor": "skyward.cli.doctor",
     "down": "skyward.cli.down",
     "image": "skyward.cli.image",
     "ps": "skyward.cli.ps",

@@ -75,7 +75,10 @@ class Engine:
             EngineError: it is too old.
             EngineMissingError: it does not answer.
         """
-        return cls(address, None, limits)
+        engine = cls(address, None, limits)
+        # connections kept for later are open channels, each of which makes SSH slower (docs/hosts.md), and grow stale
+        engine._api.headers["Connection"] = "close"
+        return engine
 
     @property
     def info(self) -> Mapping[str, Any]:
@@ -145,6 +148,17 @@ class Engine:
                 if error.status_code != 409:
                     raise
                 self._wait_gone(container_id)  # its own end is removing it at this moment
+
+    def signal(self, container_id: str, name: str) -> None:
+        """Send the first process of a container a signal, such as "SIGUSR1"; nothing happens if it does not run."""
+        import docker.errors
+
+        with engine_call(f"signal container {container_id[:12]}", self.url):
+            try:
+                self._api.kill(container_id, name)
+            except docker.errors.APIError as error:
+                if error.status_code not in (404, 409):
+                    raise
 
     def watch(self, labels: Mapping[str, str]) -> Watch:
         """Follow the ends of all containers with these labels; open it before they are started."""

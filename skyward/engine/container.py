@@ -29,6 +29,7 @@ class ContainerSpec:
         cpus: limit in CPUs; None for no limit.
         memory_bytes: limit of memory; None for no limit.
         machine_bytes: memory of the engine's machine; None if that is this one.
+        mounts_file_systems: whether it may mount file systems in user space (FUSE).
     """
 
     image: str
@@ -42,6 +43,7 @@ class ContainerSpec:
     cpus: float | None = None
     memory_bytes: int | None = None
     machine_bytes: int | None = None
+    mounts_file_systems: bool = False
 
 
 class Container:
@@ -104,6 +106,8 @@ def _host_config(api: Any, spec: ContainerSpec, limits: Mapping[str, int]) -> An
         wishes["nano_cpus"] = int(spec.cpus * 1e9)
     if spec.memory_bytes is not None:  # with swap included: a node over its limit ends instead of crawling
         wishes |= {"mem_limit": spec.memory_bytes, "memswap_limit": spec.memory_bytes}
+    if spec.mounts_file_systems:  # the least that mount(2) of FUSE takes; AppArmor's own profile forbids any
+        wishes |= {"devices": ["/dev/fuse"], "cap_add": ["SYS_ADMIN"], "security_opt": ["apparmor=unconfined"]}
     return api.create_host_config(
         network_mode="host",
         init=True,

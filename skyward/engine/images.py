@@ -13,14 +13,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from enum import Enum
 from http.client import HTTPException
-from typing import Any
+from time import monotonic
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 from skyward.engine.address import EngineAddress
 from skyward.engine.failures import ADVICE, not_pulled, translate
 from skyward.engine.lines import SocketLine, SshLine
 from skyward.errors import EngineMissingError
-from skyward.model.ssh import SshHost
+
+if TYPE_CHECKING:
+    from skyward.model.ssh import SshHost
+
+_IDLE_S = 60.0  # engines, and what stands before them, hang up after minutes; that is found out only by asking in vain
 
 
 class Removal(Enum):
@@ -43,6 +48,7 @@ class Images:
         self._place = place
         self._lock = threading.Lock()
         self._line = _line(place)
+        self._used = 0.0
 
     def platform(self) -> str:
         """What the engine's machine runs, such as "linux/amd64"."""
@@ -133,9 +139,12 @@ class Images:
     def _ask(self, method: str, path: str, action: str, expected: Sequence[int] = (404,)) -> tuple[int, Any]:
         """Status and answer; a failure other than the expected ones is raised."""
         with self._lock, self._told(self._line, action):
+            if monotonic() - self._used > _IDLE_S:
+                self._line.close()  # the next request opens it again
             self._line.request(method, path)
             response = self._line.getresponse()
             body = response.read()
+            self._used = monotonic()
         answer = json.loads(body) if body else None
         if response.status >= 400 and response.status not in expected:
             raise translate(action, self.url, _message(answer, response.reason))
@@ -155,7 +164,7 @@ class Images:
 
 
 def _line(place: EngineAddress | SshHost) -> SocketLine | SshLine:
-    return SshLine(place) if isinstance(place, SshHost) else SocketLine(place)
+    return SocketLine(place) if isinstance(place, EngineAddress) else SshLine(place)
 
 
 def _message(answer: Any, otherwise: str) -> str:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import socket
-import subprocess
 from http.client import HTTPConnection
-from tempfile import TemporaryFile
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from skyward.engine.address import EngineAddress
 from skyward.errors import EngineMissingError, SkywardError
-from skyward.model.ssh import SshHost
+
+if TYPE_CHECKING:
+    import subprocess
+
+    from skyward.model.ssh import SshHost
 
 _TIMEOUT_S = 120.0  # silence for longer is a hung engine
 _END_S = 2.0  # ssh's time to say why it ended
@@ -44,6 +46,9 @@ class SshLine(HTTPConnection):
 
     def connect(self) -> None:
         """Start ssh; that it fails is found out with the first answer."""
+        import subprocess  # a build here needs neither of them
+        from tempfile import TemporaryFile
+
         self.sock, theirs = socket.socketpair()
         self.sock.settimeout(_TIMEOUT_S)
         self._errors = TemporaryFile()  # noqa: SIM115 - closed with the connection
@@ -68,9 +73,11 @@ class SshLine(HTTPConnection):
         """Close the connection, which ends ssh; what it said is kept until the next connection."""
         super().close()
         if self._ssh is not None:
+            from subprocess import TimeoutExpired
+
             try:
                 self._ssh.wait(_END_S)
-            except subprocess.TimeoutExpired:
+            except TimeoutExpired:
                 self._ssh.kill()
                 self._ssh.wait()
             self._ssh = None

@@ -15,7 +15,10 @@ def _is_whole(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nodes:
-    """How many nodes a pool wants: `desired`, and the bounds within which it may work."""
+    """How many nodes a pool wants: `desired`, and the bounds within which it may work.
+
+    It opens as soon as `min` of them are ready, and more join; it goes on while as many are left. None for `desired`.
+    """
 
     desired: int
     min: int | None = None
@@ -33,6 +36,11 @@ class Nodes:
             raise ConfigError(
                 f"nodes: 1 <= min <= desired <= max must hold; found min={low}, desired={self.desired}, max={high}."
             )
+
+    @property
+    def least(self) -> int:
+        """With how many nodes the pool opens, and goes on."""
+        return self.desired if self.min is None else self.min
 
     @classmethod
     def of(cls, value: int | tuple[int, int] | Nodes) -> Nodes:

@@ -19,7 +19,6 @@ from skyward.errors import (
     TaskCancelledError,
     TaskTimeoutError,
     WireError,
-    WorkerLostError,
 )
 from skyward.pool.clock import Clock
 from skyward.pool.gathering import refuse
@@ -33,7 +32,7 @@ GRACE_S = 5.0  # between the interrupt of a call and the end of the worker that 
 DROPPED_S = 1.0  # between the end of interest in one of the streams of all ranks and their end
 TICK_S = 0.05
 STALE_S = 0.02  # a call that waits on a busy worker for longer is given to an idle one
-Lost = Callable[[Task], WorkerLostError]  # the error of a call that is lost with its worker
+Lost = Callable[[Task], SkywardError]  # the error of a call that is lost with its worker
 _LAST = frozenset((Kind.RESULT, Kind.ERROR, Kind.END))
 
 
@@ -45,15 +44,16 @@ class Dispatcher:
         self._lock = threading.Lock()
         self._ids = itertools.count(1)
         self._workers: dict[int, WorkerLink] = {}  # by rank
+        self._leaving: list[WorkerLink] = []  # get no new calls, and may finish those they run
         self._queue: deque[Task] = deque()
         self._pinned: dict[int, list[Task]] = {}  # calls for a worker that is being started again
         self._dropped: deque[Task] = deque()  # streams that were garbage-collected before their end
         self._resting = False  # whether calls wait here whoever has room, because the ranks are started afresh
-        self._expected = 0  # workers that are here or will come back
+        self._expected = 0  # workers that are here or will come, or come back
         self._gone: dict[int, Lost] = {}  # ranks whose worker will not come back
         self._limits: dict[int, tuple[float, Task]] = {}  # running calls that have a time limit
         self._ticking = False
-        self._closed: SkywardError | None = None
+        self._closed: SkywardError | None = None  # why no more calls are taken
 
     def next_id(self) -> int:
         """An id for a call, unique in this pool."""
@@ -94,31 +94,50 @@ class Dispatcher:
             worker.ordered_to_end = True
         self._kill(worker)
 
-    def lose(self, worker: WorkerLink, lost: Lost, *, forever: bool) -> None:
-        """Settle the calls of a worker that is gone; `forever` when none will take its place.
+    def drain(self, workers: Sequence[WorkerLink]) -> None:
+        """Give these workers no more calls, and take back those that have not started; others will take their place."""
+        with self._lock:
+            for worker in workers:
+                if self._workers.get(worker.rank) is worker:
+                    del self._workers[worker.rank]
+                    self._leaving.append(worker)
+                worker.leaving = True
+                for number in list(worker.outstanding)[worker.slots :]:
+                    worker.post_frame(Frame(Kind.RECALL, number))
+        _flush(workers)
 
-        May be told twice, and of what comes later first: once a rank is gone forever, it stays so.
-        """
+    def lose(self, worker: WorkerLink, lost: Lost) -> None:
+        """Settle the calls of a worker that is gone; what waits for its rank waits on. May be told twice."""
         with self._lock:
             if self._workers.get(worker.rank) is worker:
                 del self._workers[worker.rank]
+            if worker in self._leaving:
+                self._leaving.remove(worker)
             worker.alive = False
             orphans = list(worker.outstanding.values())
             worker.outstanding.clear()
             for task in orphans:
                 self._limits.pop(task.id, None)  # of the run that was lost, not of the next
-            if forever and worker.rank not in self._gone:
-                self._gone[worker.rank] = lost
-                self._expected -= 1
-            failed = self._resettle(worker, orphans, lost, forever=worker.rank in self._gone)
+            failed = self._resettle(worker, orphans, lost)
             touched = self._spread()
         _flush(touched)
         for task, error in failed:
             settle(task, error)
 
-    def _resettle(
-        self, worker: WorkerLink, orphans: list[Task], lost: Lost, *, forever: bool
-    ) -> list[tuple[Task, SkywardError]]:
+    def abandon(self, ranks: Iterable[int], lost: Lost) -> None:
+        """No worker will take the place of the last one of these ranks: what waits for it fails, also later."""
+        with self._lock:
+            new = [rank for rank in ranks if rank not in self._gone]
+            self._gone.update((rank, lost) for rank in new)
+            self._expected -= len(new)
+            failed = [(task, lost(task)) for rank in new for task in self._pinned.pop(rank, ())]
+            if self._expected <= 0:
+                failed += [(task, lost(task)) for task in self._queue]
+                self._queue.clear()
+        for task, error in failed:
+            settle(task, error)
+
+    def _resettle(self, worker: WorkerLink, orphans: list[Task], lost: Lost) -> list[tuple[Task, SkywardError]]:
         """Sort the calls of a lost worker into those that failed (returned) and those that run again."""
         failed: list[tuple[Task, SkywardError]] = []
         again: list[Task] = []
@@ -126,7 +145,7 @@ class Dispatcher:
             started = position < worker.slots or task.stream is not None
             if task.stopping is not None:
                 failed.append((task, task.stopping))
-            elif task.stream is not None or (task.pin is not None and forever):
+            elif task.stream is not None or task.pin in self._gone:
                 failed.append((task, lost(task)))
             elif not started or (worker.ordered_to_end and task.gang is None):
                 again.append(task)
@@ -137,8 +156,6 @@ class Dispatcher:
                 failed.append((task, lost(task)))
         for task in reversed(again):
             self._requeue(task)
-        if forever:
-            failed += [(task, lost(task)) for task in self._pinned.pop(worker.rank, ())]
         if self._expected <= 0:
             failed += [(task, lost(task)) for task in self._queue]
             self._queue.clear()
@@ -182,7 +199,7 @@ class Dispatcher:
             if task.done and task.stream is None:
                 return
             task.stopping = task.stopping or reason  # a queued call is skipped when its turn comes
-            worker = self._workers.get(task.rank) if task.sent_at else None
+            worker = self._worker_of(task)
             if worker is not None and task.id in worker.outstanding:
                 if task.gang is not None:
                     worker.post_frame(Frame(Kind.STACK, task.id))  # where it was when it was stopped
@@ -200,30 +217,43 @@ class Dispatcher:
 
     def has_begun(self, task: Task) -> bool:
         """Whether a call runs now."""
-        worker = self._workers.get(task.rank) if task.sent_at else None
+        worker = self._worker_of(task)
         return worker is not None and task in self.held(worker)[: worker.slots]
 
     def is_leaving(self, task: Task) -> bool:
         """Whether the worker of a call has hung up, and why is not known yet."""
-        worker = self._workers.get(task.rank) if task.sent_at else None
+        worker = self._worker_of(task)
         return worker is not None and worker.hung_up
+
+    def _worker_of(self, task: Task) -> WorkerLink | None:
+        """The worker that a call was sent to, None while it waits here."""
+        if not task.sent_at:
+            return None
+        leaving = (worker for worker in tuple(self._leaving) if task.id in worker.outstanding)
+        return next(leaving, self._workers.get(task.rank))
 
     def ask_where(self, tasks: Iterable[Task]) -> None:
         """Ask the workers where these calls are; each answer goes to the call's gang."""
         touched = []
         with self._lock:
             for task in tasks:
-                worker = self._workers.get(task.rank) if task.sent_at else None
+                worker = self._worker_of(task)
                 if worker is not None and task.id in worker.outstanding:
                     worker.post_frame(Frame(Kind.STACK, task.id))
                     touched.append(worker)
         _flush(touched)
 
+    def refuse(self, reason: SkywardError) -> None:
+        """Take no more calls; those that were taken go on."""
+        with self._lock:
+            self._closed = self._closed or reason
+
     def close(self, reason: SkywardError) -> None:
         """Take no more calls; those that have not ended fail with `reason`."""
         with self._lock:
             self._closed = self._closed or reason
-            left = [*self._queue, *(t for w in self._workers.values() for t in w.outstanding.values())]
+            workers = (*self._workers.values(), *self._leaving)
+            left = [*self._queue, *(t for w in workers for t in w.outstanding.values())]
             left += [t for tasks in self._pinned.values() for t in tasks]
             self._queue.clear()
             self._pinned.clear()
@@ -312,7 +342,9 @@ class Dispatcher:
             for task in overdue:
                 del self._limits[task.id]
             touched = self._recall(now)
-            self._ticking = bool(self._queue or self._pinned or any(w.outstanding for w in self._workers.values()))
+            self._ticking = bool(
+                self._queue or self._pinned or any(w.outstanding for w in (*self._workers.values(), *self._leaving))
+            )
             if self._ticking:
                 self._clock.after(TICK_S, self._tick)
         _flush(touched)
@@ -345,7 +377,7 @@ class Dispatcher:
 
     def _admit(self, workers: Sequence[WorkerLink]) -> None:
         """Give workers that are here what waits for them."""
-        here = [worker for worker in workers if worker.alive and worker.rank not in self._gone]
+        here = [w for w in workers if w.alive and not w.leaving and w.rank not in self._gone]
         self._workers.update((worker.rank, worker) for worker in here)
         for worker in () if self._resting else here:
             for task in self._pinned.pop(worker.rank, ()):
@@ -391,8 +423,8 @@ class Dispatcher:
         worker.post(task)
 
     def _refill(self, worker: WorkerLink) -> None:
-        room = worker.window - len(worker.outstanding)
-        while room > 0 and worker.alive and not self._resting and (task := self._next()) is not None:
+        room = worker.window - len(worker.outstanding) if worker.alive and not worker.leaving else 0
+        while room > 0 and not self._resting and (task := self._next()) is not None:
             self._assign(task, worker)
             room -= 1
 

@@ -15,11 +15,12 @@ from typing import Any
 from skyward.errors import SkywardError, TaskCancelledError, TaskTimeoutError
 from skyward.pool.culprit import Blame, Failure, patience_s
 from skyward.pool.dispatch import Dispatcher
-from skyward.pool.hang import PROBE_S, Stillness
+from skyward.pool.hang import PROBE_S, STUCK_S, Stillness
 from skyward.pool.interrupt import uninterrupted
+from skyward.pool.partition import Pair, Watch
 from skyward.pool.regroup import Group
 from skyward.pool.task import Task
-from skyward.pool.verdict import Findings, of_disbanding, of_failures, of_hang
+from skyward.pool.verdict import Findings, of_disbanding, of_failures, of_hang, of_partition
 from skyward.wire.frames import Frame
 from skyward.wire.messages import Kind, decode
 
@@ -49,6 +50,9 @@ class Gang:
         self._samples: dict[int, dict[str, Any]] = {}  # where ranks are, as far as they said
         self._stillness = Stillness()
         self._stuck: tuple[int, ...] = ()
+        self._watch = Watch(group.paths)
+        self._cut: frozenset[Pair] = frozenset()  # directions in which the network between the nodes fails
+        self._still_s = 0.0  # for how long none of the ranks had moved when that was known
         self._disbanding = ""
         self._begun = False  # whether a rank has begun it, so that the others may have met it
         self._over = False
@@ -101,7 +105,7 @@ class Gang:
         """End the call on every rank where it is not over yet; the caller does not wait for its outcome any more."""
         begun = any(map(self._dispatcher.has_begun, self._tasks.values()))
         with self._changed:
-            left = self._tasks.keys() - self._returned.keys()
+            left = self._left()
             if self._over or not left:
                 return
             self._begun |= begun
@@ -189,24 +193,33 @@ class Gang:
 
     def _ends_well(self) -> bool:
         """Wait for the end of all ranks, True, or for what ends the call before, False."""
-        while not self._stuck:
+        next_look = time.monotonic() + PROBE_S
+        while not (self._stuck or self._cut):
             with self._changed:
-                left = self._tasks.keys() - self._returned.keys()
-                if self._failures or self._disbanding or not left:
+                if self._failures or self._disbanding or not self._left():
                     return not (self._failures or self._disbanding)
-                if self._changed.wait(PROBE_S if self._returned else None):
-                    continue
-            self._look(left)
+                looking = bool(self._returned) or self._watch.on
+                self._changed.wait(max(0.0, next_look - time.monotonic()) if looking else None)
+            if looking and time.monotonic() >= next_look:
+                self._look()
+                next_look = time.monotonic() + PROBE_S
         return False
 
-    def _look(self, left: set[int]) -> None:
-        """Some ranks have returned: see whether the others wait for them."""
-        self._dispatcher.ask_where([self._tasks[rank] for rank in left])
+    def _left(self) -> set[int]:
+        """The ranks that have not returned."""
+        return self._tasks.keys() - self._returned.keys()
+
+    def _look(self) -> None:
+        """See whether the ranks that are left wait for one that has returned, or for what does not reach them."""
+        self._dispatcher.ask_where([self._tasks[rank] for rank in self._left()])
         with self._changed:
-            self._changed.wait_for(lambda: self._failures or left <= self._samples.keys(), ANSWER_S)
-            if self._stillness.stuck(left, time.monotonic()) and not self._failures:
-                self._stuck = tuple(sorted(left))
-            else:
+            self._changed.wait_for(lambda: self._failures or self._left() <= self._samples.keys(), ANSWER_S)
+            left = self._left()
+            self._still_s = self._stillness.lasted_s(left, time.monotonic())
+            if not self._failures:
+                self._cut = self._watch.look(self._still_s)
+                self._stuck = tuple(sorted(left)) if self._returned and self._still_s >= STUCK_S else ()
+            if not (self._cut or self._stuck):
                 self._samples.clear()
 
     def _judge(self) -> BaseException:
@@ -221,6 +234,10 @@ class Gang:
         found = Findings(
             self._function, self._names, failures, tuple(self._returned), dict(self._samples), self._dumps()
         )
+        if self._cut:
+            paths = self._group.paths
+            paths.lost = self._cut
+            return of_partition(found, paths.told(self._cut), self._cut, self._still_s)
         if self._stuck:
             return of_hang(found, self._stuck)
         if failures:
@@ -268,7 +285,7 @@ class Gang:
         """Tell the caller; if the call failed, stop it everywhere and have the ranks started afresh."""
         with self._changed:
             self.verdict = error
-            broken = error is not None and (self._begun or bool(self._stuck or self._disbanding))
+            broken = error is not None and (self._begun or bool(self._stuck or self._cut or self._disbanding))
         if broken:
             self._group.hold()
         if error is not None:

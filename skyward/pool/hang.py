@@ -30,14 +30,11 @@ class Stillness:
         elif since is None or _moved(since[1], sample, now - since[0]):
             self._since[rank] = now, sample
 
-    def stuck(self, ranks: Collection[int], now: float) -> bool:
-        """Whether all of these have waited for `STUCK_S`. One whose worker does not answer is taken to work."""
-        return bool(ranks) and all(
-            rank in self._since
-            and self._last[rank] - self._since[rank][0] >= STUCK_S
-            and now - self._last[rank] <= 2 * PROBE_S
-            for rank in ranks
-        )
+    def lasted_s(self, ranks: Collection[int], now: float) -> float:
+        """For how long all of these have waited. One whose worker does not answer is taken to work."""
+        if not ranks or any(rank not in self._since or now - self._last[rank] > 2 * PROBE_S for rank in ranks):
+            return 0.0
+        return min(self._last[rank] - self._since[rank][0] for rank in ranks)
 
 
 def _moved(before: dict[str, Any], after: dict[str, Any], elapsed_s: float) -> bool:

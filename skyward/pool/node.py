@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable
@@ -17,7 +18,8 @@ from skyward.pool.gathering import ALONE, refuse
 from skyward.pool.output import Printer
 from skyward.pool.shared import Shelf
 from skyward.pool.worker import WorkerLink
-from skyward.providers.base import Exit, Node
+from skyward.providers.base import Exit, Host, Node
+from skyward.runner.config import EXIT_DISMISSED
 from skyward.wire import payload
 from skyward.wire.frames import Connection, Frame
 from skyward.wire.handshake import agent_endpoint, connect, worker_endpoint
@@ -25,8 +27,10 @@ from skyward.wire.messages import RESULT_HEAD, STDERR, Kind, decode, encode
 
 BEAT_S = 1.0
 SILENCE_S = 10.0  # a node that answers no heartbeat for so long is lost
+_ASKED = 5  # and so many of them
 _REASON_S = 2.0  # how long the reason of a worker's end is waited for; it is usually there within 0.1 s
 _LAST_WORDS_S = 1.0  # how long what an ended node has said is read; it is here already
+DISMISSED = "was ended by another client (skyward down)"
 SETUP = 0  # id of the SETUP message and of its answer
 
 
@@ -39,25 +43,39 @@ class PoolLink:
     printer: Printer
     setup: Callable[[NodeLink, WorkerLink], None]  # prepares a worker that was started again, and lets it take calls
     lost: Callable[[WorkerLink], None]  # is told that a worker has ended, after its calls have been
+    gone: Callable[[NodeLink], None]  # is told that a node is gone, after its calls have been
+    dismissed: Callable[[], None]  # is told that another client ends the pool
 
 
 class NodeLink:
-    """A running node. `gone` is how it ended, None while it lives."""
+    """A running node.
 
-    def __init__(self, index: int, node: Node, shape: Worker, pool: PoolLink) -> None:
-        self.index, self._node, self._shape, self._pool = index, node, shape, pool
+    Attributes:
+        host: where it is.
+        gone: how it ended, None while it lives.
+        removed: set when it is gone and nothing is left of it.
+        told: the COMPUTE_POOL document it has, "" until it is connected.
+    """
+
+    def __init__(self, index: int, host: Host, node: Node, shape: Worker, pool: PoolLink) -> None:
+        self.index, self.host, self._node, self._shape, self._pool = index, host, node, shape, pool
+        self.told = ""
+        self.removed = threading.Event()
         self.gone: Exit | None = None
         self.setups: dict[int, Future[None]] = {}
         self._closing = False
         self._changed = threading.Condition()
         self._reports: dict[tuple[int, int], dict[str, Any]] = {}
         self._dumps: dict[tuple[int, int], Future[str]] = {}
+        self._steps: dict[int, Future[dict[str, Any]]] = {}  # of finding out whom the node reaches, by number
+        self._numbers = itertools.count()
         self._workers: dict[int, WorkerLink] = {}
         self._shelf = Shelf(shape.processes)
         self._agent: Connection | None = None
         self._agent_reader: threading.Thread | None = None
-        self._heard = time.monotonic()
+        self._unanswered: list[float] = []  # when it was asked for signs of life, since the last one
         self._verdict: str | None = None
+        self._place = ""  # where it is, if that has changed since it was started
 
     def open(self, timeout_s: float) -> list[WorkerLink]:
         """Wait for the node's announcement and connect to its agent and workers.
@@ -67,7 +85,6 @@ class NodeLink:
         """
         announced = self._node.wait_ready(timeout_s)
         self._agent = connect(self._node.connect(announced.agent), self._pool.key, agent_endpoint(self.index))
-        self._heard = time.monotonic()
         self._agent_reader = self._spawn(self._read_agent, self._agent)
         return [self._open_worker(number, 0, address) for number, address in enumerate(announced.workers)]
 
@@ -79,6 +96,8 @@ class NodeLink:
         worker.is_one_of_several_ranks = self._shape.ranks > 1
         worker.shelf = self._shelf
         self._workers[number] = worker
+        if self._place:
+            connection.send(Frame(Kind.PLACE, 0, self._place.encode()))
         self.setups[rank] = Future()
         self._spawn(self._read_worker, worker)
         return worker
@@ -117,13 +136,13 @@ class NodeLink:
         setup = self.setups[worker.rank]
         if not setup.done() and self._workers[worker.index] is worker:  # not that of the one that has replaced it
             setup.set_exception(self._lost(worker, report, "its plugins were set up"))
-        self._pool.dispatcher.lose(worker, self._lost_running(worker, report), forever=report is None)
+        self._pool.dispatcher.lose(worker, self._lost_running(worker, report))
         self._pool.lost(worker)
 
     def _read_agent(self, agent: Connection) -> None:
         try:
             while frames := agent.receive():
-                self._heard = time.monotonic()
+                self._unanswered = []
                 for frame in frames:
                     self._on_agent(frame)
         except WireError:
@@ -149,6 +168,11 @@ class NodeLink:
             case Kind.DUMPED:
                 report = decode(frame.head)
                 self._dumps.pop((report["worker"], report["generation"]), Future()).set_result(report["text"])
+            case Kind.DISMISSED:
+                self._verdict = DISMISSED
+                self._pool.dismissed()
+            case Kind.REACHED:
+                self._steps.pop(frame.id, Future()).set_result(decode(frame.head))
             case Kind.WORKER_UP:
                 self._spawn(self._on_worker_up, decode(frame.head))
 
@@ -165,16 +189,20 @@ class NodeLink:
         exit_ = self._node.wait_exit(_REASON_S) or Exit(code=None, text="its agent closed the connection")
         if self._verdict is not None:
             exit_ = Exit(code=exit_.code, text=self._verdict)
+        elif exit_.code == EXIT_DISMISSED:
+            exit_ = Exit(code=exit_.code, text=DISMISSED)
         with self._changed:
             self.gone = exit_
             self._changed.notify_all()
         for worker in tuple(self._workers.values()):  # also those just being started again, which have no reader
             worker.connection.close()
-            self._pool.dispatcher.lose(worker, self._lost_running(worker, None), forever=True)
+            self._pool.dispatcher.lose(worker, self._lost_running(worker, None))
         try:
             self._node.remove()
         except SkywardError:
             pass  # the pool's end tries again, and reports
+        self.removed.set()
+        self._pool.gone(self)
 
     def _show(self, worker: WorkerLink | None, number: int, frame: Frame) -> None:
         text = str(memoryview(frame.head)[1:], "utf-8", "replace")
@@ -246,18 +274,40 @@ class NodeLink:
     # what the pool asks of it ----------------------------------------------------------------------------------
 
     def beat(self) -> None:
-        """Ask for a sign of life; declare the node lost after too long a silence."""
+        """Ask for a sign of life; declare the node lost when it has been asked often enough for too long a time.
+
+        Before the first question it owes no answer, however long its set-up took; and a client that was stopped itself
+        has not asked.
+        """
         if self.gone is not None or self._agent is None or self._closing:
             return
-        silence_s = time.monotonic() - self._heard
-        if silence_s > SILENCE_S:
-            self.declare_lost(f"it has answered nothing for {silence_s:.0f} s")
+        now = time.monotonic()
+        asked = self._unanswered  # the reader replaces the list
+        if len(asked) >= _ASKED and now - asked[0] > SILENCE_S:
+            self.declare_lost(f"it has answered nothing for {now - asked[0]:.0f} s")
             return
+        asked.append(now)
         self._tell(Frame(Kind.PING, time.monotonic_ns()))
+
+    def move(self, document: str) -> None:
+        """Tell the node its new place, for what its workers do after their calls of now."""
+        self._place = document
+        frame = Frame(Kind.PLACE, 0, document.encode())
+        self._tell(frame)
+        for worker in self.workers:
+            try:
+                worker.connection.send(frame)
+            except WireError:
+                pass  # it is gone; the next one is told when it connects
 
     def kill(self, worker: WorkerLink) -> None:
         """End a worker at once; the agent starts it again."""
         self._tell(Frame(Kind.KILL, 0, encode({"worker": worker.index, "generation": worker.generation})))
+
+    @property
+    def address(self) -> str:
+        """At which the other nodes reach it."""
+        return self.host.address
 
     @property
     def workers(self) -> tuple[WorkerLink, ...]:
@@ -270,11 +320,25 @@ class NodeLink:
         self._tell(Frame(Kind.DUMP, 0, encode({"worker": worker.index, "generation": worker.generation})))
         return dumped
 
+    def reach(self, order: dict[str, Any]) -> Future[dict[str, Any]]:
+        """Let the agent do a step of finding out which nodes reach each other (see `partition`)."""
+        number = next(self._numbers)
+        answer = self._steps[number] = Future[dict[str, Any]]()
+        self._tell(Frame(Kind.REACH, number, encode(order)))
+        return answer
+
     def declare_lost(self, verdict: str) -> None:
         """Give the node up; its calls are settled and it is removed."""
         self._verdict = self._verdict or verdict
         if self._agent is not None:
             self._agent.close()
+
+    def leave(self, grace_s: float) -> None:
+        """As `close`, of a node that runs nothing any more while the pool goes on."""
+        self.close(grace_s)
+        self.gone = Exit(code=0, text="was seen off")
+        for worker in self.workers:
+            self._pool.dispatcher.lose(worker, self._lost_running(worker, None))
 
     def close(self, grace_s: float) -> None:
         """Let the node leave its plugins and end; whatever is not gone after `grace_s` is removed."""

@@ -17,6 +17,7 @@ from skyward.errors import PluginError, PoolClosedError, PoolError, SkywardError
 from skyward.pool.clock import Clock
 from skyward.pool.dispatch import Dispatcher
 from skyward.pool.node import NodeLink
+from skyward.pool.partition import Paths
 from skyward.pool.settings import PoolSettings
 from skyward.pool.setup import WorkerSetup
 from skyward.pool.worker import WorkerLink
@@ -40,6 +41,7 @@ class Group:
     Args:
         settings: what the pool is asked to be.
         nodes: the pool's nodes as they are now.
+        replacing: whether a node is being started or replaced now.
         dispatcher, setup, clock: the pool's.
     """
 
@@ -47,6 +49,7 @@ class Group:
         self,
         settings: PoolSettings,
         nodes: Callable[[], Sequence[NodeLink]],
+        replacing: Callable[[], bool],
         dispatcher: Dispatcher,
         setup: WorkerSetup,
         clock: Clock,
@@ -56,14 +59,18 @@ class Group:
         self._one_at_a_time = worker.slots == 1
         self._per_node = worker.processes
         self._size = worker.processes * settings.nodes.desired
-        self._nodes, self._dispatcher, self._setup, self._clock = nodes, dispatcher, setup, clock
+        self._nodes, self._replacing = nodes, replacing
+        self._dispatcher, self._setup, self._clock = dispatcher, setup, clock
         self.collective = self._size > 1 and any(plugin.collective for plugin in settings.plugins)
+        self.paths = Paths(lambda: [node for node in nodes() if node.gone is None])
         self._changed = threading.Condition()
         self._fresh: dict[int, tuple[NodeLink, WorkerLink]] = {}  # by rank: connected, not set up
         self._entering: dict[int, tuple[NodeLink, WorkerLink]] = {}  # those that are being set up
         self._ended: set[WorkerLink] = set()  # whose end was ordered here
         self._under_way: set[Member] = set()
         self._broken = ""  # why the group has to be made again
+        self._absent = ""  # why it cannot be
+        self._seeing_off = 0  # nodes that are about to be taken away, until when no call on all ranks begins
         self._open = self._remaking = self._given_up = self._closed = False
 
     def open(self) -> None:
@@ -91,13 +98,52 @@ class Group:
             self._fresh[worker.rank] = node, worker
             self._changed.notify_all()
 
+    def joined(self, node: NodeLink) -> None:
+        """A node has come, in the place of another or late: the same for all its workers.
+
+        Raises:
+            PluginError, WorkerLostError: it cannot be set up.
+        """
+        workers = [(node, worker) for worker in node.workers]
+        if not self.collective:
+            self._setup.enter(workers, self._clock)
+            for _, worker in workers:
+                self._dispatcher.add(worker)
+            return
+        with self._changed:
+            self._fresh.update({worker.rank: (node, worker) for _, worker in workers})
+            self._changed.notify_all()
+
+    def abandoned(self, text: str) -> None:
+        """A node is gone for ever; the text says why, as a sentence."""
+        with self._changed:
+            self._absent = text
+            self._changed.notify_all()
+
+    def see_off(self, node: NodeLink, left_s: Callable[[], float]) -> None:
+        """A node is about to be taken away: returns when it is to get no more calls.
+
+        In a group that is when the calls on all ranks are over that are under way, or when no time is left.
+        """
+        if self.collective:
+            with self._changed:
+                self._seeing_off += 1
+                while self._under_way and not self._closed and node.gone is None and left_s() > 0:
+                    self._changed.wait(_LOOK_S)
+            self._dispatcher.rest()
+        self._dispatcher.drain(node.workers)
+
+    def seen_off(self, node: NodeLink) -> None:
+        """It has ended: a group is made again, with the node in its place."""
+        if self.collective:
+            self.break_up(f"node {node.index} was about to be taken away")
+
     def lost(self, worker: WorkerLink) -> None:
         """A worker has ended, and its calls are settled."""
         with self._changed:
             self._changed.notify_all()
-            node_is_there = any(node.index == worker.node and node.gone is None for node in self._nodes())
             ours = worker in self._ended
-        if self.collective and self._open and not ours and (node_is_there or self._remaking):
+        if self.collective and self._open and not ours:
             self.break_up(f"rank {worker.rank} (node {worker.node}) had ended")
 
     def enroll(self, member: Member) -> bool:
@@ -108,7 +154,7 @@ class Group:
         """
         with self._changed:
             self.collective = True
-            if self._under_way and self._one_at_a_time and not self._closed:
+            if self._is_taken():
                 return False
             self._under_way.add(member)
             return True
@@ -116,7 +162,20 @@ class Group:
     def wait_turn(self) -> None:
         """Wait until a call on all ranks can be sent, or will be refused; Ctrl-C gets through."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._under_way or self._closed)
+            while self._is_taken():
+                self._changed.wait(None if self._under_way or self._seeing_off else _LOOK_S)
+
+    def _is_taken(self) -> bool:
+        """Whether a call on all ranks would meet another one there: one like it, or one that has not heeded its stop
+        yet and may be in a collective, which would take the first of the others for its own.
+        """
+        if self._closed:
+            return False
+        if not self._one_at_a_time:
+            return bool(self._seeing_off)
+        workers = [worker for node in self._nodes() if node.gone is None for worker in node.workers if worker.alive]
+        held = (task for worker in workers for task in self._dispatcher.held(worker))
+        return bool(self._seeing_off or self._under_way) or any(task.stopping and task.gang is None for task in held)
 
     def dismiss(self, member: Member) -> None:
         """A call on all ranks is over."""
@@ -179,7 +238,7 @@ class Group:
                 self._dispatcher.rest()
                 self._disband(reason)
                 self._end_all()
-                if not self._await_all():
+                if not (self._await_all() and self._await_network()):
                     return
                 try:
                     self._setup.enter(list(self._entering.values()), self._clock)
@@ -246,24 +305,38 @@ class Group:
         """Wait until every rank has a fresh process and no old one; False when the pool is closed before.
 
         Raises:
-            PoolError: a node is gone, or a rank did not come back in time.
+            PoolError: a node is gone and could not be replaced.
+            PluginError: a rank did not come back in time.
         """
         with self._changed:
-            if not self._changed.wait_for(self._all_here, self._limit_s):
-                missing = ", ".join(map(str, sorted(set(range(self._size)) - self._fresh.keys())))
-                raise PluginError(f"Rank {missing} did not come back within {self._limit_s:g} s.")
+            while not self._all_here():
+                if self._absent:
+                    raise PoolError(self._absent)
+                in_time = self._changed.wait_for(lambda: self._all_here() or self._absent, self._limit_s)
+                if not in_time and not self._replacing():
+                    missing = ", ".join(map(str, sorted(set(range(self._size)) - self._fresh.keys())))
+                    raise PluginError(f"Rank {missing} did not come back within {self._limit_s:g} s.")
             if self._closed:
                 return False
-            gone = next((node for node in self._nodes() if node.gone is not None), None)
-            if gone is not None and gone.gone is not None:
-                raise PoolError(f"Node {gone.index} is gone ({gone.gone.text}), and its ranks with it.")
+            self._seeing_off = 0
+            self._changed.notify_all()
             self._entering, self._fresh = dict(sorted(self._fresh.items())), {}
             self._ended.clear()
             self._broken = ""
             return True
 
+    def _await_network(self) -> bool:
+        """Wait until nodes that were found not to reach each other do again; False when the pool is closed before.
+
+        Raises:
+            PoolError: they do not in time.
+        """
+        if not self.paths.await_whole(self._limit_s, lambda: self._closed):
+            raise PoolError(f"{self.paths.told(self.paths.lost)} That has not changed within {self._limit_s:g} s.")
+        return not self._closed
+
     def _all_here(self) -> bool:
-        if self._closed or any(node.gone is not None for node in self._nodes()):
+        if self._closed:
             return True
         here = [worker for _, worker in self._fresh.values() if worker.alive and not worker.hung_up]
         return len(here) == self._size and not any(worker.alive for worker in self._ended)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import platform as host
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -16,6 +14,8 @@ from skyward.model.image import Image
 from skyward.model.instance import AcceleratorInfo
 from skyward.model.secrets import Secrets, check_variable, merged
 from skyward.model.spec import Cluster, ClusterSpec, Nodes, Worker
+from skyward.model.targets import local_minor
+from skyward.model.volume import Volume, volumes_of
 
 if TYPE_CHECKING:
     from skyward.plugins import Plugin
@@ -24,12 +24,11 @@ if TYPE_CHECKING:
 
 Display = Literal["auto", "quiet"]
 N = TypeVar("N", bound=float | None)
-_PLATFORMS = {"x86_64": "linux/amd64", "amd64": "linux/amd64", "arm64": "linux/arm64", "aarch64": "linux/arm64"}
 _GB = {"": 1.0, "GB": 1.0, "G": 1.0, "GIB": 1.073741824, "MB": 1e-3, "M": 1e-3, "MIB": 1.048576e-3, "TB": 1e3}
 # parameters of elastic pools; none of today's providers can honour them
 _OF_ELASTIC_POOLS = frozenset(
     {"autoscale_cooldown", "autoscale_idle_timeout", "max_provision_attempts", "provision_retry_delay"}
-    | {"reconcile_tick_interval", "ssh_retry_interval", "ssh_timeout", "volume", "volumes"}
+    | {"reconcile_tick_interval", "ssh_retry_interval", "ssh_timeout"}
 )
 
 
@@ -48,6 +47,7 @@ class PoolSettings:
     platform: str
     env: tuple[tuple[str, str], ...] = field(repr=False)  # may hold secrets
     secrets: tuple[tuple[str, str], ...] = field(repr=False)
+    volumes: tuple[Volume, ...]
     lease_s: float
     provision_timeout_s: float
     default_timeout_s: float | None
@@ -74,11 +74,6 @@ class PoolSettings:
             workers_per_node=self.worker.ranks,
         )
         return Cluster(spec=spec)
-
-
-def local_minor() -> str:
-    """The client's minor version of Python, such as "3.11"."""
-    return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def provider_of(value: Provider | Sequence[Provider] | None, selection: Selection | None) -> Provider:
@@ -144,23 +139,36 @@ def worker_of(worker: Worker | None, concurrency: int | None, accelerator: Accel
     return (worker or Worker(concurrency=1 if concurrency is None else concurrency)).on(accelerator)
 
 
-def plugins_of(value: object) -> tuple[Plugin, ...]:
-    """The pool's plugins, checked."""
+def plugins_of(value: object, volumes: tuple[Volume, ...] = ()) -> tuple[Plugin, ...]:
+    """The pool's plugins, checked; those that mount its volumes come first."""
     from skyward.plugins import check
 
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise ConfigError(f"plugins= takes a list such as [sky.plugins.torch()]; found {value!r}.")
     plugins = tuple(value)
+    if volumes:
+        from skyward.plugins._volumes import mounting
+
+        plugins = (mounting(volumes), *plugins)
     check(plugins)
     return plugins
 
 
-def platform_of(architecture: str | None) -> str:
-    """The OCI platform of an architecture's name; None means this machine's."""
-    name = (architecture or host.machine()).lower()
-    if name not in _PLATFORMS:
-        raise ConfigError(f"architecture must be 'x86_64' or 'arm64'; found {architecture!r}.")
-    return _PLATFORMS[name]
+def volumes_on(provider: Provider, value: object, other: object) -> tuple[Volume, ...]:
+    """The pool's volumes, from its two spellings.
+
+    Raises:
+        ConfigError: they are none, or the provider's nodes cannot mount anything.
+    """
+    if value and other:
+        raise ConfigError("volumes= and volume= mean the same; give one of them.")
+    volumes = volumes_of(value or other or None)
+    if volumes and not getattr(provider, "can_mount", False):
+        raise ConfigError(
+            f"volumes= takes nodes that may mount, which those of {provider.name} may not: use sky.Docker, sky.SSH or "
+            "sky.AWS."
+        )
+    return volumes
 
 
 def memory_of(memory: str | float | None, memory_gb: float | None) -> float | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from skyward.errors import CollectiveHangError, TaskError, WorkerLostError
+from skyward.errors import CollectiveHangError, PartitionError, TaskError, WorkerLostError
 from skyward.pool import whereabouts
 from skyward.pool.culprit import Blame, Failure, culprit
 from skyward.pool.hang import STUCK_S
@@ -81,6 +82,19 @@ def of_hang(found: Findings, waiting: Sequence[int]) -> BaseException:
         f"{found.accounts()}",
         returned=tuple(sorted(found.returned)),
         waiting=tuple(waiting),
+    )
+
+
+def of_partition(found: Findings, told: str, lost: Collection[tuple[int, int]], still_s: float) -> BaseException:
+    """The error of a call whose ranks wait for what the network between their nodes loses; `told` says where."""
+    since = time.strftime("%H:%M:%S", time.localtime(time.time() - still_s))
+    return PartitionError(
+        f"{found.function}() would not have gone on: the network between its nodes fails. {told} This client reaches "
+        f"all of them, and no rank had moved for {still_s:.1f} s (since {since}). Look at the firewalls, routes and "
+        "security groups between these addresses. The ranks are started afresh as soon as it works again; calls wait "
+        f"until then. They were stopped:\n{found.accounts()}",
+        lost=tuple(sorted(lost)),
+        still_s=still_s,
     )
 
 

@@ -28,6 +28,7 @@ class WorkerLink:
         ordered_to_end: whether the pool itself has it killed, because one of its calls did not heed its end, or
             because all ranks are started afresh.
         hung_up: whether its connection has ended; why, and with it `alive`, may be known a little later.
+        leaving: whether its node is about to be taken away, so that it gets no new calls.
         is_one_of_several_ranks: whether its node has more of them, so that the node alone does not say which it is.
         gathering: the ranks that it is set up with; None while it is set up alone.
         shelf: the shared values that its node holds.
@@ -38,7 +39,7 @@ class WorkerLink:
         self.connection = connection
         self.outstanding: dict[int, Task] = {}
         self.alive = True
-        self.ordered_to_end = self.hung_up = False
+        self.ordered_to_end = self.hung_up = self.leaving = False
         self.run_s: float | None = None
         self.rtt_s = 0.0002
         self.buffer = 0

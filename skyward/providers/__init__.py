@@ -1,4 +1,4 @@
-"""Where hosts come from: Docker on this machine (the default), compose files, machines by SSH, EC2, plain processes."""
+"""Where hosts come from: Docker here (the default), compose files, machines by SSH, EC2, Swarm, plain processes."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from skyward.providers.docker import Docker
     from skyward.providers.local import Local
     from skyward.providers.ssh import SSH
+    from skyward.providers.swarm.provider import Swarm
 
 # loaded on first use: whoever wants one of them, or the images of an engine, need not wait for the others
 _HOMES = {
@@ -23,9 +24,10 @@ _HOMES = {
     "Local": "skyward.providers.local",
     "Provider": "skyward.providers.base",
     "SSH": "skyward.providers.ssh",
+    "Swarm": "skyward.providers.swarm.provider",
 }
 
-__all__ = ["AWS", "SSH", "Choice", "Compose", "Docker", "Local", "Provider", "default"]
+__all__ = ["AWS", "SSH", "Choice", "Compose", "Docker", "Local", "Provider", "Swarm", "default"]
 
 
 def __getattr__(name: str) -> Any:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -36,6 +36,7 @@ class Launch:
         key: the pool's secret key; reaches the node through a file that only its owner can read, never by
             environment, label or command line.
         env: the user's run-time environment.
+        mounts: whether the node may mount file systems, which takes a container with more rights than usual.
     """
 
     pool: str
@@ -49,6 +50,7 @@ class Launch:
     accelerator: Accelerator | None = None
     cpus: float | None = None
     memory_gb: float | None = None
+    mounts: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,8 +116,23 @@ class Host(Protocol):
     def start(self, launch: Launch) -> Node: ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaving:
+    """A host that is going to be taken away, as its provider has learnt: a rented machine whose market wants it back.
+
+    Attributes:
+        host: which one.
+        text: why, in words that complete "Node 1 ...": "will be taken away by AWS at 12:00".
+        left_s: seconds until then; what has not ended by that time is lost.
+    """
+
+    host: Host
+    text: str
+    left_s: float
+
+
 def _tell_nobody(_: object) -> None:
-    """What a pool without a display reports to."""
+    """What a pool that does not listen is told by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +147,8 @@ class Terms:
         platform: OCI platform of the nodes' image.
         lease_s: how long a node lives without a client.
         report: is told what happens while machines are found, launched and given back.
+        leaving: is told of a host that is going to be taken away, in any thread; returns at once.
+        key: gives the key of the pool that is being opened, for providers that deliver it ahead of the launch.
     """
 
     machine: str | None = None
@@ -140,6 +159,8 @@ class Terms:
     platform: str = "linux/amd64"
     lease_s: float = 300.0
     report: Report = _tell_nobody
+    leaving: Callable[[Leaving], None] = _tell_nobody
+    key: Callable[[], bytes] = field(default=bytes, repr=False)
 
     @property
     def of_rented_machines(self) -> str | None:
@@ -149,20 +170,43 @@ class Terms:
 
 
 class Provider(Protocol):
-    """Where hosts come from. One that rents machines also has `on(terms)`, which gives the provider for one pool."""
+    """Where hosts come from.
+
+    One that rents machines also has `on(terms)`, which gives the provider for one pool; one whose nodes may mount file
+    systems has a true `can_mount`; one that checks or chooses its hosts by what they will run has
+    `expect(pool, image, cluster)`, called before `acquire`.
+    """
 
     @property
     def name(self) -> str: ...
     @property
     def lease_s(self) -> float: ...  # how long a node lives without a client, unless the pool says otherwise
-    def acquire(self, pool: str, nodes: int, accelerator: Accelerator | None) -> Sequence[Host]:
-        """One host per node, in node order; the same host may appear more than once. Checks first, creates after."""
+    def acquire(
+        self, pool: str, nodes: int, accelerator: Accelerator | None, at_least: int | None = None
+    ) -> Sequence[Host]:
+        """One host per node, in node order; the same host may appear more than once. Checks first, creates after.
+
+        It may give fewer than `nodes` where some cannot be had now, but not fewer than `at_least` (None for all of
+        them), and says of each why, in a line of its own. The pool asks for the others with `replace`.
+        """
+        ...
+
+    def replace(self, pool: str, lost: Host | None, accelerator: Accelerator | None) -> Host:
+        """A host for a node whose own is `lost`, or could not run it; None for a node that never had one.
+
+        The lost one is given up, unless it is what is given again because it is well. Blocks until the host can be
+        prepared; called by several threads at once. When `release` ends the pool meanwhile, nothing is left of it.
+
+        Raises:
+            ProviderError: none can be had now; the pool asks again a few times.
+            PoolClosedError: the pool has ended, or another client has ended it; it asks no more.
+        """
         ...
 
     def prepare(self, hosts: Sequence[Host], image: Image, cluster: Cluster, report: Report) -> str | None:
         """Compile the image (plugins applied) for this cluster and make it available on the hosts; what they run.
 
-        It is built if it is nowhere. None where nodes run no image.
+        It is built if it is nowhere. None where nodes run no image. Asked again, alone, for a host of `replace`.
         """
         ...
 
@@ -171,7 +215,10 @@ class Provider(Protocol):
         ...
 
     def find(self) -> Iterable[Mapping[str, Any]]:
-        """What of skyward's exists at this provider, by label: pool, node, name, state."""
+        """What of skyward's exists at this provider, by label: pool, node, name, state.
+
+        What is rented also has `hourly` and `cost`: USD per hour and so far, None where they are not known.
+        """
         ...
 
 

@@ -15,7 +15,7 @@ from skyward.providers.keeper import Facts
 _CLOCK_S = 30.0  # TLS and the signatures of cloud storage bear no more than a few minutes
 _UNPACKED = 2.2  # a layer needs its archive's room and its own while it is unpacked
 _SPARE_BYTES = 200 * 10**6  # for what nodes write
-_PLATFORMS = {"x86_64": "linux/amd64", "amd64": "linux/amd64", "aarch64": "linux/arm64", "arm64": "linux/arm64"}
+PLATFORMS = {"x86_64": "linux/amd64", "amd64": "linux/amd64", "aarch64": "linux/arm64", "arm64": "linux/arm64"}
 # the oldest driver that runs anything of a major version of CUDA (NVIDIA: CUDA compatibility, table 1)
 _DRIVERS = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
 
@@ -40,9 +40,13 @@ def refuse(findings: Sequence[Finding], total: int) -> None:
     if not findings:
         return
     bad = len({finding.host for finding in findings})
+    raise ProviderError(f"{bad} of {total} hosts cannot be used, and nothing was changed on any:\n{table(findings)}")
+
+
+def table(findings: Sequence[Finding]) -> str:
+    """Findings as lines: host, what, and the sentences."""
     wide, deep = (max(map(len, column)) for column in zip(*((f.host, f.what) for f in findings), strict=True))
-    lines = [f"  {f.host.ljust(wide)}  {f.what.ljust(deep)}  {f.text}" for f in findings]
-    raise ProviderError(f"{bad} of {total} hosts cannot be used, and nothing was changed on any:\n" + "\n".join(lines))
+    return "\n".join(f"  {f.host.ljust(wide)}  {f.what.ljust(deep)}  {f.text}" for f in findings)
 
 
 def check_host(host: str, facts: Facts, gpus: int, accelerator: Accelerator | None) -> list[Finding]:
@@ -87,7 +91,7 @@ def _check_gpus(host: str, facts: Facts, wanted: int, accelerator: Accelerator) 
 def check_architecture(host: str, facts: Facts, platform: str) -> list[Finding]:
     """Whether a host runs images of a platform."""
     machine = facts.machine.rpartition(" ")[2]
-    own = _PLATFORMS.get(machine, machine)
+    own = PLATFORMS.get(machine, machine)
     if facts.machine.startswith("Linux ") and platform.startswith(own):
         return []
     text = f"It is {facts.machine}, and the image is for {platform}. Leave it out, or set architecture=."
@@ -100,11 +104,15 @@ def check_driver(host: str, facts: Facts, image: Image) -> list[Finding]:
     if cuda is None or not facts.gpus or cuda not in _DRIVERS:
         return []
     driver = facts.gpus[0][0]
-    if tuple(int(part) for part in re.findall(r"\d+", driver)[:2]) >= _DRIVERS[cuda]:
+    if _numbers(driver) >= _DRIVERS[cuda]:
         return []
     least = ".".join(map(str, _DRIVERS[cuda]))
     text = f"The image holds CUDA {cuda}, which needs NVIDIA's driver {least}; there is {driver}. Install a newer one."
     return [Finding(host, "driver", text)]
+
+
+def _numbers(driver: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", driver)[:2])
 
 
 def cuda_of(image: Image) -> int | None:
@@ -112,6 +120,20 @@ def cuda_of(image: Image) -> int | None:
     text = " ".join([str(image.base or ""), *(str(index) for index in image.pip_indexes), *image.pip])
     found = re.search(r"cuda:(\d+)|/cu(\d\d)\d\b|-cu(\d\d)\b|\[[^]]*cuda(\d\d)[^]]*\]", text)
     return int(next(filter(None, found.groups()))) if found else None
+
+
+def newest_cuda(driver: str) -> int | None:
+    """The newest major version of CUDA that a driver runs; None if it runs none that is known."""
+    version = _numbers(driver)
+    return max((cuda for cuda, least in _DRIVERS.items() if version >= least), default=None)
+
+
+def check_room(host: str, free: int | None) -> list[Finding]:
+    """Whether an engine's disk has room for anything at all."""
+    if free is None or free >= _SPARE_BYTES:
+        return []
+    text = f"The engine's disk has {readable(free)} left. Free some, for example with `docker system prune`."
+    return [Finding(host, "disk", text)]
 
 
 def check_disk(host: str, free: int | None, needed: int) -> list[Finding]:

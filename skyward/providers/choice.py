@@ -9,7 +9,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from skyward.build.events import note
-from skyward.errors import ConfigError, EngineError, ProviderError, SkywardError
+from skyward.errors import ConfigError, EngineError, PoolClosedError, ProviderError, SkywardError
 from skyward.model.accelerator import Accelerator
 from skyward.model.image import Image
 from skyward.model.spec import Cluster
@@ -45,7 +45,8 @@ class Choice:
     selection: Selection = "cheapest"
     terms: Terms = field(default=Terms(), repr=False)
     _chosen: dict[str, Provider] = field(default_factory=dict, repr=False, compare=False)
-    _hosts: dict[str, Sequence[Host]] = field(default_factory=dict, repr=False, compare=False)
+    _hosts: dict[str, list[Host]] = field(default_factory=dict, repr=False, compare=False)
+    _expected: dict[str, tuple[Image, Cluster]] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.providers:
@@ -73,11 +74,22 @@ class Choice:
         return " or ".join(provider.name for provider in self.providers)
 
     @property
+    def can_mount(self) -> bool:
+        """Whether nodes of all the providers may mount."""
+        return all(getattr(provider, "can_mount", False) for provider in self.providers)
+
+    @property
     def lease_s(self) -> float:
         """The longest of the providers' leases: whichever is chosen has as long."""
         return max(provider.lease_s for provider in self.providers)
 
-    def acquire(self, pool: str, nodes: int, accelerator: Accelerator | None) -> Sequence[Host]:
+    def expect(self, pool: str, image: Image, cluster: Cluster) -> None:
+        """Tell the providers that check their hosts for what they will run."""
+        self._expected[pool] = (image, cluster)
+
+    def acquire(
+        self, pool: str, nodes: int, accelerator: Accelerator | None, at_least: int | None = None
+    ) -> Sequence[Host]:
         """The hosts of the first provider that has them all; what those before it had begun is given back.
 
         Raises:
@@ -85,20 +97,36 @@ class Choice:
             ProviderError: none can give the hosts; says why of each.
         """
         reasons: list[str] = []
+        expected = self._expected.pop(pool, None)
         for provider in self._ordered(nodes, accelerator, reasons):
             self._chosen[pool] = provider  # from here on `release` ends what it has
             try:
-                hosts = provider.acquire(pool, nodes, accelerator)
+                if expected is not None and (expect := getattr(provider, "expect", None)) is not None:
+                    expect(pool, *expected)
+                hosts = provider.acquire(pool, nodes, accelerator, at_least)
             except _CANNOT as error:
                 provider.release(pool)
                 reasons.append(f"{provider.name}: {error}")
                 self.terms.report(note(f"{provider.name} cannot give the hosts: {error}"))
                 continue
-            self._hosts[pool] = hosts
+            self._hosts[pool] = list(hosts)
             return hosts
         raise ProviderError(
             f"None of the {len(self.providers)} providers can give the pool its hosts.\n" + "\n".join(reasons)
         )
+
+    def replace(self, pool: str, lost: Host | None, accelerator: Accelerator | None) -> Host:
+        """A host of the provider that was chosen; no other takes its place while the pool is open.
+
+        Raises:
+            ProviderError: it has none now.
+            PoolClosedError: the pool has ended.
+        """
+        if pool not in self._chosen:
+            raise PoolClosedError(f"Pool {pool} has ended; no node of it can be started.")
+        host = self._chosen[pool].replace(pool, lost, accelerator)
+        self._hosts[pool].append(host)
+        return host
 
     def _ordered(self, nodes: int, accelerator: Accelerator | None, reasons: list[str]) -> list[Provider]:
         """The providers as they are to be tried, without those that have nothing to offer."""
@@ -119,7 +147,7 @@ class Choice:
 
     def prepare(self, hosts: Sequence[Host], image: Image, cluster: Cluster, report: Report) -> str | None:
         """Compile the image and make it available on the hosts, as the chosen provider does."""
-        pool = next(pool for pool, held in self._hosts.items() if held is hosts)
+        pool = next(pool for pool, held in self._hosts.items() if hosts[0] in held)
         return self._chosen[pool].prepare(hosts, image, cluster, report)
 
     def release(self, pool: str) -> None:

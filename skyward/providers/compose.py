@@ -10,6 +10,7 @@ import os
 import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,13 +23,15 @@ from skyward.model.image import Image
 from skyward.model.spec import Cluster
 from skyward.providers.base import Host, Launch, Terms
 from skyward.providers.compose_node import ComposeNode, Standby, Taken, take
-from skyward.providers.compose_project import Project, project_name
+from skyward.providers.compose_project import GPUS, Project, project_name
 from skyward.providers.containers import POOL, describe, remove_all
+from skyward.providers.heir import Heir
 
 if TYPE_CHECKING:
     from skyward.build.events import Report
 
 LEASE_S = 60.0
+_AT_ONCE = 16
 
 
 @dataclass(frozen=True, init=False)
@@ -88,22 +91,44 @@ class Compose:
                 raise ConfigError(f"{key}= is decided by {self.file} for the nodes of sky.Compose: limit them there.")
         return self
 
-    def acquire(self, pool: str, nodes: int, accelerator: Accelerator | None) -> Sequence[Host]:
+    def acquire(
+        self,
+        pool: str,
+        nodes: int,
+        accelerator: Accelerator | None,
+        at_least: int | None = None,  # noqa: ARG002 - all or none
+    ) -> Sequence[Host]:
         """Take nodes if the file is up; if not, see that it can be brought up.
 
         Raises:
-            ProviderError: too few nodes run or are free; the file cannot be brought up; an accelerator is asked for.
+            ProviderError: too few nodes run, are free or have the GPUs; the file cannot be brought up.
             EngineMissingError: no engine answers.
         """
-        if accelerator is not None:
-            raise ProviderError(f"sky.Compose gives nodes no accelerator; this pool asks for {accelerator.name}.")
+        gpus = accelerator.count if accelerator else 0
+        if gpus and GPUS not in self.file.read_text(errors="replace"):
+            raise ProviderError(
+                f"The nodes of {self.file} have no GPUs (no service has the label {GPUS}); this pool asks for "
+                f"{gpus} on each. {_writes(nodes, gpus, self.file)}."
+            )
         project = Project(self.file, self.project or project_name(self.file))
-        self._pools[pool] = opened = _Pool(pool, project, nodes)
+        self._pools[pool] = opened = _Pool(pool, project, nodes, gpus)
         if project.is_up():
             opened.take()
         else:
             project.check()
         return [ComposeHost(opened, node) for node in range(nodes)]
+
+    def replace(self, pool: str, lost: Host | None, accelerator: Accelerator | None) -> Host:  # noqa: ARG002
+        """A container of the project that no pool has; the lost one's too, if it is back.
+
+        Raises:
+            ProviderError: none is free.
+            PoolClosedError: the pool has ended.
+        """
+        opened = self._pools.get(pool)
+        if opened is None:
+            raise PoolClosedError(f"Pool {pool} has ended; no node of it can be started.")
+        return ComposeHost(opened, opened.take_another(lost.node if isinstance(lost, ComposeHost) else None))
 
     def prepare(
         self,
@@ -124,16 +149,17 @@ class Compose:
         from skyward.providers.images import EngineImages
 
         opened = next(host.pool for host in hosts if isinstance(host, ComposeHost))
-        tag = None
+        tag = opened.image
         if not opened.taken:
             images = EngineImages(Images(opened.project.address))
             platform = image.platform or cluster.spec.platform
             plan = plan_for(image, images, python=cluster.spec.python, platform=platform)
             tag = ensure(plan, images, report, docker_host=opened.project.address.url)
             note_use(tag)
-            with opened.project.alone():
+            opened.image = tag
+            with opened.project.alone() as lock:
                 if not opened.project.is_up():
-                    opened.bring_up(tag)
+                    opened.bring_up(tag, lock)
                 opened.take()
         if opened.brought_up:
             return tag
@@ -165,32 +191,61 @@ class Compose:
 class _Pool:
     """What one pool has of a project."""
 
-    def __init__(self, pool: str, project: Project, nodes: int) -> None:
-        self.id, self.project, self._count = pool, project, nodes
+    def __init__(self, pool: str, project: Project, nodes: int, gpus: int) -> None:
+        self.id, self.project, self._count, self._gpus = pool, project, nodes, gpus
         self.taken: list[Taken] = []
-        self.brought_up = False
+        self.image: str | None = None  # what it brought the project up with
+        self._heir: Heir | None = None
         self._started: set[int] = set()
         self._lock = threading.Lock()
         self._closed = False
 
-    def bring_up(self, image: str) -> None:
-        self.brought_up = True  # also what fails half-way is to be brought down
-        self.project.up(SKYWARD_IMAGE=image, SKYWARD_POOL=self.id, SKYWARD_STANDBY_LEASE=f"{LEASE_S:g}")
+    @property
+    def brought_up(self) -> bool:
+        """Whether it is this pool that is to bring the project down."""
+        return self._heir is not None
+
+    def bring_up(self, image: str, lock: int) -> None:
+        # from here on it is brought down, also what failed half-way, and if need be without this process
+        self._heir = Heir("skyward.providers.compose_heir", self.id, str(self.project.file), self.project.name)
+        self.project.up(lock, SKYWARD_IMAGE=image, SKYWARD_POOL=self.id, SKYWARD_STANDBY_LEASE=f"{LEASE_S:g}")
 
     def take(self) -> None:
         """Take as many nodes as the pool has; none if there are not enough."""
-        there = self.project.nodes()
-        busy = []
-        if len(there) >= self._count:
-            for standby in there:
-                taken = take(self.project.address, standby)
-                if taken is None:
-                    busy.append(standby)
-                    continue
-                self.taken.append(taken)
-                if len(self.taken) == self._count:
-                    return
-        self._refuse(there, busy)
+        there = self._having_gpus()
+        left = there if len(there) >= self._count else []
+        busy: list[Standby] = []
+        while left and (missing := self._count - len(self.taken)):
+            busy += self._try(left[:missing])
+            left = left[missing:]
+        if len(self.taken) < self._count:
+            self._refuse(there, busy)
+
+    def _try(self, standbys: Sequence[Standby]) -> list[Standby]:
+        """Take these side by side; those that others have. An error is raised when all have been tried."""
+        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="skyward-take") as threads:
+            tries = [threads.submit(take, self.project.address, standby) for standby in standbys]
+        taken = [each.result() for each in tries if each.exception() is None]
+        self.taken += filter(None, taken)
+        for each in tries:
+            each.result()
+        return [standby for standby, each in zip(standbys, taken, strict=True) if each is None]
+
+    def take_another(self, lost: int | None) -> int:
+        """Take one more in the place of a lost one; its index in `taken`."""
+        with self._lock:
+            if self._closed:
+                raise PoolClosedError(f"Pool {self.id} is ending; no container is taken for it.")
+            if lost is not None:
+                self.taken[lost].give_back()
+            held = {each.standby.container for number, each in enumerate(self.taken) if number != lost}
+            for standby in self._having_gpus():
+                if standby.container not in held and (taken := take(self.project.address, standby)) is not None:
+                    self.taken.append(taken)
+                    return len(self.taken) - 1
+        raise ProviderError(
+            f"No container of project {self.project.name} ({self.project.file}) that runs is free to become a node."
+        )
 
     def start(self, node: int, launch: Launch) -> ComposeNode:
         with self._lock:
@@ -200,6 +255,9 @@ class _Pool:
                 self.taken[node] = self._again(self.taken[node].standby)
             self._started.add(node)
             return ComposeNode(self.project.address, self.taken[node], launch)
+
+    def _having_gpus(self) -> list[Standby]:
+        return [each for each in self.project.nodes() if each.gpus >= self._gpus]
 
     def _again(self, standby: Standby) -> Taken:
         taken = take(self.project.address, standby)
@@ -211,8 +269,8 @@ class _Pool:
         with self._lock:
             self._closed = True
         with ExitStack() as last:
-            if self.brought_up:
-                last.callback(self.project.down)
+            if self._heir is not None:
+                last.callback(self._heir.relieve, self.project.down)
             for taken in self.taken:
                 last.callback(taken.give_back)
 
@@ -223,10 +281,18 @@ class _Pool:
                 f"The pool needs {self._count} nodes of project {name} ({file}); {len(there)} run, of which others "
                 f"have taken {len(busy)}: {', '.join(each.name for each in busy)}. Wait for their pools to end."
             )
-        more = f"`skyward up --nodes {self._count} --compose > {file.name}` writes a file with as many"
+        more = _writes(self._count, self._gpus, file)
         if not self.brought_up:
             more += ", and `docker compose up --detach` starts what does not run"
-        raise ProviderError(f"The pool needs {self._count} nodes; of project {name} ({file}) {len(there)} run. {more}.")
+        having = f" with {self._gpus} GPUs each" if self._gpus else ""
+        raise ProviderError(
+            f"The pool needs {self._count} nodes{having}; of project {name} ({file}) {len(there)} run. {more}."
+        )
+
+
+def _writes(nodes: int, gpus: int, file: Path) -> str:
+    options = f" --gpus {gpus}" if gpus else ""
+    return f"`skyward up --nodes {nodes} --compose{options} > {file.name}` writes a file with as many"
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 from skyward.providers.containers import COMMAND, WORK_DIR
 
 IMAGE = "skyward:node"  # what nodes run that no pool brings up, unless SKYWARD_IMAGE says otherwise
+DOCKERFILE = "dockerfiles/bases/node.Dockerfile"  # in a clone of skyward; what `build` makes of it
 _TEMPLATE = """\
 # {nodes} and a registry, written by `skyward up {options}`. Change the command, not this file.
 # A pool with provider=sky.Compose("compose.yaml") brings it up and down, or uses it while it is up.
 # No secret is in it: a pool hands its key to its nodes through the Docker engine.
+x-node: &node
+  image: ${{SKYWARD_IMAGE:-{image}}}
+{build}\
+  command: {command}
+  environment:
+    SKYWARD_STANDBY_LEASE: ${{SKYWARD_STANDBY_LEASE:-}}
+  labels:
+    skyward.pool: ${{SKYWARD_POOL:-standby}}
+{gpus}  working_dir: {work_dir}
+  init: true
+  shm_size: 1gb
+
 services:
   registry:
     image: ${{SKYWARD_REGISTRY_IMAGE:-registry:2}}
@@ -19,32 +33,71 @@ services:
     volumes:
       - registry:/var/lib/registry
 
-  node:
-    image: ${{SKYWARD_IMAGE:-{image}}}
-    command: {command}
-    environment:
-      SKYWARD_STANDBY_LEASE: ${{SKYWARD_STANDBY_LEASE:-}}
-    labels:
-      skyward.pool: ${{SKYWARD_POOL:-standby}}
-    working_dir: {work_dir}
-    init: true
-    shm_size: 1gb
-    deploy:
-      replicas: {count}
-
+{services}
 volumes:
   registry: {{}}
 """
+_BUILD = """\
+  build:
+    context: {context}
+    dockerfile: {dockerfile}
+    args:
+      BASE: ${{SKYWARD_BASE:-python:3.11-slim}}
+      PACKAGES: ${{SKYWARD_PACKAGES:-scikit-learn}}
+"""
+_ALIKE = """\
+  node:
+    <<: *node
+    deploy:
+      replicas: {count}
+"""
+# what a service reserves is the same for all its containers, so that each node with GPUs of its own is a service
+_WITH_GPUS = """\
+  {name}:
+    <<: *node
+    deploy:
+      resources:
+        reservations:
+          devices:
+            - driver: nvidia
+              device_ids: {gpus}
+              capabilities: [gpu]
+"""
 
 
-def compose_file(nodes: int, image: str = IMAGE) -> str:
-    """A file with so many nodes and a registry; `image` is what nodes run that no pool brings up."""
-    options = f"--nodes {nodes} --compose" + ("" if image == IMAGE else f" --image {image}")
+def compose_file(nodes: int, image: str = IMAGE, gpus: int = 0, build: str | None = None) -> str:
+    """A file with so many nodes and a registry.
+
+    Args:
+        nodes: how many.
+        image: what nodes run that no pool brings up.
+        gpus: NVIDIA GPUs that each node has for itself: the machine's, in their order.
+        build: folder of a clone of skyward, from which compose builds `image` where it is not there; None for an image
+            that somebody else makes.
+    """
+    given = {"--nodes": str(nodes), "--compose": None}
+    given |= {"--image": image} if image != IMAGE else {}
+    given |= {"--gpus": str(gpus)} if gpus else {}
+    given |= {"--build": build} if build else {}
     return _TEMPLATE.format(
         nodes=f"{nodes} node{'s' * (nodes != 1)}",
-        options=options,
+        options=shlex.join(word for pair in given.items() for word in pair if word is not None),
         image=image,
+        build=_BUILD.format(context=json.dumps(build), dockerfile=DOCKERFILE) if build else "",
         command=json.dumps([COMMAND[0], "-m", "skyward.runner.standby"]),
         work_dir=WORK_DIR,
-        count=nodes,
+        gpus=f'    skyward.gpus: "{gpus}"\n' if gpus else "",
+        services=_services(nodes, gpus),
+    )
+
+
+def _services(nodes: int, gpus: int) -> str:
+    if not gpus:
+        return _ALIKE.format(count=nodes)
+    width = len(str(nodes - 1))  # pools take services in the order of their names
+    return "\n".join(
+        _WITH_GPUS.format(
+            name=f"node-{node:0{width}}", gpus=json.dumps([str(node * gpus + number) for number in range(gpus)])
+        )
+        for node in range(nodes)
     )

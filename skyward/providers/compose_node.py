@@ -35,6 +35,7 @@ class Standby:
         address: its IP address on the network it shares with the others.
         image: what it was made from.
         owner: identifier of the pool that brought it up; "standby" if that was a person.
+        gpus: how many NVIDIA GPUs it has for itself.
     """
 
     container: str
@@ -42,6 +43,7 @@ class Standby:
     address: str
     image: str
     owner: str
+    gpus: int = 0
 
 
 class Taken:

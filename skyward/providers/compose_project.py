@@ -19,6 +19,7 @@ from skyward.providers.compose_node import Standby
 from skyward.providers.containers import POOL
 
 PROJECT = "com.docker.compose.project"  # labels that compose gives to what it makes
+GPUS = "skyward.gpus"  # a label of services whose containers have GPUs for themselves
 _NUMBER = "com.docker.compose.container-number"
 _SERVICE = "com.docker.compose.service"
 _UP_LIMIT_S, _DOWN_LIMIT_S = 600.0, 120.0
@@ -66,11 +67,14 @@ class Project:
         return [_standby(each) for each in sorted(running, key=_place)]
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Around the question whether it is up and what follows from it: no two clients bring it up side by side."""
+    def alone(self) -> Iterator[int]:
+        """Around the question whether it is up and what follows from it: no two clients bring it up side by side.
+
+        Gives the lock, for `up`, which holds it to its own end.
+        """
         with self.file.open() as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            yield
+            yield file.fileno()
 
     def check(self) -> None:
         """Whether it can be brought up here.
@@ -86,19 +90,23 @@ class Project:
                 "or sky.Docker(), whose nodes share this machine's network."
             )
 
-    def up(self, **variables: str) -> None:
+    def up(self, *locks: int, **variables: str) -> None:
         """Bring it up; variables are for the file's `${NAME}`.
+
+        Compose outlives a client that is killed; nobody gets past the lock before it has ended.
 
         Raises:
             ProviderError: compose failed; says what it said.
         """
-        self._compose(("up", "--detach"), _UP_LIMIT_S, variables)
+        self._compose(("up", "--detach"), _UP_LIMIT_S, variables, locks)
 
     def down(self) -> None:
         """Remove its containers and its network; its volumes stay. Raises ProviderError."""
         self._compose(("down", "--timeout", str(_GRACE_S)), _DOWN_LIMIT_S, {})
 
-    def _compose(self, words: Sequence[str], limit_s: float, variables: Mapping[str, str]) -> None:
+    def _compose(
+        self, words: Sequence[str], limit_s: float, variables: Mapping[str, str], locks: Sequence[int] = ()
+    ) -> None:
         command = [*self.command, "--file", str(self.file), "--project-name", self.name, *words]
         action = f"`{' '.join((*self.command, words[0]))}` of {self.file} (project {self.name})"
         try:
@@ -112,6 +120,7 @@ class Project:
                 errors="replace",
                 timeout=limit_s,
                 check=False,
+                pass_fds=locks,
                 start_new_session=True,  # Ctrl-C in the terminal is the client's alone
             )
         except subprocess.TimeoutExpired:
@@ -163,4 +172,8 @@ def _standby(container: Mapping[str, Any]) -> Standby:
             f"Container {name} has no IP address of its own (networks: {', '.join(networks) or 'none'}), and nodes of "
             "a compose file find each other by their addresses: put its service on a bridge network."
         )
-    return Standby(container["Id"], name, address, container["Image"], container["Labels"][POOL])
+    labels = container["Labels"]
+    gpus = labels.get(GPUS, "0")
+    if not gpus.isdigit():
+        raise ProviderError(f"Container {name} has the label {GPUS}={gpus}, which is no number of GPUs.")
+    return Standby(container["Id"], name, address, container["Image"], labels[POOL], int(gpus))

@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -17,6 +18,7 @@ from skyward.errors import PoolClosedError, ProviderError
 from skyward.providers.base import Announcement, Exit, Launch
 from skyward.providers.output import NodeOutput, node_exit, start_failure
 from skyward.providers.owner import Owner
+from skyward.runner.config import DISMISS
 
 POOL, NODE, OWNER, OWNER_ID = "skyward.pool", "skyward.node", "skyward.owner", "skyward.owner-id"
 RUN_DIR = "/run/skyward"  # where a container sees its node's directory
@@ -24,6 +26,8 @@ WORK_DIR = "/work"  # where functions run in images that name no directory of th
 COMMAND = ("/opt/venv/bin/python", "-m", "skyward.runner")
 _log = logging.getLogger(__name__)
 _END_NEWS_S = 2.0  # how long after the last byte of its output an engine may take to say how a container ended
+_DISMISSED_S = 3.0  # how long a node may take to end when it is told to
+_LOOK_S = 0.05
 _GIB = 1024**3
 
 
@@ -109,6 +113,7 @@ class PoolContainers:
                 cpus=launch.cpus,
                 memory_bytes=None if launch.memory_gb is None else int(launch.memory_gb * _GIB),
                 machine_bytes=machine_bytes,
+                mounts_file_systems=launch.mounts,
             )
         )
 
@@ -190,6 +195,16 @@ def remove_all(engine: Engine, pool: str) -> None:
         _log.warning("A container of pool %s could not be removed: %s", pool, error)
     if failures:
         raise failures[0]
+
+
+def dismiss_all(engine: Engine, pool: str) -> None:
+    """Remove all containers of another client's pool, in a way by which that client knows not to replace them."""
+    for container in engine.containers(f"{POOL}={pool}", state="running"):
+        engine.signal(container["Id"], DISMISS.name)
+    deadline = time.monotonic() + _DISMISSED_S
+    while engine.containers(f"{POOL}={pool}", state="running") and time.monotonic() < deadline:
+        time.sleep(_LOOK_S)
+    remove_all(engine, pool)
 
 
 def describe(found: Sequence[Mapping[str, Any]], host: str = "") -> list[dict[str, Any]]:

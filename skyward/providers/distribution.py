@@ -1,16 +1,26 @@
-"""One image to many machines: streamed once to all that lack it, or pulled by each from a registry; with progress."""
+"""One image to many machines: streamed once to all that lack it, or what they lack of it, or pulled by each from a
+registry; with progress.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from queue import Full, Queue
+from tempfile import TemporaryFile
 from threading import Thread
 from time import monotonic
+from typing import IO
+
+from platformdirs import user_cache_path
 
 from skyward.build.events import Report, note, readable
+from skyward.engine import Images
 from skyward.engine.address import EngineAddress
+from skyward.engine.archive import Archive, read
 from skyward.engine.transfer import Pull, load, save, tag
 from skyward.errors import ImageError, RegistryError, SkywardError
 from skyward.providers.machine import Machine
@@ -20,6 +30,8 @@ _LOOK_S = 0.2
 _RETRYING_S = 5.0  # an engine goes on asking a dead registry for minutes; nobody waits for that
 _STILL_S = 5.0  # said when nothing has come for so long
 _SILENT_S = 30.0
+_MACHINES = 8  # asked side by side
+_LOOKED_AT = 50  # images of a machine that are compared, the newest; each is a question
 _AHEAD = 16  # chunks that the fastest machine may be ahead of the slowest
 
 
@@ -81,6 +93,67 @@ def stream(source: EngineAddress, ref: str, size: int, machines: Sequence[Machin
         for queue, carrier in zip(queues, carriers, strict=True):
             _put(queue, None, carrier)
     _finish(carriers, report, began)
+
+
+def complete(source: EngineAddress, ref: str, machines: Sequence[Machine], report: Report) -> list[Machine]:
+    """Give an engine's image to those machines that have the most of it, by sending them the rest; the other machines.
+
+    The image is written to a file first, since which of its layers is which is said at the end. What a machine cannot
+    load for want of a layer after all, it is to get whole.
+    """
+    with ThreadPoolExecutor(_MACHINES, thread_name_prefix="skyward-layers") as threads:
+        own = _layers(Images(source), ref)
+        shared = dict(zip(machines, threads.map(partial(_shared, own), machines), strict=True))
+    if not any(2 * count >= len(own) for count in shared.values()):
+        return list(machines)
+    place = user_cache_path("skyward", ensure_exists=True)
+    with TemporaryFile(dir=place) as file:  # it has no name, so that nothing is left whatever happens
+        file.writelines(save(source, ref))
+        return _send_rest(file, ref, shared, report)
+
+
+def _send_rest(file: IO[bytes], ref: str, shared: Mapping[Machine, int], report: Report) -> list[Machine]:
+    file.flush()
+    file.seek(0)
+    archive, whole = Archive.of(file), os.fstat(file.fileno()).st_size
+    pieces = {machine: archive.without(count) for machine, count in shared.items()}
+    sizes = {machine: sum(end - start for start, end in parts) for machine, parts in pieces.items()}
+    began, carriers = monotonic(), list[_Carrier]()
+
+    def load_rest(machine: Machine) -> None:
+        load(machine.engine_address, ref, read(file, pieces[machine]))
+
+    for machine, size in sizes.items():
+        if 2 * size < whole:
+            report(note(f"sending {readable(size)} of the image to {machine.name}, which has the other layers"))
+            carriers.append(_Carrier(machine, partial(load_rest, machine)))
+            carriers[-1].start()
+    for carrier in carriers:
+        carrier.thread.join()
+        if carrier.failure is None:
+            report(note(f"{carrier.machine.name}: has the image after {monotonic() - began:.1f} s"))
+        else:
+            report(note(f"{carrier.machine.name} could not add them to what it has: {carrier.failure}"))
+    done = {carrier.machine for carrier in carriers if carrier.failure is None}
+    return [machine for machine in shared if machine not in done]
+
+
+def _layers(images: Images, ref: str) -> Sequence[str]:
+    return list(((images.inspect(ref) or {}).get("RootFS") or {}).get("Layers") or ())
+
+
+def _shared(own: Sequence[str], machine: Machine) -> int:
+    """How many of these layers, from the lowest up, an image of a machine has; 0 where that helps nothing."""
+    images = Images(machine.engine_address)
+    if images.in_containerd():
+        return 0
+    there = [_layers(images, str(found["Id"])) for found in images.listed()[:_LOOKED_AT]]
+    return max((_in_common(own, layers) for layers in there), default=0)
+
+
+def _in_common(own: Sequence[str], others: Sequence[str]) -> int:
+    pairs = enumerate(zip(own, others, strict=False))
+    return next((number for number, (a, b) in pairs if a != b), min(len(own), len(others)))
 
 
 def pull(ref: str, name: str, auth: Mapping[str, str], machines: Sequence[Machine], report: Report) -> None:

@@ -12,15 +12,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from skyward.engine import Engine, Images, find_engine
-from skyward.errors import ProviderError
+from skyward.errors import PoolClosedError, ProviderError
 from skyward.model.accelerator import Accelerator
 from skyward.model.image import Image
 from skyward.model.spec import Cluster
 from skyward.providers.base import Host, Launch
-from skyward.providers.containers import OWNER_ID, POOL, ContainerNode, PoolContainers, describe, remove_all
+from skyward.providers.containers import OWNER_ID, POOL, ContainerNode, PoolContainers, describe, dismiss_all
 from skyward.providers.gpus import check_engine_gpus, gpus_of_container
 from skyward.providers.owner import Owner
 from skyward.providers.ports import PortClaim, claim_port
@@ -41,6 +41,7 @@ class Docker:
             (`DOCKER_HOST`, the current context, the default socket).
     """
 
+    can_mount: ClassVar[bool] = True
     base_url: str | None = None
     _pools: dict[str, _Pool] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -61,7 +62,13 @@ class Docker:
 
         return EngineImages(Images(find_engine(self.base_url)))
 
-    def acquire(self, pool: str, nodes: int, accelerator: Accelerator | None) -> Sequence[Host]:
+    def acquire(
+        self,
+        pool: str,
+        nodes: int,
+        accelerator: Accelerator | None,
+        at_least: int | None = None,  # noqa: ARG002 - all or none
+    ) -> Sequence[Host]:
         """Give this machine, once for each node.
 
         Raises:
@@ -76,6 +83,14 @@ class Docker:
         _remove_unstarted(engine)
         self._pools[pool] = opened = _Pool(pool, engine)
         return [DockerHost(opened)] * nodes
+
+    def replace(self, pool: str, lost: Host | None, accelerator: Accelerator | None) -> Host:  # noqa: ARG002
+        """Give this machine once more.
+
+        Raises:
+            PoolClosedError: the pool has ended.
+        """
+        return DockerHost(self._opened(pool))
 
     def prepare(
         self,
@@ -109,11 +124,17 @@ class Docker:
         if opened:
             opened.close()
         else:
-            remove_all(self._engine(), pool)
+            dismiss_all(self._engine(), pool)
 
     def find(self) -> Iterable[Mapping[str, Any]]:
         """Every container of every pool on the engine: pool, node, name, state, owner, image, id."""
         return describe(self._engine().containers(POOL))
+
+    def _opened(self, pool: str) -> _Pool:
+        opened = self._pools.get(pool)
+        if opened is None:
+            raise PoolClosedError(f"Pool {pool} has ended; no node of it can be started.")
+        return opened
 
     def _engine(self) -> Engine:
         engine = Engine.connect(self.base_url)

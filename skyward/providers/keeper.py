@@ -111,7 +111,9 @@ claim() {
     say failed no free port was found
 }
 
-read -r word || exit 0
+disk() { say disk "$(df -Pk "$1" 2>/dev/null | { read -r _; read -r _ _ _ free _; echo "$free"; })"; }
+
+while read -r word a && [ "$word" = disk ]; do disk "$a"; done
 [ "$word" = go ] || exit 0
 umask 077
 trap '' HUP PIPE
@@ -126,7 +128,7 @@ while read -r word a b; do
     beat) : >"$dir/alive" ;;
     lease) echo "$a" >"$dir/lease" ;;
     port) claim ;;
-    disk) say disk "$(df -Pk "$a" 2>/dev/null | { read -r _; read -r _ _ _ free _; echo "$free"; })" ;;
+    disk) disk "$a" ;;
     node) if why=$(mkdir "$dir/$a" 2>&1 && printf "$b" >"$dir/$a/key"); then say made; else say failed "$why"; fi ;;
     drop) rm -rf "$dir/$a"; say dropped ;;
     end) clear_files "$pool"; say ended; exit 0 ;;

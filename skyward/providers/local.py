@@ -12,7 +12,9 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -24,14 +26,18 @@ from skyward.model.spec import Cluster
 from skyward.providers.base import Announcement, Exit, Host, Launch
 from skyward.providers.gpus import check_gpu_count, gpus_of
 from skyward.providers.output import NodeOutput, node_exit, start_failure
+from skyward.providers.owner import Owner
 from skyward.providers.ports import PortClaim, claim_port
 from skyward.providers.rundir import PoolDirectory, note_process, pool_directories, sweep_orphans, temporary_base
+from skyward.runner.config import DISMISS
 from skyward.wire.listen import dial
 
 if TYPE_CHECKING:
     from skyward.build.events import Report
 
 _GRACE_S = 1.0  # from the request to end to the kill
+_DISMISSED_S = 3.0  # how long a node of another client may take to end when it is told to
+_LOOK_S = 0.02
 _told = threading.Event()
 
 
@@ -51,7 +57,13 @@ class Local:
         """Seconds a process outlives a client that is gone."""
         return 60.0
 
-    def acquire(self, pool: str, nodes: int, accelerator: Accelerator | None) -> Sequence[Host]:
+    def acquire(
+        self,
+        pool: str,
+        nodes: int,
+        accelerator: Accelerator | None,
+        at_least: int | None = None,  # noqa: ARG002 - all or none
+    ) -> Sequence[Host]:
         """Give this machine, once for each node.
 
         Raises:
@@ -62,6 +74,17 @@ class Local:
         sweep_orphans()
         self._pools[pool] = opened = _Pool(pool)
         return [LocalHost(opened)] * nodes
+
+    def replace(self, pool: str, lost: Host | None, accelerator: Accelerator | None) -> Host:  # noqa: ARG002
+        """Give this machine once more.
+
+        Raises:
+            PoolClosedError: the pool has ended.
+        """
+        opened = self._pools.get(pool)
+        if opened is None:
+            raise PoolClosedError(f"Pool {pool} has ended; no node of it can be started.")
+        return LocalHost(opened)
 
     def prepare(
         self,
@@ -86,9 +109,7 @@ class Local:
             return
         for directory in pool_directories():
             if directory.pool == pool:
-                for _, process in directory.processes():
-                    if not process.is_gone():
-                        _signal_group(process.pid, signal.SIGKILL)
+                _dismiss([process for _, process in directory.processes()])
                 directory.remove()
 
     def find(self) -> Iterable[Mapping[str, Any]]:
@@ -257,6 +278,20 @@ def _chunks(pipe: IO[bytes]) -> Iterator[bytes]:
     with pipe:
         while chunk := os.read(pipe.fileno(), 65536):
             yield chunk
+
+
+def _dismiss(processes: Sequence[Owner]) -> None:
+    """End nodes of another client in a way by which that client knows not to replace them."""
+    for process in processes:
+        if not process.is_gone():
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, DISMISS)
+    deadline = time.monotonic() + _DISMISSED_S
+    while not all(process.is_gone() for process in processes) and time.monotonic() < deadline:
+        time.sleep(_LOOK_S)
+    for process in processes:
+        if not process.is_gone():
+            _signal_group(process.pid, signal.SIGKILL)
 
 
 def _signal_group(pid: int, number: int) -> None:

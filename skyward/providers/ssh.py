@@ -6,23 +6,33 @@ nothing listens on a network.
 
 from __future__ import annotations
 
+import itertools
+import logging
 import os
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
-from skyward.errors import ConfigError, EngineError, EngineMissingError, ProviderError, SkywardError
+from skyward.errors import (
+    ConfigError,
+    PoolClosedError,
+    ProviderError,
+    SkywardError,
+)
 from skyward.model.accelerator import Accelerator
 from skyward.model.image import Image
 from skyward.model.spec import Cluster
 from skyward.model.ssh import SshHost
 from skyward.providers.base import Host, Launch
 from skyward.providers.checks import Finding, check_architecture, check_driver, check_host, refuse
-from skyward.providers.containers import POOL, ContainerNode, describe, remove_all
+from skyward.providers.condition import Condition, condition_of, finding_of
+from skyward.providers.containers import POOL, ContainerNode, describe, dismiss_all
 from skyward.providers.machine import Machine
 from skyward.providers.rundir import PoolDirectory, runtime_base, sweep_orphans
 
@@ -30,6 +40,7 @@ if TYPE_CHECKING:
     from skyward.build.events import Report
 
 R = TypeVar("R")
+_log = logging.getLogger(__name__)
 LEASE_S = 60.0
 _BEAT_S = 5.0
 _AT_ONCE = 8  # sshd's default is to refuse at 10 that have not logged in yet, of which a jump host sees all
@@ -55,12 +66,14 @@ class SSH:
         ConfigError: a value is wrong.
     """
 
+    can_mount: ClassVar[bool] = True
     hosts: tuple[SshHost, ...]
     key: Path | None
     known_hosts: Path | None
     registry: str | None
     build: Literal["local", "remote"]
     _pools: dict[str, _Pool] = field(repr=False, compare=False)
+    _expected: dict[str, _Demand] = field(repr=False, compare=False)
 
     def __init__(
         self,
@@ -77,6 +90,7 @@ class SSH:
         set_(self, "build", build)
         set_(self, "hosts", tuple(self._host(text) for text in hosts))
         set_(self, "_pools", {})
+        set_(self, "_expected", {})
         if not hosts or len(set(self.hosts)) < len(hosts):
             raise ConfigError(f"sky.SSH() takes the names of one or more hosts, each once; found {list(hosts)!r}.")
         if build not in ("local", "remote"):
@@ -103,21 +117,59 @@ class SSH:
         """Seconds a container outlives a client that is silent. One that is gone is noticed at once."""
         return LEASE_S
 
-    def acquire(self, pool: str, nodes: int, accelerator: Accelerator | None) -> Sequence[Host]:
+    def expect(self, pool: str, image: Image, cluster: Cluster) -> None:
+        """Have the hosts of a pool checked for what they will run."""
+        self._expected[pool] = _Demand(image, image.platform or cluster.spec.platform)
+
+    def acquire(
+        self, pool: str, nodes: int, accelerator: Accelerator | None, at_least: int | None = None
+    ) -> Sequence[Host]:
         """Connect to as many hosts as there are nodes (to all if there are more nodes), and check them all at once.
 
         Raises:
-            ProviderError: hosts cannot be reached or used; one table says which and why, and nothing has been changed.
+            ProviderError: too many hosts cannot be reached or used; one table says which and why, and nothing has been
+                changed. Where enough are well, each of the others is a warning.
         """
         sweep_orphans()
         directory = PoolDirectory.create(pool, runtime_base())
-        self._pools[pool] = opened = _Pool(pool, directory, self.hosts[:nodes])
-        wanted = [0] * len(self.hosts[:nodes])
-        for node in range(nodes):
-            wanted[node % len(wanted)] += accelerator.count if accelerator else 0
-        opened.open(wanted, accelerator)
-        placed = [opened.machines[node % len(wanted)] for node in range(nodes)]
-        return [SshNodeHost(machine, node // len(wanted)) for node, machine in enumerate(placed)]
+        self._pools[pool] = opened = _Pool(pool, directory, self._expected.pop(pool, None))
+        hosts = self.hosts[:nodes]
+        placed = [(hosts[node % len(hosts)], node // len(hosts)) for node in range(nodes)]
+        opened.open(placed, accelerator, nodes if at_least is None else at_least)
+        machines = {machine.host: machine for machine in opened.machines}
+        return [SshNodeHost(machines[host], turn) for host, turn in placed if host in machines]
+
+    def replace(self, pool: str, lost: Host | None, accelerator: Accelerator | None) -> Host:
+        """The same host if it is well; else one that the pool does not use, else the lost one if it answers again.
+
+        Raises:
+            ProviderError: there is none; says why of each that was tried.
+            PoolClosedError: the pool has ended.
+        """
+        opened = self._pools.get(pool)
+        if opened is None:
+            raise PoolClosedError(f"Pool {pool} has ended; no node of it can be started.")
+        if lost is None:
+            return SshNodeHost(opened.another(self.hosts, None, accelerator), 0)
+        assert isinstance(lost, SshNodeHost)
+        machine = lost.machine
+        return SshNodeHost(opened.another(self.hosts, machine, accelerator) if machine.is_gone else machine, lost.turn)
+
+    def host_like(self, text: str) -> SshHost:
+        """One more host, with the same key and known host keys as the others."""
+        return self._host(text)
+
+    def join(self, pool: str, host: SshHost, accelerator: Accelerator | None) -> Host:
+        """Connect to one more host for a pool that is open, and check it.
+
+        Raises:
+            ProviderError: it cannot be reached or used.
+            PoolClosedError: the pool has ended.
+        """
+        opened = self._pools.get(pool)
+        if opened is None:
+            raise PoolClosedError(f"Pool {pool} has ended; no host is connected to for it.")
+        return SshNodeHost(opened.another((host,), None, accelerator), 0)
 
     def prepare(self, hosts: Sequence[Host], image: Image, cluster: Cluster, report: Report) -> str | None:
         """Compile the image, have it built unless it is anywhere, and bring it to every host that lacks it.
@@ -130,13 +182,9 @@ class SSH:
         from skyward.providers.ssh_images import Supply
 
         machines = list(dict.fromkeys(host.machine for host in hosts if isinstance(host, SshNodeHost)))
-        platform = image.platform or cluster.spec.platform
-        findings: list[Finding] = []
-        for machine in machines:
-            findings += check_architecture(machine.name, machine.facts, platform)
-            findings += check_driver(machine.name, machine.facts, image)
-        refuse(findings, len(machines))
-        return Supply(machines, self.registry, self.build, report).bring(image, cluster.spec.python, platform)
+        demand = _Demand(image, image.platform or cluster.spec.platform)
+        refuse([finding for machine in machines for finding in demand.check(machine)], len(machines))
+        return Supply(machines, self.registry, self.build, report).bring(image, cluster.spec.python, demand.platform)
 
     def release(self, pool: str) -> None:
         """End and remove every container of the pool on all hosts, whoever started it, and what else it holds.
@@ -149,8 +197,7 @@ class SSH:
         if opened is not None:
             opened.close()
             return
-        _, findings = self._ask(lambda machine: remove_all(machine.engine, pool))
-        refuse(findings, len(self.hosts))
+        self._told(self._ask(lambda machine: dismiss_all(machine.engine, pool)))
 
     def find(self) -> Iterable[Mapping[str, Any]]:
         """Every container of every pool on all hosts: pool, node, name, state, owner, image, id, host.
@@ -158,12 +205,20 @@ class SSH:
         Raises:
             ProviderError: hosts could not be asked; one table says which and why.
         """
-        found, findings = self._ask(lambda machine: describe(machine.engine.containers(POOL), machine.name))
-        refuse(findings, len(self.hosts))
+        found = self._told(self._ask(lambda machine: describe(machine.engine.containers(POOL), machine.name)))
         return [each for machine in found for each in machine]
 
-    def _ask(self, question: Callable[[Machine], R]) -> tuple[list[R], list[Finding]]:
-        """Ask all hosts through connections of the moment, which change nothing there."""
+    def conditions(self) -> Sequence[Condition]:
+        """How each host is, in their order: what it has, and what is wrong with it. Nothing is changed on any."""
+        answers = self._ask(condition_of)
+        return [Condition(host=a.host, findings=(a,)) if isinstance(a, Finding) else a for a in answers]
+
+    def _told(self, answers: Sequence[R | Finding]) -> list[R]:
+        refuse([each for each in answers if isinstance(each, Finding)], len(self.hosts))
+        return [each for each in answers if not isinstance(each, Finding)]
+
+    def _ask(self, question: Callable[[Machine], R]) -> list[R | Finding]:
+        """Ask all hosts through connections that change nothing there; of each its answer, or why there is none."""
         with tempfile.TemporaryDirectory(prefix="sky-", dir=runtime_base()) as folder:
 
             def one(number: int, host: SshHost) -> R:
@@ -174,64 +229,138 @@ class SSH:
                 finally:
                     machine.connection.kill()  # its keeper has changed nothing, and ends
 
-            answers, findings = [], []
+            answers: list[R | Finding] = []
             with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="skyward-ask") as threads:
                 asked = [(threads.submit(one, number, host), host) for number, host in enumerate(self.hosts)]
                 for answer, host in asked:
                     try:
                         answers.append(answer.result())
                     except SkywardError as error:
-                        findings.append(Finding(host.name, "ssh", str(error)))
-        return answers, findings
+                        answers.append(finding_of(host.name, error))
+        return answers
+
+
+@dataclass(frozen=True, slots=True)
+class _Demand:
+    """What hosts will run."""
+
+    image: Image
+    platform: str
+
+    def check(self, machine: Machine) -> list[Finding]:
+        """What is wrong with a machine for it."""
+        name, facts = machine.name, machine.facts
+        return check_architecture(name, facts, self.platform) + check_driver(name, facts, self.image)
 
 
 class _Pool:
     """What a pool of this process holds: a directory here, the machines, and the thread that tells them it lives."""
 
-    def __init__(self, pool: str, directory: PoolDirectory, hosts: Sequence[SshHost]) -> None:
-        self.id, self._directory, self._hosts = pool, directory, hosts
+    def __init__(self, pool: str, directory: PoolDirectory, demand: _Demand | None) -> None:
+        self.id, self._directory, self._demand = pool, directory, demand
         self.machines: list[Machine] = []
+        self._heirs: dict[Machine, Machine] = {}
+        self._tried: set[SshHost] = set()  # hosts that are being connected to
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
         self._ended = threading.Event()
 
-    def open(self, gpus: Sequence[int], accelerator: Accelerator | None) -> None:
-        """Connect to all machines and check them; only if all are well, make the pool's directory on each."""
+    def open(self, placed: Sequence[tuple[SshHost, int]], accelerator: Accelerator | None, at_least: int) -> None:
+        """Connect to all hosts and check them; if enough are well, make the pool's directory on each of those.
 
-        def examine(number: int) -> list[Finding]:
-            machine = Machine(self._hosts[number], self.id, self._directory.path / str(number), LEASE_S)
-            self.machines.append(machine)  # from here on `close` ends its connection
-            findings = check_host(machine.name, machine.open(), gpus[number], accelerator)
-            if not findings:
-                machine.info  # noqa: B018 - asks the engine, and keeps the answer
-            return findings
-
-        def go(number: int) -> list[Finding]:
-            self.machines[number].go()
-            return []
-
-        self._on_all(examine)
-        self.machines.sort(key=lambda machine: self._hosts.index(machine.host))
-        self._on_all(go)
+        Args:
+            placed: the host of each node, and the node's turn on it.
+            accelerator: of each node.
+            at_least: how many nodes must have a host that is well.
+        """
+        nodes = Counter(host for host, _ in placed)
+        gpus = accelerator.count if accelerator else 0
+        examine = {host: partial(self._examine, host, count * gpus, accelerator) for host, count in nodes.items()}
+        ill = self._on_all(examine)
+        if sum(count for host, count in nodes.items() if host not in ill) >= at_least:
+            ill |= self._on_all({machine.host: partial(_go, machine) for machine in tuple(self.machines)})
+        findings = [each for host in nodes for each in ill.get(host, ())]
+        if sum(count for host, count in nodes.items() if host not in ill) < at_least:
+            refuse(findings, len(nodes))
+        for each in findings:
+            _log.warning("Host %s is not in pool %s yet: %s", each.host, self.id, each.text)
         threading.Thread(target=self._beat, name=f"skyward-{self.id}-beat", daemon=True).start()
 
-    def _on_all(self, action: Callable[[int], list[Finding]]) -> None:
-        """Do something on all machines side by side, and raise what went wrong as one table."""
-        findings: list[Finding] = []
+    def another(self, hosts: Sequence[SshHost], lost: Machine | None, accelerator: Accelerator | None) -> Machine:
+        """A machine in the place of a lost one; where several nodes were on that, they get the same again."""
+        with self._lock:
+            heir = self._heirs.get(lost) if lost is not None else None
+            if heir is not None and not heir.is_gone:
+                return heir
+            taken = {machine.host for machine in self.machines if not machine.is_gone} | self._tried
+            free = [host for host in hosts if host not in taken]
+            free.sort(key=lambda host: lost is not None and host == lost.host)  # itself is the last resort
+            self._tried |= set(free)
+        try:
+            return self._first_well(free, lost, accelerator)
+        finally:
+            with self._lock:
+                self._tried -= set(free)
+
+    def _first_well(self, hosts: Sequence[SshHost], lost: Machine | None, accelerator: Accelerator | None) -> Machine:
+        gpus, findings = accelerator.count if accelerator else 0, list[Finding]()
+        for host in hosts:
+            ill = self._on_all({host: partial(self._examine, host, gpus, accelerator)})
+            machine = next((each for each in self.machines if each.host == host and not each.is_gone), None)
+            if not ill and machine is not None:
+                ill = self._on_all({host: partial(_go, machine)})
+            if not ill and machine is not None:
+                with self._lock:
+                    self._heirs.update({lost: machine} if lost is not None else {})
+                return machine
+            findings += ill.get(host, ())
+        refuse(findings, max(1, len(hosts)))
+        raise ProviderError(f"Pool {self.id} uses every host of its list that is well; none is free.")
+
+    def _examine(self, host: SshHost, gpus: int, accelerator: Accelerator | None) -> list[Finding]:
+        with self._lock:
+            if self._ended.is_set():
+                raise PoolClosedError(f"Pool {self.id} has ended; no host is connected to for it.")
+            machine = Machine(host, self.id, self._directory.path / str(next(self._numbers)), LEASE_S)
+            self.machines.append(machine)  # from here on `close` ends its connection
+        try:
+            findings = check_host(machine.name, machine.open(), gpus, accelerator)
+            findings += self._demand.check(machine) if self._demand else []
+            if not findings:
+                machine.info  # noqa: B018 - asks the engine, and keeps the answer
+        except BaseException:
+            self._drop(machine)
+            raise
+        if findings:
+            self._drop(machine)
+        return findings
+
+    def _drop(self, machine: Machine) -> None:
+        """Nothing has been changed on it."""
+        machine.connection.kill()
+        with self._lock:
+            if not self._ended.is_set():
+                self.machines.remove(machine)
+
+    def _on_all(self, actions: Mapping[SshHost, Callable[[], list[Finding]]]) -> dict[SshHost, list[Finding]]:
+        """Do something on hosts side by side; what went wrong, of those where something did."""
+        ill: dict[SshHost, list[Finding]] = {}
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="skyward-host") as threads:
-            done = [threads.submit(action, number) for number in range(len(self._hosts))]
-            for host, each in zip(self._hosts, done, strict=True):
+            for host, done in [(host, threads.submit(action)) for host, action in actions.items()]:
                 try:
-                    findings += each.result()
-                except EngineMissingError:
-                    findings.append(Finding(host.name, "engine", "Its engine does not answer. Start Docker there."))
-                except EngineError as error:
-                    findings.append(Finding(host.name, "engine", str(error)))
+                    findings = done.result()
+                except PoolClosedError:
+                    raise
                 except SkywardError as error:
-                    findings.append(Finding(host.name, "ssh", str(error)))
-        refuse(findings, len(self._hosts))
+                    findings = [finding_of(host.name, error)]
+                if findings:
+                    ill[host] = findings
+        return ill
 
     def close(self) -> None:
         """End everything on all machines; the first failure is raised when all have been tried."""
-        self._ended.set()
+        with self._lock:
+            self._ended.set()
         failures = []
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="skyward-host") as threads:
             for machine, done in [(machine, threads.submit(machine.close)) for machine in self.machines]:
@@ -247,8 +376,13 @@ class _Pool:
 
     def _beat(self) -> None:
         while not self._ended.wait(_BEAT_S):
-            for machine in self.machines:
+            for machine in tuple(self.machines):
                 machine.keeper.beat()
+
+
+def _go(machine: Machine) -> list[Finding]:
+    machine.go()
+    return []
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from skyward.providers import distribution
 from skyward.providers.checks import check_disk, refuse
 from skyward.providers.images import EngineImages
 from skyward.providers.machine import Machine
+from skyward.providers.relay import can_receive, relay
 
 _AT_ONCE = 8
 
@@ -41,6 +42,7 @@ class Supply:
     ) -> None:
         self._machines, self._registry, self._report = machines, registry, report
         self._builder: EngineAddress
+        self._is_here = build == "local"
         self._docker_host: str | SshHost
         if build == "remote":
             self._builder, self._docker_host = machines[0].engine_address, machines[0].connection.through
@@ -79,18 +81,30 @@ class Supply:
         return [machine for machine, found in zip(self._machines, there, strict=True) if not found]
 
     def _send(self, plan: Plan, lacking: Sequence[Machine]) -> None:
-        """From whoever has it: the engine that builds, else a machine, else it is built."""
+        """From a machine that has it, else from the engine that builds, once; machines give it to each other."""
         source, facts = self._builder, self._store.inspect(plan.tag)
-        having = next((machine for machine in self._machines if machine not in lacking), None)
-        if facts is None and having is not None:
-            source, facts = having.engine_address, having.images.inspect(plan.tag)
+        having = [machine for machine in self._machines if machine not in lacking]
+        if facts is None and having:
+            source, facts = having[0].engine_address, having[0].images.inspect(plan.tag)
         elif facts is None:
             ensure(plan, self._store, self._report, docker_host=self._docker_host)
             facts = self._store.inspect(plan.tag)
-        lacking = [machine for machine in lacking if machine.engine_address is not source]
-        if facts is not None and lacking:
-            self._check_room(lacking, facts.size)
-            distribution.stream(source, plan.tag, facts.size, lacking, self._report)
+            having = [machine for machine in self._machines if machine.engine_address is self._builder]
+        lacking = [machine for machine in lacking if machine not in having]
+        if facts is None or not lacking:
+            return
+        self._check_room(lacking, facts.size)
+        if source is self._builder and self._is_here:
+            lacking = distribution.complete(source, plan.tag, lacking, self._report)
+            having = [machine for machine in self._machines if machine not in lacking]
+        if lacking and not having:
+            distribution.stream(source, plan.tag, facts.size, lacking[:1], self._report)
+            having, lacking = [lacking[0]], lacking[1:]
+        left = [machine for machine in lacking if not can_receive(machine.address)]
+        if near := [machine for machine in lacking if machine not in left]:
+            left += relay(having[0], plan.tag, facts.size, near, self._report)
+        if left:
+            distribution.stream(source, plan.tag, facts.size, left, self._report)
 
     def _pull(self, plan: Plan, lacking: Sequence[Machine], registry: str) -> None:
         """From the registry, where it is put first unless it is there."""

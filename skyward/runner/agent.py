@@ -14,21 +14,25 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from skyward.errors import WireError
+from skyward.model.instance import ENV_VAR, InstanceInfo
 from skyward.runner import stacks
 from skyward.runner.children import Child, Ended
 from skyward.runner.clients import Client
+from skyward.runner.config import DISMISS, EXIT_DISMISSED, rank_environment
 from skyward.runner.door import Door
 from skyward.runner.memory import OomCounter
+from skyward.runner.reach import Reach
+from skyward.runner.signals import on_signals
 from skyward.wire.frames import Connection, Frame
 from skyward.wire.handshake import agent_endpoint, versions
 from skyward.wire.listen import listen
 from skyward.wire.messages import Kind, decode, encode
 
 ANNOUNCEMENT = "skyward-ready "
-EXIT_FAILED, EXIT_CONFIG, EXIT_LEASE = 1, 2, 3  # exit statuses besides 0
+EXIT_FAILED, EXIT_CONFIG, EXIT_LEASE = 1, 2, 3  # exit statuses besides 0 and EXIT_DISMISSED
 _TERM_GRACE_S = 5.0  # `docker stop` kills after ten seconds
 _KILLED_S = 1.0  # how long a killed process may take to vanish
 _DUMP_S = 1.0  # how long a worker may take to write where it is
@@ -55,19 +59,27 @@ class Agent:
         self._ready = self._stopping = False
         self._contact = time.monotonic()
         self._oom = OomCounter()
+        self._reach = Reach(node)
         self._watchers = [self._thread(self._keep_alive, child) for child in children]
 
     def run(self) -> int:
         """Serve until told to end, or until no client has been there for the lease; returns the exit status."""
         threading.excepthook = self._on_thread_error
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: self._inbox.put(End(0, grace_s=_TERM_GRACE_S)))
+        ended = End(0, grace_s=_TERM_GRACE_S)
+        dismissed = End(EXIT_DISMISSED, f"Node {self._node} ends: it was told to by another client than its pool's.")
+        on_signals(
+            (signal.SIGTERM, signal.SIGINT, DISMISS),
+            lambda number: self._inbox.put(dismissed if number == DISMISS else ended),
+        )
         end = End(EXIT_FAILED)
         try:
             end = self._serve()
             if end.text:
                 say(end.text)
         finally:
+            if end.status == EXIT_DISMISSED:
+                with self._lock:
+                    self._tell_all(Frame(Kind.DISMISSED, 0))
             self._stop(end.grace_s)
         return end.status
 
@@ -228,6 +240,7 @@ class Agent:
                 self._clients.remove(client)
             self._contact = time.monotonic()
             client.close()
+            self._reach.close()
 
     def _converse(self, client: Client) -> None:
         client.heard = self._contact = time.monotonic()
@@ -247,12 +260,24 @@ class Agent:
                 client.connection.send(Frame(Kind.PONG, frame.id))
             case Kind.KILL:
                 self._kill(decode(frame.head))
+            case Kind.PLACE:
+                self._move(bytes(frame.head).decode())
             case Kind.DUMP:
                 self._thread(self._dump, decode(frame.head)).start()
+            case Kind.REACH:
+                self._thread(self._try_reach, client, frame.id, decode(frame.head)).start()
             case Kind.SHUTDOWN:
                 self._inbox.put(End(0, grace_s=float(decode(frame.head)["grace_s"])))
             case _:
                 raise ValueError(f"kind {frame.kind}")
+
+    def _move(self, document: str) -> None:
+        """Note the node's new place, for workers that are started from now on; those that run are told themselves."""
+        place = InstanceInfo.from_json(document)
+        with self._lock:
+            os.environ[ENV_VAR] = document
+            for child in self._children:
+                child.env.update(rank_environment(place, child.start.index, os.environ))
 
     def _kill(self, order: dict[str, int]) -> None:
         """End a worker."""
@@ -266,6 +291,10 @@ class Agent:
             text = stacks.read_dump(stacks.dump_file(child.start), child.signal, _DUMP_S)
             with self._lock:
                 self._tell_all(Frame(Kind.DUMPED, 0, encode({**order, "text": text})))
+
+    def _try_reach(self, client: Client, question: int, order: dict[str, Any]) -> None:
+        """Do one step of finding out which nodes reach each other (a thread of its own)."""
+        client.post(Frame(Kind.REACHED, question, encode(self._reach.take(order))))
 
     def _meant(self, order: dict[str, int]) -> Child | None:
         """The worker of an order; one that names a generation must not hit the one that has replaced it."""

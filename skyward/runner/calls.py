@@ -47,6 +47,10 @@ class Calls:
         self._used = False  # whether a function has been loaded
         self._grouped = False  # whether this process is, or may be, part of a group of ranks
 
+    def move(self, place: InstanceInfo) -> None:
+        """Note the place for plugins that are set up from now on."""
+        self._place = place
+
     def keep_function(self, frame: Frame) -> None:
         """Remember a pickled function; it is loaded where it is first called."""
         self._functions[frame.id] = bytes(frame.head)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,6 +16,8 @@ from skyward.wire.messages import KEY_BYTES
 SETTINGS_VAR = "SKYWARD_RUNNER"
 RUN_DIR_VAR = "SKYWARD_RUN_DIR"
 KEY_FILE = "key"
+DISMISS = signal.SIGUSR1  # ends a node for good: with a status by which its pool knows not to replace it
+EXIT_DISMISSED = 4
 GPUS_VAR = "CUDA_VISIBLE_DEVICES"
 
 

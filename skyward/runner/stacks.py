@@ -6,6 +6,7 @@ waiting in a collective releases it. When it is held, a signal makes the process
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import faulthandler
 import hashlib
@@ -16,8 +17,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 from skyward.runner.config import WorkerStart
@@ -26,7 +28,8 @@ from skyward.wire import payload
 DUMP_SIGNAL = signal.SIGRTMAX - 2  # one that user code hardly takes for itself
 _DEPTH = 60  # frames told, the innermost ones
 _POLL_S = 0.02
-_BELOW = (str(Path(__file__).parent), "<frozen runpy>")  # files whose frames are below every call
+_BELOW = (str(Path(__file__).parent), "<frozen runpy>", threading.__file__)  # files whose frames are below every call
+_WIRE = str(Path(payload.__file__).parent)
 # Modules whose C code waits for other ranks when it does not return. Others of these packages (loading a file, a data
 # loader) wait for other things.
 _WAITING_PLACES = (
@@ -37,7 +40,7 @@ _FRAMEWORKS = ("torch", "jax", "jaxlib", "tensorflow")
 
 
 def describe(thread: int) -> dict[str, Any]:
-    """Where a thread of this process is; an empty document if it, or the call that it ran, has ended.
+    """Where a thread of this process is; an empty document if it, or the call that it ran, has ended or not begun.
 
     Keys: `frames`, outermost first, each `[file, line, function, source line]`; `place`, equal as long as no frame
     moves; `waits`, whether it is in a framework's C code that can wait for other ranks; `cpu_s`, processor time of the
@@ -49,6 +52,8 @@ def describe(thread: int) -> dict[str, Any]:
     if _has_failed(innermost):
         return {}  # its exception, which tells where it was, is about to be sent
     frames = _frames(innermost)
+    if not frames:
+        return {}
     place = hashlib.sha256(repr([(f.f_code.co_filename, f.f_code.co_name, f.f_lasti) for f in frames]).encode())
     return {
         "frames": [_told(frame) for frame in frames[-_DEPTH:]],
@@ -99,15 +104,29 @@ def _has_failed(innermost: FrameType) -> bool:
 
 
 def _frames(innermost: FrameType) -> list[FrameType]:
-    """The frames of a call, outermost first, without the runner's below them."""
+    """The frames of a call, outermost first, without those below them; none while the runner itself is at work."""
     frames = []
     frame: FrameType | None = innermost
     while frame is not None:
         frames.append(frame)
         frame = frame.f_back
-    while len(frames) > 1 and frames[-1].f_code.co_filename.startswith(_BELOW):
-        frames.pop()
-    return frames[::-1]
+    frames.reverse()
+    below = 0
+    while below < len(frames) and frames[below].f_code.co_filename.startswith(_BELOW):
+        below += 1
+    if not any(frame.f_code.co_filename.startswith(_BELOW[0]) for frame in frames[:below]):
+        return frames  # a thread that the runner did not start
+    if below < len(frames) and not _is_the_runners(frames[below]):
+        return frames[below:]
+    return []
+
+
+def _is_the_runners(frame: FrameType) -> bool:
+    """Whether the runner called this for itself: it packs a result or sends it. Arguments are unpacked for the call."""
+    code = frame.f_code
+    if code.co_filename == contextlib.__file__:
+        return code.co_name != "inner"  # which is a decorator made of a context manager
+    return code.co_filename.startswith(_WIRE) and code is not payload.loads.__code__
 
 
 def _told(frame: FrameType) -> tuple[str, int, str, str]:
@@ -119,25 +138,26 @@ def _waits(frame: FrameType) -> bool:
     """Whether the frame is a framework's, or calls a C function of an object of a framework's (`work.wait()`)."""
     if _within(str(frame.f_globals.get("__name__", "")), _WAITING_PLACES):
         return True
-    name = _called_on(frame)
+    name = _called_on(frame.f_code, frame.f_lasti)
     if name is None:
         return False
     called = frame.f_locals.get(name, frame.f_globals.get(name))
     return called is not None and _within(type(called).__module__ or "", _FRAMEWORKS)
 
 
-def _called_on(frame: FrameType) -> str | None:
+@lru_cache(maxsize=256)  # reading a function of 300 lines takes 12 ms, and a loop is in few places of it
+def _called_on(code: CodeType, at_instruction: int) -> str | None:
     """The variable that the expression being called starts with: `work` in `work.wait()`, `step` in `step(x)`."""
     at = None
     loads: dict[tuple[int | None, int | None], str] = {}  # names by the place at which they stand
-    for instruction in dis.get_instructions(frame.f_code):
+    for instruction in dis.get_instructions(code):
         where = instruction.positions
         if where is None:
             continue
         start = (where.lineno, where.col_offset)
         if instruction.opname.startswith("LOAD_") and instruction.opname not in ("LOAD_ATTR", "LOAD_METHOD"):
             loads[start] = str(instruction.argval)
-        if instruction.offset >= frame.f_lasti:
+        if instruction.offset >= at_instruction:
             at = start
             break
     return loads.get(at) if at is not None else None

@@ -13,12 +13,13 @@ import sys
 import threading
 import time
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TextIO
 
 from skyward.errors import SkywardError, WireError
-from skyward.model.instance import InstanceInfo
+from skyward.model.instance import ENV_VAR, InstanceInfo
 from skyward.runner import shared, stacks
 from skyward.runner.calls import Calls, failure
 from skyward.runner.config import WorkerStart, read_place
@@ -121,8 +122,8 @@ class Worker:
                 shared.values.keep(frame.head, frame.buffers)
             case Kind.FORGET:
                 shared.values.forget(bytes(frame.head))
-            case Kind.SETUP:
-                self._inbox.put(frame)  # plugins are set up in the main thread
+            case Kind.SETUP | Kind.PLACE:
+                self._inbox.put(frame)  # both are the main thread's, between calls
             case _:
                 raise WireError(f"A worker cannot be sent a message of kind {frame.kind}.")
 
@@ -147,6 +148,9 @@ class Worker:
             if frame.kind == Kind.SETUP:
                 self._send(self._set_up(frame))
                 continue
+            if frame.kind == Kind.PLACE:
+                self._move(bytes(frame.head).decode())
+                continue
             answer = None
             started = time.perf_counter()
             try:
@@ -162,6 +166,12 @@ class Worker:
                 if answer.kind == Kind.STALE:
                     return  # to leave the plugins and end; the agent starts a fresh process
             frame = answer = None  # payloads must not live until the next call
+
+    def _move(self, document: str) -> None:
+        """Take the node's new place: its neighbours have changed."""
+        self._place = replace(InstanceInfo.from_json(document), worker=self._place.worker)
+        os.environ[ENV_VAR] = self._place.to_json()
+        self._calls.move(self._place)
 
     def _set_up(self, frame: Frame) -> Frame:
         self._exchange.begin_setup()

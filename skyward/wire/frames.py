@@ -12,7 +12,6 @@ Blocking sockets and threads, because a lock-step call costs 15-26 us this way a
 
 from __future__ import annotations
 
-import mmap
 import socket
 import struct
 import threading
@@ -20,6 +19,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from skyward.errors import WireError
+from skyward.wire.blocks import allocate
 
 HEADER = struct.Struct("<B3xIQQ")
 _SIZE = struct.Struct("<Q")
@@ -28,7 +28,6 @@ _COALESCE = 64 * 1024  # frames up to this size are joined before the write; lar
 _IOV_MAX = 512  # half of Linux's limit for the parts of one vectored write
 _MAX_BUFFERS = 1 << 20
 _MAX_BYTES = 1 << 44  # a length beyond this is a broken stream, not a payload
-_HUGE = 2 * 1024 * 1024
 
 Buffer = bytes | bytearray | memoryview
 
@@ -147,7 +146,7 @@ class Connection:
 
     def _read(self, size: int) -> memoryview:
         """Exactly `size` bytes in memory of their own: first what is buffered, then from the socket."""
-        target = _allocate(size)
+        target = allocate(size)
         done = min(size, self._end - self._start)
         target[:done] = self._space[self._start : self._start + done]
         self._start += done
@@ -157,21 +156,6 @@ class Connection:
                 raise WireError("The connection closed in the middle of a message.")
             done += count
         return target
-
-
-def _allocate(size: int) -> memoryview:
-    """Writable memory; large blocks in huge pages, since page faults cost more than the copy (2.5 times)."""
-    if size < _HUGE:
-        return memoryview(bytearray(size))
-    # private, because for shared memory, which is Python's default, many systems have huge pages switched off
-    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
-    block = mmap.mmap(-1, size, **private)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        try:
-            block.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:
-            pass  # a kernel without huge pages: slower, not wrong
-    return memoryview(block)
 
 
 def _parts(frames: Sequence[Frame]) -> tuple[list[Buffer], int]:

@@ -11,7 +11,7 @@ import struct
 from enum import IntEnum
 from typing import Any
 
-PROTOCOL = 2
+PROTOCOL = 3
 KEY_BYTES = 32  # of the key that a pool and its nodes share
 
 
@@ -33,6 +33,9 @@ class Kind(IntEnum):
     SHARED = 19  # how it is kept (see `runner.shared`), digest, the pickled value unless a neighbour has it
     FORGET = 20  # the digest of a shared value that no call sent before needs any more
 
+    # client -> worker, client -> agent
+    PLACE = 21  # the node's new COMPUTE_POOL document: its neighbours have changed
+
     # worker -> client
     READY = 30  # id of the SETUP
     STARTED = 31  # the call left the queue (sent for calls that asked for it)
@@ -52,13 +55,16 @@ class Kind(IntEnum):
     KILL = 51  # JSON {"worker", "generation"}: end this worker at once; it is started again
     SHUTDOWN = 52  # JSON {"grace_s": s}: leave hooks, end workers, exit
     DUMP = 53  # JSON {"worker", "generation"}: let a worker that does not answer write where it is
+    REACH = 55  # JSON of a step of `runner.reach`; answered by REACHED with the same id
 
     # agent -> client
     PONG = 70
     WORKER_EXIT = 71  # JSON {"worker", "generation", "code", "signal", "oom", "log"}
     WORKER_UP = 72  # JSON {"worker", "generation", "address"}: a fresh worker listens
     WORKER_OUTPUT = 73  # id = worker; stream byte (1 or 2), then UTF-8 text written below Python
+    DISMISSED = 75  # another client ends this node for good
     DUMPED = 74  # JSON {"worker", "generation", "text"}: what it wrote, as faulthandler has it
+    REACHED = 76  # JSON of what the step gave
 
 
 NO_CALL = 0

@@ -259,7 +259,10 @@ class Cloud:
             if ident in self.instances:
                 continue
             known = self.backend.get_instance(ident)
-            host = self.stand.hosts[number]
+            pool = next(tag["value"] for tag in known.get_tags() if tag["key"] == "skyward.pool")
+            taken = [each.host for each in self.instances.values() if each.pool == pool]
+            free = [host for host in self.stand.hosts if host not in taken]  # a pool's later machines are others
+            host = free[0] if taken else self.stand.hosts[number]
             address = f"{self.stand.subnet}.{next(self._numbers)}"
             known.nics[0].private_ip_address = address
             known.nics[0].private_ip_addresses = [{"Primary": True, "PrivateIpAddress": address}]

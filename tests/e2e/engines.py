@@ -23,7 +23,7 @@ import pytest
 from scripts.engine import daemon, debian, mounts, processes, sources
 
 NEWER = {"12": ("bookworm", "trixie")}  # Debian's version, its name, and the name of the release to take packages of
-PACKAGES = ("docker.io", "docker-cli", "docker-buildx", "containerd")
+PACKAGES = ("docker.io", "docker-cli", "docker-buildx", "docker-compose", "containerd")
 START_LIMIT_S = 60
 
 
@@ -41,11 +41,11 @@ class OwnEngine:
         """What a docker command prints."""
         command = [self.env["SKYWARD_DOCKER_CLI"], *words]
         env = {**os.environ, **self.env}
-        return subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=110).stdout
+        return subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=250).stdout
 
     @contextmanager
     def client(self) -> Iterator[docker.DockerClient]:
-        client = docker.DockerClient(base_url=self.env["DOCKER_HOST"], timeout=110)
+        client = docker.DockerClient(base_url=self.env["DOCKER_HOST"], timeout=250)
         try:
             yield client
         finally:
@@ -84,14 +84,15 @@ def present_release() -> Release:
 
 @contextmanager
 def newer_release() -> Iterator[Release]:
-    """Engine 26 with buildx, its images in containerd; skips where Debian's packages of it cannot be had."""
+    """Engine 26 with buildx, compose 2 and images in containerd; skips where Debian's packages cannot be had."""
     _need_root()
     with _folder() as folder:
         _unpack(folder)
         programs = folder / "root" / "usr"
         plugins = folder / "config" / "cli-plugins"
         plugins.mkdir(parents=True)
-        (plugins / "docker-buildx").symlink_to(programs / "libexec" / "docker" / "cli-plugins" / "docker-buildx")
+        for name in ("docker-buildx", "docker-compose"):
+            (plugins / name).symlink_to(programs / "libexec" / "docker" / "cli-plugins" / name)
         yield Release(
             path=f"{programs / 'sbin'}:{programs / 'bin'}:{daemon.daemon_path()}",
             settings={"features": {"containerd-snapshotter": True}},
@@ -136,7 +137,7 @@ def _unpack(folder: Path) -> None:
     apt = ["apt-get", "-q", *(word for name, value in options.items() for word in ("-o", f"{name}={value}"))]
     for words in (["update"], ["download", *PACKAGES]):
         done = subprocess.run(
-            [*apt, *words], cwd=folder / "packages", capture_output=True, text=True, timeout=100, check=False
+            [*apt, *words], cwd=folder / "packages", capture_output=True, text=True, timeout=250, check=False
         )
         if done.returncode:
             pytest.skip(f"the packages of a newer engine cannot be had here: {done.stderr.strip()[-300:]}")

@@ -64,6 +64,7 @@ def absent(missing: int) -> sky.Plugin:
 def wait_for_peers() -> None:
     """What a collective call looks like to the others when one rank does not come."""
     ours, _theirs = socket.socketpair()
+    print("waits", flush=True)
     ours.recv(1)
 
 
@@ -91,6 +92,7 @@ def pid() -> int:
 @sky.compute
 def fails_on(victim: int, how: str) -> None:
     """One rank falls, the others wait for it."""
+    gather(None, name="all are here")
     if rank() == victim:
         time.sleep(0.3)
         fall(how)
@@ -100,6 +102,7 @@ def fails_on(victim: int, how: str) -> None:
 def _fails_together(victim: int, how: str) -> int:
     if how == "return":
         return os.getpid()
+    gather(None, name="all are here")
     if rank() == victim:
         time.sleep(0.3)
         fall(how)
@@ -113,6 +116,7 @@ fails_together = sky.compute(declare(_fails_together, collective=True))  # as a 
 @sky.compute
 def fails_later(victim: int, noticed: str) -> None:
     """Another rank tells of a broken connection before the one that broke it has ended."""
+    gather(None, name="all are here")
     if rank() == victim:
         time.sleep(0.4)
         os._exit(9)
@@ -128,6 +132,7 @@ def fails_later(victim: int, noticed: str) -> None:
 def yields_until(victim: int, how: str) -> Iterator[int]:
     """Three items from each rank; then one falls and the others wait."""
     yield from range(3)
+    gather(None, name="all are here")
     if rank() == victim:
         time.sleep(0.3)
         fall(how)
@@ -138,6 +143,7 @@ def yields_until(victim: int, how: str) -> Iterator[int]:
 def ignores_its_end(seconds: float) -> None:
     """Does not heed interrupts, as C code that waits does not."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    print("does not heed", flush=True)
     time.sleep(seconds)
 
 

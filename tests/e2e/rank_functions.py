@@ -112,6 +112,7 @@ def is_killed_on(rank: int) -> list[int]:
 @sky.compute
 def is_late_on(rank: int, seconds: float) -> Any:
     """What the others are told of a rank that comes too late, and what that rank is told."""
+    gather(1, name="all are here")
     if place().global_worker_index == rank:
         time.sleep(seconds)
     try:

@@ -15,6 +15,7 @@ import pytest
 import skyward as sky
 from scripts.stand import commands
 from scripts.stand.place import Host, Stand, here
+from tests.waiting import wait_until as wait_until  # for who asks for the stand
 
 # One image for all of them, as small as can be: every host keeps a copy.
 IMAGE = sky.Image()
@@ -63,15 +64,6 @@ def left_on(host: Host) -> list[str]:
     """Containers of pools, directories of pools and claimed ports on a host, seen past its sshd."""
     containers = host.run("docker", "ps", "-aq", "--filter", "label=skyward.pool", check=False).split()
     return containers + host.run("sh", "-c", "ls -d /tmp/.skyward-* 2>/dev/null", check=False).split()
-
-
-def wait_until(true: Callable[[], bool], within_s: float) -> float:
-    """Seconds until something is so; fails if it is not in time."""
-    began = time.monotonic()
-    while not true():
-        assert time.monotonic() - began < within_s, f"not so within {within_s:g} s"
-        time.sleep(0.02)
-    return time.monotonic() - began
 
 
 def forget_image(host: Host, repository: str) -> None:

@@ -14,6 +14,14 @@ def where() -> str:
     return socket.gethostname()
 
 
+@sky.compute
+def places() -> dict[str, object]:
+    """Which node it is, and where."""
+    info = sky.instance_info()
+    assert info
+    return {"node": info.node, "host": socket.gethostname()}
+
+
 @sky.compute(retries=3)
 def work(number: int, seconds: float) -> tuple[int, str]:
     """Say which call it was and where it ran."""

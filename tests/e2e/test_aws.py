@@ -10,6 +10,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,13 @@ from scripts.stand.place import Stand
 from skyward.errors import ProviderError
 from skyward.providers.rundir import runtime_base
 from tests.e2e.cloud import PRICES, REGION, Cloud, left, wait_gone
-from tests.e2e.stand import IMAGE, forget_image, stand, wait_until
-from tests.e2e.stand_functions import where, work
+from tests.e2e.stand import IMAGE, forget_image, ssh, stand, wait_until
+from tests.e2e.stand_functions import where, work_once
 
-__all__ = ["stand"]
+__all__ = ["ssh", "stand"]
 
 pytestmark = [pytest.mark.timeout(300)]
+MakeSsh = Callable[..., sky.SSH]
 QUIET = ("boto3", "botocore", "urllib3", "werkzeug", "moto")
 HEIR_S = 60.0  # an heir stays for some seconds after a killed client, and other tests run at the same time
 
@@ -44,12 +46,12 @@ def cloud(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
     try:
         yield made
         wait_gone(made, HEIR_S)
-        assert heirs() == []
+        wait_until(lambda: not heirs(made), HEIR_S)
     finally:
         made.close()
 
 
-def pool_on(provider: sky.AWS | None = None, **settings: Any) -> sky.ComputePool:
+def pool_on(provider: Any = None, **settings: Any) -> sky.ComputePool:
     """A pool on the cheapest of small machines."""
     defaults: dict[str, Any] = {"image": IMAGE, "machine": "m6i.large", "display": "quiet"}
     return sky.ComputePool(provider or sky.AWS(REGION, use_private_ip=True), **{**defaults, **settings})
@@ -68,10 +70,18 @@ def launches(cloud: Cloud) -> list[tuple[str, str]]:
     ]
 
 
-def heirs() -> list[int]:
+def heirs(cloud: Cloud) -> list[int]:
     """The processes that wait for the end of this one, or of a client of these tests."""
     found = subprocess.run(["pgrep", "-f", "skyward.providers.aws.heir"], capture_output=True, text=True, check=False)
-    return [int(pid) for pid in found.stdout.split()]
+    return [int(pid) for pid in found.stdout.split() if cloud.env["AWS_ENDPOINT_URL"] in environment(int(pid))]
+
+
+def environment(pid: int) -> str:
+    """Of a process; "" if it has just ended."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def tags_of(resource: Any) -> dict[str, str]:
@@ -191,21 +201,54 @@ def test_a_budget_refuses_before_anything_is_made(cloud: Cloud) -> None:
     assert {name for name, _ in cloud.calls if not name.startswith(("Describe", "Get"))} == set()
 
 
-def test_a_spot_notice_is_told_and_the_rest_goes_on(cloud: Cloud, caplog: pytest.LogCaptureFixture) -> None:
-    """The notice names node and time; when the machine is taken, its calls run on the other, none lost, none twice."""
+@pytest.mark.parametrize(
+    ("selection", "place"),
+    [
+        pytest.param("cheapest", "stand3", id="cheapest"),  # machines of one's own cost nothing
+        pytest.param(lambda _, cost: -(cost or 0), "stand1", id="a rank of one's own"),
+    ],
+)
+def test_a_pool_is_where_its_selection_says(cloud: Cloud, ssh: MakeSsh, selection: Any, place: str) -> None:
+    """At a provider that rents, or at one that does not."""
+    providers = [sky.AWS(REGION, use_private_ip=True), ssh(3)]
+    with pool_on(providers, selection=selection, allocation="on-demand", max_hourly_cost=1.0) as pool:
+        assert where() >> pool == place
+        assert len(cloud.running()) == (1 if place == "stand1" else 0)
+    assert left(cloud) == []
+
+
+def test_a_provider_without_room_is_followed_by_the_next(
+    cloud: Cloud, ssh: MakeSsh, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the order in which they were given, and what the first had begun is given back."""
+    cloud.refuse = lambda _: "InsufficientInstanceCapacity"
+    providers = [sky.AWS(REGION, use_private_ip=True), ssh(3)]
+    with pool_on(providers, selection="first", allocation="on-demand", display="auto") as pool:
+        assert left(cloud) == []
+        assert where() >> pool == "stand3"
+    assert len(launches(cloud)) == 5
+    assert "aws cannot give the hosts: AWS has no room for 1 machines in us-east-1" in capsys.readouterr().err
+
+
+def test_a_spot_notice_drains_the_machine_and_replaces_it(cloud: Cloud, caplog: pytest.LogCaptureFixture) -> None:
+    """It gets no new calls and finishes the one it runs, while another machine is launched that takes its place."""
     with pool_on(nodes=2, allocation="spot") as pool:
         assert sorted(where() @ pool) == ["stand1", "stand2"]
         taken = cloud.running()[1]
-        taken.interrupt("2026-11-22T01:00:00Z")
-        wait_until(lambda: "taken away" in caplog.text, 30)
-        assert f"Node 1 of pool {pool.id} (machine {taken.id}) will be taken away by AWS at" in caplog.text
-        assert "2026-11-22T01:00:00Z (terminate)" in caplog.text
-        futures = [work(number, 1.0) > pool for number in range(4)]
-        time.sleep(0.5)
-        cloud.end(taken.id)
-        results = [future.result(60) for future in futures]
-        assert [number for number, _ in results] == [0, 1, 2, 3]
-        assert results[3][1] == "stand1"
+        running = [work_once(number, 6.0) > pool for number in range(2)]
+        workers = [worker for node in pool._members.nodes for worker in node.workers]
+        wait_until(lambda: all(map(pool._dispatcher.held, workers)), 60)
+        at = datetime.now(UTC) + timedelta(seconds=90)
+        taken.interrupt(at.strftime("%Y-%m-%dT%H:%M:%SZ"))
+        wait_until(lambda: "taken away" in caplog.text, 60)
+        assert f"The machine {taken.id} of pool {pool.id} will be taken away by AWS at" in caplog.text
+        assert f"{at:%Y-%m-%dT%H:%M:%SZ} (terminate)" in caplog.text
+        wait_until(lambda: pool.current_nodes() == 1, 60)
+        later = [work_once(number, 0.1) > pool for number in range(2, 12)]
+        assert sorted(call.result(60)[1] for call in running) == ["stand1", "stand2"]
+        assert {call.result(60)[1] for call in later} <= {"stand1", "stand3"}
+        assert where() @ pool == ["stand1", "stand3"]
+        assert len(launches(cloud)) == 2
     assert left(cloud) == []
 
 
@@ -215,18 +258,19 @@ def test_ps_and_down_see_a_pool_from_another_process(cloud: Cloud) -> None:
         command = [sys.executable, "-m", "skyward"]
         shown = subprocess.run([*command, "ps", "--aws", REGION], capture_output=True, text=True, check=True).stdout
         (machine,) = cloud.running()
-        assert [line.split()[:4] for line in shown.splitlines() if pool.id in line and machine.id in line] == [
-            [pool.id, "0", REGION, "running"]
-        ]
+        (row,) = (line.split() for line in shown.splitlines() if pool.id in line and machine.id in line)
+        assert (row[:4], row[-2]) == ([pool.id, "0", REGION, "running"], "0.031")  # USD per hour
         down = subprocess.run([*command, "down", pool.id, "--aws", REGION], capture_output=True, text=True, check=True)
         assert f"pool {pool.id}: 1 node ended at {REGION}" in down.stdout
         assert left(cloud) == []
 
 
 ZYGOTE = f"""
-import os, sys
+import os, secrets, sys
 import boto3, botocore.session
 import skyward as sky
+from skyward.providers.aws.provider import _Pool
+from skyward.providers.base import Terms
 from tests.e2e.stand import IMAGE
 boto3.client("ec2"), boto3.client("ssm"), boto3.client("pricing")
 while os.read(0, 1) == b"n":
@@ -235,11 +279,16 @@ while os.read(0, 1) == b"n":
         os.write(1, b"%d\\n" % os.getpid())
         os.read(0, 1)
         provider = sky.AWS({REGION!r}, use_private_ip=True)
+        if sys.argv[1] == "machines":
+            _Pool.connect = _Pool.acquire = lambda *_, **__: None
+            provider = provider.on(Terms(machine="m6i.large", allocation="on-demand", lease_s=3))
+            provider.acquire(secrets.token_hex(4), 1, None)
+            provider.release(*provider._pools)
+            os._exit(0)
         settings = dict(image=IMAGE, machine="m6i.large", allocation="on-demand", display="quiet", ttl=3)
         with sky.ComputePool(provider, **settings) as pool:
-            if sys.argv[1:]:
-                os.write(1, b"open\\n")
-                os.read(0, 1)
+            os.write(1, b"open\\n")
+            os.read(0, 1)
         os._exit(0)
     os.waitpid(pid, 0)
     os.write(1, b"gone\\n")
@@ -247,12 +296,16 @@ while os.read(0, 1) == b"n":
 
 
 @pytest.fixture
-def client(cloud: Cloud) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Clients in processes of their own; "n" makes one, which says its number and waits for a word."""
+def client(cloud: Cloud) -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
+    """Clients in processes of their own; "n" makes one, which says its number and waits for a word.
+
+    With "pool" a client opens one, says "open", and waits again. With "machines" it rents and gives back, and does not
+    wait for machines to boot: the calls of AWS are the same.
+    """
     started: list[subprocess.Popen[bytes]] = []
 
-    def start(*words: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-c", ZYGOTE, *words]
+    def start(what: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", ZYGOTE, what]
         started.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0))
         return started[-1]
 
@@ -283,10 +336,11 @@ def has_socket(pid: int, port: int) -> bool:
 
 
 def test_a_client_killed_at_any_call_leaves_nothing(
-    cloud: Cloud, client: Callable[..., subprocess.Popen[bytes]]
+    cloud: Cloud, client: Callable[[str], subprocess.Popen[bytes]]
 ) -> None:
     """Each call is carried out, and its answer never arrives: whatever it made is gone soon."""
-    zygote, number, completed = client(), 0, False
+    cloud.boots = False
+    zygote, number, completed = client("machines"), 0, False
     killed_at: list[str] = []
     while not completed:
         say(zygote, b"n")
@@ -307,16 +361,16 @@ def test_a_client_killed_at_any_call_leaves_nothing(
     assert {"CreateSecurityGroup", "AuthorizeSecurityGroupIngress", "RunInstances"} <= set(killed_at)
     assert {"DescribeInstances", "TerminateInstances", "DeleteSecurityGroup"} <= set(killed_at)
     wait_gone(cloud, HEIR_S)
-    wait_until(lambda: not heirs(), HEIR_S)
+    wait_until(lambda: not heirs(cloud), HEIR_S)
     assert list(runtime_base().glob("skyward-*.aws")) == []  # the keys of all of them
 
 
 def test_ctrl_c_while_machines_start_gives_them_back(
-    cloud: Cloud, client: Callable[..., subprocess.Popen[bytes]]
+    cloud: Cloud, client: Callable[[str], subprocess.Popen[bytes]]
 ) -> None:
     """At once, not when they would have been up."""
     cloud.boots = False
-    zygote = client()
+    zygote = client("pool")
     say(zygote, b"n")
     pid = int(hear(zygote))
     say(zygote, b"g")
@@ -330,16 +384,16 @@ def test_ctrl_c_while_machines_start_gives_them_back(
 
 
 def test_machines_end_by_themselves_when_nobody_is_left_to_end_them(
-    cloud: Cloud, client: Callable[..., subprocess.Popen[bytes]]
+    cloud: Cloud, client: Callable[[str], subprocess.Popen[bytes]]
 ) -> None:
     """The client's whole computer goes off: the guard on the machine shuts it down, `down` takes the rest."""
-    zygote = client("wait")
+    zygote = client("pool")
     say(zygote, b"n")
     pid = int(hear(zygote))
     say(zygote, b"g")
     assert hear(zygote) == "open"
     (machine,) = cloud.running()
-    (heir,) = heirs()
+    (heir,) = heirs(cloud)
     os.kill(heir, signal.SIGKILL)
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not cloud.running(), 60)  # lease 3 s, and the guard's patience

@@ -159,7 +159,7 @@ def test_interrupt(images: Images) -> None:
     assert any('"start"' in line and "sleep 600" in line for line in client.stdout)
 
     client.send_signal(signal.SIGINT)
-    _, err = client.communicate(timeout=20)
+    _, err = client.communicate(timeout=60)
 
     assert client.returncode == 130
     assert err.splitlines()[-1] == "skyward: Interrupted."

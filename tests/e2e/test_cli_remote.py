@@ -195,7 +195,7 @@ def test_interrupt_ends_the_build_there(images: Images, machine: Machine) -> Non
     assert len(machine.left) == 1
 
     client.send_signal(signal.SIGINT)
-    _, err = client.communicate(timeout=20)
+    _, err = client.communicate(timeout=60)
 
     assert client.returncode == 130
     assert "Traceback" not in err

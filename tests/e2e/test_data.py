@@ -128,7 +128,7 @@ def measure(script: Script, provider_name: str, how: str, nodes: int) -> dict[st
     provider = "Docker" if provider_name == "docker" else "Local"
     text = PROGRAM.format(provider=provider, how=how, nodes=nodes, payload=PAYLOAD)
     program = script(text, PYTHONPATH=str(ROOT))
-    out, err = program.communicate(timeout=100)
+    out, err = program.communicate(timeout=250)
     assert program.returncode == 0, err
     found = json.loads(out)
     return {"client": found["client"] / PAYLOAD, "nodes": [extra / PAYLOAD for extra in found["nodes"]]}
@@ -154,7 +154,7 @@ def test_many_large_results_do_not_pile_up_on_the_node(script: Script, provider_
     text = PROGRAM.format(provider=provider, how="to all", nodes=1, payload=PAYLOAD // 8)
     text = text.replace("assert length(x)", "for _ in range(10): assert length(x)")
     program = script(text, PYTHONPATH=str(ROOT))
-    out, err = program.communicate(timeout=100)
+    out, err = program.communicate(timeout=250)
     assert program.returncode == 0, err
     found = json.loads(out)
     assert found["nodes"][0] < 1.8 * PAYLOAD // 8

@@ -27,6 +27,7 @@ from skyward.model.accelerator import Accelerator
 from skyward.providers import Docker
 from skyward.providers.base import Announcement, Host, Node
 from tests.standin import ask, install, launch
+from tests.waiting import least_s
 
 Start = Callable[..., Node]
 
@@ -133,7 +134,7 @@ def _inspect(api: Any, pool: str, node: int = 0) -> dict[str, Any]:
 
 def test_a_node_is_a_container_set_up_for_work(start: Start, api: Any, pool: str) -> None:
     """Host network, init process, sized shared memory, raised limits, labels; nothing published, nothing privileged."""
-    start(0, env={"MINE": "1"}).wait_ready(20)
+    start(0, env={"MINE": "1"}).wait_ready(60)
     about = _inspect(api, pool)
     config, labels = about["HostConfig"], about["Config"]["Labels"]
     assert config["NetworkMode"] == "host"
@@ -152,7 +153,7 @@ def test_a_node_is_a_container_set_up_for_work(start: Start, api: Any, pool: str
 def test_a_node_talks_through_the_directory_it_shares(start: Start, api: Any, pool: str) -> None:
     """The announced socket can be reached, the key arrived by file, and neither inspect nor the command shows it."""
     node = start()
-    announced = node.wait_ready(20)
+    announced = node.wait_ready(60)
     assert announced == Announcement(agent="unix:agent.sock", workers=("unix:w0.sock",))
     facts = ask(node.connect(announced.agent), "facts")
     assert bytes.fromhex(facts["key"]) == b"the pool's key"
@@ -168,12 +169,12 @@ def test_a_node_talks_through_the_directory_it_shares(start: Start, api: Any, po
 def test_limits_hold_when_asked_for(start: Start, api: Any, pool: str) -> None:
     """Processors and memory are limited on request; a node over its memory is told from one that was killed."""
     node = start(cpus=0.5, memory_gb=0.125)
-    agent = node.wait_ready(20).agent
+    agent = node.wait_ready(60).agent
     config = _inspect(api, pool)["HostConfig"]
     assert (config["NanoCpus"], config["Memory"], config["ShmSize"]) == (500_000_000, 2**27, 2**26)
     asked = time.monotonic()
     ask(node.connect(agent), "memory")
-    ended = node.wait_exit(10)
+    ended = node.wait_exit(60)
     assert ended is not None
     assert (ended.code, ended.signal, ended.oom) == (137, 9, True)
     assert "out of memory" in ended.text
@@ -183,24 +184,28 @@ def test_limits_hold_when_asked_for(start: Start, api: Any, pool: str) -> None:
 @pytest.mark.parametrize(("request_", "code", "signal"), [(0, 0, None), (7, 7, None), (-9, 137, 9), (-11, 139, 11)])
 def test_ends_are_seen_at_once(start: Start, request_: int, code: int, signal: int | None) -> None:
     """Status or signal of a container that ends by itself is known in well under a second, with its last lines."""
-    node = start()
-    agent = node.wait_ready(20).agent
-    assert node.wait_exit(0) is None
-    asked = time.monotonic()
-    ask(node.connect(agent), request_)
-    ended = node.wait_exit(10)
-    assert time.monotonic() - asked < 1.0
-    assert ended is not None
-    assert (ended.code, ended.signal, ended.oom) == (code, signal, False)
-    assert "the stand-in starts" in ended.log
+    took_s: list[float] = []
+    while len(took_s) < 4 and (not took_s or took_s[-1] >= 1.0):  # a slow try has met with what else the machine does
+        node = start()
+        agent = node.wait_ready(60).agent
+        assert node.wait_exit(0) is None
+        asked = time.monotonic()
+        ask(node.connect(agent), request_)
+        ended = node.wait_exit(60)
+        took_s.append(time.monotonic() - asked)
+        assert ended is not None
+        assert (ended.code, ended.signal, ended.oom) == (code, signal, False)
+        assert "the stand-in starts" in ended.log
+        node.remove()
+    assert min(took_s) < 1.0
 
 
 def test_a_container_killed_from_outside_is_seen(start: Start, api: Any, pool: str) -> None:
     """`docker kill` by somebody else is noticed like any other end."""
     node = start()
-    node.wait_ready(20)
+    node.wait_ready(60)
     api.kill(f"skyward-{pool}-0")
-    ended = node.wait_exit(5)
+    ended = node.wait_exit(60)
     assert ended is not None
     assert ended.signal == 9
 
@@ -209,7 +214,7 @@ def test_a_runner_that_fails_leaves_its_words(start: Start) -> None:
     """However fast a container ends and removes itself, its last lines are in the error."""
     for node in range(5):
         with pytest.raises(NodeStartError, match="ended with exit status 1 before it was ready") as caught:
-            start(node, "fail").wait_ready(20)
+            start(node, "fail").wait_ready(60)
         words = str(caught.value).partition("Its last lines:\n")[2]
         assert sorted(words.splitlines()) == ["it cannot start", "the stand-in starts"]  # of two streams: in any order
 
@@ -223,7 +228,7 @@ def test_a_silent_runner_is_given_up(start: Start) -> None:
 def test_an_image_without_skyward_is_explained(start: Start) -> None:
     """A container without the interpreter ends before it is ready; the reason is in the message."""
     with pytest.raises(NodeStartError, match="No module named"):
-        start(0, image=os.environ["SKYWARD_BASE"]).wait_ready(20)
+        start(0, image=os.environ["SKYWARD_BASE"]).wait_ready(60)
 
 
 def test_an_image_that_is_not_there_is_named(start: Start, provider: Docker, pool: str) -> None:
@@ -236,31 +241,31 @@ def test_an_image_that_is_not_there_is_named(start: Start, provider: Docker, poo
 def test_removal_waits_until_all_is_gone(start: Start, api: Any, pool: str) -> None:
     """After it the name is free at once, the directory is gone, and a second removal does nothing."""
     node = start()
-    node.wait_ready(20)
+    node.wait_ready(60)
     directory = Path(_inspect(api, pool)["HostConfig"]["Mounts"][0]["Source"])
     node.remove()
     node.remove()
     assert not directory.exists()
     again = start()
-    again.wait_ready(20)
+    again.wait_ready(60)
 
 
 def test_removal_of_a_container_that_is_just_ending(start: Start) -> None:
     """Its own end and our removal may meet; both want the same."""
     for _ in range(5):
         node = start()
-        connection = node.connect(node.wait_ready(20).agent)
+        connection = node.connect(node.wait_ready(60).agent)
         ending = threading.Thread(target=ask, args=(connection, 0))
         ending.start()
         node.remove()
-        ending.join(5)
+        ending.join(60)
 
 
 def test_release_removes_what_others_started(start: Start, pool: str) -> None:
     """A pool is found by its label and ended from another process."""
     nodes = [start(n) for n in range(2)]
     for node in nodes:
-        node.wait_ready(20)
+        node.wait_ready(60)
     code = f"""
         from skyward.providers import Docker
         provider = Docker()
@@ -272,7 +277,7 @@ def test_release_removes_what_others_started(start: Start, pool: str) -> None:
         [sys.executable, "-c", textwrap.dedent(code)], check=True, capture_output=True, text=True, timeout=60
     ).stdout
     assert said.splitlines() == ["[(0, 'running'), (1, 'running')]", "[]"]
-    assert all(node.wait_exit(5) for node in nodes)
+    assert all(node.wait_exit(60) for node in nodes)
 
 
 def test_no_node_starts_after_release(start: Start, provider: Docker, pool: str) -> None:
@@ -290,7 +295,7 @@ def test_no_node_starts_after_release(start: Start, provider: Docker, pool: str)
         thread.start()
     provider.release(pool)
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert len(outcomes) == 6
     assert not [found for found in provider.find() if found["pool"] == pool]
     with pytest.raises(PoolClosedError):
@@ -301,7 +306,7 @@ def test_a_client_killed_between_create_and_start_leaves_nothing_for_long(
     start: Start, api: Any, image: str, pool: str
 ) -> None:
     """A container nobody started has no lease; the next pool on the machine removes it, and only that one."""
-    start().wait_ready(20)
+    start().wait_ready(60)
     code = f"""
         import os, signal
         from skyward.engine import ContainerSpec, Engine, client
@@ -323,24 +328,25 @@ def test_a_client_killed_between_create_and_start_leaves_nothing_for_long(
 
 def test_nodes_start_side_by_side(start: Start, host: Host, pool: str) -> None:
     """Four nodes are ready in far less than four times the time of one; each has a socket of its own."""
-    began = time.monotonic()
-    start(0).wait_ready(20)
-    one_s = time.monotonic() - began
     nodes: dict[int, Node] = {}
 
     def begin(number: int) -> None:
         nodes[number] = start(number)
-        nodes[number].wait_ready(20)
+        nodes[number].wait_ready(60)
 
-    threads = [threading.Thread(target=begin, args=(n,)) for n in range(1, 5)]
-    began = time.monotonic()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert time.monotonic() - began < max(1.5, 4 * one_s)
+    def together() -> None:
+        first = len(nodes) + 1
+        threads = [threading.Thread(target=begin, args=(n,)) for n in range(first, first + 4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+
+    one_s = least_s(lambda: start(0).wait_ready(60), 0.0, tries=1)
+    enough_s = max(1.5, 4 * one_s)
+    assert least_s(together, enough_s, tries=4) < enough_s
     facts = [ask(node.connect("unix:agent.sock"), "facts") for node in nodes.values()]
-    assert [f["host"] for f in facts] == [host.name] * 4
+    assert [f["host"] for f in facts] == [host.name] * len(nodes)
 
 
 def test_an_engine_that_refuses_limits_still_starts_containers(image: str, pool: str) -> None:
@@ -389,9 +395,9 @@ def test_an_engine_that_dies_is_noticed(api: Any, image: str, pool: str, tmp_pat
     with _Relay(tmp_path / "docker.sock", real) as relay:
         provider = Docker(f"unix://{relay.path}")
         node = provider.acquire(pool, 1, None)[0].start(launch(pool, image=image))
-        node.wait_ready(20)
+        node.wait_ready(60)
         relay.cut()
-        ended = node.wait_exit(5)
+        ended = node.wait_exit(60)
         assert ended is not None
         assert ended.code is None
         assert "is gone" in ended.text

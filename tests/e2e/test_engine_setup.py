@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 
 from scripts.engine import base, daemon, envfile, mounts, processes, registry
 from scripts.engine.place import Place, here
+from tests.waiting import least_s
 
 # The script as people call it: by a plain interpreter, as a folder.
 SCRIPT = [sys.executable, "scripts/engine"]
@@ -34,7 +34,7 @@ def script(
     changed = {**os.environ, **(env or {})}
     full = {name: value for name, value in changed.items() if value is not None}
     return subprocess.run(
-        [*SCRIPT, *arguments], cwd=clone, env=full, capture_output=True, text=True, timeout=110, check=False
+        [*SCRIPT, *arguments], cwd=clone, env=full, capture_output=True, text=True, timeout=250, check=False
     )
 
 
@@ -63,11 +63,12 @@ def test_up_again_is_quick_and_changes_nothing(left: dict[str, str]) -> None:
     before = (daemon.pid(place), registry.pid(place), place.env.stat().st_mtime_ns)
     images = docker(left, "images", "--no-trunc", "--quiet", left["SKYWARD_BASE"])
 
-    started_s = time.monotonic()
-    done = script("up", clone=place.clone, env={"DOCKER_HOST": left["DOCKER_HOST"]})
-    took_s = time.monotonic() - started_s
+    def up() -> None:
+        done = script("up", clone=place.clone, env={"DOCKER_HOST": left["DOCKER_HOST"]})
+        assert done.returncode == 0, done.stderr
 
-    assert done.returncode == 0, done.stderr
+    took_s = least_s(up, 1.5)
+
     assert (daemon.pid(place), registry.pid(place), place.env.stat().st_mtime_ns) == before
     assert docker(left, "images", "--no-trunc", "--quiet", left["SKYWARD_BASE"]) == images
     # 0.2 s alone; the rest is for machines that do something else meanwhile.
@@ -116,7 +117,7 @@ def test_builds_can_use_apt_and_pip_of_the_base(left: dict[str, str], tmp_path: 
     (tmp_path / "Dockerfile").write_text("\n".join(lines))
     argv = [left["SKYWARD_DOCKER_CLI"], "build", "--no-cache", "--network=host", "--iidfile", str(tmp_path / "id")]
     env = {**os.environ, "DOCKER_HOST": left["DOCKER_HOST"], "DOCKER_BUILDKIT": "1", "BUILDKIT_PROGRESS": "plain"}
-    built = subprocess.run([*argv, str(tmp_path)], env=env, capture_output=True, text=True, timeout=110, check=False)
+    built = subprocess.run([*argv, str(tmp_path)], env=env, capture_output=True, text=True, timeout=250, check=False)
     assert built.returncode == 0, built.stderr
     docker(left, "rmi", (tmp_path / "id").read_text())
 

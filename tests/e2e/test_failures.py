@@ -305,7 +305,7 @@ def test_no_engine(script: Callable[..., Any], provider_name: str) -> None:
         """,
         DOCKER_HOST="unix:///nonexistent/docker.sock",
     )
-    out, err = program.communicate(timeout=20)
+    out, err = program.communicate(timeout=120)
     assert out.startswith("missing: No Docker engine answers at unix:///nonexistent/docker.sock"), err
     assert "sky.Local()" in out
     assert time.monotonic() - started < 10
@@ -356,7 +356,7 @@ def test_a_port_that_is_taken_is_not_claimed(monkeypatch: pytest.MonkeyPatch) ->
         ({"provision_timeout": -1}, "provision_timeout"),
         ({"default_compute_timeout": "soon"}, "default_compute_timeout"),
         ({"display": "loud"}, "display"),
-        ({"volumes": []}, "volumes"),
+        ({"volumes": ["s3://data"]}, "volumes"),
     ],
     ids=str,
 )

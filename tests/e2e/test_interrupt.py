@@ -16,9 +16,10 @@ import pytest
 
 import skyward as sky
 from skyward.providers.rundir import pool_directories
+from tests.waiting import wait_until
 
 Script = Callable[..., "subprocess.Popen[str]"]
-PATIENCE_S = 30.0  # for the client to come to the point in question; a machine may be busy
+PATIENCE_S = 60.0  # for the client to come to the point in question; a machine may be busy
 SOON_S = 8.0  # from Ctrl-C to the end of the client
 
 CLIENT = """
@@ -171,14 +172,6 @@ def test_during_the_build(client: Start, nothing_left: Check, provider_name: str
     wait_until(lambda: not processes_naming(f"echo {mark}"))  # the engine's builder hears of it from the command
 
 
-def wait_until(condition: Callable[[], object], within_s: float = 10) -> None:
-    """For what nobody announces: other programs' processes."""
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 SLOW_START = """
 from skyward.pool.node import NodeLink
 _open = NodeLink.open
@@ -280,7 +273,7 @@ from skyward.pool.node import NodeLink
 _close = NodeLink.close
 def slow(self, grace_s):
     print("stopping", flush=True)
-    time.sleep(0.5)
+    time.sleep(1.5)
     _close(self, grace_s)
 NodeLink.close = slow
 """

@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 import skyward as sky
-from skyward.errors import PoolClosedError, PoolError, WorkerLostError
+from skyward.errors import WorkerLostError
 from tests.e2e.conftest import IMAGE, provider_of
+from tests.printed import Printed
 
 SEEN_S = 2.0  # how soon the end of a worker, an agent or a container must be known
 Containers = Callable[[str], list[Any]]
@@ -44,7 +45,7 @@ def sleep(seconds: float) -> int:
 
 @sky.compute
 def die(how: str) -> None:
-    print("its last words", flush=True)
+    print(f"its last words at {time.monotonic()}.", flush=True)
     time.sleep(0.05)
     if how == "exit":
         os._exit(7)
@@ -75,15 +76,12 @@ def worker_pids(pool: sky.ComputePool, node: int, containers: Containers) -> dic
     return found
 
 
-def busy(pool: sky.ComputePool, capfd: pytest.CaptureFixture[str]) -> tuple[list[Future[int]], list[int]]:
+def busy(pool: sky.ComputePool, printed: Printed) -> tuple[list[Future[int]], list[int]]:
     """A long call running on each of two nodes, and the process of each as its node sees it."""
-    futures = [sleep(60) > pool for _ in range(2)]
-    seen = ""
-    deadline = time.monotonic() + 10
-    while len(pids := dict(re.findall(r"sleeping on (\d) in (\d+)\.", seen))) < 2:
-        assert time.monotonic() < deadline, seen
-        seen += capfd.readouterr().out
-        time.sleep(0.01)
+    futures = [sleep(300) > pool for _ in range(2)]
+    printed.until(out="sleeping on 0 in")
+    seen = printed.until(out="sleeping on 1 in").out
+    pids = dict(re.findall(r"sleeping on (\d) in (\d+)\.", seen))
     return futures, [int(pids[node]) for node in "01"]
 
 
@@ -92,27 +90,25 @@ def busy(pool: sky.ComputePool, capfd: pytest.CaptureFixture[str]) -> tuple[list
 )
 def test_a_worker_that_dies_in_a_call(victim: sky.ComputePool, how: str, number: int | None, code: int | None) -> None:
     """Is seen at once, as what it was, with its last output; the node has a fresh worker soon."""
-    started = time.monotonic()
     with pytest.raises(WorkerLostError) as caught:
         die(how) >> victim
-    assert time.monotonic() - started < SEEN_S
+    seen = time.monotonic()
     error = caught.value
+    (died,) = re.findall(r"its last words at ([\d.]+)\.", error.log)
+    assert seen - float(died) < SEEN_S  # nodes have the same clock as this machine
     assert (error.signal, error.exit_code, error.oom) == (number, code, False)
     assert error.node in (0, 1)
     assert error.rank == error.node
     assert f"node {error.node} (rank {error.rank})" in str(error)
     assert (how if number else "exit status 7") in str(error)
     assert "die()" in str(error)
-    assert "its last words" in error.log
     assert [node for node, _ in place() @ victim] == [0, 1]
     assert victim.current_nodes() == 2
 
 
-def test_a_worker_killed_from_outside(
-    victim: sky.ComputePool, containers: Containers, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_worker_killed_from_outside(victim: sky.ComputePool, containers: Containers, printed: Printed) -> None:
     """`kill -9` by anybody: its call is lost within two seconds, the other node's is not."""
-    futures, inside = busy(victim, capfd)
+    futures, inside = busy(victim, printed)
     pids = pids_of_busy(victim, inside, containers)
     killed = time.monotonic()
     os.kill(pids[0]["worker"], signal.SIGKILL)
@@ -138,7 +134,7 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def next_done(futures: list[Future[Any]], within_s: float = 10) -> Future[Any]:
+def next_done(futures: list[Future[Any]], within_s: float = 60) -> Future[Any]:
     """The first of these that ends."""
     done = threading.Event()
     for future in futures:
@@ -147,15 +143,15 @@ def next_done(futures: list[Future[Any]], within_s: float = 10) -> Future[Any]:
     return next(future for future in futures if future.done())
 
 
-def test_calls_that_had_not_started_run_elsewhere(new_pool: Make, capfd: pytest.CaptureFixture[str]) -> None:
+def test_calls_that_had_not_started_run_elsewhere(new_pool: Make) -> None:
     """Of three calls on a worker that dies, the running one is lost; the others run, once each."""
     with new_pool(nodes=2, worker=sky.Worker(buffer=2), display="auto") as pool:
         [(_, first), (_, second)] = place() @ pool
         futures = [die_when_told(first) > pool, die_when_told(first) > pool]
         later = [place() > pool for _ in range(4)]  # two wait on each worker
-        outcomes = [future.exception(20) for future in futures]
+        outcomes = [future.exception(60) for future in futures]
         assert sorted(type(outcome).__name__ for outcome in outcomes) == ["NoneType", "WorkerLostError"]
-        ran = [future.result(20) for future in later]
+        ran = [future.result(60) for future in later]
         assert len(ran) == 4
         assert (0, first) not in ran
         assert {pid for node, pid in ran if node == 1} <= {second}
@@ -258,13 +254,13 @@ def test_a_dropped_stream_frees_its_node(victim: sky.ComputePool) -> None:
 
 @pytest.mark.parametrize("what", ["agent", "container"])
 def test_a_node_that_is_gone(
-    new_pool: Make, containers: Containers, capfd: pytest.CaptureFixture[str], provider_name: str, what: str
+    new_pool: Make, containers: Containers, printed: Printed, provider_name: str, what: str
 ) -> None:
-    """Is seen in under two seconds; the pool works on without it and says so where it cannot."""
+    """Is seen in under two seconds; what waits runs on the other, until another node is in its place."""
     if what == "container" and provider_name == "local":
         pytest.skip("processes have no container")
     with new_pool(nodes=2) as pool:
-        futures, inside = busy(pool, capfd)
+        futures, inside = busy(pool, printed)
         waiting = [place() > pool for _ in range(3)]
         if what == "agent":
             agent = pids_of_busy(pool, inside, containers)[1]["agent"]
@@ -272,8 +268,8 @@ def test_a_node_that_is_gone(
             os.kill(agent, signal.SIGKILL)
         else:
             container = next(c for c in containers(pool.id) if c.labels["skyward.node"] == "1")
-            killed = time.monotonic()
             container.kill()
+            killed = time.monotonic()
         lost = next_done(futures)
         assert time.monotonic() - killed < SEEN_S
         error = lost.exception(0)
@@ -283,27 +279,25 @@ def test_a_node_that_is_gone(
         assert "SIGKILL" in str(error)
         assert "sleeping on 1" in error.log
 
-        assert pool.current_nodes() == 1
-        with pytest.raises(PoolError, match="node 1 is gone"):
-            place() @ pool
         (other,) = [future for future in futures if future is not lost]
         other.cancel()
-        assert {future.result(20)[0] for future in waiting} == {0}
+        assert {future.result(60)[0] for future in waiting} <= {0, 1}
+        assert [node for node, _ in place() @ pool] == [0, 1]
+        assert pool.current_nodes() == 2
     assert containers(pool.id) == []
 
 
 def test_a_pool_whose_last_node_is_gone(new_pool: Make, containers: Containers) -> None:
-    """Running and waiting calls fail with the loss, later ones at once; the pool closes as ever."""
+    """The running call fails with the loss, the waiting one runs on the node that takes its place."""
     with new_pool() as pool:
         pids = worker_pids(pool, 0, containers)
-        futures = [sleep(60) > pool, sleep(60) > pool]
+        running, waiting = sleep(60) > pool, place() > pool
         killed = time.monotonic()
         os.kill(pids["agent"], signal.SIGKILL)
-        errors = [future.exception(20) for future in futures]
+        error = running.exception(60)
         assert time.monotonic() - killed < SEEN_S
-        assert [type(error) for error in errors] == [WorkerLostError, WorkerLostError]
-        with pytest.raises(PoolClosedError, match="All nodes of this pool are gone"):
-            place() >> pool
+        assert isinstance(error, WorkerLostError)
+        assert waiting.result(60)[0] == 0
     assert containers(pool.id) == []
 
 

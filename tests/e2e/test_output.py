@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 import subprocess
 import sys
@@ -13,8 +12,8 @@ import pytest
 
 import skyward as sky
 from tests.e2e.conftest import IMAGE, provider_of
+from tests.printed import Printed
 
-Capture = pytest.CaptureFixture[str]
 Script = Callable[..., "subprocess.Popen[str]"]
 
 
@@ -36,35 +35,15 @@ def both(text: str) -> None:
     print(f"{text} err {node()}", file=sys.stderr, flush=True)
 
 
-def read_until(capfd: Capture, *, out: str = "", err: str = "", within_s: float = 10) -> tuple[list[str], list[str]]:
-    """The lines of standard output and error, up to where the given words have appeared.
-
-    What comes while this waits goes to streams of its own: `readouterr` empties its file in two steps, and would lose
-    what another thread writes between them.
-    """
-    deadline = time.monotonic() + within_s
-    with pytest.MonkeyPatch.context() as patch:
-        late_out, late_err = io.StringIO(), io.StringIO()
-        patch.setattr(sys, "stdout", late_out)
-        patch.setattr(sys, "stderr", late_err)
-        early = capfd.readouterr()
-        while True:
-            seen_out, seen_err = early.out + late_out.getvalue(), early.err + late_err.getvalue()
-            if out in seen_out and err in seen_err:
-                return seen_out.splitlines(), seen_err.splitlines()
-            assert time.monotonic() < deadline, (out, err, seen_out[-2000:], seen_err[-2000:])
-            time.sleep(0.01)
-
-
-def test_output_names_its_node_and_keeps_its_stream(loud: sky.ComputePool, capfd: Capture) -> None:
+def test_output_names_its_node_and_keeps_its_stream(loud: sky.ComputePool, printed: Printed) -> None:
     """Standard error is labelled as such all the way; it is there before the result is."""
     sky.compute(both)("hello") @ loud
-    seen = capfd.readouterr()
+    seen = printed.read()
     assert sorted(seen.out.splitlines()) == ["[0] hello out 0", "[1] hello out 1"]
     assert sorted(seen.err.splitlines()) == ["[0] hello err 0", "[1] hello err 1"]
 
 
-def test_what_is_printed_comes_before_the_result(loud: sky.ComputePool, capfd: Capture) -> None:
+def test_what_is_printed_comes_before_the_result(loud: sky.ComputePool, printed: Printed) -> None:
     """Every time, unfinished lines of standard output included."""
 
     @sky.compute
@@ -74,38 +53,38 @@ def test_what_is_printed_comes_before_the_result(loud: sky.ComputePool, capfd: C
 
     for n in range(100):
         assert say(n) >> loud == n
-        assert re.fullmatch(rf"\[[01]\] line {n}\n", capfd.readouterr().out)
+        assert re.fullmatch(rf"\[[01]\] line {n}\n", printed.read().out)
 
 
-def test_only_the_head_prints(loud: sky.ComputePool, capfd: Capture) -> None:
+def test_only_the_head_prints(loud: sky.ComputePool, printed: Printed) -> None:
     """`@sky.stdout(only="head")`: standard output of the head alone, everybody's standard error."""
     sky.compute(sky.stdout(only="head")(both))("head") @ loud
-    seen = capfd.readouterr()
+    seen = printed.read()
     assert seen.out.splitlines() == ["[0] head out 0"]
     assert sorted(seen.err.splitlines()) == ["[0] head err 0", "[1] head err 1"]
 
 
-def test_only_where_a_predicate_holds(loud: sky.ComputePool, capfd: Capture) -> None:
+def test_only_where_a_predicate_holds(loud: sky.ComputePool, printed: Printed) -> None:
     """A function of the node's place decides."""
     sky.compute(sky.stdout(only=lambda info: info.node == 1)(both))("second") @ loud
-    seen = capfd.readouterr()
+    seen = printed.read()
     assert seen.out.splitlines() == ["[1] second out 1"]
     assert len(seen.err.splitlines()) == 2
 
 
-def test_standard_error_of_the_head_only(loud: sky.ComputePool, capfd: Capture) -> None:
+def test_standard_error_of_the_head_only(loud: sky.ComputePool, printed: Printed) -> None:
     """`@sky.stderr` is the same for the other stream; both can be combined."""
     sky.compute(sky.stderr(only="head")(both))("one") @ loud
-    seen = capfd.readouterr()
+    seen = printed.read()
     assert len(seen.out.splitlines()) == 2
     assert seen.err.splitlines() == ["[0] one err 0"]
     sky.compute(sky.stderr(only="head")(sky.stdout(only=lambda info: info.node == 1)(both)))("two") @ loud
-    seen = capfd.readouterr()
+    seen = printed.read()
     assert seen.out.splitlines() == ["[1] two out 1"]
     assert seen.err.splitlines() == ["[0] two err 0"]
 
 
-def test_silent(loud: sky.ComputePool, capfd: Capture) -> None:
+def test_silent(loud: sky.ComputePool, printed: Printed) -> None:
     """Mutes both streams on every node; the next call is heard again, also after an error in the muted one."""
 
     @sky.compute
@@ -117,12 +96,12 @@ def test_silent(loud: sky.ComputePool, capfd: Capture) -> None:
     sky.compute(sky.silent(both))("unheard") @ loud
     with pytest.raises(ValueError, match="heard"):
         fails() >> loud
-    assert tuple(capfd.readouterr()) == ("", "")
+    assert tuple(printed.read()) == ("", "")
     sky.compute(both)("again") >> loud
-    assert "again out" in capfd.readouterr().out
+    assert "again out" in printed.read().out
 
 
-def test_muting_is_per_call_not_per_process(loud: sky.ComputePool, capfd: Capture) -> None:
+def test_muting_is_per_call_not_per_process(loud: sky.ComputePool, printed: Printed) -> None:
     """Muted and unmuted calls run side by side in one worker; each keeps or loses exactly its own lines."""
 
     @sky.compute
@@ -142,13 +121,13 @@ def test_muting_is_per_call_not_per_process(loud: sky.ComputePool, capfd: Captur
 
     names = [str(n) for n in range(12)]
     sky.gather(*(call(name) for name in names for call in (heard, unheard))) >> loud
-    seen = capfd.readouterr()
+    seen = printed.read()
     for text in seen:
         lines = [re.sub(r"^\[[01]\] ", "", line) for line in text.splitlines()]
         assert sorted(lines) == sorted(f"heard {name} {n}" for name in names for n in range(50))
 
 
-def test_a_muted_generator_stays_muted(loud: sky.ComputePool, capfd: Capture) -> None:
+def test_a_muted_generator_stays_muted(loud: sky.ComputePool, printed: Printed) -> None:
     """From its first step to its clean-up, with other calls in between, which are heard."""
 
     @sky.compute
@@ -171,12 +150,12 @@ def test_a_muted_generator_stays_muted(loud: sky.ComputePool, capfd: Capture) ->
         heard(n) @ loud
     items.close()  # type: ignore[attr-defined] # a remote stream can be closed
     heard(99) @ loud
-    out = capfd.readouterr().out
+    out = printed.read().out
     assert "unheard" not in out
     assert sorted(out.splitlines()) == sorted(f"[{node}] heard {n}" for n in (0, 1, 2, 3, 4, 99) for node in (0, 1))
 
 
-def test_a_generator_prints_while_it_runs(loud: sky.ComputePool, capfd: Capture) -> None:
+def test_a_generator_prints_while_it_runs(loud: sky.ComputePool, printed: Printed) -> None:
     """What it prints before an item is there with the item."""
 
     @sky.compute
@@ -186,11 +165,11 @@ def test_a_generator_prints_while_it_runs(loud: sky.ComputePool, capfd: Capture)
             yield n
 
     assert list(steps() >> loud) == [0, 1, 2]
-    out, _ = read_until(capfd, out="step 2\n")
+    out = printed.until(out="step 2\n").out.splitlines()
     assert [line[4:] for line in out] == ["step 0", "step 1", "step 2"]
 
 
-def test_output_below_python(loud: sky.ComputePool, capfd: Capture) -> None:
+def test_output_below_python(loud: sky.ComputePool, printed: Printed) -> None:
     """Subprocesses and C code write past Python: their lines arrive as well, on the right stream."""
 
     @sky.compute
@@ -199,12 +178,12 @@ def test_output_below_python(loud: sky.ComputePool, capfd: Capture) -> None:
         __import__("os").write(1, b"from a descriptor\n")
 
     shell() >> loud
-    out, err = read_until(capfd, out="from a descriptor", err="its error")
+    out, err = (text.splitlines() for text in printed.until(out="from a descriptor", err="its error"))
     assert {line[4:] for line in out} == {"from a process", "from a descriptor"}
     assert [line[4:] for line in err] == ["its error"]
 
 
-def test_text_of_all_kinds(loud: sky.ComputePool, capfd: Capture) -> None:
+def test_text_of_all_kinds(loud: sky.ComputePool, printed: Printed) -> None:
     """Multi-byte characters arrive whole, in whatever pieces they were written; bytes too."""
     text = "zażółć gęślą jaźń – 東京 🚀"
 
@@ -223,12 +202,12 @@ def test_text_of_all_kinds(loud: sky.ComputePool, capfd: Capture) -> None:
         sys.stdout.flush()
 
     speak(text) >> loud
-    out, _ = read_until(capfd, out=f"raw {text}\n")
+    out = printed.until(out=f"raw {text}\n").out.splitlines()
     assert sorted(line[4:] for line in out) == sorted([text, text, f"raw {text}", f"bytes {text}"])
 
 
 @pytest.mark.parametrize("how", ["print", "descriptor"])
-def test_many_lines_quickly_without_loss(loud: sky.ComputePool, capfd: Capture, how: str) -> None:
+def test_many_lines_quickly_without_loss(loud: sky.ComputePool, printed: Printed, how: str) -> None:
     """20,000 lines in a second or so, every one of them, in order."""
     count = 20_000
 
@@ -246,7 +225,7 @@ def test_many_lines_quickly_without_loss(loud: sky.ComputePool, capfd: Capture, 
 
     started = time.monotonic()
     flood() >> loud
-    out, _ = read_until(capfd, out=f"line {count - 1}\n")
+    out = printed.until(out=f"line {count - 1}\n").out.splitlines()
     assert time.monotonic() - started < 5
     assert [line[4:] for line in out] == [f"line {n}" for n in range(count)]
 
@@ -268,7 +247,7 @@ def test_the_last_words_before_the_pool_ends(script: Script, provider_name: str)
         print("after the pool")
         """
     )
-    out, err = program.communicate(timeout=60)
+    out, err = program.communicate(timeout=120)
     assert program.returncode == 0, err
     *lines, last, after = out.splitlines()
     assert after == "after the pool"
@@ -293,7 +272,7 @@ def test_quiet(script: Script, provider_name: str) -> None:
             talk() >> pool
         """
     )
-    out, err = program.communicate(timeout=60)
+    out, err = program.communicate(timeout=120)
     assert program.returncode == 0, err
     assert out == ""
     assert "unheard" not in err

@@ -36,6 +36,7 @@ from tests.e2e.failing_functions import (
     wait_for_peers,
     yields_until,
 )
+from tests.printed import Printed
 
 STOPPED_S = 15.0  # within which the caller must know, and the other ranks be stopped
 Make = Callable[..., sky.ComputePool]
@@ -143,7 +144,7 @@ def test_calls_that_wait_run_once_after_a_failure(ringed: sky.ComputePool) -> No
     caller = threading.Thread(target=broadcast)
     caller.start()
     waiting = [notes(token, number, 0.0) > ringed for number in range(8)]
-    caller.join(30)
+    caller.join(60)
     assert [future.result(60) for future in waiting] == list(range(8))
     assert running.result(60) == 100
     assert len(failures) == 1
@@ -153,7 +154,7 @@ def test_calls_that_wait_run_once_after_a_failure(ringed: sky.ComputePool) -> No
     whole(ringed)
 
 
-def test_another_broadcast_that_waits_runs_after_the_failure(ringed: sky.ComputePool) -> None:
+def test_another_broadcast_that_waits_runs_after_the_failure(ringed: sky.ComputePool, printed: Printed) -> None:
     """It had not begun on any rank, so the failure of the one before is no concern of its."""
     failures: list[BaseException] = []
 
@@ -164,9 +165,9 @@ def test_another_broadcast_that_waits_runs_after_the_failure(ringed: sky.Compute
 
     first = threading.Thread(target=broadcast)
     first.start()
-    time.sleep(0.1)
+    printed.until(out="[0] waits")
     answers = pid() @ ringed
-    first.join(30)
+    first.join(60)
     assert len(failures) == 1
     assert answers == whole(ringed)
 
@@ -230,11 +231,11 @@ def test_a_group_that_cannot_be_made_again_says_why(new_pool: Make) -> None:
 
 def test_a_rank_that_never_arrives_fails_the_start(new_pool: Make, containers: Containers, provider_name: str) -> None:
     """It is named, soon after the deadline, and nothing is left."""
-    pool = new_pool(nodes=2, plugins=[absent(1)], provision_timeout=4)
+    pool = new_pool(nodes=2, plugins=[absent(1)], provision_timeout=6)
     began = time.monotonic()
-    with pytest.raises(PluginError, match=r"not set up on rank 1 \(node 1\) within 4 s"), pool:
+    with pytest.raises(PluginError, match=r"not set up on rank 1 \(node 1\) within 6 s"), pool:
         pytest.fail("the pool must not open")
-    assert time.monotonic() - began < 4 + STOPPED_S
+    assert time.monotonic() - began < 6 + STOPPED_S
     if provider_name == "docker":
         assert containers(pool.id) == []
 
@@ -250,18 +251,28 @@ def test_a_plain_pool_keeps_the_ranks_that_did_not_fail(pool: sky.ComputePool) -
     assert after[1] != before[1]
 
 
-def test_a_lost_container_is_named_and_ends_broadcasts(containers: Containers) -> None:
-    """Its ranks cannot come back, so the group cannot be made again; the error says so and nothing hangs."""
+def test_a_lost_container_is_named_and_replaced(containers: Containers, printed: Printed) -> None:
+    """Its ranks come back in another container, and with them the group, of fresh processes everywhere."""
     with sky.ComputePool(sky.Docker(), nodes=2, image=IMAGE, plugins=[ring()]) as pool:
-        victim = next(c for c in containers(pool.id) if c.name.endswith("-1"))
-        threading.Timer(1.0, victim.kill).start()
-        began = time.monotonic()
+        whole(pool)
+        victim = next(c for c in containers(pool.id) if c.labels["skyward.node"] == "1")
+        killed: list[float] = []
+
+        def kill() -> None:
+            printed.until(out="[0] waits")
+            printed.until(out="[1] waits")
+            killed.append(time.monotonic())
+            victim.kill()
+
+        killer = threading.Thread(target=kill)
+        killer.start()
         with pytest.raises(WorkerLostError, match="Node 1 was lost") as caught:
             fails_on(5, "never") @ pool
-        assert time.monotonic() - began < STOPPED_S
+        assert time.monotonic() - killed[0] < STOPPED_S
+        killer.join(60)
         assert "rank 0 (node 0) was here:" in told(caught.value)
-        with pytest.raises(PoolError, match="node 1 is gone"):
-            pid() @ pool
+        whole(pool)
+        assert victim.id not in {container.id for container in containers(pool.id)}
 
 
 def test_an_interrupted_broadcast_leaves_a_usable_pool(script: Callable[..., subprocess.Popen[str]]) -> None:
@@ -271,10 +282,9 @@ def test_an_interrupted_broadcast_leaves_a_usable_pool(script: Callable[..., sub
         import skyward as sky
         from tests.e2e.failing_functions import ignores_its_end, members, ring
 
-        with sky.ComputePool(sky.Local(), nodes=2, plugins=[ring()], display="quiet") as pool:
+        with sky.ComputePool(sky.Local(), nodes=2, plugins=[ring()]) as pool:
             before = [pid for pid, _, _ in members() @ pool]
             try:
-                print("waiting", flush=True)
                 ignores_its_end(120.0) @ pool
             except KeyboardInterrupt:
                 print("interrupted", flush=True)
@@ -285,14 +295,14 @@ def test_an_interrupted_broadcast_leaves_a_usable_pool(script: Callable[..., sub
     )
     assert program.stdout and program.stderr
     try:
-        assert program.stdout.readline() == "waiting\n", program.stderr.read()
-        time.sleep(0.5)
+        seen = sorted(program.stdout.readline() for _ in range(2))
+        assert seen == ["[0] does not heed\n", "[1] does not heed\n"], program.stderr.read()
         began = time.monotonic()
         program.send_signal(signal.SIGINT)
         assert program.stdout.readline() == "interrupted\n"
         assert program.stdout.readline() == "fresh True\n"
         assert time.monotonic() - began < STOPPED_S
-        assert program.wait(20) == 0
+        assert program.wait(60) == 0
     finally:
         program.kill()
         program.communicate()

@@ -29,6 +29,7 @@ from tests.e2e.rank_functions import (
     variable,
     who,
 )
+from tests.printed import Printed
 
 RANKS = range(4)
 CANARY = "canary-4f1c-of-a-secret"
@@ -65,11 +66,11 @@ def test_every_rank_is_somebody_else(ranks: sky.ComputePool) -> None:
     assert (ranks.total_slots, ranks.instance_count, ranks.workers_per_instance) == (4, 2, 2)
 
 
-def test_output_names_the_rank(ranks: sky.ComputePool, capfd: pytest.CaptureFixture[str]) -> None:
+def test_output_names_the_rank(ranks: sky.ComputePool, printed: Printed) -> None:
     """Two ranks of one node are told apart."""
     who() @ ranks
 
-    assert sorted(capfd.readouterr().out.splitlines()) == [f"[rank {n}] rank {n} speaks" for n in RANKS]
+    assert sorted(printed.read().out.splitlines()) == [f"[rank {n}] rank {n} speaks" for n in RANKS]
 
 
 def test_single_calls_go_to_all_ranks(ranks: sky.ComputePool) -> None:
@@ -181,7 +182,7 @@ def test_a_dead_rank_is_the_error(provider_name: str) -> None:
         (
             "hangs",
             sky.errors.PluginError,
-            r"(?s)not set up on rank 3 \(node 1\) within 3 s; rank 0 .*'broken: address'.*rank 3 .*here:.*in enter",
+            r"(?s)not set up on rank 3 \(node 1\) within 6 s; rank 0 .*'broken: address'.*rank 3 .*here:.*in enter",
         ),
     ],
 )
@@ -200,7 +201,7 @@ def test_a_rank_that_is_not_set_up_fails_the_start(
         nodes=2,
         worker=sky.Worker(per_node=2),
         plugins=[broken(3, how)],
-        provision_timeout=3.0 if how == "hangs" else 60.0,
+        provision_timeout=6.0 if how == "hangs" else 60.0,
     )
     with pytest.raises(error, match=words), pool:
         pytest.fail("the pool is open")

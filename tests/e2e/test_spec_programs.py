@@ -15,6 +15,7 @@ import pytest
 import skyward as sky
 from tests.e2e import programs
 from tests.e2e.conftest import provider_of
+from tests.printed import Printed
 
 NODES = 2
 METER = """
@@ -36,16 +37,14 @@ def meter(level=1):
 """
 
 
-def test_every_node_runs_the_function_and_knows_its_place(
-    pool: sky.ComputePool, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_node_runs_the_function_and_knows_its_place(pool: sky.ComputePool, printed: Printed) -> None:
     """`@` gives a list to iterate over, one result per node; what nodes print is labelled with the node."""
     results = programs.introduce([1, 2, 3]) @ pool
 
     assert [r["node"] for r in results] == [r["document"] for r in results] == [0, 1]
     assert all(r["peers"] == [0, 1] and r["sum"] == 6 for r in results)
-    printed = capsys.readouterr().out.splitlines()
-    assert sorted(printed) == ["[0] Node 0/2, head: True", "[1] Node 1/2, head: False"]
+    seen = printed.read().out.splitlines()
+    assert sorted(seen) == ["[0] Node 0/2, head: True", "[1] Node 1/2, head: False"]
 
 
 def test_the_head_coordinates_the_others(pool: sky.ComputePool) -> None:
@@ -81,7 +80,7 @@ def test_shards_of_data_loaded_on_the_nodes(pool: sky.ComputePool) -> None:
     assert sorted(label for _, y in parts for label in y) == list(range(50))
 
 
-def test_results_of_a_training_are_iterated_over(provider_name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_of_a_training_are_iterated_over(provider_name: str, printed: Printed) -> None:
     """The pool is given by keywords; each node trains on its part, the head alone prints its epochs."""
     points = [(x / 20, 3.0 * x / 20) for x in range(40)]
 
@@ -90,10 +89,10 @@ def test_results_of_a_training_are_iterated_over(provider_name: str, capsys: pyt
         for r in results:
             print(f"Rank {r['rank']}: loss={r['final_loss']:.4f}")
 
-    printed = capsys.readouterr().out.splitlines()
-    epochs = [line for line in printed if "Epoch" in line]
+    seen = printed.read().out.splitlines()
+    epochs = [line for line in seen if "Epoch" in line]
     assert [line.partition(":")[0] for line in epochs] == ["[0] Epoch 0", "[0] Epoch 1", "[0] Epoch 2"]
-    assert printed[-2:] == [f"Rank {rank}: loss={results[rank]['final_loss']:.4f}" for rank in (0, 1)]
+    assert seen[-2:] == [f"Rank {rank}: loss={results[rank]['final_loss']:.4f}" for rank in (0, 1)]
     assert sum(r["rows"] for r in results) == len(points)
     assert all(abs(r["weight"] - 3.0) < 0.5 for r in results)
 
@@ -127,7 +126,7 @@ def test_a_decorated_entry_function(provider_name: str) -> None:
 )
 def test_who_may_print(
     pool: sky.ComputePool,
-    capsys: pytest.CaptureFixture[str],
+    printed: Printed,
     function: Callable[[], sky.PendingCompute[int]],
     out: list[int],
     err: list[int],
@@ -135,16 +134,16 @@ def test_who_may_print(
     """Output of the nodes that may print arrives, on its own stream; that of the others does not; all return."""
     assert function() @ pool == [0, 1]
 
-    printed = capsys.readouterr()
-    assert sorted(printed.out.splitlines()) == [f"[{node}] out of {node}" for node in out]
-    assert sorted(printed.err.splitlines()) == [f"[{node}] err of {node}" for node in err]
+    seen = printed.read()
+    assert sorted(seen.out.splitlines()) == [f"[{node}] out of {node}" for node in out]
+    assert sorted(seen.err.splitlines()) == [f"[{node}] err of {node}" for node in err]
 
 
-def test_output_decorators_outside_a_pool(capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_decorators_outside_a_pool(printed: Printed) -> None:
     """Run in this process, a function prints as if it were not decorated."""
     assert programs.say_quietly.local("hello") == 5
 
-    assert capsys.readouterr().out == "hello\n"
+    assert printed.read().out == "hello\n"
 
 
 def test_a_decorator_of_the_users_own(pool: sky.ComputePool) -> None:
@@ -158,7 +157,7 @@ def test_a_decorator_of_the_users_own(pool: sky.ComputePool) -> None:
 
 
 @pytest.mark.timeout(300)  # the first run on a machine builds the image
-def test_a_plugin_with_every_hook(provider_name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plugin_with_every_hook(provider_name: str, printed: Printed) -> None:
     """Hooks of two plugins run where and when they should, in order, and are left in reverse when the pool ends."""
     record: list[str] = []
     plugins = [programs.recorder("outer", record, programs.PACKAGE), programs.recorder("inner", record)]
@@ -168,7 +167,7 @@ def test_a_plugin_with_every_hook(provider_name: str, capsys: pytest.CaptureFixt
         entered = list(record)
         logs = programs.bootstrap_log() @ pool
         imported = sky.gather(*(programs.which(programs.PACKAGE, 0.3) for _ in range(4))) >> pool
-    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("[")]
+    seen = [line for line in printed.read().out.splitlines() if line.startswith("[")]
 
     clients = ["enter client outer, 2 of 2 nodes", "enter client inner, 2 of 2 nodes"]
     transforms = ["transform outer, 2 nodes, sees nothing", f"transform inner, 2 nodes, sees {programs.PACKAGE}"]
@@ -180,7 +179,7 @@ def test_a_plugin_with_every_hook(provider_name: str, capsys: pytest.CaptureFixt
 
     calls = [re.fullmatch(rf"outer\(inner\({programs.PACKAGE} in (\d+)\)\)", text) for text in imported]
     assert all(calls)
-    assert _by_process(printed) == {
+    assert _by_process(seen) == {
         "enter app outer, enter app inner, enter process outer, enter process inner, "
         "exit process inner, exit process outer, exit app inner, exit app outer": NODES * 2
     }

@@ -24,6 +24,7 @@ from skyward.providers import distribution
 from tests.e2e import functions, programs
 from tests.e2e.stand import IMAGE, clean, forget_image, ssh, stand, wait_until
 from tests.e2e.stand_functions import where
+from tests.printed import Printed
 
 __all__ = ["clean", "ssh", "stand"]
 
@@ -117,37 +118,41 @@ def _digits() -> tuple[Any, Any]:
     return x / 16, y
 
 
-def test_an_image_that_is_there_is_not_sent_again(ssh: Make, stand: Stand, capsys: pytest.CaptureFixture[str]) -> None:
-    """The second pool says nothing of sending; a host that lost the image gets it, and it alone."""
-    with sky.ComputePool(ssh(), nodes=3, image=IMAGE) as pool:
-        (tag,) = {found["image"] for found in ssh().find() if found["pool"] == pool.id}
+def test_only_what_hosts_lack_of_an_image_is_sent(ssh: Make, stand: Stand, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing of an image that is there; of one that stands on its layers, the new ones."""
+    with sky.ComputePool(ssh(), nodes=3, image=IMAGE):
+        pass
     capsys.readouterr()
     with sky.ComputePool(ssh(), nodes=3, image=IMAGE):
         assert "sending" not in capsys.readouterr().err
-    stand.host(2).run("docker", "rmi", "-f", tag)
-    with sky.ComputePool(ssh(), nodes=3, image=IMAGE):
-        said = capsys.readouterr().err
-    assert f"to {stand.host(2).login}\n" in said
-    assert f"{stand.host(2).login}: has the image after" in said
+    another = IMAGE.run_commands(f"echo {uuid.uuid4().hex} >/etc/trial")
+    with sky.ComputePool(ssh(), nodes=3, image=another) as pool:
+        (tag,) = {found["image"] for found in ssh().find() if found["pool"] == pool.id}
+        assert where() @ pool == ["stand1", "stand2", "stand3"]
+    said = capsys.readouterr().err
+    for host in stand.hosts:
+        assert re.search(rf"sending \d(\.\d+)? MB of the image to {host.login}, which has the other layers", said)
+        assert f"{host.login}: has the image after" in said
+    assert "relaying" not in said
+    forget(stand, tag)
+    subprocess.run(["docker", "rmi", tag], capture_output=True, check=True)
 
 
-def test_an_image_comes_from_a_registry_by_digest(
-    ssh: Make, stand: Stand, repository: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_image_comes_from_a_registry_by_digest(ssh: Make, stand: Stand, repository: str, printed: Printed) -> None:
     """Built here, pushed, pulled by every host by its digest; found in the registry the next time."""
     image = IMAGE.with_env({"STAND_TEST": uuid.uuid4().hex})
     with sky.ComputePool(ssh(registry=repository), nodes=3, image=image) as pool:
         assert where() @ pool == ["stand1", "stand2", "stand3"]
         (tag,) = {found["image"] for found in ssh().find() if found["pool"] == pool.id}
     name = repository.removeprefix("http://")
-    said = capsys.readouterr().err
+    said = printed.read().err
     assert f"pushing {name}" in said
     assert f"pulling {name}@sha256:" in said
     for host in stand.hosts:
         assert f"{name}@sha256:" in host.run("docker", "inspect", "--format", "{{.RepoDigests}}", tag)
     forget_image(stand.host(3), name)
     with sky.ComputePool(ssh(3, registry=repository), image=image):
-        said = capsys.readouterr().err
+        said = printed.read().err
     assert "pushing" not in said
     assert "building" not in said
     assert f"pulling {name}@sha256:" in said
@@ -155,8 +160,8 @@ def test_an_image_comes_from_a_registry_by_digest(
     subprocess.run(["docker", "rmi", tag], capture_output=True, check=True)
 
 
-def test_an_image_is_built_on_the_first_host(ssh: Make, stand: Stand, capsys: pytest.CaptureFixture[str]) -> None:
-    """The engine here has no part in it; the others get it from that host."""
+def test_an_image_is_built_on_the_first_host(ssh: Make, stand: Stand, printed: Printed) -> None:
+    """The engine here has no part in it; the others get it from that host, or if they cannot, by way of the client."""
     if stand.registry is None:
         pytest.skip("the hosts can get no base: `make engine` has made no registry here")
     image = sky.Image(base=f"{stand.registry}/{sky_base()}", pip=["packaging"])
@@ -164,9 +169,12 @@ def test_an_image_is_built_on_the_first_host(ssh: Make, stand: Stand, capsys: py
     with sky.ComputePool(provider, nodes=3, image=image) as pool:
         assert where() @ pool == ["stand1", "stand2", "stand3"]
         (tag,) = {found["image"] for found in provider.find() if found["pool"] == pool.id}
-    said = capsys.readouterr().err
+    said = printed.read().err
     assert f"building {tag}" in said
-    assert f"to {stand.host(2).login}, {stand.host(3).login}\n" in said
+    for number in (2, 3):
+        assert f"from {stand.host(1).login} to {stand.host(number).login}\n" in said
+        assert f"{stand.host(number).login}: has the image after" in said
+    assert "could not" not in said
     assert subprocess.run(["docker", "inspect", tag], capture_output=True, check=False).returncode != 0
 
 
@@ -225,16 +233,20 @@ def test_a_host_without_an_engine_is_named(ssh: Make, stand: Stand) -> None:
         faults.start_engine(host)
 
 
-def test_a_host_of_another_architecture_is_named(ssh: Make, stand: Stand) -> None:
-    """Before the image is built or sent; for the one host that is another, and for a platform that none has."""
+def test_a_host_of_another_architecture_is_named(ssh: Make, stand: Stand, tmp_path: Path) -> None:
+    """Before anything is changed, beside what is wrong with others; and for a platform that none has."""
+    first, _, third = stand.known_hosts.read_text().splitlines()
+    known = tmp_path / "known_hosts"
+    known.write_text(f"{first}\n{third}\n")
     host = stand.host(3)
     stub = "#!/bin/sh\ncase $1 in -s) echo Linux ;; *) echo aarch64 ;; esac\n"
     host.run("sh", "-c", f"printf '{stub}' >/usr/local/bin/uname && chmod +x /usr/local/bin/uname".replace("\n", "\\n"))
     try:
-        said = refusal(ssh())
+        said = refusal(ssh(known_hosts=known))
     finally:
         host.run("rm", "/usr/local/bin/uname")
-    assert "1 of 3 hosts" in said
+    assert said.startswith("2 of 3 hosts cannot be used, and nothing was changed on any:\n")
+    assert f"{stand.host(2).login}  ssh           Its host key is not known here." in said
     assert f"{host.login}  architecture  It is Linux aarch64, and the image is for linux/amd64." in said
     assert refusal(ssh(), architecture="arm64").count("the image is for linux/arm64") == 3
 

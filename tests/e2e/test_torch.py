@@ -104,9 +104,7 @@ def test_a_second_init_in_user_code_is_harmless(torch_pool: sky.ComputePool, bac
     assert functions.group_is_there() @ torch_pool == [True, True]
 
 
-def test_the_decorator_makes_the_group_in_a_pool_without_plugin(
-    plain_pool: sky.ComputePool, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_decorator_makes_the_group_in_a_pool_without_plugin(plain_pool: sky.ComputePool) -> None:
     """Called and bare, below and above `@compute`, with the first document's own init; it stays for later calls."""
     assert functions.group_is_there() @ plain_pool == [False, False]
     for _ in range(2):

@@ -61,7 +61,7 @@ def accuracy(model: Any) -> float:
 
 
 @sky.compute
-def train_with_ddp(seed: int) -> dict[str, Any]:
+def train_with_ddp(seed: int, epochs: int = EPOCHS) -> dict[str, Any]:
     """As in the documents: DDP, DistributedSampler, DataLoader, metrics by all_reduce; each rank starts differently."""
     import torch
     import torch.distributed as dist
@@ -74,7 +74,7 @@ def train_with_ddp(seed: int) -> dict[str, Any]:
     data = TensorDataset(x[: STEPS * BATCH], y[: STEPS * BATCH])
     sampler: Any = DistributedSampler(data, num_replicas=world, rank=rank, shuffle=False)
     loader = DataLoader(data, batch_size=BATCH // world, sampler=sampler)
-    losses = trained(model, (batch for _ in range(EPOCHS) for batch in loader))
+    losses = trained(model, (batch for _ in range(epochs) for batch in loader))
     mean = torch.tensor(losses, dtype=torch.float64)
     dist.all_reduce(mean)
     info = sky.instance_info()
@@ -90,13 +90,13 @@ def train_with_ddp(seed: int) -> dict[str, Any]:
 
 
 @sky.compute
-def train_alone(seed: int) -> dict[str, Any]:
+def train_alone(seed: int, epochs: int = EPOCHS) -> dict[str, Any]:
     """The same training in one process, on batches as large as those of all ranks together."""
     model = model_of(seed)
     x, y = digits()
     x, y = x[: STEPS * BATCH], y[: STEPS * BATCH]
     once = [(x[i : i + BATCH], y[i : i + BATCH]) for i in range(0, len(x), BATCH)]
-    losses = trained(model, iter(once * EPOCHS))
+    losses = trained(model, iter(once * epochs))
     return {"losses": losses, "state": model.state_dict(), "accuracy": accuracy(model)}
 
 

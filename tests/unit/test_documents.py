@@ -12,6 +12,7 @@ import pytest
 
 import skyward as sky
 from tests.documents import DOCUMENTS, README, ROOT, Fence, example_and_output, fences, prose
+from tests.printed import Printed
 from tests.unit.test_architecture import LEVELS
 
 LINES = {"README.md": 150, "docs/architecture.md": 250}
@@ -155,7 +156,7 @@ def test_every_operator_of_the_readme_is_documented_as_it_is() -> None:
         ast.parse(expression, mode="eval")
 
 
-def test_the_readme_example_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_readme_example_runs(monkeypatch: pytest.MonkeyPatch, printed: Printed) -> None:
     """Pasted as it stands, the default provider swapped for plain processes, it prints what the README says."""
     monkeypatch.setattr("skyward.providers.default", sky.Local)
     code, output = example_and_output(README)
@@ -163,12 +164,12 @@ def test_the_readme_example_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest
 
     exec(compile(code, "readme.py", "exec"), {"__name__": "__main__"})
 
-    printed = capsys.readouterr().out.splitlines()
-    assert sorted(printed) == sorted(output.splitlines())
-    assert printed[-1] == output.splitlines()[-1]
+    lines = printed.read().out.splitlines()
+    assert sorted(lines) == sorted(output.splitlines())
+    assert lines[-1] == output.splitlines()[-1]
 
 
-def test_the_plugin_of_the_architecture_page_works(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plugin_of_the_architecture_page_works(printed: Printed) -> None:
     """Pasted as it stands, it adds its package to the image and speaks up on the head alone."""
     block = next(fence for fence in fences(ARCHITECTURE) if fence.language == "python")
     namespace: dict[str, object] = {"__name__": "__main__"}
@@ -179,4 +180,4 @@ def test_the_plugin_of_the_architecture_page_works(capsys: pytest.CaptureFixture
     with sky.ComputePool(sky.Local(), nodes=2, plugins=[tracker("digits")], display="auto"):
         pass
 
-    assert capsys.readouterr().out.splitlines() == ["[0] logging to digits"]
+    assert printed.read().out.splitlines() == ["[0] logging to digits"]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from skyward.errors import ProviderError
 from skyward.model.accelerator import Accelerator
 from skyward.providers.aws.api import Api
+from skyward.providers.aws.disk import FLOOR_GB
 
 # AWS' own names for its newest images: the container service's for CPUs, the Deep Learning AMI for GPUs
 _CPU = {
@@ -20,7 +21,6 @@ _GPU = {
 # the open driver in those knows no GPU before Turing
 _OLD_GPU = "/aws/service/ecs/optimized-ami/amazon-linux-2/gpu/recommended/image_id"
 _OLD = ("K80", "V100")
-_ROOM_GB = 50  # for the pool's image while it is unpacked, and for what nodes write
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,12 @@ def parameter(platform: str, accelerator: Accelerator | None) -> str:
 
 
 def find_image(
-    api: Api, platform: str, accelerator: Accelerator | None, ami: str | None, disk_gb: int | None
+    api: Api,
+    platform: str,
+    accelerator: Accelerator | None,
+    ami: str | None,
+    disk_gb: int | None,
+    room_gb: int = FLOOR_GB,
 ) -> MachineImage:
     """The machine image of a pool.
 
@@ -55,7 +60,8 @@ def find_image(
         platform: "linux/amd64" or "linux/arm64".
         accelerator: GPUs that it needs a driver for.
         ami: id of the image to take instead of AWS' own.
-        disk_gb: size of the root disk; None for the image's own and 50 GB more.
+        disk_gb: size of the root disk; None for the image's own and `room_gb` more.
+        room_gb: see there.
 
     Raises:
         ProviderError: the region has no such image, or the disk is smaller than it.
@@ -71,4 +77,4 @@ def find_image(
     own = int(disks.get(root, {}).get("VolumeSize", 8))
     if disk_gb is not None and disk_gb < own:
         raise ProviderError(f"disk_gb={disk_gb} is too small: the machine image {ami} takes {own} GB.")
-    return MachineImage(id=ami, root=root, disk_gb=disk_gb or own + _ROOM_GB)
+    return MachineImage(id=ami, root=root, disk_gb=disk_gb or own + room_gb)

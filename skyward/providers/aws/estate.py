@@ -9,7 +9,7 @@ from typing import Any
 
 from skyward.errors import ProviderError
 from skyward.providers.aws.api import Api, RefusedError
-from skyward.providers.aws.tags import BEGAN, OWNER, POOL, pool_of, tag
+from skyward.providers.aws.tags import BEGAN, OWNER, POOL, hourly_of, pool_of, tag
 
 _log = logging.getLogger(__name__)
 _THERE = ("pending", "running", "stopping", "stopped")
@@ -46,7 +46,10 @@ def describe(api: Api) -> list[Mapping[str, Any]]:
             "state": each["State"]["Name"],
             "owner": tag(each, OWNER),
             "type": each["InstanceType"],
+            "market": "spot" if each.get("InstanceLifecycle") == "spot" else "on-demand",
             "host": each.get("PublicIpAddress") or each.get("PrivateIpAddress", ""),
+            "hourly": hourly_of(each),
+            "cost": _cost(each),
         }
         for each in machines
     ]
@@ -61,6 +64,12 @@ def describe(api: Api) -> list[Mapping[str, Any]]:
         }
         for group in left
     ]
+
+
+def _cost(machine: dict[str, Any]) -> float | None:
+    """What a machine has cost so far, in USD, at the price of its launch; AWS bills from the launch on."""
+    hourly = hourly_of(machine)
+    return None if hourly is None else hourly * max(0.0, time.time() - machine["LaunchTime"].timestamp()) / 3600
 
 
 def terminate(api: Api, found: Sequence[Mapping[str, Any]]) -> None:

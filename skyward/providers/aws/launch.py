@@ -41,6 +41,7 @@ class Order:
         user_data: what they do at their first start.
         profile: name of their instance profile; None for no credentials of AWS.
         private: whether they get no public address.
+        again: how many machines the pool has asked for, one at a time, after its first ones.
     """
 
     pool: str
@@ -51,6 +52,7 @@ class Order:
     user_data: str
     profile: str | None
     private: bool
+    again: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +80,7 @@ def launch(api: Api, order: Order, offers: Sequence[Offer], report: Report) -> t
     tried = []
     for number, offer in enumerate(offers):
         report(note(f"launching {offer.text(order.nodes)}"))
+        made: list[dict[str, Any]] = []
         try:
             made = api.call("ec2", "run_instances", **_request(order, offer, number))["Instances"]
             return offer, _wait_running(api, made, order, report)
@@ -86,7 +89,7 @@ def launch(api: Api, order: Order, offers: Sequence[Offer], report: Report) -> t
                 raise
             report(note(f"no room for {offer.type.name} ({offer.market}) in {offer.zone}: {error.code}"))
             tried.append(f"  {offer.type.name}  {offer.market}  {offer.zone}  {error.code}")
-            estate.terminate(api, estate.instances(api, order.pool))
+            estate.terminate(api, made)
     raise ProviderError(
         f"AWS has no room for {order.nodes} machines in {api.region}:\n" + "\n".join(tried) + "\n"
         "Try later, another region, other types, or allocation='on-demand'; for limits of the account see its service "
@@ -110,7 +113,7 @@ def _request(order: Order, offer: Offer, number: int) -> dict[str, Any]:
         "InstanceType": offer.type.name,
         "MinCount": order.nodes,
         "MaxCount": order.nodes,
-        "ClientToken": f"skyward-{order.pool}-{number}",
+        "ClientToken": f"skyward-{order.pool}-{number}" + (f"-again-{order.again}" if order.again else ""),
         "InstanceInitiatedShutdownBehavior": "terminate",
         "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 1},
         "BlockDeviceMappings": [{"DeviceName": order.image.root, "Ebs": disk}],
@@ -123,7 +126,7 @@ def _request(order: Order, offer: Offer, number: int) -> dict[str, Any]:
         kinds.append("spot-instances-request")
     if order.profile:
         request["IamInstanceProfile"] = {"Name": order.profile}
-    return {**request, "TagSpecifications": tagged(order.pool, *kinds)}
+    return {**request, "TagSpecifications": tagged(order.pool, *kinds, hourly=offer.hourly)}
 
 
 def _wait_running(api: Api, made: Sequence[Mapping[str, Any]], order: Order, report: Report) -> list[Rented]:

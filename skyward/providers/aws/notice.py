@@ -10,7 +10,9 @@ import json
 import logging
 import subprocess
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from skyward.model.ssh import SshHost
 
@@ -39,6 +41,15 @@ class Notice:
     action: str
     time: str
 
+    @property
+    def left_s(self) -> float:
+        """Seconds until then, by the clock of this machine.
+
+        Raises:
+            ValueError: AWS has written the time in another form.
+        """
+        return (datetime.fromisoformat(self.time) - datetime.now(UTC)).total_seconds()
+
 
 class NoticeWatch:
     """Listens for the notice of one machine until its connection ends.
@@ -46,16 +57,17 @@ class NoticeWatch:
     Args:
         machine: its id.
         pool: whose it is.
-        node: index of the node on it.
         through: the machine, through a connection that is open.
+        told: is called with the notice and the seconds that are left, in a thread of its own.
 
     Attributes:
         notice: what AWS is going to do; None while nothing is known.
     """
 
-    def __init__(self, machine: str, pool: str, node: int, through: SshHost) -> None:
+    def __init__(self, machine: str, pool: str, through: SshHost, told: Callable[[Notice, float], None]) -> None:
+        self._told = told
         self.notice: Notice | None = None
-        self._who = f"Node {node} of pool {pool} (machine {machine})"
+        self._who = f"The machine {machine} of pool {pool}"
         self._asking = subprocess.Popen(
             through.command("sh", "-c", _SCRIPT),
             stdin=subprocess.DEVNULL,
@@ -76,8 +88,11 @@ class NoticeWatch:
             return
         try:
             found = json.loads(said)
-            self.notice = Notice(action=str(found["action"]), time=str(found["time"]))
+            notice = Notice(action=str(found["action"]), time=str(found["time"]))
+            left_s = notice.left_s
         except (ValueError, KeyError, TypeError):
             _log.warning("%s got a notice from AWS in an unknown form: %s", self._who, said.strip())
             return
-        _log.warning("%s will be taken away by AWS at %s (%s).", self._who, self.notice.time, self.notice.action)
+        self.notice = notice
+        _log.warning("%s will be taken away by AWS at %s (%s).", self._who, notice.time, notice.action)
+        self._told(notice, left_s)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import time
+import dataclasses
+import itertools
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from skyward.build.events import note
-from skyward.errors import ConfigError
+from skyward.errors import ConfigError, PoolClosedError
 from skyward.model.accelerator import Accelerator
 from skyward.model.image import Image
 from skyward.model.spec import Cluster
@@ -17,15 +20,17 @@ from skyward.providers.aws import estate
 from skyward.providers.aws.ami import find_image
 from skyward.providers.aws.api import Api
 from skyward.providers.aws.boot import USER, Keys
-from skyward.providers.aws.heir import Heir
+from skyward.providers.aws.disk import room_gb, size_here
 from skyward.providers.aws.launch import Order, Rented, launch
+from skyward.providers.aws.meter import Meter
 from skyward.providers.aws.network import client_address, find_network, make_group
-from skyward.providers.aws.notice import NoticeWatch
+from skyward.providers.aws.notice import Notice, NoticeWatch
 from skyward.providers.aws.offers import allocation_of, find_offers, within
 from skyward.providers.aws.terms import Offer
 from skyward.providers.aws.types import find_types
 from skyward.providers.aws.waiting import wait_up
-from skyward.providers.base import Host, Terms
+from skyward.providers.base import Host, Leaving, Terms
+from skyward.providers.heir import Heir
 from skyward.providers.rundir import PoolDirectory, runtime_base, sweep_orphans
 from skyward.providers.ssh import SSH, SshNodeHost
 
@@ -47,7 +52,7 @@ class AWS:
         region: None for the one that AWS' configuration names.
         ami: machine image to boot, with cloud-init, systemd and Docker; None for AWS' own with Docker, and for GPUs
             NVIDIA's driver and toolkit.
-        disk_gb: size of a machine's disk in GB; None for the machine image's own and 50 more.
+        disk_gb: size of a machine's disk in GB; None for what the machine image and the pool's take, see docs/aws.md.
         instance_profile: what the machines may do at AWS; None for nothing.
         use_private_ip: reach the machines at their private addresses, from within their network; they get no others.
         registry: repository through which images reach the machines; None to send them through the SSH connections.
@@ -58,6 +63,7 @@ class AWS:
         ConfigError: a value is wrong.
     """
 
+    can_mount: ClassVar[bool] = True
     region: str | None = None
     _: KW_ONLY
     ami: str | None = None
@@ -68,6 +74,7 @@ class AWS:
     build: Literal["local", "remote"] = "local"
     terms: Terms = field(default=Terms(), repr=False)
     _pools: dict[str, _Pool] = field(default_factory=dict, repr=False, compare=False)
+    _expected: dict[str, tuple[Image, Cluster]] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.build not in ("local", "remote"):
@@ -124,24 +131,31 @@ class AWS:
         )
         return within(find_offers(api, types, zones, allocation_of(terms.allocation)), nodes, terms.max_hourly_cost)
 
-    def acquire(self, pool: str, nodes: int, accelerator: Accelerator | None) -> Sequence[Host]:
+    def acquire(
+        self,
+        pool: str,
+        nodes: int,
+        accelerator: Accelerator | None,
+        at_least: int | None = None,  # noqa: ARG002
+    ) -> Sequence[Host]:
         """Rent a machine for each node, and connect to all.
 
         Raises:
             ConfigError: boto3 is missing, no region is named, or AWS has no such accelerator.
             ProviderError: nothing is offered, affordable or available; or machines do not come up. Those that were
                 launched are ended by `release`.
+            ImageError: the pool's image cannot be had; nothing has been launched.
         """
         api, terms = self._api, self.terms
-        self._pools[pool] = opened = _Pool(pool, api, terms.report)  # from here on `release` ends it
+        self._pools[pool] = opened = _Pool(pool, api, terms)  # from here on `release` ends it
         terms.report(note(f"looking for machines in {api.region}"))
         network = find_network(api)
         offers = self._offers(api, list(network.subnets), nodes, accelerator)
-        image = find_image(api, terms.platform, accelerator, self.ami, self.disk_gb)
+        image = find_image(api, terms.platform, accelerator, self.ami, self.disk_gb, self._room_gb(pool))
         estate.sweep(api)
         client = network.cidr if self.use_private_ip else _exactly(client_address())
         keys = opened.begin()
-        order = Order(
+        opened.order = order = Order(
             pool=pool,
             nodes=nodes,
             image=image,
@@ -151,9 +165,40 @@ class AWS:
             profile=self.instance_profile,
             private=self.use_private_ip,
         )
-        opened.offer, opened.machines = launch(api, order, offers, terms.report)
+        opened.rent(*launch(api, order, offers, terms.report))
         opened.connect(self.registry, self.build, gpus=accelerator is not None)
         return opened.acquire(accelerator)
+
+    def expect(self, pool: str, image: Image, cluster: Cluster) -> None:
+        """Have the disks of a pool's machines sized for what they will run."""
+        self._expected[pool] = (image, cluster)
+
+    def _room_gb(self, pool: str) -> int:
+        """What a root disk holds beyond the machine image, where the caller does not say."""
+        expected = self._expected.pop(pool, None)
+        if self.disk_gb is not None or expected is None or self.build == "remote":
+            return room_gb(None)  # the machines will be the first to know
+        return room_gb(size_here(*expected))
+
+    def replace(self, pool: str, lost: Host | None, accelerator: Accelerator | None) -> Host:
+        """Rent one more machine, of the pool's type if there are any. The lost one is ended, unless AWS does that.
+
+        Raises:
+            ProviderError: none is available or affordable now; or it does not come up.
+            PoolClosedError: the pool has ended, or another client has ended it.
+        """
+        opened = self._pools.get(pool)
+        if opened is None or opened.order is None or opened.offer is None:
+            raise PoolClosedError(f"Pool {pool} has ended; no machine is rented for it.")
+        if isinstance(lost, SshNodeHost) and not lost.machine.is_gone and not opened.is_leaving(lost):
+            return lost  # its node has ended, not the machine
+        api, order = self._api, opened.order
+        if not estate.groups(api, pool):
+            raise PoolClosedError(f"Pool {pool} was ended by another client: its security group is gone.")
+        nodes = order.nodes  # of the whole pool, which keeps within its limit
+        offers = self._offers(api, list(order.network.subnets), nodes, accelerator)
+        offers.sort(key=lambda each: (each.type.name, each.zone, each.market) != opened.offer_key)  # the same first
+        return opened.another(offers, lost, accelerator)
 
     def prepare(self, hosts: Sequence[Host], image: Image, cluster: Cluster, report: Report) -> str | None:
         """Compile the image, have it built unless it is anywhere, and bring it to every machine; see `sky.SSH`."""
@@ -174,7 +219,9 @@ class AWS:
             opened.close()
 
     def find(self) -> Iterable[Mapping[str, Any]]:
-        """Every machine of every pool in the region, by its tags: pool, node, name, state, owner, type, host.
+        """Every machine of every pool in the region, by its tags: pool, node, name, state, owner, type, market, host.
+
+        And what it costs in USD: `hourly`, the price at its launch, and `cost` so far; None where AWS told none.
 
         A security group that is left without machines is found too; its node is -1.
 
@@ -187,16 +234,21 @@ class AWS:
 class _Pool:
     """What a pool of this process holds: keys, heir, machines, and the way to them."""
 
-    def __init__(self, pool: str, api: Api, report: Report) -> None:
-        self.id, self._api, self._report = pool, api, report
+    def __init__(self, pool: str, api: Api, terms: Terms) -> None:
+        self.id, self._api, self._terms, self._report = pool, api, terms, terms.report
+        self.order: Order | None = None
         self._directory: PoolDirectory | None = None
         self._heir: Heir | None = None
         self.offer: Offer | None = None
+        self._meter = Meter(self._report)
         self.machines: list[Rented] = []
         self.ssh: SSH | None = None
-        self._hosts: list[Host] = []
-        self._watches: list[NoticeWatch] = []
-        self._began = time.monotonic()
+        self._hosts: list[Host] = []  # of `machines`, in their order
+        self._trusted: set[str] = set()
+        self._watches: list[tuple[Host, NoticeWatch]] = []
+        self._again = itertools.count(1)
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
 
     def begin(self) -> Keys:
         """Make the pool's keys, and start its heir: after that something may be made at AWS."""
@@ -204,12 +256,17 @@ class _Pool:
         self._directory = PoolDirectory.create(f"{self.id}.aws", runtime_base())
         self._keys = Keys(self._directory.path)
         self._keys.make()
-        self._heir = Heir(self.id, self._api.region)
+        self._heir = Heir("skyward.providers.aws.heir", self.id, self._api.region)
         return self._keys
+
+    def rent(self, offer: Offer, machines: list[Rented]) -> None:
+        """Take note of what was launched; from here on its price is counted."""
+        self.offer, self.machines = offer, machines
+        self._meter.start(offer, (machine.id for machine in machines))
 
     def connect(self, registry: str | None, build: Literal["local", "remote"], *, gpus: bool) -> None:
         """Wait until the machines can be used, with the driver of their GPUs where the pool needs those."""
-        self._keys.trust(machine.address for machine in self.machines)
+        self._trust(self.machines)
         names = [f"{USER}@{machine.address}" for machine in self.machines]
         where = {"key": self._keys.file, "known_hosts": self._keys.known_hosts}
         ssh = SSH(*names, **where, registry=registry, build=build)
@@ -221,12 +278,61 @@ class _Pool:
         assert self.ssh
         assert self.offer
         self._hosts = list(self.ssh.acquire(self.id, len(self.machines), accelerator))
-        if self.offer.market == "spot":
-            for node, (host, machine) in enumerate(zip(self._hosts, self.machines, strict=True)):
-                assert isinstance(host, SshNodeHost)
-                through = host.machine.connection.through
-                self._watches.append(NoticeWatch(machine.id, self.id, node, through))
-        return self._hosts
+        for host, machine in zip(self._hosts, self.machines, strict=True):
+            self._watch(host, machine, self.offer)
+        return tuple(self._hosts)
+
+    @property
+    def offer_key(self) -> tuple[str, str, str] | None:
+        """Type, zone and market of its first machines."""
+        return (self.offer.type.name, self.offer.zone, self.offer.market) if self.offer else None
+
+    def is_leaving(self, host: Host) -> bool:
+        """Whether AWS has said that it takes this machine away."""
+        return any(host is each and watch.notice for each, watch in self._watches)
+
+    def another(self, offers: Sequence[Offer], lost: Host | None, accelerator: Accelerator | None) -> Host:
+        """One more machine, in the place of a lost one, as a host."""
+        assert self.ssh
+        assert self.order
+        if lost is not None:
+            gone = self.machines[self._hosts.index(lost)]
+            self._meter.stop(gone.id)
+            if not self.is_leaving(lost):
+                estate.terminate(self._api, [{"InstanceId": gone.id}])
+        order = dataclasses.replace(self.order, nodes=1, again=next(self._again))
+        offer, (machine,) = launch(self._api, order, offers, self._report)
+        self._meter.start(offer, [machine.id])
+        with self._lock:
+            if self._ended.is_set():
+                estate.terminate(self._api, [{"InstanceId": machine.id}])
+                raise PoolClosedError(f"Pool {self.id} has ended; no machine is rented for it.")
+            self._trust([*self.machines, machine])
+            where = self.ssh.host_like(f"{USER}@{machine.address}")
+        wait_up([machine], [where], accelerator is not None, self._report, self._ended)
+        host = self.ssh.join(self.id, where, accelerator)
+        with self._lock:
+            self.machines.append(machine)
+            self._hosts.append(host)
+        self._watch(host, machine, offer)
+        return host
+
+    def _trust(self, machines: Sequence[Rented]) -> None:
+        self._trusted.update(machine.address for machine in machines)
+        self._keys.trust(sorted(self._trusted))
+
+    def _watch(self, host: Host, machine: Rented, offer: Offer) -> None:
+        """Ask a machine that can be taken away for the notice of that."""
+        if offer.market != "spot":
+            return
+
+        def told(notice: Notice, left_s: float) -> None:
+            text = f"will be taken away by AWS at {notice.time} ({notice.action})"
+            self._terms.leaving(Leaving(host=host, text=text, left_s=left_s))
+
+        assert isinstance(host, SshNodeHost)
+        through = host.machine.connection.through
+        self._watches.append((host, NoticeWatch(machine.id, self.id, through, told)))
 
     def has(self, hosts: Sequence[Host]) -> bool:
         """Whether these are its hosts."""
@@ -235,31 +341,17 @@ class _Pool:
     def close(self) -> None:
         """End everything, whatever state it is in."""
         with ExitStack() as last:  # what stands first here is done last, also after a failure
+            last.callback(self._meter.end)
             if self._directory is not None:
                 last.callback(self._directory.remove)
             if self._heir is not None:
-                last.callback(self._clear, self._heir)
+                last.callback(self._heir.relieve, partial(estate.clear, self._api, self.id))
             if self.ssh is not None:
                 last.callback(self.ssh.release, self.id)
-            for watch in self._watches:
+            for _, watch in self._watches:
                 last.callback(watch.close)
-        self._tell_cost()
-
-    def _clear(self, heir: Heir) -> None:
-        try:
-            estate.clear(self._api, self.id)
-        except BaseException:
-            heir.succeed()
-            raise
-        heir.dismiss()
-
-    def _tell_cost(self) -> None:
-        if self.offer is None or not self.machines:
-            return
-        hours = (time.monotonic() - self._began) / 3600
-        cost = self.offer.cost(len(self.machines))
-        price = "" if cost is None else f", about {cost * hours:.3f} USD"
-        self._report(note(f"{len(self.machines)} x {self.offer.type.name} for {hours * 60:.1f} min{price}"))
+            with self._lock:
+                self._ended.set()
 
 
 def _exactly(address: str) -> str:

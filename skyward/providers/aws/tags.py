@@ -8,7 +8,7 @@ from typing import Any
 
 from skyward.providers.owner import Owner
 
-POOL, OWNER, BEGAN = "skyward.pool", "skyward.owner", "skyward.began"
+POOL, OWNER, BEGAN, HOURLY = "skyward.pool", "skyward.owner", "skyward.began", "skyward.hourly"
 
 
 def tags(pool: str) -> list[dict[str, str]]:
@@ -22,9 +22,16 @@ def tags(pool: str) -> list[dict[str, str]]:
     return [{"Key": key, "Value": value} for key, value in values.items()]
 
 
-def tagged(pool: str, *kinds: str) -> list[dict[str, Any]]:
-    """The TagSpecifications of a call that creates resources of these kinds."""
-    return [{"ResourceType": kind, "Tags": tags(pool)} for kind in kinds]
+def tagged(pool: str, *kinds: str, hourly: float | None = None) -> list[dict[str, Any]]:
+    """The TagSpecifications of a call that creates resources of these kinds; instances bear their price as well."""
+    price = [] if hourly is None else [{"Key": HOURLY, "Value": f"{hourly:.6f}"}]
+    return [{"ResourceType": kind, "Tags": tags(pool) + price * (kind == "instance")} for kind in kinds]
+
+
+def hourly_of(resource: dict[str, Any]) -> float | None:
+    """USD per hour of an instance, as known at its launch; None where nobody knew."""
+    value = tag(resource, HOURLY)
+    return float(value) if value else None
 
 
 def pool_of(resource: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 
 from skyward.build.events import Report, note
-from skyward.errors import ProviderError
+from skyward.errors import PoolClosedError, ProviderError
 from skyward.model.ssh import SshHost
 from skyward.providers.aws.boot import MARK
 from skyward.providers.aws.launch import Rented
@@ -42,7 +42,13 @@ _MEANING = {
 }
 
 
-def wait_up(machines: Sequence[Rented], hosts: Sequence[SshHost], gpus: bool, report: Report) -> None:
+def wait_up(
+    machines: Sequence[Rented],
+    hosts: Sequence[SshHost],
+    gpus: bool,
+    report: Report,
+    pool_ended: threading.Event | None = None,
+) -> None:
     """Block until all machines can be used.
 
     Args:
@@ -50,9 +56,11 @@ def wait_up(machines: Sequence[Rented], hosts: Sequence[SshHost], gpus: bool, re
         hosts: where they are, with the keys to use.
         gpus: whether the driver must run.
         report: is told how many are up.
+        pool_ended: set by another thread when nobody needs them any more.
 
     Raises:
         ProviderError: one has another host key than it was given, or is not up in time; says what is missing.
+        PoolClosedError: nobody needs them any more.
     """
     began = said = time.monotonic()
     ended = threading.Event()
@@ -61,9 +69,11 @@ def wait_up(machines: Sequence[Rented], hosts: Sequence[SshHost], gpus: bool, re
             threads.submit(_wait_one, machine, host, gpus, ended) for machine, host in zip(machines, hosts, strict=True)
         ]
         try:
-            while left := wait(waits, _SAY_EVERY_S, FIRST_EXCEPTION).not_done:
+            while left := wait(waits, _LOOK_S, FIRST_EXCEPTION).not_done:
                 if any(each.done() and each.exception() for each in waits):
                     break
+                if pool_ended is not None and pool_ended.is_set():
+                    raise PoolClosedError("The pool has ended; its machines are not waited for any more.")
                 if time.monotonic() - said >= _SAY_EVERY_S:
                     said = time.monotonic()
                     up = len(waits) - len(left)

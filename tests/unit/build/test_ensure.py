@@ -186,10 +186,10 @@ def test_one_build_for_many(place: Path) -> None:
     ]
     for thread in threads:
         thread.start()
-    assert waiting.wait(20)
+    assert waiting.wait(60)
     (place / "go").write_text("go\n")  # returns once the build reads it
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert results == [PLAN.tag] * 3
     assert len(_calls(place)) == 1
 
@@ -207,7 +207,7 @@ def test_interrupt_ends_the_build(place: Path) -> None:
     pids = [int(word) for word in (place / "pids").read_text().split()]
     assert len(list((place / "temp").iterdir())) == 1
     client.send_signal(signal.SIGINT)
-    _, stderr = client.communicate(timeout=20)
+    _, stderr = client.communicate(timeout=60)
     assert "KeyboardInterrupt" in stderr
     assert list((place / "temp").iterdir()) == []
     assert not [pid for pid in pids if _alive(pid)]

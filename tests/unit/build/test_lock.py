@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from skyward.build import resolving
 from skyward.build.lock import Request, lock_requirements
 from skyward.errors import ConfigError, ImageError
 from skyward.image import Lock, with_origin
@@ -212,3 +216,20 @@ def test_what_the_image_names_by_url(wheels: Path) -> None:
         (package,) = _lock(f"direct @ {url}").packages
     assert package.pin == f"direct @ {url}"
     assert package.line.endswith(f" --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}")
+
+
+def test_pools_that_open_at_once_look_for_uv_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first search of a process breaks a second one that runs beside it (sysconfig)."""
+    import uv
+
+    inside = threading.Lock()
+
+    def find() -> str:
+        assert inside.acquire(blocking=False), "two searches at once"
+        time.sleep(0.01)
+        inside.release()
+        return "uv"
+
+    monkeypatch.setattr(uv, "find_uv_bin", find)
+    with ThreadPoolExecutor(8) as threads:
+        assert set(threads.map(lambda _: resolving._find_uv(), range(16))) == {"uv"}

@@ -144,7 +144,7 @@ def test_a_client_that_goes_away_ends_the_build(place: Path) -> None:
     thread = threading.Thread(target=client)
     thread.start()
     pid = int((place / "started").read_text())
-    thread.join(20)
+    thread.join(60)
 
     assert len(caught) == 1
     assert not Path(f"/proc/{pid}").exists()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,3 +65,58 @@ def test_a_host_that_cannot_be_asked_is_an_error_of_down(capsys: pytest.CaptureF
     """Nobody may take it for ended."""
     assert main(["down", "deadbeef", "--ssh", "no-such-host.invalid"]) == 6
     assert "What was left may still run:" in capsys.readouterr().err
+
+
+def test_both_commands_tell_everything_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """One object per line, and nothing else on standard output."""
+    with sky.ComputePool(sky.Local(), nodes=2, display="quiet") as pool:
+        assert main(["ps", "--json"]) == 0
+        told = events(capsys.readouterr().out)
+        assert [
+            (each["event"], each["where"], each["node"], each["state"]) for each in told if each["pool"] == pool.id
+        ] == [
+            ("node", "local", 0, "running"),
+            ("node", "local", 1, "running"),
+        ]
+        assert main(["down", pool.id, "deadbeef", "--json"]) == 0
+        assert events(capsys.readouterr().out) == [
+            {"event": "ended", "pool": pool.id, "where": "local", "nodes": 2},
+            {"event": "absent", "pool": "deadbeef"},
+        ]
+
+
+@pytest.mark.parametrize("command", [["ps"], ["down", "deadbeef"]])
+def test_a_place_that_cannot_be_asked_is_an_event_too(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Who reads the output alone learns of it."""
+    assert main([*command, "--json", "--ssh", "no-such-host.invalid"]) == 6
+    (told,) = (each for each in events(capsys.readouterr().out) if each["event"] == "error")
+    assert (told["where"], told["kind"]) == ("no-such-host.invalid", "ProviderError")
+    assert "1 of 1 hosts cannot be used" in told["message"]
+
+
+def test_what_is_rented_is_shown_with_its_cost(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Per hour and so far; a price that nobody knew is none, and is in no sum."""
+    machine = {"pool": "1a2b3c4d", "state": "running", "owner": "7@laptop"}
+    found = [
+        {**machine, "node": 0, "name": "i-1", "hourly": 0.031, "cost": 0.0155},
+        {**machine, "node": 1, "name": "i-2", "hourly": 0.031, "cost": 0.0155},
+        {**machine, "node": 2, "name": "i-3", "hourly": None, "cost": None},
+        {**machine, "node": -1, "name": "sg-1"},
+    ]
+    monkeypatch.setattr(sky.AWS, "find", lambda _: found)
+    assert main(["ps", "--aws", "us-east-1"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert rows[0][-2:] == ["USD/HOUR", "USD"]
+    assert [row[-3:] for row in rows if row[0] == "1a2b3c4d"] == [
+        ["sg-1", "-", "-"],
+        ["i-1", "0.031", "0.015"],
+        ["i-2", "0.031", "0.015"],
+        ["i-3", "-", "-"],
+    ]
+    assert " ".join(rows[-1]) == "rented: 0.062 USD per hour, 0.031 USD so far, at the prices of their launches"
+
+
+def events(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]

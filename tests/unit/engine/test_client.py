@@ -41,4 +41,4 @@ def test_a_listener_that_is_no_engine(tmp_path: Path) -> None:
         thread.start()
         with pytest.raises(EngineMissingError, match="broke off when asked to say its version"):
             Engine.connect(f"unix://{path}")
-        thread.join(10)
+        thread.join(60)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from skyward.engine import Images, Removal, find_engine
+from skyward.engine.lines import SocketLine
 from skyward.errors import EngineError, EngineMissingError, ImageNotFoundError
 from skyward.model.ssh import SshHost
 from tests.unit.engine.fake import FakeEngine, fake_engine
@@ -40,6 +41,18 @@ def test_an_image_is_described_or_not_there(engine: FakeEngine, images: Images) 
     assert found["Id"] == "sha256:127.0.0.1:5000/a/b:c"
     assert images.inspect("none:1") is None
     assert engine.requests == ["GET /images/127.0.0.1:5000/a/b:c/json", "GET /images/none:1/json"]
+
+
+def test_a_connection_that_was_idle_for_long_is_made_anew(engine: FakeEngine, images: Images) -> None:
+    """Builds take minutes, after which the engine may have hung up."""
+    engine.add("a:1")
+    assert images.inspect("a:1")
+    line = images._line
+    assert isinstance(line, SocketLine)
+    line.sock.shutdown(socket.SHUT_RDWR)  # as it looks from here
+    images._used -= 61
+
+    assert images.inspect("a:1")
 
 
 def test_history_begins_with_the_oldest(engine: FakeEngine, images: Images) -> None:
@@ -96,7 +109,7 @@ def test_an_engine_that_hangs_up(tmp_path: Path) -> None:
         thread.start()
         with pytest.raises(EngineMissingError, match=r"broke off when asked to look for image a:1.*make engine"):
             Images(find_engine(f"unix://{path}")).inspect("a:1")
-        thread.join(10)
+        thread.join(60)
 
 
 def _ssh(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:

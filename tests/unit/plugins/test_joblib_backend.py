@@ -248,7 +248,7 @@ def test_one_parallel_can_be_used_again_and_again(make: Callable[[int], FakePool
 
     left = [thread for thread in threading.enumerate() if thread.name.startswith("skyward-joblib")]
     for thread in left:
-        thread.join(10)
+        thread.join(60)
     assert not any(thread.is_alive() for thread in left)
 
 

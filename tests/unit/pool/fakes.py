@@ -97,7 +97,9 @@ class FakePool:
 
     def lose(self, worker: WorkerLink, *, forever: bool = False) -> None:
         fake(worker).broken = True
-        self.dispatcher.lose(worker, lost_on(worker), forever=forever)
+        self.dispatcher.lose(worker, lost_on(worker))
+        if forever:
+            self.dispatcher.abandon((worker.rank,), lost_on(worker))
 
 
 def make_worker(rank: int, generation: int = 0, slots: int = 1) -> WorkerLink:

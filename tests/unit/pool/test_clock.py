@@ -25,7 +25,7 @@ def test_actions_run_in_the_order_of_their_times(clock: Clock) -> None:
     clock.after(0.08, lambda: done.put("last"))
     clock.after(0.04, lambda: done.put("first"))
     clock.after(0.06, lambda: done.put("second"))
-    assert [done.get(timeout=5) for _ in range(3)] == ["first", "second", "last"]
+    assert [done.get(timeout=60) for _ in range(3)] == ["first", "second", "last"]
 
 
 def test_nothing_runs_early(clock: Clock) -> None:
@@ -33,7 +33,7 @@ def test_nothing_runs_early(clock: Clock) -> None:
     ran = threading.Event()
     started = time.monotonic()
     clock.after(0.05, ran.set)
-    assert ran.wait(5)
+    assert ran.wait(60)
     assert time.monotonic() - started >= 0.05
 
 
@@ -47,7 +47,7 @@ def test_an_action_may_ask_for_another(clock: Clock) -> None:
             clock.after(0.001, lambda: beat(n + 1))
 
     clock.after(0, lambda: beat(1))
-    assert [count.get(timeout=5) for _ in range(3)] == [1, 2, 3]
+    assert [count.get(timeout=60) for _ in range(3)] == [1, 2, 3]
 
 
 def test_a_stopped_clock_runs_nothing() -> None:

@@ -484,6 +484,68 @@ def test_the_error_of_a_loss_is_made_per_call(make: Make) -> None:
     """Two calls lost with one worker have an error object each: tracebacks and notes must not mix."""
     pool = make(slots=2)
     a, b = pool.submit(2)
-    pool.dispatcher.lose(pool.workers[0], lost_on(pool.workers[0]), forever=False)
+    pool.dispatcher.lose(pool.workers[0], lost_on(pool.workers[0]))
     assert a.error is not b.error
     assert isinstance(a.error, SkywardError)
+
+
+def test_a_worker_that_is_drained_finishes_what_it_runs(make: Make) -> None:
+    """It gives back what it has not begun, which goes to the others, and gets no new calls."""
+    pool = make(workers=2)
+    leaving, staying = pool.workers
+    leaving.buffer = staying.buffer = 1
+    running, there, waiting, _ = pool.submit(4)
+    pool.dispatcher.drain([leaving])
+    assert sent(leaving, Kind.RECALL) == [waiting.id]
+    pool.say(leaving, Frame(Kind.DROPPED, waiting.id))
+    pool.finish(staying, there)
+    assert waiting.id in sent(staying)
+    before = sent(leaving)
+    pool.submit(3)
+    pool.finish(leaving, running, "done")
+    assert running.value() == "done"
+    assert sent(leaving) == before
+    assert pool.dispatcher.held(leaving) == []
+
+
+def test_a_call_on_a_drained_worker_can_be_stopped_and_lost(make: Make) -> None:
+    """It is still known where it runs, though another worker has its rank."""
+    pool = make()
+    leaving = pool.workers[0]
+    (stopped,) = pool.submit(1)
+    pool.dispatcher.drain([leaving])
+    again = pool.add(0, generation=1)
+    (other,) = pool.submit(1)
+    assert sent(again) == [other.id]
+    pool.dispatcher.cancel(stopped)
+    assert sent(leaving, Kind.CANCEL) == [stopped.id]
+    pool.lose(leaving)
+    assert not other.done
+    pool.finish(again, other, "fine")
+    assert other.value() == "fine"
+
+
+def test_calls_for_a_drained_rank_wait_for_the_next_worker(make: Make) -> None:
+    """Also one that had been sent, and had not begun."""
+    pool = make(workers=2)
+    leaving = pool.workers[0]
+    running, waiting = pool.submit(2, pin=0)
+    pool.dispatcher.drain([leaving])
+    pool.say(leaving, Frame(Kind.DROPPED, waiting.id))
+    assert sent(pool.workers[1]) == []
+    fresh = pool.add(0, generation=1)
+    assert sent(fresh) == [waiting.id]
+    pool.finish(leaving, running, 1)
+    assert running.value() == 1
+
+
+def test_a_pool_that_refuses_calls_finishes_those_it_has(make: Make) -> None:
+    """Too few nodes are left for more."""
+    pool = make()
+    running, waiting = pool.submit(2)
+    pool.dispatcher.refuse(PoolClosedError("too few"))
+    with pytest.raises(PoolClosedError, match="too few"):
+        pool.submit(1)
+    for task in (running, waiting):
+        pool.finish(pool.workers[0], task, "done")
+        assert task.value() == "done"

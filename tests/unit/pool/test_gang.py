@@ -8,9 +8,16 @@ from typing import Any, cast
 
 import pytest
 
-from skyward.errors import CollectiveHangError, PoolClosedError, TaskCancelledError, TaskTimeoutError, WorkerLostError
+from skyward.errors import (
+    CollectiveHangError,
+    PartitionError,
+    PoolClosedError,
+    TaskCancelledError,
+    TaskTimeoutError,
+    WorkerLostError,
+)
 from skyward.pool import gang as ganging
-from skyward.pool import hang
+from skyward.pool import partition
 from skyward.pool.gang import Gang
 from skyward.pool.regroup import Group
 from skyward.pool.task import Task
@@ -20,15 +27,32 @@ from tests.unit.pool.conftest import Make
 from tests.unit.pool.fakes import FakePool, error, result, sent
 
 NAMES = {0: "rank 0 (node 0)", 1: "rank 1 (node 1)"}
-WAITS_S = 5.0
+WAITS_S = 60.0
+
+
+class FakePaths:
+    """A network between the nodes of which each trial finds what a test says."""
+
+    def __init__(self, failing: list[frozenset[tuple[int, int]]]) -> None:
+        self.failing, self.several, self.is_known = failing, bool(failing), True
+        self.lost: frozenset[tuple[int, int]] = frozenset()
+
+    def begin(self) -> Future[frozenset[tuple[int, int]]]:
+        trial: Future[frozenset[tuple[int, int]]] = Future()
+        trial.set_result(self.failing.pop(0) if self.failing else frozenset())
+        return trial
+
+    def told(self, lost: frozenset[tuple[int, int]]) -> str:
+        return f"Nothing goes {sorted(lost)}."
 
 
 class FakeGroup:
     """Notes what it is told; every rank's agent gives the same dump."""
 
-    def __init__(self) -> None:
+    def __init__(self, *failing: frozenset[tuple[int, int]]) -> None:
         self.told: list[str] = []
         self.enrolled = True
+        self.paths = FakePaths(list(failing))
 
     def enroll(self, _member: object) -> bool:
         return self.enrolled
@@ -54,8 +78,8 @@ class FakeGroup:
 class Call:
     """A call on two ranks under way."""
 
-    def __init__(self, pool: FakePool, *, timeout: float | None = None) -> None:
-        self.pool, self.group = pool, FakeGroup()
+    def __init__(self, pool: FakePool, *, timeout: float | None = None, group: FakeGroup | None = None) -> None:
+        self.pool, self.group = pool, group or FakeGroup()
         self.tasks = [pool.task(pin=rank, timeout=timeout) for rank in NAMES]
         self.gang = Gang(self.tasks, NAMES, pool.dispatcher, cast(Group, self.group))
         assert self.gang.start()
@@ -217,7 +241,7 @@ def test_one_stream_that_is_closed_ends_them_all(call: Call) -> None:
 
 def test_ranks_that_wait_for_one_that_returned_are_found(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names who returned and where the others wait."""
-    monkeypatch.setattr(hang, "STUCK_S", 0.2)
+    monkeypatch.setattr(ganging, "STUCK_S", 0.2)
     monkeypatch.setattr(ganging, "PROBE_S", 0.05)
     call = Call(make(workers=2))
     call.say(0, result(call.tasks[0]))
@@ -234,7 +258,7 @@ def test_ranks_that_wait_for_one_that_returned_are_found(make: Make, monkeypatch
 
 def test_a_rank_that_works_on_after_others_returned_is_left_alone(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Uneven work is no hang."""
-    monkeypatch.setattr(hang, "STUCK_S", 0.2)
+    monkeypatch.setattr(ganging, "STUCK_S", 0.2)
     monkeypatch.setattr(ganging, "PROBE_S", 0.05)
     call = Call(make(workers=2))
     call.say(0, result(call.tasks[0]))
@@ -245,6 +269,59 @@ def test_a_rank_that_works_on_after_others_returned_is_left_alone(make: Make, mo
     call.say(1, result(call.tasks[1], "late"))
     call.gang.wait()
     assert call.tasks[1].value() == "late"
+
+
+def test_a_call_that_ends_while_it_is_looked_at_is_not_held_up(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that has returned says no more where it is, and nobody waits for that."""
+    monkeypatch.setattr(ganging, "PROBE_S", 0.01)
+    monkeypatch.setattr(ganging, "ANSWER_S", 10 * WAITS_S)
+    call = Call(make(workers=2), group=FakeGroup(CUT))
+    call.until(lambda: all(sent(worker, Kind.STACK) for worker in call.pool.workers))
+    for rank in NAMES:
+        call.say(rank, result(call.tasks[rank], rank))
+    call.until(lambda: call.group.told)
+    assert (call.gang.verdict, call.group.told) == (None, ["dismissed"])
+
+
+CUT = frozenset({(0, 1)})
+
+
+def test_ranks_that_do_not_reach_each_other_are_found(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No rank has failed or returned: the network is looked at while they wait. All of them are started afresh."""
+    monkeypatch.setattr(partition, "QUIET_S", 0.1)
+    monkeypatch.setattr(ganging, "PROBE_S", 0.05)
+    call = Call(make(workers=2), group=FakeGroup(CUT, CUT))
+    deadline = time.monotonic() + WAITS_S
+    while not call.gang._gate.is_set() and time.monotonic() < deadline:
+        for rank in NAMES:
+            call.answer(rank)
+        time.sleep(0.02)
+    failure = call.verdict()
+    assert isinstance(failure, PartitionError)
+    assert failure.lost == ((0, 1),)
+    assert failure.still_s >= 0.1
+    text = str(failure)
+    assert "the network between its nodes fails. Nothing goes [(0, 1)]. This client reaches all of them" in text
+    assert "rank 0 (node 0), rank 1 (node 1) was here:" in text
+    assert call.group.paths.lost == CUT
+    assert call.group.told == ["hold", "work() had failed on some of them", "dismissed"]
+
+
+def test_ranks_that_move_are_not_suspected(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the network does to datagrams, what goes on is left alone."""
+    monkeypatch.setattr(partition, "QUIET_S", 0.1)
+    monkeypatch.setattr(ganging, "PROBE_S", 0.05)
+    call = Call(make(workers=2), group=FakeGroup(*[CUT] * 100))
+    for step in range(10):
+        call.answer(0)
+        call.answer(1, switches=step)
+        time.sleep(0.05)
+    assert call.gang.verdict is None
+    assert len(call.group.paths.failing) == 100
+    for rank in NAMES:
+        call.say(rank, result(call.tasks[rank], rank))
+    call.gang.wait()
+    assert [task.value() for task in call.tasks] == [0, 1]
 
 
 def test_it_fails_when_its_ranks_must_be_started_afresh(call: Call) -> None:

@@ -43,7 +43,7 @@ class Rank:
 
     def answer(self) -> Any:
         """What it is answered: the values, or the text of an error."""
-        frame = self.answers.get(timeout=10)
+        frame = self.answers.get(timeout=60)
         document = decode(frame.head)
         assert (frame.kind, frame.id, document["round"]) == (Kind.GATHERED, 70 + self.number, self.rounds)
         if "error" in document:

@@ -22,7 +22,7 @@ def watch(samples: list[Sample]) -> bool:
     now = 0.0
     for now, given in enumerate(samples):
         stillness.note(0, now * PROBE_S, given)
-    return stillness.stuck([0], now * PROBE_S)
+    return stillness.lasted_s([0], now * PROBE_S) >= STUCK_S
 
 
 LONG = int(STUCK_S / PROBE_S) + 1
@@ -68,10 +68,10 @@ def test_all_ranks_that_are_left_must_be_stuck() -> None:
         stillness.note(0, n * PROBE_S, sample())
         stillness.note(1, n * PROBE_S, sample(cpu_s=3.0 + n))
     now = (LONG - 1) * PROBE_S
-    assert stillness.stuck([0], now)
-    assert not stillness.stuck([0, 1], now)
-    assert not stillness.stuck([0, 2], now)  # nothing has ever been heard of it
-    assert not stillness.stuck([], now)
+    assert stillness.lasted_s([0], now) == now
+    assert stillness.lasted_s([0, 1], now) == 0
+    assert stillness.lasted_s([0, 2], now) == 0  # nothing has ever been heard of it
+    assert stillness.lasted_s([], now) == 0
 
 
 def test_a_rank_that_does_not_answer_is_taken_to_work() -> None:
@@ -79,4 +79,4 @@ def test_a_rank_that_does_not_answer_is_taken_to_work() -> None:
     stillness = Stillness()
     for n in range(LONG):
         stillness.note(0, n * PROBE_S, sample())
-    assert not stillness.stuck([0], (LONG + 2) * PROBE_S)
+    assert stillness.lasted_s([0], (LONG + 2) * PROBE_S) == 0

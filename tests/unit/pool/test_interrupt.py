@@ -69,5 +69,5 @@ def test_other_threads_are_none_of_its_business() -> None:
     before = signal.getsignal(signal.SIGINT)
     thread = threading.Thread(target=Guard().install)
     thread.start()
-    thread.join(5)
+    thread.join(60)
     assert signal.getsignal(signal.SIGINT) is before

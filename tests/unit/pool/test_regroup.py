@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -11,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from skyward.errors import PluginError, PoolError, WorkerLostError
-from skyward.pool import regroup
+from skyward.pool import partition, regroup
 from skyward.pool.node import NodeLink
 from skyward.pool.regroup import Group
 from skyward.pool.settings import PoolSettings
@@ -20,7 +21,7 @@ from skyward.pool.worker import WorkerLink
 from skyward.wire.frames import Frame
 from skyward.wire.messages import Kind
 from tests.unit.pool.conftest import Make
-from tests.unit.pool.fakes import FakePool, make_worker, result, sent
+from tests.unit.pool.fakes import FakePool, error, make_worker, result, sent
 
 WAITS_S = 5.0
 
@@ -58,6 +59,7 @@ class Ranks:
 
     def __init__(self, pool: FakePool, *, collective: bool = True) -> None:
         self.pool, self.setup = pool, FakeSetup()
+        self.replacing = False
         self.nodes = [FakeNode(worker.rank, worker) for worker in pool.workers]
         settings = SimpleNamespace(
             worker=SimpleNamespace(processes=1, slots=1, buffer=0),
@@ -68,6 +70,7 @@ class Ranks:
         self.group = Group(
             cast(PoolSettings, settings),
             lambda: cast(list[NodeLink], self.nodes),
+            lambda: self.replacing,
             pool.dispatcher,
             cast(WorkerSetup, self.setup),
             cast(Any, pool.time),
@@ -93,7 +96,7 @@ class Ranks:
         return [worker.rank for worker in self.pool.killed]
 
     def until(self, condition: Callable[[], object]) -> None:
-        deadline = time.monotonic() + WAITS_S
+        deadline = time.monotonic() + 60
         while not condition():
             assert time.monotonic() < deadline
             time.sleep(0.005)
@@ -113,6 +116,28 @@ def test_a_worker_that_can_be_alone_is_set_up_alone(make: Make) -> None:
     (_, call) = ranks.pool.submit(2)
     assert sent(fresh) == [call.id]
     assert ranks.killed() == []
+
+
+def test_the_network_between_nodes_is_waited_for(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a call whose ranks did not reach each other, they enter the set-up once they do."""
+    network = [frozenset({(0, 1)}), frozenset({(0, 1)}), frozenset[tuple[int, int]]()]
+    entered = []
+
+    def failing() -> frozenset[tuple[int, int]]:
+        entered.append(len(ranks.setup.entered))
+        return network.pop(0)
+
+    monkeypatch.setattr(partition, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(ranks.group.paths, "failing", failing)
+    ranks.group.paths.lost = frozenset({(0, 1)})
+    ranks.ends(1)
+    ranks.until(lambda: ranks.killed() == [0])
+    ranks.ends(0)
+    for rank in (0, 1):
+        ranks.returns(rank)
+    ranks.until(lambda: ranks.setup.entered)
+    assert ranks.setup.entered == [[(0, 1), (1, 1)]]
+    assert entered == [0, 0, 0]
 
 
 def test_a_rank_that_ends_takes_all_others_with_it(ranks: Ranks) -> None:
@@ -192,10 +217,17 @@ def test_a_set_up_that_fails_ends_the_pool_with_its_reason(ranks: Ranks) -> None
 
 
 def test_a_node_that_is_gone_cannot_come_back(ranks: Ranks) -> None:
-    """The group cannot be made without it, and says so."""
+    """The group cannot be made without it, and says so, once it is known that it will not be replaced."""
     ranks.nodes[1].gone = SimpleNamespace(text="killed")
-    ranks.pool.lose(ranks.pool.workers[1], forever=True)
-    ranks.group.break_up("train() had failed on some of them")
+    ranks.replacing = True
+    ranks.pool.lose(ranks.pool.workers[1])
+    ranks.group.lost(ranks.pool.workers[1])
+    (waiting,) = ranks.pool.submit(1)
+    ranks.until(lambda: ranks.killed() == [0])
+    ranks.ends(0)
+    ranks.returns(0)
+    assert not waiting.done
+    ranks.group.abandoned("Node 1 is gone (killed), and could not be replaced.")
     with pytest.raises(PoolError, match=r"Node 1 is gone \(killed\)"):
         ranks.until(lambda: not ranks.pool.submit(1))
 
@@ -229,3 +261,79 @@ def test_a_function_can_make_a_pool_collective(make: Make) -> None:
     ranks.group.dismiss(member)
     ranks.ends(1)
     ranks.until(lambda: ranks.killed() == [0])
+
+
+def test_a_call_on_all_ranks_does_not_meet_one_that_was_stopped(ranks: Ranks) -> None:
+    """A single call that is still in a collective would take the others' first one for its own."""
+    pool = ranks.pool
+    (alone,) = pool.submit(1)
+    assert ranks.group.enroll(FakeMember())  # it works beside others
+    ranks.group.dismiss(next(iter(ranks.group._under_way)))
+    pool.dispatcher.cancel(alone)
+    member = FakeMember()
+    assert not ranks.group.enroll(member)
+    (worker,) = (worker for worker in pool.workers if alone.id in worker.outstanding)
+    answer = threading.Timer(0.1, lambda: pool.say(worker, error(alone, KeyboardInterrupt())))
+    answer.start()
+    ranks.group.wait_turn()
+    answer.join()
+    assert ranks.group.enroll(member)
+
+
+def test_a_node_that_comes_in_anothers_place_is_awaited(ranks: Ranks) -> None:
+    """As long as it takes; the group is then made again, with fresh processes everywhere."""
+    ranks.nodes[1].gone = SimpleNamespace(text="killed")
+    ranks.replacing = True
+    ranks.ends(1)
+    ranks.until(lambda: ranks.killed() == [0])
+    ranks.ends(0)
+    ranks.returns(0)
+    assert ranks.setup.entered == []
+    fresh = make_worker(1)
+    ranks.nodes[1] = FakeNode(1, fresh)
+    ranks.group.joined(cast(NodeLink, ranks.nodes[1]))
+    ranks.replacing = False
+    ranks.until(lambda: ranks.setup.entered)
+    assert ranks.setup.entered == [[(0, 1), (1, 0)]]
+    calls = ranks.pool.submit(2)
+    ranks.until(lambda: sent(fresh) == [calls[1].id])
+
+
+def test_a_node_that_joins_a_plain_pool_is_set_up_alone(make: Make) -> None:
+    """Nobody else is disturbed."""
+    ranks = Ranks(make(workers=2), collective=False)
+    ranks.ends(1)
+    ranks.nodes[1] = FakeNode(1, fresh := make_worker(1))
+    ranks.group.joined(cast(NodeLink, ranks.nodes[1]))
+    assert ranks.setup.entered == [[(1, 0)]]
+    (_, call) = ranks.pool.submit(2)
+    assert sent(fresh) == [call.id]
+
+
+def test_a_group_of_which_a_node_leaves_finishes_its_call_first(ranks: Ranks) -> None:
+    """No other call on all ranks begins before the group is made again."""
+    member = FakeMember()
+    assert ranks.group.enroll(member)
+    seen_off = threading.Thread(target=ranks.group.see_off, args=(ranks.nodes[1], lambda: WAITS_S))
+    seen_off.start()
+    ranks.until(lambda: ranks.group._seeing_off)
+    assert not ranks.group.enroll(FakeMember())
+    assert seen_off.is_alive()
+    ranks.group.dismiss(member)
+    seen_off.join(WAITS_S)
+    assert not seen_off.is_alive()
+    assert not ranks.group.enroll(FakeMember())
+    waits = threading.Thread(target=ranks.group.wait_turn, daemon=True)
+    waits.start()
+    old = ranks.pool.workers[1]
+    ranks.pool.lose(old)
+    ranks.nodes[1] = FakeNode(1, make_worker(1))
+    ranks.group.joined(cast(NodeLink, ranks.nodes[1]))
+    ranks.group.seen_off(cast(NodeLink, ranks.nodes[1]))
+    ranks.until(lambda: ranks.killed() == [0])
+    ranks.ends(0)
+    ranks.returns(0)
+    ranks.until(lambda: ranks.setup.entered == [[(0, 1), (1, 0)]])
+    waits.join(WAITS_S)
+    assert not waits.is_alive()
+    assert ranks.group.enroll(FakeMember())

@@ -108,8 +108,8 @@ def test_a_latch_opens_with_the_last_task() -> None:
         one.on_done(latch)
         assert not opened.is_set()
         one.resolve(result(one))
-    assert opened.wait(5)
-    waiter.join(5)
+    assert opened.wait(60)
+    waiter.join(60)
     assert latch.first_failed is None
 
 

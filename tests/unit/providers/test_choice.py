@@ -47,6 +47,9 @@ class Renting:
         self.said.append("acquire")
         raise ProviderError("there is no capacity.")
 
+    def replace(self, *_: object) -> Host:
+        raise AssertionError("it has no hosts to replace")
+
     def prepare(self, *_: object) -> str | None:
         raise AssertionError("it has no hosts to prepare")
 

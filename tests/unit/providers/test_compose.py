@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
 import skyward as sky
 from skyward.cli.main import main
+from skyward.engine import EngineAddress
 from skyward.errors import ConfigError, ProviderError
+from skyward.providers import compose, compose_heir
 from skyward.providers.compose_file import compose_file
-from skyward.providers.compose_project import project_name
+from skyward.providers.compose_node import Standby
+from skyward.providers.compose_project import Project, project_name
 
 ROOT = Path(__file__).parents[3]
 
@@ -112,11 +117,85 @@ def test_what_the_file_decides_cannot_be_asked_of_the_pool(file: Path, wish: dic
         sky.ComputePool(sky.Compose(file), **wish)  # type: ignore[arg-type]
 
 
-def test_an_accelerator_is_refused_before_the_engine_is_asked(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_accelerator_that_no_service_has_is_refused_before_the_engine_is_asked(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
 
-    with pytest.raises(ProviderError, match="no accelerator; this pool asks for A100"):
-        sky.ComputePool(sky.Compose(file), accelerator="A100", display="quiet").__enter__()
+    with pytest.raises(ProviderError, match=r"have no GPUs .*asks for 2 on each.*up --nodes 3 --compose --gpus 2"):
+        sky.ComputePool(sky.Compose(file), nodes=3, accelerator="A100:2", display="quiet").__enter__()
+
+
+class Running(Project):
+    """A project that is up, with a node of no GPU and two of two."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(file, "p")
+
+    def nodes(self) -> list[Standby]:
+        return [Standby(f"c{number}", f"node{number}", "10.0.0.2", "x", "standby", gpus) for number, gpus in ENOUGH]
+
+
+ENOUGH = ((0, 0), (1, 2), (2, 2))
+
+
+def test_a_pool_takes_nodes_that_have_its_gpus(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those without are left to others; too few are refused, with the command for more."""
+    taken = list[str]()
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
+
+    def take(_: EngineAddress, standby: Standby) -> Standby:
+        taken.append(standby.name)
+        return standby
+
+    monkeypatch.setattr(compose, "take", take)
+
+    compose._Pool("p1", Running(file), 2, 2).take()
+    assert sorted(taken) == ["node1", "node2"]
+
+    with pytest.raises(ProviderError, match=r"needs 3 nodes with 2 GPUs each; .* 2 run\. .*--gpus 2 > compose\.yaml`"):
+        compose._Pool("p2", Running(file), 3, 2).take()
+
+
+def test_gpus_are_reserved_for_one_node_each() -> None:
+    """The machine's in their order, and nodes are taken in the order of their names."""
+    text = compose_file(11, gpus=2)
+
+    assert re.findall(r'device_ids: \["(\d+)", "(\d+)"\]', text) == [(str(2 * n), str(2 * n + 1)) for n in range(11)]
+    names = re.findall(r"^  (node-\d+):$", text, re.MULTILINE)
+    assert names == sorted(names)
+    assert len(names) == 11
+    assert 'skyward.gpus: "2"' in text
+    assert "replicas" not in text
+
+
+def test_a_folder_that_is_no_clone_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["up", "--compose", "--build", str(tmp_path)]) == 2
+    assert "has no dockerfiles/bases/node.Dockerfile" in capsys.readouterr().err
+
+
+def test_what_a_pool_brought_up_goes_with_it_and_nothing_else(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its heir brings down what bears the pool's mark, and leaves alone what a person has brought up since."""
+    downs = list[str]()
+    monkeypatch.setattr(Project, "containers", lambda _: [{"Labels": {"skyward.pool": "p1"}}])
+    monkeypatch.setattr(Project, "down", lambda self: downs.append(self.name))
+    project = Project(file, "trial")
+
+    compose_heir.clear(project, "p2")
+    assert downs == []
+    compose_heir.clear(project, "p1")
+    assert downs == ["trial"]
+
+
+def test_an_heir_waits_for_the_end_of_a_compose_that_outlives_its_client(file: Path) -> None:
+    """The lock is compose's as well: who has been killed in the middle of `up` leaves nothing half-made behind."""
+    with Project(file, "trial").alone() as lock:
+        up = subprocess.Popen(["cat"], pass_fds=[lock], stdin=subprocess.PIPE)
+    with file.open() as other:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        up.communicate()
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_a_relative_path_is_kept_when_the_directory_changes(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,7 +56,7 @@ def test_a_node_is_a_process_of_this_interpreter(start: Start, monkeypatch: pyte
     monkeypatch.setenv("FROM_CLIENT", "1")
     monkeypatch.syspath_prepend("/somewhere/of/mine")
     node = start(0, MINE="2")
-    announced = node.wait_ready(20)
+    announced = node.wait_ready(60)
     assert (announced.agent, announced.workers) == ("unix:agent.sock", ("unix:w0.sock",))
     facts = ask(node.connect(announced.agent), "facts")
     assert facts["executable"] == sys.executable
@@ -71,7 +71,7 @@ def test_a_node_is_a_process_of_this_interpreter(start: Start, monkeypatch: pyte
 def test_the_key_reaches_the_node_by_file_alone(start: Start) -> None:
     """The node has the key; its environment does not, and the file is gone once it has been read."""
     node = start()
-    facts = ask(node.connect(node.wait_ready(20).agent), "facts")
+    facts = ask(node.connect(node.wait_ready(60).agent), "facts")
     assert bytes.fromhex(facts["key"]) == b"the pool's key"
     assert not any("the pool's key" in value for value in facts["env"].values())
     assert not (Path(facts["env"]["SKYWARD_RUN_DIR"]) / "key").exists()
@@ -80,7 +80,7 @@ def test_the_key_reaches_the_node_by_file_alone(start: Start) -> None:
 def test_a_node_that_cannot_start_says_why(start: Start) -> None:
     """The error names node, pool and exit status, and holds the last lines of both streams."""
     with pytest.raises(NodeStartError, match="ended with exit status 1 before it was ready") as caught:
-        start(1, "fail").wait_ready(20)
+        start(1, "fail").wait_ready(60)
     message = str(caught.value)
     assert message.startswith("Node 1 of pool ")
     assert message.endswith("the stand-in starts\nit cannot start")
@@ -103,19 +103,19 @@ def test_how_a_node_ends_is_told_at_once(
 ) -> None:
     """Exit status or signal arrive as such, while somebody waits for them."""
     node = start()
-    agent = node.wait_ready(20).agent
+    agent = node.wait_ready(60).agent
     assert node.wait_exit(0) is None
     seen: list[float] = []
 
     def wait() -> None:
-        node.wait_exit(20)
+        node.wait_exit(60)
         seen.append(time.monotonic())
 
     waiter = threading.Thread(target=wait)
     waiter.start()
     asked = time.monotonic()
     ask(node.connect(agent), request_)
-    waiter.join(20)
+    waiter.join(60)
     ended = node.wait_exit(0)
     assert ended is not None
     assert (ended.code, ended.signal, ended.oom) == (code, signal_, False)
@@ -128,7 +128,7 @@ def test_how_a_node_ends_is_told_at_once(
 def test_removal_ends_everything_the_node_started(start: Start, how: str) -> None:
     """Its children end with it, even if it will not listen; its directory goes; a second removal does nothing."""
     node = start(0, how)
-    agent = node.wait_ready(20).agent
+    agent = node.wait_ready(60).agent
     directory = Path(ask(node.connect(agent), "facts")["env"]["SKYWARD_RUN_DIR"])
     child = ask(node.connect(agent), "child")
     assert _runs(child)
@@ -143,11 +143,11 @@ def test_removal_ends_everything_the_node_started(start: Start, how: str) -> Non
 def test_children_end_with_the_first_process(start: Start) -> None:
     """As in a container, nothing outlives the node's first process."""
     node = start()
-    agent = node.wait_ready(20).agent
+    agent = node.wait_ready(60).agent
     child = ask(node.connect(agent), "child")
     ask(node.connect(agent), -signal.SIGKILL)
-    assert node.wait_exit(5) is not None
-    deadline = time.monotonic() + 5
+    assert node.wait_exit(60) is not None
+    deadline = time.monotonic() + 60
     while _runs(child) and time.monotonic() < deadline:
         os.sched_yield()
     assert not _runs(child)
@@ -156,13 +156,13 @@ def test_children_end_with_the_first_process(start: Start) -> None:
 def test_a_talkative_node_is_not_blocked(start: Start) -> None:
     """What a node prints after its announcement is read, or it would stand still at a full pipe."""
     node = start()
-    assert ask(node.connect(node.wait_ready(20).agent), "chatter") == 99_999
+    assert ask(node.connect(node.wait_ready(60).agent), "chatter") == 99_999
 
 
 def test_release_ends_all_nodes_and_lets_no_other_start(provider: Local, start: Start, pool: str) -> None:
     """After release nothing of the pool runs or lies about, and nothing new can begin."""
     nodes = [start(n) for n in range(2)]
-    facts = [ask(n.connect(n.wait_ready(20).agent), "facts") for n in nodes]
+    facts = [ask(n.connect(n.wait_ready(60).agent), "facts") for n in nodes]
     assert {(f["pool"], f["node"], f["state"]) for f in provider.find() if f["pool"] == pool} == {
         (pool, 0, "running"),
         (pool, 1, "running"),
@@ -179,12 +179,12 @@ def test_release_ends_all_nodes_and_lets_no_other_start(provider: Local, start: 
 def test_release_from_another_process_ends_the_nodes(provider: Local, start: Start, pool: str) -> None:
     """A pool is found and ended by who did not start it."""
     node = start()
-    node.wait_ready(20)
+    node.wait_ready(60)
     code = f"from skyward.providers import Local; Local().release({pool!r})"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
     ended = node.wait_exit(5)
     assert ended is not None
-    assert ended.signal == signal.SIGKILL
+    assert ended.signal == signal.SIGUSR1  # of a runner, which handles it, the pool learns that it was no accident
 
 
 def test_two_pools_never_get_the_same_port(provider: Local, pool: str) -> None:
@@ -210,5 +210,5 @@ def test_each_node_gets_gpus_of_its_own(
     host = provider.acquire(pool, 2, Accelerator("T4", 2))[1]
     env = {"PYTHONPATH": str(install(tmp_path / "standin"))}
     node = host.start(launch(pool, 1, env=env, accelerator=Accelerator("T4", 2)))
-    facts = ask(node.connect(node.wait_ready(20).agent), "facts")
+    facts = ask(node.connect(node.wait_ready(60).agent), "facts")
     assert facts["env"]["CUDA_VISIBLE_DEVICES"] == "2,3"

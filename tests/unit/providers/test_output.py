@@ -15,7 +15,7 @@ def test_an_announcement_in_pieces_is_one() -> None:
     announcement = output.wait_announcement(5)
     assert announcement is not None
     assert announcement.workers == ("unix:w0.sock", "tcp:127.0.0.1:5")
-    output.join(5)
+    output.join(60)
     assert output.tail == "one\ntwo\nthree"
 
 
@@ -46,7 +46,7 @@ def test_output_that_ends_ends_the_wait() -> None:
 def test_only_the_last_lines_are_kept() -> None:
     """A node may print without end: forty lines are kept, none longer than a screenful."""
     output = NodeOutput((b"x" * 10_000 + b"%d\n" % n for n in range(100)), "n")
-    output.join(5)
+    output.join(60)
     lines = output.tail.splitlines()
     assert len(lines) == 40
     assert lines[-1].endswith("x99")
@@ -56,7 +56,7 @@ def test_only_the_last_lines_are_kept() -> None:
 def test_a_line_without_end_is_bounded() -> None:
     """Progress bars never end a line; they do not fill the memory."""
     output = NodeOutput((b"y" * 1000 for _ in range(1000)), "n")
-    output.join(5)
+    output.join(60)
     assert set(output.tail) == {"y"}
     assert len(output.tail) <= 2000
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -13,10 +14,10 @@ import pytest
 
 from skyward.errors import AuthenticationError
 from skyward.model.instance import ENV_VAR, InstanceInfo
-from skyward.runner.config import GPUS_VAR, KEY_FILE
+from skyward.runner.config import DISMISS, EXIT_DISMISSED, GPUS_VAR, KEY_FILE
 from skyward.wire import handshake
 from skyward.wire.listen import dial
-from skyward.wire.messages import STDERR, STDOUT, Kind
+from skyward.wire.messages import STDERR, STDOUT, Kind, decode
 from tests.unit.runner.node import PLACE, Client, Pid, RunningNode, Start
 
 SOON_S = 0.5  # the agent's own bound is 0.2 s; the rest is for a loaded machine
@@ -112,6 +113,25 @@ def test_an_ordered_kill_gives_a_fresh_worker(start: Start) -> None:
     assert _files(node) == ["agent.sock", "w0.1.sock", "w0.1.stack", "w1.0.sock", "w1.0.stack"]
 
 
+def test_a_node_that_another_client_ends_says_so(node: RunningNode) -> None:
+    """Before its workers end, and by its exit status: its pool must not take it for an accident."""
+    client = node.client()
+    node.process.send_signal(DISMISS)
+    client.next(Kind.DISMISSED)
+    code, _ = node.end()
+    assert code == EXIT_DISMISSED
+
+
+def test_a_new_place_reaches_workers_that_are_started_later(node: RunningNode) -> None:
+    """Those that run are told by the client itself."""
+    client = node.client()
+    client.tell(Kind.PLACE, **json.loads(replace(PLACE, head_addr="10.9.9.9").to_json()))
+    client.tell(Kind.KILL, worker=0)
+    client.document(Kind.WORKER_UP)
+    node.do("import os, skyward; os.write(1, skyward.instance_info().head_addr.encode())", generation=1)
+    assert client.output(until="10.9.9.9")
+
+
 def test_an_order_for_a_worker_that_was_replaced_is_void(node: RunningNode) -> None:
     """Work of the fresh worker is not lost to a late order."""
     client = node.client()
@@ -186,25 +206,25 @@ def test_a_flood_of_output_stops_neither_the_worker_nor_the_agent(node: RunningN
 
 def test_without_a_client_the_lease_ends_everything(start: Start) -> None:
     """Status 3, one line, no process, no socket."""
-    node = start(lease_s=1.0)
+    node = start(lease_s=2.0)
     node.ready()
     client = node.client()
     worker = Pid(node.pid(client))
     node.do(HOLD_THE_GIL)
     client.connection.close()
     status, errors = node.end()
-    assert (status, errors) == (3, "skyward: Node 1 ends: no client for 1 s (its lease).\n")
+    assert (status, errors) == (3, "skyward: Node 1 ends: no client for 2 s (its lease).\n")
     assert worker.ends(within_s=0.5)
     assert _files(node) == []
 
 
 def test_a_client_keeps_the_node_only_by_speaking(start: Start) -> None:
     """Pings hold the lease; a connection that has gone silent does not."""
-    node = start(lease_s=0.6)
+    node = start(lease_s=1.5)
     node.ready()
     client = node.client()
-    for _ in range(5):
-        time.sleep(0.2)
+    for _ in range(4):
+        time.sleep(0.5)
         client.ping_s()
     assert node.process.poll() is None
     assert client.is_closed()
@@ -228,8 +248,8 @@ def test_sigterm_ends_the_node_in_order(node: RunningNode) -> None:
 def test_a_shutdown_waits_for_its_grace_and_no_longer(node: RunningNode) -> None:
     """A worker that does not leave is killed with all it started, and not started again."""
     client = node.client()
-    node.do(HOLD_THE_GIL)
-    client.ping_s()
+    node.do(f"import ctypes, os; os.write(1, b'now it holds\\n'); {HOLD_THE_GIL}")
+    client.output(until="now it holds")
     began = time.monotonic()
     client.tell(Kind.SHUTDOWN, grace_s=0.5)
     assert client.document(Kind.WORKER_EXIT)["signal"] == signal.SIGKILL
@@ -292,6 +312,19 @@ def test_an_unexpected_failure_of_the_agent_ends_the_node(start: Start, tmp_path
     assert status == 1
     assert "JSONDecodeError" in errors
     assert "its agent failed" in errors
+
+
+def test_it_tells_whose_datagrams_have_come(node: RunningNode) -> None:
+    """Step by step, each answered under the number of its question; a ping gets through meanwhile."""
+    client = node.client()
+    client.tell(Kind.REACH, 5, step="open", address="127.0.0.1", secret="ab" * 16)
+    answer = client.next(Kind.REACHED)
+    port = decode(answer.head)["port"]
+    client.tell(Kind.REACH, 6, step="send", peers=[[PLACE.node, "127.0.0.1", port]])
+    assert client.ping_s() < SOON_S
+    assert (answer.id, client.next(Kind.REACHED).id) == (5, 6)
+    client.tell(Kind.REACH, 7, step="close")
+    assert client.document(Kind.REACHED) == {"heard": [PLACE.node]}
 
 
 def test_a_message_that_makes_no_sense_costs_only_its_connection(node: RunningNode) -> None:

@@ -45,7 +45,7 @@ class Post:
         thread.start()
 
         def wait() -> Any:
-            thread.join(10)
+            thread.join(60)
             assert not thread.is_alive()
             return end[0]
 
@@ -70,7 +70,7 @@ def post() -> Post:
 def test_the_values_of_all_ranks_are_returned(post: Post) -> None:
     """What is asked names the gather and carries the value."""
     wait = post.gather(("10.0.0.1", 29400), "torch: address")
-    question = post.sent.get(timeout=10)
+    question = post.sent.get(timeout=60)
     post.answer(question, "a", ("b", bytes(200_000)), None)
 
     assert (question.kind, question.id) == (Kind.GATHER, 7)
@@ -85,7 +85,7 @@ def test_gathers_of_a_call_are_counted(post: Post) -> None:
     for call in (7, 7, 8, 7):
         post.running = (call, [7, 8])
         wait = post.gather(0)
-        question = post.sent.get(timeout=10)
+        question = post.sent.get(timeout=60)
         rounds.append((question.id, decode(question.head)["round"]))
         post.answer(question, 0)
         wait()
@@ -99,7 +99,7 @@ def test_a_set_up_counts_from_one_again(post: Post) -> None:
     for _ in range(2):
         post.exchange.begin_setup()
         wait = post.gather(0)
-        question = post.sent.get(timeout=10)
+        question = post.sent.get(timeout=60)
         assert decode(question.head)["round"] == 1
         post.answer(question, 0)
         wait()
@@ -110,7 +110,7 @@ def test_the_counts_of_calls_that_have_ended_are_forgotten(post: Post) -> None:
     for call in range(1, 50):
         post.running = (call, [call])
         wait = post.gather(0)
-        post.answer(post.sent.get(timeout=10), 0)
+        post.answer(post.sent.get(timeout=60), 0)
         wait()
 
     assert len(post.exchange._rounds) == 1
@@ -122,7 +122,7 @@ def test_answers_reach_the_call_they_belong_to(post: Post) -> None:
     for call in (7, 8):
         post.running = (call, [7, 8])
         waits.append(post.gather(call))
-        questions.append(post.sent.get(timeout=10))
+        questions.append(post.sent.get(timeout=60))
     post.answer(questions[1], "eight")
     post.answer(questions[0], "seven")
 
@@ -133,7 +133,7 @@ def test_an_answer_nobody_waits_for_is_dropped(post: Post) -> None:
     """The call was interrupted meanwhile."""
     post.answer(Frame(Kind.GATHER, 7, encode({"round": 1})), "late")
     wait = post.gather(0)
-    post.answer(post.sent.get(timeout=10), "in time")
+    post.answer(post.sent.get(timeout=60), "in time")
 
     assert wait() == ["in time"]
 
@@ -141,7 +141,7 @@ def test_an_answer_nobody_waits_for_is_dropped(post: Post) -> None:
 def test_a_refusal_is_an_error_that_names_the_gather(post: Post) -> None:
     """In the client's words."""
     wait = post.gather(0)
-    post.sent.get(timeout=10)
+    post.sent.get(timeout=60)
     post.exchange.take(Frame(Kind.GATHERED, 7, encode({"round": 1, "error": "rank 1 (node 1) has left."})))
     error = wait()
 
@@ -152,7 +152,7 @@ def test_a_refusal_is_an_error_that_names_the_gather(post: Post) -> None:
 def test_the_end_of_the_worker_ends_the_wait(post: Post) -> None:
     """Of all that wait."""
     wait = post.gather(0)
-    post.sent.get(timeout=10)
+    post.sent.get(timeout=60)
     post.exchange.abandon("the worker is ending.")
 
     assert str(wait()) == "gather('port'): the worker is ending."

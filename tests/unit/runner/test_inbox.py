@@ -46,7 +46,7 @@ def post() -> Iterator[Post]:
     yield post
     post.client.close()
     post.inbox.put(None)
-    post.server.join(5)
+    post.server.join(60)
     assert not post.server.is_alive()
 
 
@@ -79,7 +79,7 @@ def test_a_call_that_the_other_thread_has_just_read_is_not_waited_past(post: Pos
     main = threading.Thread(target=lambda: got.append(post.inbox.get()), daemon=True)
 
     main.start()
-    main.join(5)
+    main.join(60)
 
     assert [_id(frame) for frame in got] == [5]
 
@@ -105,7 +105,7 @@ def test_a_busy_main_thread_is_stood_in_for(post: Post) -> None:
     post.inbox.get()
     post.client.send(Frame(NOTE, 9))
 
-    assert post.heard.wait(2)
+    assert post.heard.wait(60)
     assert post.notes == [(9, "stand-in")]
 
 
@@ -117,11 +117,15 @@ def test_the_socket_is_handed_back(post: Post) -> None:
     post.client.send(Frame(CALL, 2))
     assert _id(post.inbox.get()) == 2
 
-    post.client.send(Frame(CALL, 3), Frame(NOTE, 4))
-    assert _id(post.inbox.get()) == 3
-    post.client.send(Frame(CALL, 5))
-    assert _id(post.inbox.get()) == 5
-    assert post.notes == [(4, threading.current_thread().name)]
+    # on a loaded machine the other thread may stand in once more before this one is back
+    for number in range(3, 90, 3):
+        post.client.send(Frame(CALL, number), Frame(NOTE, number + 1))
+        assert _id(post.inbox.get()) == number
+        post.client.send(Frame(CALL, number + 2))
+        assert _id(post.inbox.get()) == number + 2
+        if (number + 1, threading.current_thread().name) in post.notes:
+            break
+    assert post.notes[-1] == (number + 1, threading.current_thread().name)
 
 
 def test_the_socket_is_read_on_after_a_slow_hand_over(post: Post) -> None:
@@ -133,7 +137,7 @@ def test_the_socket_is_read_on_after_a_slow_hand_over(post: Post) -> None:
 
     def linger(frame: Frame) -> None:
         post.inbox.put(frame)
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while threading.current_thread().name == "stand-in" and not got and time.monotonic() < deadline:
             time.sleep(0.001)
         time.sleep(0.05)  # the main thread is back, and waits
@@ -151,7 +155,7 @@ def test_the_socket_is_read_on_after_a_slow_hand_over(post: Post) -> None:
         time.sleep(0.001)
     time.sleep(0.2)  # the socket is nobody's now, unless it is taken back
     post.client.send(Frame(CALL, 3))
-    main.join(5)
+    main.join(60)
 
     assert got == [2, 3]
 
@@ -163,7 +167,7 @@ def test_a_stream_need_not_wait(post: Post) -> None:
     post.inbox.stand_in()
     post.client.send(Frame(NOTE, 2))
 
-    assert post.heard.wait(2)
+    assert post.heard.wait(60)
 
 
 @pytest.mark.parametrize("reading", ["main", "stand-in"])
@@ -190,7 +194,7 @@ def test_the_next_client_is_read_as_well(post: Post) -> None:
     answer: list[int] = []
 
     def serve() -> None:
-        waiting.join(5)
+        waiting.join(60)
         second.send(Frame(CALL, 2))
         post._serve(Connection(theirs))
 
@@ -198,7 +202,7 @@ def test_the_next_client_is_read_as_well(post: Post) -> None:
     server.start()
     answer.append(_id(post.inbox.get()))
     second.close()
-    server.join(5)
+    server.join(60)
 
     assert answer == [2]
 
@@ -223,7 +227,7 @@ def test_nothing_is_lost_between_short_and_long_calls(post: Post) -> None:
         if n % 30 == 0:
             time.sleep(0.008)
     sender.join()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while len(post.notes) < len(range(0, rounds, 7)) and time.monotonic() < deadline:
         time.sleep(0.005)
 

@@ -80,7 +80,7 @@ def test_a_neighbour_waits_for_a_file_that_is_being_written(neighbours: tuple[Va
 
     giver.keep(*message(LEAVE))
 
-    reader.join(10)
+    reader.join(60)
     np.testing.assert_array_equal(got[0], ARRAY)
 
 

@@ -54,8 +54,9 @@ def test_an_interrupt_is_repeated_until_it_is_heeded(main_slot: MainSlot, monkey
     with pytest.raises(Interrupted):
         time.sleep(10)
     timer.join()
+    heeded = sent[0]
     time.sleep(3 * slots._REPEAT_S)
-    assert sent[0] == 3
+    assert sent[0] == heeded >= 3
 
 
 def test_an_interrupt_for_another_call_is_dropped(main_slot: MainSlot) -> None:
@@ -96,8 +97,8 @@ def test_a_call_in_a_thread_is_interrupted_at_its_next_step() -> None:
 
     thread = threading.Thread(target=work)
     thread.start()
-    assert running.wait(5)
+    assert running.wait(60)
     assert not slot.is_current()
     assert slot.interrupt(7)
-    thread.join(5)
+    thread.join(60)
     assert ended == ["interrupted"]

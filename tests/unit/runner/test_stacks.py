@@ -10,16 +10,21 @@ import time
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from skyward.model.instance import InstanceInfo
 from skyward.runner import calls, stacks
 from skyward.runner.config import WorkerStart
+from skyward.runner.slots import Slot
 from skyward.wire import payload
+from skyward.wire.frames import Frame
+from skyward.wire.messages import CALL_HEAD, Kind
 
-WAITS_S = 5.0
+WAITS_S = 60.0
 
 
 @contextmanager
@@ -27,11 +32,20 @@ def thread_in(work: Callable[[], object]) -> Iterator[int]:
     """A thread that has been in `work` for a moment; `work` is to end by itself when the block has ended."""
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
-    time.sleep(0.1)
     assert thread.ident is not None
+    still = 0
+    while still < 4:  # looks at it, between which it has not moved
+        before = _place(thread.ident)
+        time.sleep(0.05)
+        still = still + 1 if _place(thread.ident) == before else 0
     yield thread.ident
     thread.join(WAITS_S)
     assert not thread.is_alive()
+
+
+def _place(ident: int) -> tuple[int, int]:
+    frame = sys._current_frames()[ident]
+    return id(frame), frame.f_lasti
 
 
 def test_frames_are_told_with_their_lines() -> None:
@@ -194,3 +208,54 @@ def test_a_call_that_has_failed_is_nowhere(by_runner: bool, somewhere: bool) -> 
     with thread_in(tell) as ident:
         assert bool(stacks.describe(ident)) == somewhere
         gate.set()
+
+
+@contextmanager
+def entered() -> Iterator[None]:
+    yield
+
+
+class Slow:
+    """What waits in a step of its way there or back."""
+
+    def __init__(self, gate: threading.Event, step: str) -> None:
+        self.gate, self.step = gate, step
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.step == "result":
+            self.gate.wait(WAITS_S)
+        return passed, (self.step,)
+
+
+GATES: list[threading.Event] = []
+
+
+def passed(step: str) -> str:
+    if step == "argument":
+        GATES[-1].wait(WAITS_S)
+    return step
+
+
+@pytest.mark.parametrize(
+    ("step", "innermost"), [("argument", "passed"), ("function", "work"), ("decorated", "work"), ("result", None)]
+)
+def test_a_rank_that_is_not_in_a_call_is_nowhere(step: str, innermost: str | None) -> None:
+    """While the runner packs and sends what a call gave, no frame of it is left; before that there are some."""
+    gate = threading.Event()
+    GATES.append(gate)
+
+    def work(_argument: str) -> Slow:
+        if step in ("function", "decorated"):
+            gate.wait(WAITS_S)
+        return Slow(gate, step)
+
+    served = calls.Calls(InstanceInfo(node=0, total_nodes=1, head_addr="", head_port=0))
+    served._functions[1] = entered()(work) if step == "decorated" else work
+    arguments, _ = payload.dumps_arguments((Slow(gate, step if step == "argument" else ""),), {}, of="work")
+    frame = Frame(Kind.CALL, 7, CALL_HEAD.pack(1, 0) + arguments)
+    with thread_in(partial(served.run, frame, Slot(), lambda _frame: None)) as ident:
+        sample = stacks.describe(ident)
+        gate.set()
+    found = [name.rpartition(".")[2] for _, _, name, _ in sample.get("frames", ())]
+    assert (innermost in found) if innermost else (sample == {})
+    assert "run" not in found

@@ -11,6 +11,7 @@ import pytest
 
 import skyward as sky
 from skyward.runtime import lasting
+from tests.printed import Printed
 
 Make = Callable[[str], Callable[[], AbstractContextManager[str]]]
 
@@ -110,7 +111,7 @@ def test_one_context_may_enter_another(events: list[str], make: Make) -> None:
     assert events == ["+inner", "+outer", "-outer", "-inner"]
 
 
-def test_a_worker_leaves_at_its_end_what_calls_have_entered(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_worker_leaves_at_its_end_what_calls_have_entered(printed: Printed) -> None:
     """Once for all calls, before the plugins' own hooks; what it prints is still shown."""
 
     def context(name: str) -> Callable[..., AbstractContextManager[None]]:
@@ -128,6 +129,6 @@ def test_a_worker_leaves_at_its_end_what_calls_have_entered(capsys: pytest.Captu
     plugin = sky.Plugin.create("hook").with_around_app(context("the plugin"))
     with sky.ComputePool(sky.Local(), plugins=[plugin], display="auto") as pool:
         assert [enter() >> pool, enter() >> pool] == [None, None]
-        assert "left" not in capsys.readouterr().out
+        assert "left" not in printed.read().out
 
-    assert capsys.readouterr().out.splitlines() == ["[0] left what a call entered", "[0] left the plugin"]
+    assert printed.read().out.splitlines() == ["[0] left what a call entered", "[0] left the plugin"]

@@ -38,7 +38,7 @@ def _meet(
         outcome["client"] = handshake.connect(left, client_key, client_at)
     except Exception as error:
         outcome["client"] = error
-    thread.join(15)
+    thread.join(60)
     for side in outcome.values():
         if isinstance(side, Connection):
             side.close()
@@ -85,7 +85,7 @@ def test_runner_refuses_a_client_without_the_key() -> None:
     left.sendall(struct.pack("!8sH32s", b"SKYWARD\0", PROTOCOL, bytes(32)))
     left.recv(1000)
     left.sendall(bytes(32))
-    thread.join(15)
+    thread.join(60)
     left.close()
 
     assert "without the pool's key" in str(refused[0])
@@ -106,7 +106,7 @@ def test_a_replayed_conversation_fails() -> None:
     thread = threading.Thread(target=lambda: accepted.append(handshake.accept(right, KEY, "node 0 agent")))
     thread.start()
     client = handshake.connect(recorder, KEY, "node 0 agent")
-    thread.join(15)
+    thread.join(60)
     client.close()
     accepted[0].close()
 

@@ -6,9 +6,12 @@ import json
 import os
 import re
 import subprocess
+import threading
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,10 +19,11 @@ import pytest
 from skyward.build.events import Event
 from skyward.errors import ProviderError
 from skyward.model.accelerator import Accelerator
-from skyward.providers.aws import estate
+from skyward.providers.aws import estate, meter
 from skyward.providers.aws.ami import find_image, parameter
 from skyward.providers.aws.api import Api, RefusedError
 from skyward.providers.aws.boot import GUARD, Keys
+from skyward.providers.aws.disk import room_gb
 from skyward.providers.aws.launch import Order, launch
 from skyward.providers.aws.network import find_network, make_group
 from skyward.providers.aws.tags import BEGAN
@@ -120,10 +124,73 @@ def test_everything_is_tagged_at_creation_and_ends_with_the_pool(account: Api, m
         "one-time" if market == "spot" else None
     )
     found = estate.describe(api)
-    assert [(each["pool"], each["node"], each["state"], each["type"]) for each in found] == [
-        ("p1", 0, "running", "m6i.large"),
-        ("p1", 1, "running", "m6i.large"),
+    assert [(each["pool"], each["node"], each["state"], each["type"], each["market"]) for each in found] == [
+        ("p1", 0, "running", "m6i.large", market),
+        ("p1", 1, "running", "m6i.large", market),
     ]
+
+
+def test_the_price_of_the_launch_is_a_tag_of_each_machine(account: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From which anybody can tell what has been spent; where no price was known there is none."""
+    launch(account, order(account, "p1", 1), [offer()], lambda _: None)
+    unpriced = replace(offer(zone="us-east-1b"), hourly=None)
+    launch(account, order(account, "p2", 1), [unpriced], lambda _: None)
+    (machine,) = estate.instances(account, "p1")
+    monkeypatch.setattr(estate, "time", SimpleNamespace(time=lambda: machine["LaunchTime"].timestamp() + 1800))
+
+    known, unknown = estate.describe(account)
+
+    assert (known["hourly"], known["cost"]) == (0.1, pytest.approx(0.05))
+    assert (unknown["hourly"], unknown["cost"]) == (None, None)
+    assert "skyward.hourly" not in {tag["Key"] for tag in estate.groups(account, "p1")[0]["Tags"]}
+
+
+def test_the_cost_is_told_now_and_then_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the time that it is for; a price that nobody knows is left out."""
+    monkeypatch.setattr(meter, "_SAY_EVERY_S", 0.01)
+    said, twice = list[str](), threading.Event()
+
+    def report(event: Event) -> None:
+        said.append(str(event))
+        if len(said) == 2:
+            twice.set()
+
+    running = meter.Meter(report)
+    running.start(offer(), ["i-1", "i-2", "i-3"])
+    assert twice.wait(60)
+    running.end()
+    assert re.fullmatch(r"3 x m6i\.large for \d\.\d min so far, about 0\.\d{3} USD", said[0])
+    assert any(re.fullmatch(r"3 x m6i\.large for \d\.\d min, about 0\.\d{3} USD", each) for each in said)
+
+    unpriced = meter.Meter(report)
+    unpriced.start(replace(offer(), hourly=None), ["i-4"])
+    unpriced.end()
+    assert any(re.fullmatch(r"1 x m6i\.large for \d\.\d min", each) for each in said)
+
+
+def test_each_machine_is_counted_from_its_launch_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that took another's place, and cost something else."""
+    now, said = [0.0], list[str]()
+    monkeypatch.setattr(meter, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    counted = meter.Meter(lambda event: said.append(str(event)))
+
+    counted.start(offer(), ["i-1", "i-2"])
+    now[0] = 1800.0
+    counted.stop("i-1")
+    other = replace(TYPE, name="m6a.large")
+    counted.start(replace(offer(), type=other, hourly=0.4), ["i-3"])
+    now[0] = 3600.0
+    counted.end()
+
+    assert said == ["1 x m6i.large, 1 x m6a.large for 60.0 min, about 0.350 USD"]
+
+
+@pytest.mark.parametrize(
+    ("image_bytes", "gb"), [(None, 50), (0, 50), (300_000_000, 50), (8_000_000_000, 50), (20_000_000_000, 80)]
+)
+def test_a_disk_has_room_for_the_image(image_bytes: int | None, gb: int) -> None:
+    """Two and a half times as much as it takes, 30 GB to write to, and never less than 50."""
+    assert room_gb(image_bytes) == gb
 
 
 def test_only_the_client_and_the_pool_reach_the_machines(account: Api) -> None:
@@ -175,6 +242,7 @@ def test_machine_images_come_from_public_parameters(account: Api) -> None:
     found = find_image(account, "linux/amd64", None, None, None)
     assert (found.id[:4], found.root, found.disk_gb) == ("ami-", "/dev/xvda", 65)
     assert find_image(account, "linux/amd64", None, found.id, 200).disk_gb == 200
+    assert find_image(account, "linux/amd64", None, found.id, None, 80).disk_gb == found.disk_gb - 50 + 80
     with pytest.raises(ProviderError, match=r"disk_gb=10 is too small: the machine image ami-\w+ takes 15 GB"):
         find_image(account, "linux/amd64", None, found.id, 10)
 

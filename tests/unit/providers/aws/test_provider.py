@@ -95,3 +95,25 @@ def test_the_value_alone_loads_no_library_of_aws() -> None:
     check = "import sys, skyward as sky; sky.AWS('us-east-1'); print(sorted({'boto3', 'botocore'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("settings", "gb"), [({}, 155), ({"build": "remote"}, 50), ({"disk_gb": 500}, 50), ({"ami": "ami-1"}, 155)]
+)
+def test_the_disk_is_made_for_the_image_that_is_known_here(
+    settings: dict[str, Any], gb: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pool says which that will be; nobody is asked where it is built elsewhere."""
+    asked = list[sky.Image]()
+
+    def size_here(image: sky.Image, _: sky.Cluster) -> int:
+        asked.append(image)
+        return 50_000_000_000
+
+    monkeypatch.setattr("skyward.providers.aws.provider.size_here", size_here)
+    provider = sky.AWS("us-east-1", **settings)
+    assert provider._room_gb("p1") == 50
+    provider.expect("p1", sky.Image(pip=["numpy"]), sky.ComputePool(sky.Local())._settings.cluster)
+
+    assert provider._room_gb("p1") == gb
+    assert [image.pip for image in asked] == ([("numpy",)] if gb > 50 else [])

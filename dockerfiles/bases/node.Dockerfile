@@ -1,0 +1,17 @@
+# The nodes of compose.yaml when no pool brings it up: `docker compose up` builds them from this clone.
+# Any builder takes it, also one without BuildKit. Pools that bring the file up use images of their own.
+ARG BASE=python:3.11-slim
+FROM ${BASE}
+ARG PACKAGES=scikit-learn
+ENV PATH=/opt/venv/bin:$PATH VIRTUAL_ENV=/opt/venv
+RUN set -eu; \
+    [ -x /opt/venv/bin/python ] || python3 -m venv --system-site-packages /opt/venv; \
+    export PYTHONPATH=/opt/skyward; \
+    for package in cloudpickle ${PACKAGES}; do \
+        /opt/venv/bin/python -m pip show --quiet "$package" 2>/dev/null \
+            || /opt/venv/bin/python -m pip install --no-cache-dir --disable-pip-version-check "$package"; \
+    done
+COPY skyward /opt/skyward/skyward
+RUN PYTHONPATH=/opt/skyward /opt/venv/bin/python -c 'import skyward.runner.standby, cloudpickle' \
+    && /opt/venv/bin/python -m compileall -q /opt/skyward/skyward/runner /opt/skyward/skyward/runtime /opt/skyward/skyward/wire
+ENV PYTHONPATH=/opt/skyward

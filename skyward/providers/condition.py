@@ -1,0 +1,134 @@
+"""How a host is, whether or not a pool wants it: what it has, what is wrong with it. Asking changes nothing there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from skyward.build.events import readable
+from skyward.engine import Engine
+from skyward.errors import EngineError, EngineMissingError, SkywardError
+from skyward.providers.checks import PLATFORMS, Finding, check_host, check_room, newest_cuda
+
+if TYPE_CHECKING:
+    from skyward.providers.machine import Machine
+
+_GB = 10**9
+NO_ENGINE = "Its engine does not answer. Start Docker there."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """What is known of a host; None, or nothing, where it could not be asked.
+
+    Attributes:
+        host: its name.
+        engine: version of its engine.
+        platform: what it runs, such as "linux/amd64".
+        cpus: number of its processors.
+        memory_gb: its memory.
+        disk_gb: what is free on the engine's disk.
+        gpus: names of its NVIDIA GPUs.
+        driver: version of NVIDIA's driver; "" without GPUs.
+        cuda: the newest major version of CUDA that the driver runs.
+        ahead_s: seconds by which its clock is ahead of this machine's.
+        findings: what is wrong with it.
+    """
+
+    host: str
+    engine: str | None = None
+    platform: str | None = None
+    cpus: int | None = None
+    memory_gb: float | None = None
+    disk_gb: float | None = None
+    gpus: tuple[str, ...] = ()
+    driver: str = ""
+    cuda: int | None = None
+    ahead_s: float | None = None
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """As JSON has it: the same names, and for each finding `what` and `text`."""
+        return {**asdict(self), "findings": [{"what": each.what, "text": each.text} for each in self.findings]}
+
+
+def finding_of(host: str, error: SkywardError) -> Finding:
+    """What is wrong with a host that answers a question with an error."""
+    if isinstance(error, EngineMissingError):
+        return Finding(host, "engine", NO_ENGINE)
+    return Finding(host, "engine" if isinstance(error, EngineError) else "ssh", str(error))
+
+
+def condition_of(machine: Machine) -> Condition:
+    """How a machine reached by SSH is, to which the connection stands.
+
+    Raises:
+        SkywardError: its engine could not be asked, though it is there.
+    """
+    facts, name = machine.facts, machine.name
+    findings = check_host(name, facts, 0, None)
+    if facts.gpus and not facts.toolkit:
+        text = "It has GPUs, and no NVIDIA Container Toolkit that would give them to containers. Install it."
+        findings.append(Finding(name, "gpu", text))
+    drivers = [driver for driver, _ in facts.gpus]
+    about: Mapping[str, Any] = {}
+    free = None
+    if facts.engine == "there":
+        try:
+            about, free = machine.info, machine.free_bytes()
+        except SkywardError as error:
+            findings.append(finding_of(name, error))
+    return Condition(
+        host=name,
+        **_of_engine(about, free),
+        gpus=tuple(gpu for _, gpu in facts.gpus),
+        driver=next(iter(drivers), ""),
+        cuda=newest_cuda(drivers[0]) if drivers else None,
+        ahead_s=facts.ahead_s,
+        findings=(*findings, *check_room(name, free)),
+    )
+
+
+def condition_here(name: str) -> Condition:
+    """How the engine of this machine is."""
+    try:
+        about = Engine.connect().info
+    except SkywardError as error:
+        return Condition(host=name, findings=(Finding(name, "engine", str(error)),))
+    try:
+        disk = os.statvfs(str(about.get("DockerRootDir", "")))
+    except OSError:  # not a path of this machine: the engine runs in a machine of its own, as Docker Desktop's does
+        free = None
+    else:
+        free = disk.f_bavail * disk.f_frsize
+    return Condition(host=name, **_of_engine(about, free), ahead_s=0.0, findings=tuple(check_room(name, free)))
+
+
+def _of_engine(about: Mapping[str, Any], free: int | None) -> dict[str, Any]:
+    if not about:
+        return {}
+    return {
+        "engine": str(about["ServerVersion"]),
+        "platform": PLATFORMS.get(about["Architecture"], f"{about['OSType']}/{about['Architecture']}"),
+        "cpus": int(about["NCPU"]),
+        "memory_gb": round(int(about["MemTotal"]) / _GB, 1),
+        "disk_gb": None if free is None else round(free / _GB, 1),
+    }
+
+
+def as_row(condition: Condition) -> tuple[str, ...]:
+    """A host's line in the table of `HEADINGS`; "-" for what is not known."""
+    gpus = f"{len(condition.gpus)} x {condition.gpus[0]}" if condition.gpus else ""
+    cuda = f"{condition.driver} (CUDA {condition.cuda})" if condition.cuda else condition.driver
+    disk, memory = (
+        readable(int(gb * _GB)) if gb is not None else "" for gb in (condition.disk_gb, condition.memory_gb)
+    )
+    clock = "" if condition.ahead_s is None else f"{condition.ahead_s:+.0f} s"
+    cells = (condition.engine, condition.platform, condition.cpus, memory, disk, gpus, cuda, clock)
+    return (condition.host, *(str(cell) if cell else "-" for cell in cells), "no" if condition.findings else "yes")
+
+
+HEADINGS = ("HOST", "ENGINE", "PLATFORM", "CPUS", "MEMORY", "DISK FREE", "GPUS", "DRIVER", "CLOCK", "WELL")

@@ -1,0 +1,111 @@
+"""The service of a pool as the engine is asked for it: one task for each node, on its machine's own network. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from skyward.providers.containers import COMMAND, OWNER, OWNER_ID, POOL
+from skyward.providers.owner import Owner
+from skyward.runner.station import SECRET, SLOT_VAR, STATION_VAR
+
+_GIB = 1024**3
+_SECOND = 10**9  # the engine counts in nanoseconds
+_STOP_S = 12  # a runner that is asked to end takes 5 s for its workers
+_AGAIN_S = 1  # a task that failed is started again after this time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What a pool wants of a swarm.
+
+    Attributes:
+        pool: its identifier.
+        nodes: number of tasks.
+        image: what they run, by digest.
+        platform: OCI platform of that image.
+        secret: id of the pool's secret.
+        managers: addresses of the swarm's managers, as `host:port`.
+        lease_s: how long a task waits for its client.
+        shm_bytes: size of /dev/shm.
+        gpus: kind of the generic resource and how many of it a node needs; None for no GPU.
+        cpus: CPUs of a node, reserved and the most that it gets; None for as many as there are.
+        memory_gb: the same for memory.
+    """
+
+    pool: str
+    nodes: int
+    image: str
+    platform: str
+    secret: str
+    managers: Sequence[str]
+    lease_s: float
+    shm_bytes: int
+    gpus: tuple[str, int] | None = None
+    cpus: float | None = None
+    memory_gb: float | None = None
+
+
+def name_of(pool: str) -> str:
+    """Name of a pool's service and of its secret."""
+    return f"skyward-{pool}"
+
+
+def labels_of(pool: str, owner: Owner) -> dict[str, str]:
+    """Labels of service and secret. Containers have none of them: the engine would only replace a removed one."""
+    return {POOL: pool, OWNER: owner.for_people, OWNER_ID: owner.text}
+
+
+def service_spec(wish: Wish, owner: Owner) -> dict[str, Any]:
+    """The service, in the engine's words."""
+    return {
+        "Name": name_of(wish.pool),
+        "Labels": labels_of(wish.pool, owner),
+        "Mode": {"Replicated": {"Replicas": wish.nodes}},
+        "TaskTemplate": {
+            "ContainerSpec": _container(wish),
+            "Resources": _resources(wish),
+            # what ends with status 0 has done what it should: it stays ended
+            "RestartPolicy": {"Condition": "on-failure", "Delay": _AGAIN_S * _SECOND, "MaxAttempts": 0},
+            "Placement": {"Platforms": [_platform(wish.platform)]},
+            "Networks": [{"Target": "host"}],
+        },
+    }
+
+
+def _container(wish: Wish) -> dict[str, Any]:
+    station = {"pool": wish.pool, "lease_s": wish.lease_s, "managers": list(wish.managers)}
+    env = {STATION_VAR: json.dumps(station), SLOT_VAR: "{{.Task.Slot}}"}
+    if wish.gpus:  # what the engine reserves it does not hand over; the runtime does
+        env |= {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
+    file = {"Name": SECRET.name, "UID": "0", "GID": "0", "Mode": 0o444}
+    return {
+        "Image": wish.image,
+        "Command": [COMMAND[0], "-m", "skyward.runner.station"],
+        "Env": [f"{name}={value}" for name, value in env.items()],
+        "Init": True,
+        "StopGracePeriod": _STOP_S * _SECOND,
+        "Secrets": [{"SecretID": wish.secret, "SecretName": name_of(wish.pool), "File": file}],
+        "Mounts": [{"Type": "tmpfs", "Target": "/dev/shm", "TmpfsOptions": {"SizeBytes": wish.shm_bytes}}],
+    }
+
+
+def _resources(wish: Wish) -> dict[str, Any]:
+    """The limits are reserved as well, so that no machine is given more than it has."""
+    limits: dict[str, Any] = {}
+    if wish.cpus is not None:
+        limits["NanoCPUs"] = int(wish.cpus * 1e9)
+    if wish.memory_gb is not None:
+        limits["MemoryBytes"] = int(wish.memory_gb * _GIB)
+    reserved = dict(limits)
+    if wish.gpus:
+        kind, count = wish.gpus
+        reserved["GenericResources"] = [{"DiscreteResourceSpec": {"Kind": kind, "Value": count}}]
+    return {"Limits": limits, "Reservations": reserved}
+
+
+def _platform(platform: str) -> Mapping[str, str]:
+    system, _, processor = platform.partition("/")
+    return {"OS": system, "Architecture": processor.partition("/")[0]}

@@ -1,0 +1,324 @@
+"""Nodes that cannot be started, are lost, or are about to be taken away: who is asked for others, and who is told."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from skyward.errors import NodeStartError, PoolClosedError, PoolError, ProviderError, SkywardError
+from skyward.model.spec import Nodes, Worker
+from skyward.pool import members as module
+from skyward.pool.members import Members
+from skyward.providers.base import Exit, Leaving
+from skyward.runner.config import EXIT_DISMISSED
+
+PATIENCE_S = 30.0
+
+
+class FakeHost:
+    """A host whose nodes start, unless a test says why not."""
+
+    def __init__(self, name: str, *failures: SkywardError) -> None:
+        self.name, self.address, self.failures = name, f"at-{name}", list(failures)
+
+    def claim_port(self) -> int:
+        return 1
+
+    def start(self, launch: Any) -> Any:
+        if self.failures:
+            raise self.failures.pop(0)
+        return launch
+
+
+class FakeNode:
+    """A node without a process."""
+
+    def __init__(self, index: int, host: FakeHost, launch: Any, _shape: object, _link: object) -> None:
+        self.index, self.host, self.place = index, host, str(launch)
+        self.gone: Exit | None = None
+        self.removed = threading.Event()
+        self.workers = (SimpleNamespace(rank=index),)
+        self.told, self.ended = "", ""
+
+    def open(self, _timeout_s: float) -> list[Any]:
+        return []
+
+    def beat(self) -> None:
+        return
+
+    def move(self, document: str) -> None:
+        self.place = document
+
+    def close(self, _grace_s: float) -> None:
+        self.ended = "closed"
+
+    def leave(self, _grace_s: float) -> None:
+        self.ended = "left"
+        self.gone = Exit(code=0)
+
+    def declare_lost(self, verdict: str) -> None:
+        self.ended = verdict
+
+
+class FakePlaces:
+    """Where nodes are, by the names of their hosts."""
+
+    def __init__(self) -> None:
+        self.hosts: dict[int, str] = {}
+
+    def put(self, node: int, host: FakeHost) -> None:
+        self.hosts[node] = host.name
+
+    def document(self, node: int) -> str:
+        return f"{node} of {sorted(self.hosts.items())}"
+
+    def launch(self, node: int, _image: object) -> Any:
+        return SimpleNamespace(compute_pool=self.document(node))
+
+
+class Rig:
+    """Members of a pool, whose provider, group and dispatcher note what they are asked."""
+
+    def __init__(
+        self, nodes: Nodes, spare: Sequence[FakeHost | SkywardError] = (), *, collective: bool = False
+    ) -> None:
+        self.spare, self.lost = list(spare), list[str]()
+        self.events, self.said, self.calls = list[tuple[int, str]](), list[str](), dict[int, list[object]]()
+        self.refused, self.closed = list[SkywardError](), list[SkywardError]()
+        self.given_up, self.released = list[int](), 0
+        settings = SimpleNamespace(
+            nodes=nodes, worker=Worker(), provider=self, accelerator=None, provision_timeout_s=PATIENCE_S
+        )
+        self.places = FakePlaces()
+        self.members = Members("p", cast(Any, settings), cast(Any, self.places), self.said.append)
+        self.collective = collective
+        clock: Any = SimpleNamespace(after=lambda *_: None)
+        self.members.join(cast(Any, None), cast(Any, self), cast(Any, self), clock, lambda _: None)
+
+    def open(self, *hosts: FakeHost) -> None:
+        self.members.start(cast(Any, hosts), None)
+        self.members.open()
+        self.members.opened()
+
+    def lose(self, index: int, code: int = 137) -> FakeNode:
+        node = cast(FakeNode, self.members.nodes[index])
+        node.gone = Exit(code=code, text="was killed")
+        node.removed.set()
+        self.members.gone(cast(Any, node))
+        return node
+
+    # as the provider
+    def replace(self, _pool: str, lost: FakeHost | None, _accelerator: object) -> FakeHost:
+        self.lost.append(lost.name if lost else "nothing")
+        given = self.spare.pop(0) if self.spare else ProviderError("there is none.")
+        if isinstance(given, SkywardError):
+            raise given
+        return given
+
+    def release(self, _pool: str) -> None:
+        self.released += 1
+
+    # as the group
+    def joined(self, node: FakeNode) -> None:
+        self.events.append((node.index, "joined"))
+
+    def abandoned(self, _text: str) -> None:
+        return
+
+    def see_off(self, _node: FakeNode, _left: Callable[[], float]) -> None:
+        return
+
+    def seen_off(self, node: FakeNode) -> None:
+        self.events.append((node.index, "seen off"))
+
+    # as the dispatcher
+    def held(self, worker: Any) -> list[object]:
+        return self.calls.get(worker.rank, [])
+
+    def abandon(self, ranks: Sequence[int], _lost: object) -> None:
+        self.given_up += ranks
+
+    def refuse(self, reason: SkywardError) -> None:
+        self.refused.append(reason)
+
+    def close(self, reason: SkywardError) -> None:
+        self.closed.append(reason)
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Rig]]:
+    made: list[Rig] = []
+    monkeypatch.setattr(module, "NodeLink", FakeNode)
+    monkeypatch.setattr(module, "WAITS_S", (0.0, 0.01, 0.02, 0.03, 0.04))
+    monkeypatch.setattr(module, "_LOOK_S", 0.01)
+
+    def rig(nodes: Nodes, *spare: FakeHost | SkywardError, collective: bool = False) -> Rig:
+        made.append(Rig(nodes, spare, collective=collective))
+        return made[-1]
+
+    yield rig
+    for each in made:
+        each.members.close(0.0)
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def hosts(count: int) -> list[FakeHost]:
+    return [FakeHost(f"h{number}") for number in range(count)]
+
+
+def test_a_lost_node_is_replaced_in_its_place(make: Callable[..., Rig]) -> None:
+    """One sentence says so; the new one has its index, and the others learn where it is."""
+    rig = make(Nodes(desired=2), FakeHost("fresh"))
+    rig.open(*hosts(2))
+    rig.lose(1)
+    rig.members.wait_whole()
+    assert rig.lost == ["h1"]
+    assert [(node.index, node.host.name) for node in rig.members.nodes] == [(0, "h0"), (1, "fresh")]
+    assert [cast(Any, node).told for node in rig.members.nodes] == [
+        "0 of [(0, 'h0'), (1, 'fresh')]",
+        "1 of [(0, 'h0'), (1, 'fresh')]",
+    ]
+    assert cast(Any, rig.members.nodes[0]).place == "0 of [(0, 'h0'), (1, 'fresh')]"
+    assert rig.said == ["node 1 on h1 is gone (was killed); it is being replaced", "node 1 is ready on fresh"]
+    assert rig.members.count == 2
+
+
+def test_calls_for_every_node_wait_also_for_one_whose_loss_is_just_noticed(make: Callable[..., Rig]) -> None:
+    """It is gone, and what is left of it is still being removed, before another is asked for."""
+    rig = make(Nodes(desired=1), FakeHost("fresh"))
+    rig.open(*hosts(1))
+    node = cast(Any, rig.members.nodes[0])
+    node.gone = Exit(code=137, text="was killed")
+    waits = threading.Thread(target=rig.members.wait_whole)
+    waits.start()
+    waits.join(0.1)
+    assert waits.is_alive()
+    node.removed.set()
+    rig.members.gone(node)
+    waits.join(PATIENCE_S)
+    assert not waits.is_alive()
+    assert rig.members.nodes[0].host.name == "fresh"
+
+
+def test_attempts_follow_each_other_until_they_are_spent(make: Callable[..., Rig]) -> None:
+    """Five of them; then the pool goes on with what it has, if that is enough, and says why a node is missing."""
+    rig = make(Nodes(desired=2, min=1), *(ProviderError(f"no room, {number}.") for number in range(5)))
+    rig.open(*hosts(2))
+    rig.lose(1)
+    until(lambda: rig.given_up)
+    assert len(rig.lost) == 5
+    with pytest.raises(PoolError, match=r"node 1 is gone \(was killed\).*in 5 attempts: no room, 4"):
+        rig.members.wait_whole()
+    assert (rig.given_up, rig.refused, rig.members.count) == ([1], [], 1)
+
+
+def test_a_pool_with_too_few_nodes_takes_no_more_calls(make: Callable[..., Rig]) -> None:
+    """One error says how many are left, how many are needed, and why the last one is gone."""
+    rig = make(Nodes(desired=2))
+    rig.open(*hosts(2))
+    rig.lose(0)
+    until(lambda: rig.refused)
+    assert "takes no more calls: 1 of its nodes is left, and it needs 2; node 0 is gone" in str(rig.refused[0])
+
+
+def test_what_fails_on_one_host_is_tried_on_the_next(make: Callable[..., Rig]) -> None:
+    """Each failure is a line; the provider learns which host was of no use."""
+    rig = make(Nodes(desired=1), FakeHost("bad", ProviderError("its disk is full.")), FakeHost("good"))
+    rig.open(*hosts(1))
+    rig.lose(0)
+    rig.members.wait_whole()
+    assert rig.lost == ["h0", "bad"]
+    assert "node 0 could not be started: its disk is full." in rig.said
+
+
+def test_it_opens_with_the_least_and_grows(make: Callable[..., Rig]) -> None:
+    """A host that fails and one that the provider did not have are made good in the background."""
+    bad = FakeHost("h1", NodeStartError("it ended at once."))
+    rig = make(Nodes(desired=3, min=1), FakeHost("a"), FakeHost("b"))
+    rig.open(FakeHost("h0"), bad)
+    rig.members.wait_whole()
+    assert sorted(rig.lost) == ["h1", "nothing"]
+    assert rig.members.count == 3
+    assert "node 1 could not be started: it ended at once." in rig.said
+
+
+def test_too_few_at_the_start_are_one_error_with_all_reasons(make: Callable[..., Rig]) -> None:
+    """Nothing is tried again, and what was begun is released."""
+    errors = [NodeStartError(f"node {number} ended.") for number in range(2)]
+    rig = make(Nodes(desired=2, min=2))
+    with pytest.raises(NodeStartError, match=r"node \d ended"):
+        rig.open(*(FakeHost(f"h{number}", error) for number, error in enumerate(errors)))
+    assert rig.released
+    assert rig.lost == []
+
+
+def test_reasons_are_told_together(make: Callable[..., Rig]) -> None:
+    """Of several nodes that cannot be started, each says why."""
+    rig = make(Nodes(desired=2))
+    rig.members._failed = {0: NodeStartError("node 0 ended."), 1: NodeStartError("node 1 ended.")}
+    assert str(rig.members._reasons()) == "node 0 ended.\nnode 1 ended."
+    rig.members._failed[1] = ProviderError("no room.")
+    assert isinstance(rig.members._reasons(), PoolError)
+
+
+def test_a_group_is_not_opened_with_a_part_of_its_ranks(make: Callable[..., Rig]) -> None:
+    """It waits for the replacement of a node that failed."""
+    rig = make(Nodes(desired=2, min=1), FakeHost("fresh"), collective=True)
+    rig.open(FakeHost("h0"), FakeHost("h1", NodeStartError("it ended at once.")))
+    assert rig.members.count == 2
+
+
+def test_a_host_that_is_taken_away_is_drained(make: Callable[..., Rig]) -> None:
+    """Another is asked for at once; the node ends when it has nothing to do any more."""
+    rig = make(Nodes(desired=1), FakeHost("fresh"))
+    rig.open(host := FakeHost("h0"))
+    old = cast(Any, rig.members.nodes[0])
+    rig.calls[0] = ["a call that runs"]
+    rig.members.leaving(Leaving(host=cast(Any, host), text="will be taken away at noon", left_s=PATIENCE_S))
+    rig.members.wait_whole()
+    assert [node.host.name for node in rig.members.nodes] == ["fresh"]
+    assert old.ended == ""
+    rig.calls[0] = []
+    until(lambda: (0, "seen off") in rig.events)
+    assert old.ended == "left"
+    assert rig.said[0] == "node 0 on h0 will be taken away at noon: it gets no new calls, and is being replaced"
+
+
+def test_what_is_not_over_by_the_deadline_is_lost(make: Callable[..., Rig]) -> None:
+    """The node is given up, and is not replaced a second time."""
+    rig = make(Nodes(desired=1), FakeHost("fresh"))
+    rig.open(host := FakeHost("h0"))
+    old = cast(Any, rig.members.nodes[0])
+    rig.calls[0] = ["a call that runs on"]
+    rig.members.leaving(Leaving(host=cast(Any, host), text="will be taken away", left_s=0.05))
+    until(lambda: "its time was up" in old.ended)
+    rig.members.wait_whole()
+    old.gone = Exit(code=None, text=old.ended)
+    rig.members.gone(old)
+    assert rig.lost == ["h0"]
+    assert rig.members.count == 1
+
+
+def test_a_pool_that_another_client_ends_stays_ended(make: Callable[..., Rig]) -> None:
+    """By the exit status of its nodes, or because the provider says so."""
+    rig = make(Nodes(desired=1), FakeHost("fresh"))
+    rig.open(*hosts(1))
+    rig.lose(0, EXIT_DISMISSED)
+    assert "was ended by another client" in str(rig.closed[0])
+    other = make(Nodes(desired=1), PoolClosedError("its group is gone."))
+    other.open(*hosts(1))
+    other.lose(0)
+    until(lambda: other.closed)
+    assert "its group is gone" in str(other.closed[0])
+    assert rig.lost == []

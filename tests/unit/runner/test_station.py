@@ -1,0 +1,234 @@
+"""A station by itself: whom it lets in, what it becomes, how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from skyward.model.instance import InstanceInfo
+from skyward.providers.base import ANNOUNCEMENT, parse_announcement
+from skyward.providers.swarm.certificates import identities
+from skyward.runner.config import RunnerSettings
+from skyward.runner.station import EXIT, EXIT_GIVEN_UP, HEADER, OUTPUT, ports
+from skyward.wire.handshake import agent_endpoint, connect, new_key
+from skyward.wire.tls import Identity, plain_end
+
+WAIT_S = 60.0
+PROGRAM = """
+import sys
+from pathlib import Path
+from skyward.runner import station
+station.SECRET = Path(sys.argv[1])
+sys.exit(station.main())
+"""
+
+
+def free_pool() -> str:
+    """A pool whose stations find their first port free: tests of other checkouts may run beside these."""
+    while True:
+        pool = secrets.token_hex(4)
+        with socket.socket() as sock:
+            try:
+                sock.bind(("127.0.0.1", ports(pool, 3)[0]))
+            except OSError:
+                continue
+            return pool
+
+
+POOL, KEY = free_pool(), new_key()
+Start = Callable[..., subprocess.Popen[str]]
+
+
+class Visitor:
+    """What a pool's client does at a station."""
+
+    def __init__(self, identity: Identity) -> None:
+        self._context = identity.context(server=False)
+
+    def come(self, word: str) -> ssl.SSLSocket:
+        """A connection that has said what it is for. The station may not be there yet: it is tried until it is."""
+        while True:
+            try:
+                sock = socket.create_connection(("127.0.0.1", ports(POOL, 3)[0]), timeout=WAIT_S)
+                break
+            except ConnectionRefusedError:
+                continue
+        tls = self._context.wrap_socket(sock)
+        tls.sendall(f"{word}\n".encode())
+        return tls
+
+    def have(self) -> tuple[socket.socket, dict[str, object]]:
+        """The station for itself, and its greeting."""
+        tls = self.come("station")
+        greeting = b""
+        while not greeting.endswith(b"\n"):
+            data = tls.recv(1)
+            assert data, "the station hung up"
+            greeting += data
+        sock = plain_end(tls, "visitor")
+        sock.settimeout(WAIT_S)
+        return sock, json.loads(greeting)
+
+
+@pytest.fixture(scope="module")
+def pool() -> tuple[Identity, Identity]:
+    """The identities of a pool: the client's and the nodes'."""
+    return identities(POOL)
+
+
+@pytest.fixture
+def start(tmp_path: Path, pool: tuple[Identity, Identity]) -> Iterator[Start]:
+    """Start a station; whatever becomes of it, it is gone in the end."""
+    secret = tmp_path / "secret"
+    secret.write_text(json.dumps({**asdict(pool[1]), "key": KEY.hex()}))
+    started = []
+
+    def go(lease_s: float = 600.0) -> subprocess.Popen[str]:
+        settings = {"pool": POOL, "lease_s": lease_s, "managers": ["127.0.0.1:2377"]}
+        own = {"SKYWARD_STATION": json.dumps(settings), "SKYWARD_SLOT": "3"}
+        process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(secret)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, **own},
+            cwd=tmp_path,
+        )
+        started.append(process)
+        return process
+
+    yield go
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def order() -> bytes:
+    """What a node is to be."""
+    place = InstanceInfo(node=2, total_nodes=3, head_addr="127.0.0.1", head_port=1)
+    runner = RunnerSettings(lease_s=600.0).to_json()
+    document = {"compute_pool": place.to_json(), "runner": runner, "env": {"HELLO": "there"}}
+    return json.dumps({"do": "be", **document}).encode() + b"\n"
+
+
+def heard(session: socket.socket) -> Iterator[tuple[int, bytes]]:
+    """What a station says to the one that has it."""
+    stream = session.makefile("rb")
+    while len(header := stream.read(HEADER.size)) == HEADER.size:
+        kind, size = HEADER.unpack(header)
+        yield kind, stream.read(size)
+
+
+def test_it_becomes_the_node_that_its_client_wants(start: Start, pool: tuple[Identity, Identity]) -> None:
+    """The runner announces itself, is reached through TLS, and ends when it is asked to: status 0, at once."""
+    station, visitor = start(), Visitor(pool[0])
+    session, greeting = visitor.have()
+    assert greeting["busy"] is False
+    session.sendall(order())
+    news = heard(session)
+    said = ""
+    while ANNOUNCEMENT not in said or not said.endswith("\n"):
+        kind, data = next(news)
+        assert kind == OUTPUT, data
+        said += data.decode()
+    announced = parse_announcement(next(line for line in said.splitlines() if line.startswith(ANNOUNCEMENT)))
+    assert announced
+    tls = visitor.come(f"open {announced.agent}")
+    assert tls.recv(3) == b"ok\n"
+    agent = connect(plain_end(tls, "agent"), KEY, agent_endpoint(2))
+    station.send_signal(signal.SIGTERM)
+    assert [(kind, json.loads(data)) for kind, data in news if kind == EXIT] == [(EXIT, {"code": 0})]
+    agent.close()
+    assert station.wait(WAIT_S) == 0
+    session.close()
+
+
+def test_it_lets_in_nobody_without_the_pools_certificate(start: Start, pool: tuple[Identity, Identity]) -> None:
+    """One that another authority made, and none at all: the connection ends before a word of it is looked at."""
+    station = start()
+    session, _ = Visitor(pool[0]).have()
+    stranger, _ = identities("another")
+    for identity in (Identity(stranger.certificate, stranger.private_key, peer=pool[0].peer), None):
+        context = identity.context(server=False) if identity else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        if identity is None:
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        with (
+            socket.create_connection(("127.0.0.1", ports(POOL, 3)[0]), timeout=WAIT_S) as sock,
+            pytest.raises(OSError, match=r"."),  # how it breaks is TLS's matter
+            context.wrap_socket(sock) as tls,
+        ):
+            tls.sendall(b"station\n")
+            assert not tls.recv(1), "the station answers"
+            raise OSError("it hung up without a word")
+    assert station.poll() is None
+    session.close()
+
+
+def test_a_client_knows_a_station_of_another_pool(start: Start, pool: tuple[Identity, Identity]) -> None:
+    """The certificate that it shows is not the one of the pool's nodes."""
+    start()
+    session, _ = Visitor(pool[0]).have()
+    session.close()
+    with pytest.raises(ssl.SSLCertVerificationError):
+        Visitor(identities("another")[0]).come("station")
+
+
+def test_it_ends_when_nobody_has_come_for_its_lease(start: Start) -> None:
+    """With status 0: the engine is to start no other for it."""
+    station = start(lease_s=0.2)
+    assert station.wait(WAIT_S) == 0
+    assert station.stdout
+    assert "no client came for 0.2 s" in station.stdout.read()
+
+
+def test_it_ends_when_its_client_has_gone_for_the_lease(start: Start, pool: tuple[Identity, Identity]) -> None:
+    """A client that came and went leaves it as one that never came."""
+    station = start(lease_s=0.5)
+    session, _ = Visitor(pool[0]).have()
+    session.close()
+    assert station.wait(WAIT_S) == 0
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_one_that_is_given_up_is_to_be_started_again(
+    start: Start, pool: tuple[Identity, Identity], *, busy: bool
+) -> None:
+    """Not status 0, whether the client that has it says so, or comes anew because its connection broke."""
+    station, visitor = start(), Visitor(pool[0])
+    session, _ = visitor.have()
+    if busy:
+        session.sendall(order())
+        next(heard(session))  # its runner is at work
+        last, session = session, visitor.have()[0]
+    session.sendall(b'{"do": "give up"}\n')
+    assert station.wait(WAIT_S) == EXIT_GIVEN_UP
+    session.close()
+    if busy:
+        last.close()
+
+
+def test_one_that_is_not_needed_ends_for_good(start: Start, pool: tuple[Identity, Identity]) -> None:
+    """With status 0, at the word of the client that has it."""
+    station = start()
+    session, _ = Visitor(pool[0]).have()
+    session.sendall(b'{"do": "stop"}\n')
+    assert station.wait(WAIT_S) == 0
+    session.close()
+
+
+def test_ports_are_the_slots_own() -> None:
+    """Both sides know them; the slots of a pool have different ones, as a rule, and all are below the kernel's own."""
+    assert ports(POOL, 1) == ports(POOL, 1)
+    assert len({ports(POOL, slot)[0] for slot in range(1, 9)}) == 8
+    assert all(20_000 <= port < 30_000 for slot in range(1, 9) for port in ports(POOL, slot))

@@ -1,0 +1,73 @@
+"""Memory for large payloads is used again when nobody views it, and never while anybody does."""
+
+from __future__ import annotations
+
+import mmap
+import pickle
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from skyward.wire import blocks
+
+MB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def _no_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(blocks, "_blocks", [])
+    yield
+
+
+def place(view: memoryview) -> int:
+    return int(np.frombuffer(view, dtype=np.uint8).ctypes.data)
+
+
+def test_a_block_that_nobody_views_is_used_again() -> None:
+    """The same memory, for the same size and for a smaller one of more than half."""
+    first = blocks.allocate(4 * MB)
+    where = place(first)
+    del first
+    again = blocks.allocate(3 * MB)
+    assert (place(again), len(again)) == (where, 3 * MB)
+
+
+def test_a_block_that_anybody_views_is_left_alone() -> None:
+    """A view of a part, an array, an array out of a pickle: each keeps the block."""
+    for keep in (
+        lambda view: view[5:6],
+        lambda view: np.frombuffer(view, dtype=np.uint8)[7:],
+        lambda view: pickle.loads(
+            pickle.dumps(np.zeros(4 * MB, dtype=np.uint8), 5, buffer_callback=lambda _: None), buffers=[view]
+        ),
+    ):
+        view = blocks.allocate(4 * MB)
+        where, kept = place(view), keep(view)
+        del view
+        assert place(blocks.allocate(4 * MB)) != where
+        del kept
+        blocks._blocks.clear()
+
+
+def test_a_much_smaller_payload_gets_a_block_of_its_own() -> None:
+    """It may be kept for long, and would keep the large block with it."""
+    assert len(blocks.allocate(8 * MB)) == 8 * MB
+    assert len(blocks.allocate(3 * MB)) == 3 * MB
+    assert sorted(map(len, blocks._blocks)) == [3 * MB, 8 * MB]
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest is forgotten, though it may be in use; what is larger than the bound is never kept."""
+    monkeypatch.setattr(blocks, "_KEPT", 10 * MB)
+    views = [blocks.allocate(4 * MB) for _ in range(4)]
+    assert len(blocks._blocks) == 2
+    views.append(blocks.allocate(11 * MB))
+    assert blocks._blocks == []
+    views[0][:] = b"x" * len(views[0])  # still good
+
+
+def test_small_pieces_are_no_blocks() -> None:
+    """Their memory is the interpreter's own."""
+    assert isinstance(blocks.allocate(1000).obj, bytearray)
+    assert isinstance(blocks.allocate(2 * MB).obj, mmap.mmap)
