@@ -329,6 +329,8 @@ class Members:
             return
         node.leave(min(LEAVE_GRACE_S, max(1.0, left())))
         with self._changed:
+            if node not in self._leaving:
+                return  # it was lost, or the pool was closed, while it left
             self._leaving.remove(node)
         self._group.seen_off(node)
 

@@ -310,6 +310,30 @@ def test_what_is_not_over_by_the_deadline_is_lost(make: Callable[..., Rig]) -> N
     assert rig.members.count == 1
 
 
+def test_a_pool_may_be_closed_while_a_node_is_seen_off(make: Callable[..., Rig]) -> None:
+    """Its end waits for neither of them, and the node takes no group along that is closed by then."""
+    rig = make(Nodes(desired=1), FakeHost("fresh"))
+    rig.open(host := FakeHost("h0"))
+    old = cast(Any, rig.members.nodes[0])
+    leaves, may_leave = threading.Event(), threading.Event()
+
+    def leave(_grace_s: float) -> None:
+        leaves.set()
+        may_leave.wait(PATIENCE_S)
+
+    old.leave = leave
+    rig.members.leaving(Leaving(host=cast(Any, host), text="will be taken away", left_s=PATIENCE_S))
+    assert leaves.wait(PATIENCE_S)
+    rig.members.wait_whole()
+    (seeing_off,) = (thread for thread in threading.enumerate() if thread.name == "skyward-leave")
+    rig.members.close(0.0)
+    assert old.ended == "closed"
+    may_leave.set()
+    seeing_off.join(PATIENCE_S)
+    assert not seeing_off.is_alive()
+    assert (0, "seen off") not in rig.events
+
+
 def test_a_pool_that_another_client_ends_stays_ended(make: Callable[..., Rig]) -> None:
     """By the exit status of its nodes, or because the provider says so."""
     rig = make(Nodes(desired=1), FakeHost("fresh"))
