@@ -6,7 +6,8 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass
 from signal import Signals
 from typing import Any
@@ -32,6 +33,7 @@ _REASON_S = 2.0  # how long the reason of a worker's end is waited for; it is us
 _LAST_WORDS_S = 1.0  # how long what an ended node has said is read; it is here already
 DISMISSED = "was ended by another client (skyward down)"
 SETUP = 0  # id of the SETUP message and of its answer
+_unless_closed = suppress(InvalidStateError)  # a pool that is closed has failed the set-ups under way itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +137,8 @@ class NodeLink:
         report = self._reason(worker)
         setup = self.setups[worker.rank]
         if not setup.done() and self._workers[worker.index] is worker:  # not that of the one that has replaced it
-            setup.set_exception(self._lost(worker, report, "its plugins were set up"))
+            with _unless_closed:
+                setup.set_exception(self._lost(worker, report, "its plugins were set up"))
         self._pool.dispatcher.lose(worker, self._lost_running(worker, report))
         self._pool.lost(worker)
 
@@ -219,10 +222,12 @@ class NodeLink:
         elif frame.kind == Kind.GATHER:
             refuse(worker, frame, ALONE)
         elif frame.kind == Kind.READY:
-            setup.set_result(None)
+            with _unless_closed:
+                setup.set_result(None)
         else:
             error = payload.load_exception(bytes(memoryview(frame.head)[RESULT_HEAD.size :]))
-            setup.set_exception(payload.noted(error, f"raised while the plugins were set up on {worker}"))
+            with _unless_closed:
+                setup.set_exception(payload.noted(error, f"raised while the plugins were set up on {worker}"))
 
     # why a worker ended ----------------------------------------------------------------------------------------
 
@@ -335,7 +340,10 @@ class NodeLink:
 
     def leave(self, grace_s: float) -> None:
         """As `close`, of a node that runs nothing any more while the pool goes on."""
-        self.close(grace_s)
+        try:
+            self.close(grace_s)
+        except SkywardError:
+            pass  # its host may be gone already; the pool's end tries again, and reports
         self.gone = Exit(code=0, text="was seen off")
         for worker in self.workers:
             self._pool.dispatcher.lose(worker, self._lost_running(worker, None))
