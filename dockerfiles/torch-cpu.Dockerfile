@@ -28,7 +28,7 @@ RUN --mount=type=tmpfs,target=/run \
     --mount=type=bind,source=step.sh,target=/run/skyward/step.sh \
     --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh \
     --mount=type=bind,from=uv,source=/opt/uv,target=/run/uv \
-    --mount=type=bind,source=requirements/heavy/index-e7c18efb.txt,target=/run/skyward/index-e7c18efb.txt \
+    --mount=type=bind,source=requirements/framework/index-e7c18efb.txt,target=/run/skyward/index-e7c18efb.txt \
     --mount=type=cache,id=skyward-uv-linux-amd64,target=/run/cache/uv \
     set -e; . /run/skyward/step.sh; \
     export UV_CACHE_DIR=/run/cache/uv UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_PYTHON=/opt/venv/bin/python; \

@@ -1,8 +1,9 @@
 """`Lock`: the exact packages that an image's requirements came to, and how their install is split into layers.
 
-What is large and changes rarely comes first: CUDA's libraries, frameworks, what is of some size, and then the small
-packages, which most additions are: one more of them remakes a layer of a few megabytes. Names decide, because many
-indexes do not tell sizes; so does the size where one is told; where none is, compiled code is taken to be of some size.
+What is large and changes rarely comes first: CUDA's libraries, frameworks, other large packages, what is of some size,
+and then the small packages, which most additions are: one more of them remakes a layer of a few megabytes, and data or
+a model as a package leaves the framework alone. Names decide, because many indexes do not tell sizes; so does the size
+where one is told; where none is, compiled code is taken to be of some size.
 
 Made by `skyward.build.lock`; a value here. It holds no address but those the image itself names.
 """
@@ -16,21 +17,23 @@ from typing import Literal
 
 from skyward.model.image import Image, local_path, requirement_name
 
-Tier = Literal["cuda", "heavy", "medium", "light"]
-TIERS: tuple[Tier, ...] = ("cuda", "heavy", "medium", "light")
+Tier = Literal["cuda", "framework", "large", "medium", "light"]
+TIERS: tuple[Tier, ...] = ("cuda", "framework", "large", "medium", "light")
 
 COMMITS = "commits"
-HEAVY_BYTES = 50 * 10**6
+LARGE_BYTES = 50 * 10**6
 MEDIUM_BYTES = 10**6
 # Up to some gigabytes, which releases of frameworks share; also, nodes fetch two layers at once and one in turn.
 _CUDA = re.compile(r"nvidia-.+|cuda-.+")
 # Frameworks and what they bring: hundreds of megabytes that change together and rarely.
-_HEAVY = re.compile(
+_FRAMEWORK = re.compile(
     r"torch|torchvision|torchaudio|torchcodec|pytorch-triton.*|triton.*|tensorrt.*|flashinfer-.+"
     r"|jaxlib|jax-(cuda|rocm)\d+-.+|libtpu.*|tensorflow|tensorflow-(cpu|gpu|intel|rocm|cpu-aws)|tf-nightly.*|cupy.*"
-    r"|paddlepaddle.*|mxnet.*|xformers|flash-attn.*|vllm|sglang-kernel|bitsandbytes|onnxruntime.*|(cudf|cuml|cugraph|rmm"
-    r"|libcudf|libcuml|libcugraph|pylibraft|libraft)-.+|pyspark|open3d|opencv-.+|xgboost|catboost|mkl|pyarrow|ray"
+    r"|paddlepaddle.*|mxnet.*|xformers|flash-attn.*|vllm|sglang-kernel|(cudf|cuml|cugraph|rmm|libcudf|libcuml"
+    r"|libcugraph|pylibraft|libraft)-.+"
 )
+# Of their size, and added or taken away by themselves.
+_LARGE = re.compile(r"bitsandbytes|onnxruntime.*|pyspark|open3d|opencv-.+|xgboost|catboost|mkl|pyarrow|ray")
 # Others that are known to be of some size, though no tag of a file tells.
 _MEDIUM = re.compile(
     r"numpy|scipy|scikit-.+|pandas|polars.*|duckdb|matplotlib|pillow|numba|llvmlite|h5py|statsmodels|lightgbm|sympy"
@@ -93,8 +96,10 @@ def tier_of(name: str, size: int | None = None, compiled: bool = False) -> Tier:
     """The layer of a package: by its name alone where nothing else is known of it."""
     if _CUDA.fullmatch(name):
         return "cuda"
-    if _HEAVY.fullmatch(name) or (size or 0) >= HEAVY_BYTES:
-        return "heavy"
+    if _FRAMEWORK.fullmatch(name):
+        return "framework"
+    if _LARGE.fullmatch(name) or (size or 0) >= LARGE_BYTES:
+        return "large"
     is_some = compiled if size is None else size >= MEDIUM_BYTES
     return "medium" if is_some or _MEDIUM.fullmatch(name) else "light"
 

@@ -47,7 +47,13 @@ _SITE = (
 )
 _BUILD_ENV = f"--mount=type=bind,source=build-env.sh,target={_GIVEN}/build-env.sh"
 _BEGIN, _END = f". {_GIVEN}/{STEP_FILE}", "end_step"
-_TIER_NOTES: Mapping[Tier, str] = {"cuda": " (CUDA)", "heavy": " (large)", "medium": " (medium)", "light": ""}
+_TIER_NOTES: Mapping[Tier, str] = {
+    "cuda": " (CUDA)",
+    "framework": " (framework)",
+    "large": " (large)",
+    "medium": " (medium)",
+    "light": "",
+}
 _USER = "your image"
 _OWN = "skyward itself"
 
@@ -260,7 +266,7 @@ def _tier_entries(image: Image, lock: Lock | None, tier: Tier) -> tuple[str, ...
 
 def _tier_words(entries: tuple[str, ...], lock: Lock | None, tier: Tier) -> str:
     """What a layer holds, in words: what was asked for; of large packages, what that came to."""
-    if lock and tier in ("cuda", "heavy"):
+    if lock and tier in ("cuda", "framework", "large"):
         return " ".join(package.pin.partition(" @ ")[0] for package in lock.of(tier))
     return " ".join(entries)
 

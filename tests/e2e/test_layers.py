@@ -1,7 +1,8 @@
 """What each edit of an image rebuilds, on a real engine; that two clean builds make the same layers; what is in them.
 
 The packages are small wheels with new names in every run, so that no layer of an earlier run is taken. One is named
-as CUDA's libraries are, one as a framework, and one holds compiled code, as far as its file's name tells.
+as CUDA's libraries are, one as a framework, one as another large package, and one holds compiled code, as far as its
+file's name tells.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from tests.e2e.building import Built, files_of_layers
 from tests.unit.build.wheels import make_wheel
 
 WORD = secrets.token_hex(4)
-CUDA, LARGE, NATIVE = f"nvidia-canary-{WORD}", f"cupy-canary-{WORD}", f"native{WORD}"
+CUDA, FRAME, BIG, NATIVE = f"nvidia-canary-{WORD}", f"cupy-{WORD}", f"onnxruntime-{WORD}", f"native{WORD}"
 SMALL, OTHER, THIRD = f"small{WORD}", f"other{WORD}", f"third{WORD}"
 PYTHON_TAG = f"cp{sys.version_info[0]}{sys.version_info[1]}"
 BASE = f"skyward-test-{WORD}:base"
-APT, PYTHON, LIBRARIES, HEAVY, MEDIUM, LIGHT, FIRST, SECOND, RUNNER = range(9)
-EVERYTHING = set(range(9))
+APT, PYTHON, LIBRARIES, FRAMEWORK, LARGE, MEDIUM, LIGHT, FIRST, SECOND, RUNNER = range(10)
+EVERYTHING = set(range(10))
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +40,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     tag = f"{PYTHON_TAG}-{PYTHON_TAG}-manylinux_2_17_x86_64"
     for version in ("1.0", "2.0"):
         make_wheel(place / "wheels", CUDA.replace("-", "_"), version)
-        make_wheel(place / "wheels", LARGE.replace("-", "_"), version, f"{CUDA}==1.0")
+        make_wheel(place / "wheels", FRAME.replace("-", "_"), version, f"{CUDA}==1.0")
+        make_wheel(place / "wheels", BIG.replace("-", "_"), version)
         make_wheel(place / "wheels", NATIVE, version, tag=tag)
         make_wheel(place / "wheels", SMALL, version)
     make_wheel(place / "wheels", OTHER, "1.0", SMALL)
@@ -74,7 +76,7 @@ def _image(**more: Any) -> sky.Image:
     given: dict[str, Any] = {
         "base": BASE,
         "apt": ["hello"],
-        "pip": [f"{LARGE}==1.0", f"{NATIVE}==1.0", f"{SMALL}==1.0", THIRD],
+        "pip": [f"{FRAME}==1.0", f"{BIG}==1.0", f"{NATIVE}==1.0", f"{SMALL}==1.0", THIRD],
         "run": [f"echo {WORD} > /first", "test -s /run/secrets/TOKEN"],
         "secrets": ["TOKEN"],
         "env": {"A": "1"},
@@ -96,7 +98,8 @@ def _kinds(built: Built) -> set[int]:
         "apt ": APT,
         "Python ": PYTHON,
         f"pip {CUDA}": LIBRARIES,
-        f"pip {LARGE}": HEAVY,
+        f"pip {FRAME}": FRAMEWORK,
+        f"pip {BIG}": LARGE,
         f"pip {NATIVE}": MEDIUM,
         "pip ": LIGHT,
         "the runner": RUNNER,
@@ -123,18 +126,19 @@ class Edit:
 COMMANDS = {FIRST, SECOND, RUNNER}
 
 
-def _pip(large: str = "1.0", native: str = "1.0", small: str = "1.0") -> list[str]:
-    return [f"{LARGE}=={large}", f"{NATIVE}=={native}", f"{SMALL}=={small}", THIRD]
+def _pip(framework: str = "1.0", large: str = "1.0", native: str = "1.0", small: str = "1.0") -> list[str]:
+    return [f"{FRAME}=={framework}", f"{BIG}=={large}", f"{NATIVE}=={native}", f"{SMALL}=={small}", THIRD]
 
 
 EDITS = [
     Edit("env var", _image(env={"A": "2"}), set()),
     Edit("secret id renamed", _image(secrets=["RENAMED"], run=[f"echo {WORD} > /first", "true"]), COMMANDS),
     Edit("light dependency added", _image().pip_install(OTHER), {LIGHT, *COMMANDS}),
-    Edit("light dependency removed", _image(pip=_pip()[:3]), {LIGHT, *COMMANDS}),
+    Edit("light dependency removed", _image(pip=_pip()[:-1]), {LIGHT, *COMMANDS}),
     Edit("light dependency bumped", _image(pip=_pip(small="2.0")), {LIGHT, *COMMANDS}),
     Edit("medium dependency bumped", _image(pip=_pip(native="2.0")), {MEDIUM, LIGHT, *COMMANDS}),
-    Edit("torch bumped", _image(pip=_pip(large="2.0")), {HEAVY, MEDIUM, LIGHT, *COMMANDS}),
+    Edit("large dependency bumped", _image(pip=_pip(large="2.0")), {LARGE, MEDIUM, LIGHT, *COMMANDS}),
+    Edit("torch bumped", _image(pip=_pip(framework="2.0")), {FRAMEWORK, LARGE, MEDIUM, LIGHT, *COMMANDS}),
     Edit("apt package added", _image(apt=["hello", "tree"]), EVERYTHING),
     Edit("run command changed", _image(run=[f"echo {WORD} > /first", "test -r /run/secrets/TOKEN"]), {SECOND, RUNNER}),
 ]
@@ -157,11 +161,11 @@ def test_a_layer_holds_what_it_installs_and_nothing_else(built: Built, first: Pl
     """Source and bytecode of its own packages; nothing of the layers below is written once more."""
     layers = [[each.name for each in layer] for layer in files_of_layers(built.engine.images.get(first.tag))]
     own = layers[-len(EVERYTHING) :]
-    for kind, name in {LIBRARIES: CUDA, HEAVY: LARGE, MEDIUM: NATIVE, LIGHT: SMALL}.items():
+    for kind, name in {LIBRARIES: CUDA, FRAMEWORK: FRAME, LARGE: BIG, MEDIUM: NATIVE, LIGHT: SMALL}.items():
         module = name.replace("-", "_")
         files = {path.rpartition("/")[2] for path in own[kind] if f"/{module}." in path}
         assert files == {f"{module}.py", f"{module}.cpython-{PYTHON_TAG[2:]}.pyc"}
-        others = {each.replace("-", "_") for each in (CUDA, LARGE, NATIVE, SMALL)} - {module}
+        others = {each.replace("-", "_") for each in (CUDA, FRAME, BIG, NATIVE, SMALL)} - {module}
         assert not [path for path in own[kind] if any(f"/{other}" in path for other in others)]
 
 
@@ -239,7 +243,7 @@ def test_two_clean_builds_make_the_same(built: Built, tmp_path: Path, monkeypatc
     (tmp_path / "Dockerfile").write_text(base.format(built.plan(sky.Image()).base))
     (tmp_path / "mine.py").write_text("x = 1\n")
     monkeypatch.chdir(tmp_path)
-    image = _image(base="Dockerfile", pip=[LARGE, SMALL, "jinja2"], includes=["mine.py"], bake=True)
+    image = _image(base="Dockerfile", pip=[FRAME, SMALL, "jinja2"], includes=["mine.py"], bake=True)
     command = find_command()
     monkeypatch.setattr(
         building, "find_command", lambda: BuildCommand((*command.words, "--no-cache"), command.is_buildx)

@@ -19,7 +19,7 @@ IMAGE = Image(apt=["git"], pip=["torch", "six"], run=["make", "date"], env={"A":
 LAYERS = [
     "apt git",
     "Python 3.11 in /opt/venv",
-    "pip torch==2.13.0 (large)",
+    "pip torch==2.13.0 (framework)",
     "pip six",
     "run make",
     "run date",

@@ -107,7 +107,7 @@ def test_a_package_stays_in_its_layer(wheels: Path) -> None:
     assert [package.tier for package in _lock("big", "native").packages] == ["light", "medium"]
     (file,) = (wheels.parent / "cache/skyward/locks").glob("*.json")
     file.write_text(file.read_text().replace('"size": null', '"size": 60000000', 1))
-    assert [package.tier for package in _lock("big", "native", "small").packages] == ["heavy", "medium", "light"]
+    assert [package.tier for package in _lock("big", "native", "small").packages] == ["large", "medium", "light"]
 
 
 def test_a_lock_that_was_half_written_is_made_again(wheels: Path) -> None:

@@ -15,7 +15,7 @@ from skyward.build.runner import runner_files
 from skyward.errors import ConfigError
 from skyward.image import EPOCH, Copied, Lock, Package, default_base, requirements_file
 from skyward.image.identity import canonical
-from skyward.image.lock import index_id, tier_files
+from skyward.image.lock import TIERS, index_id, tier_files
 from skyward.image.origins import origins_of
 from skyward.model.image import Image, PipIndex
 from tests.unit.image.images import GOLDEN, IMAGES, compiled, text_of, torched
@@ -34,9 +34,9 @@ def test_golden_files(name: str) -> None:
 
 def test_layers_stand_in_order_of_change() -> None:
     """What changes rarely comes first: apt, Python packages, commands, runner, code, environment, labels."""
-    image = replace(IMAGES["everything"], pip=["nvidia-nccl", "torch", "numpy", "six"])
+    image = replace(IMAGES["everything"], pip=["nvidia-nccl", "torch", "pyarrow", "numpy", "six"])
     plan = compiled(image, packages=(WHEEL,), code=CODE)
-    marks = ["apt-get", "-m venv", *(f"requirements/{tier}/" for tier in ("cuda", "heavy", "medium", "light"))]
+    marks = ["apt-get", "-m venv", *(f"requirements/{tier}/" for tier in TIERS)]
     marks += ["source=local", "git --version", "source=runner", "source=code", "ENV LINES", "LABEL "]
     places = [plan.dockerfile.rindex(mark) for mark in marks]
     assert places == sorted(places)
@@ -137,8 +137,8 @@ def test_a_lock_is_split_by_size_and_source() -> None:
     files = dict(tier_files(lock))
     assert files == {
         "requirements/cuda/locked.txt": "nvidia-nccl-cu12==2 --hash=sha256:ff\n",
-        f"requirements/heavy/index-{index_id(CPU)}.txt": "torch==2.13.0+cpu --hash=sha256:aa --hash=sha256:bb\n",
-        "requirements/heavy/locked.txt": "big==1 --hash=sha256:dd\n",
+        f"requirements/framework/index-{index_id(CPU)}.txt": "torch==2.13.0+cpu --hash=sha256:aa --hash=sha256:bb\n",
+        "requirements/large/locked.txt": "big==1 --hash=sha256:dd\n",
         "requirements/medium/locked.txt": "numpy==2 --hash=sha256:ab\n",
         "requirements/light/locked.txt": "six==1.17.0 --hash=sha256:cc\n",
         "requirements/light/commits.txt": "own @ git+https://a.example/own@c0ffee\n",
@@ -154,9 +154,10 @@ def test_a_lock_is_split_by_size_and_source() -> None:
     ("package", "tier"),
     [
         (Package(name="nvidia-cublas-cu12", pin="", size=10), "cuda"),
-        (Package(name="torch", pin=""), "heavy"),
-        (Package(name="jax-cuda12-plugin", pin=""), "heavy"),
-        (Package(name="unheard-of", pin="", size=50_000_000), "heavy"),
+        (Package(name="torch", pin=""), "framework"),
+        (Package(name="jax-cuda12-plugin", pin=""), "framework"),
+        (Package(name="unheard-of", pin="", size=50_000_000), "large"),
+        (Package(name="pyarrow", pin=""), "large"),
         (Package(name="unheard-of", pin="", size=1_000_000), "medium"),
         (Package(name="unheard-of", pin="", compiled=True), "medium"),
         (Package(name="transformers", pin=""), "medium"),
@@ -188,7 +189,7 @@ def test_one_more_small_package_leaves_the_large_ones() -> None:
     before = compiled(SCOPED, lock=Lock((*large, SIX)))
     more = Package(name="more", pin="more==1", hashes=("sha256:ee",), index="https://a.example")
     after = compiled(SCOPED.pip_install("more").with_index("https://a.example", "more"), lock=Lock((*large, SIX, more)))
-    for tier in ("cuda", "heavy", "medium"):
+    for tier in ("cuda", "framework", "large", "medium"):
         kept = [next(layer.text for layer in plan.layers if f"/{tier}/" in layer.text) for plan in (before, after)]
         files = [[file for file in plan.files if f"/{tier}/" in file[0]] for plan in (before, after)]
         assert kept[0] == kept[1]
@@ -199,15 +200,16 @@ def test_one_more_small_package_leaves_the_large_ones() -> None:
     ("packages", "layers"),
     [
         ((SIX,), ["light"]),
-        ((TORCH,), ["heavy"]),
-        ((TORCH, SIX), ["heavy", "light"]),
+        ((TORCH,), ["framework"]),
+        ((TORCH, SIX), ["framework", "light"]),
+        ((TORCH, BIG), ["framework", "large"]),
         ((NCCL, NUMPY), ["cuda", "medium"]),
     ],
 )
 def test_no_layer_for_nothing(packages: tuple[Package, ...], layers: list[str]) -> None:
     """There is a layer only where there are packages for it."""
     text = compiled(SCOPED, lock=Lock(packages)).dockerfile
-    assert [name for name in ("cuda", "heavy", "medium", "light") if f"source=requirements/{name}/" in text] == layers
+    assert [name for name in TIERS if f"source=requirements/{name}/" in text] == layers
 
 
 def test_at_most_twelve_layers_of_our_own() -> None:
@@ -217,7 +219,7 @@ def test_at_most_twelve_layers_of_our_own() -> None:
     made = [
         layer for layer in plan.layers if layer.stage in ("python", "image") and layer.text.startswith(("RUN", "COPY"))
     ]
-    assert len(made) == 9
+    assert len(made) == 10
 
 
 def test_what_nodes_load_has_bytecode() -> None:
