@@ -48,6 +48,7 @@ class Machine:
         self._lock = threading.Lock()
         self._forwards: dict[str, Path] = {}
         self._settled = threading.Event()  # the verdict is there
+        self._goes = False  # something may have been made there
         self._closing = False
         self._verdict = ""
 
@@ -87,6 +88,7 @@ class Machine:
 
     def go(self) -> None:
         """Make the pool's directory there, and watch connection and engine from now on."""
+        self._goes = True
         self.keeper.go()
         self._containers = PoolContainers(self._pool, self.engine)
         threading.Thread(target=self._watch_engine, name=f"engine-{self.name}", daemon=True).start()
@@ -156,11 +158,12 @@ class Machine:
         if self._containers is not None:
             self._containers.shut()
         self._closing = True
-        if self.is_gone or self._containers is None:
+        if self.is_gone or not self._goes:
             self.connection.kill()
             return
         try:
-            self._containers.close()
+            if self._containers is not None:
+                self._containers.close()
         except SkywardError:
             if not self.is_gone:
                 self.connection.close()

@@ -365,6 +365,31 @@ def test_a_client_killed_at_any_call_leaves_nothing(
     assert list(runtime_base().glob("skyward-*.aws")) == []  # the keys of all of them
 
 
+def test_ctrl_c_at_any_call_leaves_nothing(cloud: Cloud, client: Callable[[str], subprocess.Popen[bytes]]) -> None:
+    """The client itself gives everything back before it ends, wherever it is."""
+    cloud.boots = False
+    zygote = client("pool")
+    interrupted_at: list[str] = []
+    while "DescribeInstances" not in interrupted_at:  # after which it waits for a machine that never answers
+        say(zygote, b"n")
+        pid, number = int(hear(zygote)), len(interrupted_at) + 1
+        seen: list[str] = []
+
+        def at(name: str, port: int, pid: int = pid, seen: list[str] = seen, last: int = number) -> None:
+            if has_socket(pid, port):
+                seen.append(name)
+                if len(seen) == last:
+                    os.kill(pid, signal.SIGINT)
+
+        cloud.on_call = at
+        say(zygote, b"g")
+        assert hear(zygote) == "gone"
+        assert left(cloud) == [], f"after Ctrl-C at call {number}, {seen[number - 1]}"
+        interrupted_at.append(seen[number - 1])
+    assert {"CreateSecurityGroup", "AuthorizeSecurityGroupIngress", "RunInstances"} <= set(interrupted_at)
+    wait_until(lambda: not heirs(cloud), HEIR_S)
+
+
 def test_ctrl_c_while_machines_start_gives_them_back(
     cloud: Cloud, client: Callable[[str], subprocess.Popen[bytes]]
 ) -> None:

@@ -38,23 +38,37 @@ with pool:
 CALLS = 13
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_client_killed_at_any_provider_call_leaves_nothing(when: str) -> None:
-    """What was started ends by its lease; what was only made, and the directories, go with the next pool."""
+def pools_of_ended_clients(when: str, status: int) -> set[str]:
+    """Let a client end at each call in turn."""
     pools = set()
     for number in range(CALLS):
         client = run_program(PROGRAM, CLIENT_DIES=f"{number} {when}")
         output, _ = client.communicate(timeout=120)
-        assert client.returncode == -9, f"call {number} was never made: {output}"
+        assert client.returncode == status, f"call {number} was never made: {output}"
         pools.add(output.split()[0])
     assert len(pools) == CALLS
+    return pools
 
-    def left() -> set[str]:
-        return {str(about["state"]) for about in sky.Docker().find() if about["pool"] in pools}
 
-    wait_until(lambda: left() <= {"created"})
+def left_of(pools: set[str]) -> set[str]:
+    """States of the containers of these pools."""
+    return {str(about["state"]) for about in sky.Docker().find() if about["pool"] in pools}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_client_killed_at_any_provider_call_leaves_nothing(when: str) -> None:
+    """What was started ends by its lease; what was only made, and the directories, go with the next pool."""
+    pools = pools_of_ended_clients(when, -9)
+    wait_until(lambda: left_of(pools) <= {"created"})
     with sky.ComputePool(sky.Docker(), image=sky.Image(), display="quiet"):
         pass
-    wait_until(lambda: not left())
+    wait_until(lambda: not left_of(pools))
+    assert not {directory.pool for directory in pool_directories()} & pools
+
+
+def test_ctrl_c_in_any_provider_call_leaves_nothing() -> None:
+    """The client itself takes everything away before it ends, wherever it is."""
+    pools = pools_of_ended_clients("in", -2)
+    assert not left_of(pools)
     assert not {directory.pool for directory in pool_directories()} & pools

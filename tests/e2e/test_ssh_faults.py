@@ -169,20 +169,34 @@ CALLS = 18
 AT_ONCE = 3  # clients, which know nothing of each other
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_client_killed_at_any_provider_call_leaves_nothing(when: str, ssh: Make, stand: Stand) -> None:
-    """At each call in turn: after the keepers have noticed, `find` is empty on every host, and so are their disks."""
-    with sky.ComputePool(ssh(), nodes=3, image=IMAGE, display="quiet"):
-        pass  # the image is there
+def ending(stand: Stand, when: str, status: int) -> Iterator[str]:
+    """Let clients end at each call in turn, three at a time; yields which, when they have."""
     told = stand.hosts_file.read_text()
     for first in range(0, CALLS, AT_ONCE):
         numbers = range(first, min(first + AT_ONCE, CALLS))
         clients = [run_program(PROGRAM, STAND_HOSTS=told, STAND_DIE=f"{number} {when}") for number in numbers]
         for number, client in zip(numbers, clients, strict=True):
             output, _ = client.communicate(timeout=120)
-            assert client.returncode == -9, f"call {number} was never made: {output}"
+            assert client.returncode == status, f"call {number} was never made: {output}"
+        yield f"calls {numbers}"
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_client_killed_at_any_provider_call_leaves_nothing(when: str, ssh: Make, stand: Stand) -> None:
+    """At each call in turn: after the keepers have noticed, `find` is empty on every host, and so are their disks."""
+    with sky.ComputePool(ssh(), nodes=3, image=IMAGE, display="quiet"):
+        pass  # the image is there
+    for _ in ending(stand, when, -9):
         wait_until(lambda: not any(left_on(host) for host in stand.hosts), 60)
         assert list(ssh().find()) == []
+
+
+def test_ctrl_c_in_any_provider_call_leaves_nothing(ssh: Make, stand: Stand) -> None:
+    """The client itself takes everything away before it ends, wherever it is."""
+    with sky.ComputePool(ssh(), nodes=3, image=IMAGE, display="quiet"):
+        pass  # the image is there
+    for calls in ending(stand, "in", -2):
+        assert not {host.name: left_on(host) for host in stand.hosts if left_on(host)}, calls
 
 
 def test_a_client_killed_while_it_sends_an_image_leaves_nothing(ssh: Make, stand: Stand) -> None:
