@@ -8,9 +8,6 @@ from typing import Literal
 
 from skyward.build import ensure, plan_for
 from skyward.build.events import Report
-from skyward.build.registry import Absent, Exists, Unknown, existence, push, with_tag
-from skyward.build.registry.client import registry_credentials
-from skyward.build.registry.reference import parse_reference
 from skyward.build.used import note_use
 from skyward.engine import Images, find_engine
 from skyward.engine.address import EngineAddress
@@ -22,6 +19,7 @@ from skyward.providers import distribution
 from skyward.providers.checks import check_disk, refuse
 from skyward.providers.images import EngineImages
 from skyward.providers.machine import Machine
+from skyward.providers.registered import registered
 from skyward.providers.relay import can_receive, relay
 
 _AT_ONCE = 8
@@ -108,25 +106,12 @@ class Supply:
 
     def _pull(self, plan: Plan, lacking: Sequence[Machine], registry: str) -> None:
         """From the registry, where it is put first unless it is there."""
-        target = with_tag(registry, plan.tag.rpartition(":")[2])
-        found = existence.check(target, platform=plan.platform)
-        if isinstance(found, Unknown):
-            raise found.error()
-        if isinstance(found, Exists):
-            reference = found.reference
-        else:
-            assert isinstance(found, Absent)
-            ensure(plan, self._store, self._report, docker_host=self._docker_host)
-            pushed = push(plan.tag, target, platform=plan.platform, engine=self._store, report=self._report)
-            reference = pushed.reference
+        supplied = registered(plan, registry, self._store, self._report, self._docker_host)
         lacking = [machine for machine in lacking if machine.engine.image(plan.tag) is None]
         facts = self._store.inspect(plan.tag)
         if facts is not None:
             self._check_room(lacking, facts.size)
-        name = parse_reference(target).registry
-        credentials = registry_credentials(name)
-        auth = credentials.for_engine(name) if credentials else {}
-        distribution.pull(reference, plan.tag, auth, lacking, self._report)
+        distribution.pull(supplied.reference, plan.tag, supplied.auth, lacking, self._report)
 
     def _check_room(self, machines: Sequence[Machine], size: int) -> None:
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="skyward-disk") as threads:

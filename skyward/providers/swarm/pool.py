@@ -12,15 +12,15 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from skyward.engine.limits import shm_bytes
-from skyward.errors import PoolClosedError, ProviderError, SkywardError
+from skyward.errors import PoolClosedError, ProviderError
 from skyward.model.accelerator import Accelerator
 from skyward.providers.base import Launch, Terms
+from skyward.providers.heir import Heir
 from skyward.providers.owner import Owner
 from skyward.providers.rundir import PoolDirectory
 from skyward.providers.swarm import checks, estate
 from skyward.providers.swarm.api import Document
 from skyward.providers.swarm.certificates import identities
-from skyward.providers.swarm.heir import Heir
 from skyward.providers.swarm.manager import Manager, ManagerAddress
 from skyward.providers.swarm.node import SwarmNode
 from skyward.providers.swarm.seats import Seat, Seating, end
@@ -29,7 +29,7 @@ from skyward.runner.station import STOP
 
 if TYPE_CHECKING:
     from skyward.build.events import Report
-    from skyward.providers.swarm.supply import Supplied
+    from skyward.providers.registered import Supplied
 
 _GIB = 1024**3
 
@@ -86,7 +86,8 @@ class SwarmPool:
         with self._lock:
             self._check_open()
             estate.sweep(api)
-            self._heir = Heir(self.id, self._address)  # before there is anything to inherit
+            # before there is anything to inherit
+            self._heir = Heir("skyward.providers.swarm.heir", self.id, json.dumps(self._address.document()))
             labels = labels_of(self.id, owner)
             content = json.dumps({**asdict(theirs), "key": self._terms.key().hex()})
             secret = api.create_secret(name_of(self.id), content, labels)
@@ -146,7 +147,7 @@ class SwarmPool:
             raise PoolClosedError(f"Pool {self.id} is ending; no node of it can be started.")
 
     def close(self) -> None:
-        """Remove everything; the heir goes on with what could not be."""
+        """Remove everything; the heir goes on with what could not be removed."""
         with self._lock:
             self._ended.set()
         with ExitStack() as last:
@@ -157,15 +158,12 @@ class SwarmPool:
             for seat in self._seats.values():
                 last.callback(seat.session.close)
                 end(seat.session, STOP)
-            if self._heir is None:
-                return
-            try:
-                estate.settle(self._manager.api, self.id)
-                estate.clear(self._manager.api, self.id)
-            except SkywardError:
-                self._heir.succeed()
-                raise
-            self._heir.dismiss()
+            if self._heir is not None:
+                self._heir.relieve(self._clear)
+
+    def _clear(self) -> None:
+        estate.settle(self.manager.api, self.id)
+        estate.clear(self.manager.api, self.id)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,58 @@
+"""The image of a pool in the registry that its machines pull it from: found there, else built and pushed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from skyward.build import ensure
+from skyward.build.events import Report
+from skyward.build.registry import Absent, Unknown, existence, push, with_tag
+from skyward.build.registry.client import registry_credentials
+from skyward.build.registry.reference import parse_reference
+from skyward.build.used import note_use
+from skyward.image import Plan
+from skyward.model.ssh import SshHost
+from skyward.providers.images import EngineImages
+
+
+@dataclass(frozen=True, slots=True)
+class Supplied:
+    """An image that machines can have.
+
+    Attributes:
+        reference: what they are told to run: `repository@digest`; or the image's id, on the machine that has built it.
+        auth: credentials for its registry, in the form in which an engine takes them.
+    """
+
+    reference: str
+    auth: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+def registered(plan: Plan, registry: str, store: EngineImages, report: Report, docker_host: str | SshHost) -> Supplied:
+    """Have an image in a registry, and say how machines get it from there.
+
+    Args:
+        plan: the image.
+        registry: repository to put it into.
+        store: images of the engine that builds and pushes.
+        report: is told what happens.
+        docker_host: where that engine is.
+
+    Raises:
+        ImageError: it cannot be built; the registry cannot be reached, or refuses.
+        EngineError: the engine refuses or does not answer.
+    """
+    target = with_tag(registry, plan.tag.rpartition(":")[2])
+    found = existence.check(target, platform=plan.platform)
+    if isinstance(found, Unknown):
+        raise found.error()
+    if isinstance(found, Absent):
+        ensure(plan, store, report, docker_host=docker_host)
+        note_use(plan.tag)
+        reference = push(plan.tag, target, platform=plan.platform, engine=store, report=report).reference
+    else:
+        reference = found.reference
+    name = parse_reference(target).registry
+    credentials = registry_credentials(name)
+    return Supplied(reference, credentials.for_engine(name) if credentials else {})
