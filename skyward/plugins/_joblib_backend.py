@@ -29,7 +29,7 @@ from skyward.plugins._joblib_node import restored_filters, run_batch
 
 if TYPE_CHECKING:
     from skyward.pool.pool import ComputePool
-    from skyward.pool.shared import Series
+    from skyward.pool.series import Series
 
 NAME = "skyward"
 

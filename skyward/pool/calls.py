@@ -18,8 +18,8 @@ from skyward.pool.interrupt import uninterrupted
 from skyward.pool.members import Members
 from skyward.pool.output import Printer
 from skyward.pool.regroup import Group
+from skyward.pool.series import Packed, Series
 from skyward.pool.settings import PoolSettings
-from skyward.pool.shared import Packed, Series
 from skyward.pool.task import CallFuture, Latch, PlainCall, Task
 from skyward.wire import payload
 

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from skyward.pool.code import CodeBundle, bundle_modules, local_modules
-from skyward.pool.task import Function
 from skyward.runtime.environment import declared_env, is_collective
 from skyward.wire import payload
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A user's function as nodes get it: once per worker, addressed by its number."""
+
+    number: int
+    name: str
+    data: bytes = field(repr=False)
+    bundle: CodeBundle | None = field(repr=False)
+    env: Mapping[str, str] = field(default_factory=dict)  # set in the worker before it loads the function
+    collective: bool = False  # its ranks form one group when it is called on every node
 
 
 class Functions:

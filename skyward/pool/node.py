@@ -17,7 +17,7 @@ from skyward.model.spec import Worker
 from skyward.pool.dispatch import Dispatcher, Lost
 from skyward.pool.gathering import ALONE, refuse
 from skyward.pool.output import Printer
-from skyward.pool.shared import Shelf
+from skyward.pool.shelf import Shelf
 from skyward.pool.worker import WorkerLink
 from skyward.providers.base import Exit, Host, Node
 from skyward.runner.config import EXIT_DISMISSED

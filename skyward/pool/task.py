@@ -5,31 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from skyward.errors import SkywardError
-from skyward.pool.code import CodeBundle
+from skyward.pool.functions import Function
+from skyward.pool.shelf import Value
 from skyward.wire import payload
 from skyward.wire.frames import Buffer, Frame
 from skyward.wire.messages import CALL_HEAD, EVERYWHERE, RESULT_HEAD, WANT_STARTED, Kind
 
-if TYPE_CHECKING:
-    from skyward.pool.shared import Value
-
 R = TypeVar("R")
-
-
-@dataclass(frozen=True, slots=True)
-class Function:
-    """A user's function as nodes get it: once per worker, addressed by its number."""
-
-    number: int
-    name: str
-    data: bytes = field(repr=False)
-    bundle: CodeBundle | None = field(repr=False)
-    env: Mapping[str, str] = field(default_factory=dict)  # set in the worker before it loads the function
-    collective: bool = False  # its ranks form one group when it is called on every node
 
 
 class Task:

@@ -7,8 +7,9 @@ import threading
 from collections import deque
 from typing import Any
 
-from skyward.pool.shared import Shelf
-from skyward.pool.task import Function, Task
+from skyward.pool.functions import Function
+from skyward.pool.shelf import Shelf
+from skyward.pool.task import Task
 from skyward.wire import payload
 from skyward.wire.frames import Connection, Frame
 from skyward.wire.messages import Kind, encode

@@ -11,7 +11,8 @@ from skyward.errors import WireError, WorkerLostError
 from skyward.pool import dispatch
 from skyward.pool.clock import Clock
 from skyward.pool.dispatch import Dispatcher
-from skyward.pool.task import Function, Task
+from skyward.pool.functions import Function
+from skyward.pool.task import Task
 from skyward.pool.worker import WorkerLink
 from skyward.wire import payload
 from skyward.wire.frames import Connection, Frame

@@ -12,7 +12,8 @@ from skyward.errors import (
     WorkerLostError,
 )
 from skyward.pool.dispatch import GRACE_S, STALE_S, TICK_S
-from skyward.pool.task import Function, Task
+from skyward.pool.functions import Function
+from skyward.pool.task import Task
 from skyward.wire.frames import Frame
 from skyward.wire.messages import RESULT_HEAD, Kind
 from tests.unit.pool.conftest import Make

@@ -14,9 +14,10 @@ import pandas as pd
 import pytest
 
 from skyward.errors import SerializationError
-from skyward.pool import shared
+from skyward.pool import series as module
 from skyward.pool.functions import Functions
-from skyward.pool.shared import Packed, Series, Shelf, Value
+from skyward.pool.series import Packed, Series
+from skyward.pool.shelf import Shelf, Value
 from skyward.pool.task import Task
 from skyward.pool.worker import WorkerLink
 from skyward.runner.shared import KEEP, LEAVE, TAKE, Values
@@ -278,7 +279,7 @@ def test_a_large_array_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_snapshots_nobody_needs_any_more_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     """A generator of large arrays does not fill the client's memory; the one that all calls share stays."""
-    monkeypatch.setattr(shared, "BUDGET", 5_000_000)
+    monkeypatch.setattr(module, "BUDGET", 5_000_000)
     common, packs = np.arange(300_000.0), series()
     for number in range(150):
         packs.pack(len, (common, np.full(150_000, float(number))), "f")
