@@ -60,10 +60,12 @@ def clean(stand: Stand) -> Iterator[Callable[[float], None]]:
     check(30)
 
 
-def left_on(host: Host) -> list[str]:
-    """Containers of pools, directories of pools and claimed ports on a host, seen past its sshd."""
-    containers = host.run("docker", "ps", "-aq", "--filter", "label=skyward.pool", check=False).split()
-    return containers + host.run("sh", "-c", "ls -d /tmp/.skyward-* 2>/dev/null", check=False).split()
+def left_on(host: Host, pool: str = "") -> list[str]:
+    """Containers, directories and claimed ports of a pool, or of any, on a host, seen past its sshd."""
+    label = f"label=skyward.pool={pool}" if pool else "label=skyward.pool"
+    places = f"/tmp/.skyward-{pool}; grep -lx {pool} /tmp/.skyward-port-*/pool" if pool else "/tmp/.skyward-*"
+    containers = host.run("docker", "ps", "-aq", "--filter", label, check=False).split()
+    return containers + host.run("sh", "-c", f"exec 2>/dev/null; ls -d {places}", check=False).split()
 
 
 def forget_image(host: Host, repository: str) -> None:

@@ -162,23 +162,29 @@ CALLS = [
 facts = json.load(open(sys.argv[1])) if len(sys.argv) > 1 else json.loads(os.environ["STAND_HOSTS"])
 number, when = os.environ["STAND_DIE"].split()
 die_at(*CALLS[int(number)], when)
-with sky.ComputePool(sky.SSH(*facts.pop("hosts"), **facts), nodes=3, image=IMAGE, display="quiet") as pool:
+pool = sky.ComputePool(sky.SSH(*facts.pop("hosts"), **facts), nodes=3, image=IMAGE, display="quiet")
+print(pool.id, flush=True)
+with pool:
     where() @ pool
 """
 CALLS = 18
 AT_ONCE = 3  # clients, which know nothing of each other
 
 
-def ending(stand: Stand, when: str, status: int) -> Iterator[str]:
-    """Let clients end at each call in turn, three at a time; yields which, when they have."""
+def sweep(stand: Stand, when: str, status: int, within_s: float) -> None:
+    """Let a client end at each call in turn, some side by side: soon after, no host has anything of its pool."""
     told = stand.hosts_file.read_text()
-    for first in range(0, CALLS, AT_ONCE):
-        numbers = range(first, min(first + AT_ONCE, CALLS))
-        clients = [run_program(PROGRAM, STAND_HOSTS=told, STAND_DIE=f"{number} {when}") for number in numbers]
-        for number, client in zip(numbers, clients, strict=True):
-            output, _ = client.communicate(timeout=120)
-            assert client.returncode == status, f"call {number} was never made: {output}"
-        yield f"calls {numbers}"
+
+    def end_at(number: int) -> None:
+        client = run_program(PROGRAM, STAND_HOSTS=told, STAND_DIE=f"{number} {when}")
+        output, _ = client.communicate(timeout=120)
+        assert client.returncode == status, f"call {number} was never made: {output}"
+        pool = output.split()[0]
+        wait_until(lambda: not any(left_on(host, pool) for host in stand.hosts), within_s)
+
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        assert len(list(threads.map(end_at, range(CALLS)))) == CALLS
+    assert {host.name: left_on(host) for host in stand.hosts} == {host.name: [] for host in stand.hosts}
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -186,17 +192,15 @@ def test_a_client_killed_at_any_provider_call_leaves_nothing(when: str, ssh: Mak
     """At each call in turn: after the keepers have noticed, `find` is empty on every host, and so are their disks."""
     with sky.ComputePool(ssh(), nodes=3, image=IMAGE, display="quiet"):
         pass  # the image is there
-    for _ in ending(stand, when, -9):
-        wait_until(lambda: not any(left_on(host) for host in stand.hosts), 60)
-        assert list(ssh().find()) == []
+    sweep(stand, when, -9, 60)
+    assert list(ssh().find()) == []
 
 
 def test_ctrl_c_in_any_provider_call_leaves_nothing(ssh: Make, stand: Stand) -> None:
     """The client itself takes everything away before it ends, wherever it is."""
     with sky.ComputePool(ssh(), nodes=3, image=IMAGE, display="quiet"):
         pass  # the image is there
-    for calls in ending(stand, "in", -2):
-        assert not {host.name: left_on(host) for host in stand.hosts if left_on(host)}, calls
+    sweep(stand, "in", -2, 0)
 
 
 def test_a_client_killed_while_it_sends_an_image_leaves_nothing(ssh: Make, stand: Stand) -> None:
