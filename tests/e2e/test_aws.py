@@ -335,29 +335,33 @@ def has_socket(pid: int, port: int) -> bool:
         return False
 
 
+def calls_until(cloud: Cloud, zygote: subprocess.Popen[bytes], number: int, end: signal.Signals) -> list[str]:
+    """Let a client run, and signal it when its call of this number has been carried out; the calls that it made."""
+    say(zygote, b"n")
+    pid = int(hear(zygote))
+    seen: list[str] = []
+
+    def at(name: str, port: int) -> None:
+        if has_socket(pid, port):
+            seen.append(name)
+            if len(seen) == number:
+                os.kill(pid, end)
+
+    cloud.on_call = at
+    say(zygote, b"g")
+    assert hear(zygote) == "gone"
+    return seen
+
+
 def test_a_client_killed_at_any_call_leaves_nothing(
     cloud: Cloud, client: Callable[[str], subprocess.Popen[bytes]]
 ) -> None:
     """Each call is carried out, and its answer never arrives: whatever it made is gone soon."""
     cloud.boots = False
-    zygote, number, completed = client("machines"), 0, False
+    zygote = client("machines")
     killed_at: list[str] = []
-    while not completed:
-        say(zygote, b"n")
-        pid, number = int(hear(zygote)), number + 1
-        seen: list[str] = []
-
-        def at(name: str, port: int, pid: int = pid, seen: list[str] = seen, last: int = number) -> None:
-            if has_socket(pid, port):
-                seen.append(name)
-                if len(seen) == last:
-                    os.kill(pid, signal.SIGKILL)
-
-        cloud.on_call = at
-        say(zygote, b"g")
-        assert hear(zygote) == "gone"
-        completed = len(seen) < number  # it has made all its calls
-        killed_at += [] if completed else [seen[-1]]
+    while len(seen := calls_until(cloud, zygote, len(killed_at) + 1, signal.SIGKILL)) > len(killed_at):
+        killed_at.append(seen[-1])
     assert {"CreateSecurityGroup", "AuthorizeSecurityGroupIngress", "RunInstances"} <= set(killed_at)
     assert {"DescribeInstances", "TerminateInstances", "DeleteSecurityGroup"} <= set(killed_at)
     wait_gone(cloud, HEIR_S)
@@ -371,21 +375,9 @@ def test_ctrl_c_at_any_call_leaves_nothing(cloud: Cloud, client: Callable[[str],
     zygote = client("pool")
     interrupted_at: list[str] = []
     while "DescribeInstances" not in interrupted_at:  # after which it waits for a machine that never answers
-        say(zygote, b"n")
-        pid, number = int(hear(zygote)), len(interrupted_at) + 1
-        seen: list[str] = []
-
-        def at(name: str, port: int, pid: int = pid, seen: list[str] = seen, last: int = number) -> None:
-            if has_socket(pid, port):
-                seen.append(name)
-                if len(seen) == last:
-                    os.kill(pid, signal.SIGINT)
-
-        cloud.on_call = at
-        say(zygote, b"g")
-        assert hear(zygote) == "gone"
-        assert left(cloud) == [], f"after Ctrl-C at call {number}, {seen[number - 1]}"
-        interrupted_at.append(seen[number - 1])
+        number = len(interrupted_at)
+        interrupted_at.append(calls_until(cloud, zygote, number + 1, signal.SIGINT)[number])
+        assert left(cloud) == [], interrupted_at
     assert {"CreateSecurityGroup", "AuthorizeSecurityGroupIngress", "RunInstances"} <= set(interrupted_at)
     wait_until(lambda: not heirs(cloud), HEIR_S)
 
