@@ -142,21 +142,25 @@ class SshConnection:
             self._forwards += 1
             local = self._folder / f"f{self._forwards}"
         words = ("-F", "none", "-S", str(self._control), "-O", "forward", "-o", "StreamLocalBindMask=0177")
-        done = subprocess.run(
-            ["ssh", *words, "-L", f"{local}:{remote}", "--", "connected"],
-            capture_output=True,
-            text=True,
-            check=False,
-            stdin=subprocess.DEVNULL,
-            timeout=_FORWARD_S,
-        )
-        if done.returncode:
-            advice = "Its sshd must allow forwarding (AllowStreamLocalForwarding)."
-            raise ProviderError(
-                f"{remote} on {self.host.name} cannot be reached through SSH: {done.stderr.strip().rstrip('.')}. "
-                f"{self.problem if self.ended.is_set() else advice}"
+        try:
+            done = subprocess.run(
+                ["ssh", *words, "-L", f"{local}:{remote}", "--", "connected"],
+                capture_output=True,
+                text=True,
+                check=False,
+                stdin=subprocess.DEVNULL,
+                timeout=_FORWARD_S,
             )
-        return local
+            if not done.returncode:
+                return local
+            why = done.stderr.strip().rstrip(".")
+        except subprocess.TimeoutExpired:
+            why = f"there was no answer within {_FORWARD_S:g} s"
+        advice = "Its sshd must allow forwarding (AllowStreamLocalForwarding)."
+        raise ProviderError(
+            f"{remote} on {self.host.name} cannot be reached through SSH: {why}. "
+            f"{self.problem if self.ended.is_set() else advice}"
+        )
 
     def engine(self, remote: str) -> ForwardedEngine:
         """Where the engine that listens there at this path can be spoken to from here."""
