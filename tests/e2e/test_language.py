@@ -12,7 +12,6 @@ import pytest
 import skyward as sky
 from tests.e2e.conftest import IMAGE, provider_of
 from tests.e2e.functions import count, double, greet, pid, place, slow, where
-from tests.waiting import least_s
 
 
 def test_one_node(pool: sky.ComputePool) -> None:
@@ -32,20 +31,22 @@ def test_every_node(pool: sky.ComputePool) -> None:
 
 def test_background(pool: sky.ComputePool) -> None:
     """`>` returns a future at once."""
-    futures: list[Future[int]] = []
-    returned = least_s(lambda: futures.append(slow(5, 0.3) > pool), 0.2)
+    started = time.perf_counter()
+    future = slow(5, 0.3) > pool
+    returned = time.perf_counter() - started
 
-    assert isinstance(futures[0], Future)
+    assert isinstance(future, Future)
     assert returned < 0.2
-    assert {future.result(60) for future in futures} == {5}
+    assert future.result(10) == 5
 
 
 def test_group(pool: sky.ComputePool) -> None:
     """`&` makes a group that runs at once; results are a tuple in the order of the calls."""
-    results: list[tuple[int, int]] = []
-    took = least_s(lambda: results.append((slow(1, 0.4) & slow(2, 0.4)) >> pool), 0.75)
+    started = time.perf_counter()
+    result = (slow(1, 0.4) & slow(2, 0.4)) >> pool
+    took = time.perf_counter() - started
 
-    assert set(results) == {(1, 2)}
+    assert result == (1, 2)
     assert took < 0.75
 
 
@@ -85,7 +86,7 @@ def test_targets(pool: sky.ComputePool) -> None:
     with sky.pool(provider_of("local"), display="quiet") as inner:
         assert double(1) >> sky == double(1) >> sky.sky == double(1) >> inner == 2
         assert [node for node, _ in where() @ sky] == [0]
-        assert (double(3) > sky).result(60) == 6
+        assert (double(3) > sky).result(10) == 6
         assert (double(1) & double(2)) >> sky == (2, 4)
 
 
@@ -116,7 +117,7 @@ def test_methods(pool: sky.ComputePool) -> None:
     """The methods do what the operators do; `map` keeps the order of the items."""
     assert pool.run(double(2)) == 4
     assert pool.broadcast(double(2)) == [4, 4]
-    assert pool.run_async(double(2)).result(60) == 4
+    assert pool.run_async(double(2)).result(10) == 4
     assert pool.run_parallel((double(1), double(2))) == (2, 4)
     assert pool.map(double, range(50)) == [2 * n for n in range(50)]
     assert pool.map(lambda x: x + 1, [1, 2]) == [2, 3]
@@ -150,12 +151,12 @@ def test_generator_waits_for_its_reader(pool: sky.ComputePool) -> None:
 
     items = iter(stamped() >> pool)
     first = next(items)
-    time.sleep(1.0)
+    time.sleep(0.5)
     window = [next(items) for _ in range(40)]
     items.close()  # type: ignore[attr-defined] # a remote stream can be closed
 
-    assert window[5] - first < 1.0
-    assert window[-1] - first > 1.0
+    assert window[5] - first < 0.4
+    assert window[-1] - first > 0.4
 
 
 def test_generator_error_arrives(pool: sky.ComputePool) -> None:
@@ -210,12 +211,15 @@ def test_interleaved_broadcasts_and_singles(pool: sky.ComputePool) -> None:
 
 def test_ten_thousand_calls(pool: sky.ComputePool) -> None:
     """A large gather returns every result in its place, in linear time."""
+    times = []
+    for n in (2_500, 10_000):
+        calls = [double(x) for x in range(n)]
+        started = time.perf_counter()
+        results = sky.gather(*calls) >> pool
+        times.append(time.perf_counter() - started)
+        assert results == tuple(2 * x for x in range(n))
 
-    def gather(n: int) -> None:
-        assert sky.gather(*(double(x) for x in range(n))) >> pool == tuple(2 * x for x in range(n))
-
-    enough_s = 3 * 4 * least_s(lambda: gather(2_500), 0.0, tries=1)  # linear would be 4; the rest is for a busy machine
-    assert least_s(lambda: gather(10_000), enough_s, tries=3) < enough_s
+    assert times[1] < 4 * times[0] * 3  # linear would be 4; the rest is for a busy machine
 
 
 def test_idle_nodes_take_waiting_calls(pool: sky.ComputePool) -> None:
@@ -246,17 +250,16 @@ def test_timeout(pool: sky.ComputePool) -> None:
         slow(1, 30).with_timeout(0.4) >> pool
     assert time.perf_counter() - started < 3
 
-    patient = [slow(n, 0.4).with_timeout(2.0) for n in range(12)]
-    assert sky.gather(*patient) >> pool == tuple(range(12))
+    patient = [slow(n, 0.4).with_timeout(1.0) for n in range(6)]
+    assert sky.gather(*patient) >> pool == tuple(range(6))
 
 
 def test_concurrency(threads_pool: sky.ComputePool) -> None:
     """A node with four slots runs four calls at once."""
-    results: list[tuple[int, ...]] = []
-    took = least_s(lambda: results.append(sky.gather(*(slow(n, 0.5) for n in range(4))) >> threads_pool), 1.5)
+    started = time.perf_counter()
+    assert sky.gather(*(slow(n, 0.5) for n in range(4))) >> threads_pool == (0, 1, 2, 3)
 
-    assert set(results) == {(0, 1, 2, 3)}
-    assert took < 1.5
+    assert time.perf_counter() - started < 1.5
 
 
 def test_processes(new_pool: Callable[..., sky.ComputePool]) -> None:
@@ -299,6 +302,6 @@ def test_thread_without_context_finds_the_pool(provider_name: str) -> None:
         results: list[int] = []
         thread = threading.Thread(target=lambda: results.append(double(21) >> sky))
         thread.start()
-        thread.join(60)
+        thread.join(30)
 
     assert results == [42]
