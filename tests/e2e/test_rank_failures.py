@@ -231,11 +231,11 @@ def test_a_group_that_cannot_be_made_again_says_why(new_pool: Make) -> None:
 
 def test_a_rank_that_never_arrives_fails_the_start(new_pool: Make, containers: Containers, provider_name: str) -> None:
     """It is named, soon after the deadline, and nothing is left."""
-    pool = new_pool(nodes=2, plugins=[absent(1)], provision_timeout=6)
+    pool = new_pool(nodes=2, plugins=[absent(1)], provision_timeout=4)
     began = time.monotonic()
-    with pytest.raises(PluginError, match=r"not set up on rank 1 \(node 1\) within 6 s"), pool:
+    with pytest.raises(PluginError, match=r"not set up on rank 1 \(node 1\) within 4 s"), pool:
         pytest.fail("the pool must not open")
-    assert time.monotonic() - began < 6 + STOPPED_S
+    assert time.monotonic() - began < 4 + STOPPED_S
     if provider_name == "docker":
         assert containers(pool.id) == []
 
