@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
-from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from skyward.errors import PoolClosedError, WorkerLostError
@@ -21,6 +19,8 @@ from skyward.pool.regroup import Group
 from skyward.pool.series import Packed, Series
 from skyward.pool.settings import PoolSettings
 from skyward.pool.task import CallFuture, Latch, PlainCall, Task
+from skyward.system import SimpleQueue
+from skyward.system.futures import Future
 from skyward.wire import payload
 
 R = TypeVar("R")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import threading
-import time
 from collections.abc import Callable
+
+from skyward.system import threading, time
 
 
 class Clock:

@@ -7,8 +7,6 @@ is lost with it, unless its function allows retries; one that had not started ru
 from __future__ import annotations
 
 import itertools
-import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -25,6 +23,7 @@ from skyward.pool.gathering import refuse
 from skyward.pool.stream import StreamSource
 from skyward.pool.task import Task
 from skyward.pool.worker import WorkerLink
+from skyward.system import threading, time
 from skyward.wire.frames import Frame
 from skyward.wire.messages import RESULT_HEAD, Kind, encode
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from skyward.pool.code import CodeBundle, bundle_modules, local_modules
 from skyward.runtime.environment import declared_env, is_collective
+from skyward.system import threading
 from skyward.wire import payload
 
 

@@ -6,10 +6,7 @@ still run where they are, decides which failure is the cause, and has the ranks 
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any
 
 from skyward.errors import SkywardError, TaskCancelledError, TaskTimeoutError
@@ -21,6 +18,8 @@ from skyward.pool.partition import Pair, Watch
 from skyward.pool.regroup import Group
 from skyward.pool.task import Task
 from skyward.pool.verdict import Findings, of_disbanding, of_failures, of_hang, of_partition
+from skyward.system import threading, time
+from skyward.system.futures import TimeoutError as FutureTimeout
 from skyward.wire.frames import Frame
 from skyward.wire.messages import Kind, decode
 

@@ -7,8 +7,6 @@ order) fails the whole for every rank, those that come later included: ranks tha
 from __future__ import annotations
 
 import pickle
-import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +14,7 @@ from skyward.errors import WireError
 from skyward.pool.clock import Clock
 from skyward.pool.task import Task
 from skyward.pool.worker import WorkerLink
+from skyward.system import threading, time
 from skyward.wire.exceptions import Record
 from skyward.wire.frames import Buffer, Frame
 from skyward.wire.messages import RESULT_HEAD, Kind, decode, encode

@@ -7,8 +7,9 @@ acts as the user's program set it up.
 from __future__ import annotations
 
 import signal
-import threading
 from types import FrameType
+
+from skyward.system import threading
 
 
 class _Uninterrupted:

@@ -6,10 +6,7 @@ index, and with it its ranks; the others are told where it is.
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from skyward.errors import PoolClosedError, PoolError, SkywardError
 from skyward.pool.clock import Clock
@@ -22,6 +19,8 @@ from skyward.pool.settings import PoolSettings
 from skyward.pool.worker import WorkerLink
 from skyward.providers.base import Host, Leaving
 from skyward.runner.config import EXIT_DISMISSED
+from skyward.system import threading, time
+from skyward.system.futures import ThreadPoolExecutor
 
 WAITS_S = (0.0, 1.0, 2.0, 4.0, 8.0)  # before each attempt to replace a node
 SETTLED_S = 60.0  # a replacement that is lost sooner counts as an attempt that failed

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import threading
-import time
 from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass
 from signal import Signals
@@ -21,6 +18,8 @@ from skyward.pool.shelf import Shelf
 from skyward.pool.worker import WorkerLink
 from skyward.providers.base import Exit, Host, Node
 from skyward.runner.config import EXIT_DISMISSED
+from skyward.system import threading, time
+from skyward.system.futures import Future, InvalidStateError
 from skyward.wire import payload
 from skyward.wire.frames import Connection, Frame
 from skyward.wire.handshake import agent_endpoint, connect, worker_endpoint

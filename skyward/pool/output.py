@@ -7,8 +7,9 @@ buffer is dropped, oldest first, and counted.
 from __future__ import annotations
 
 import sys
-import threading
 from collections import deque
+
+from skyward.system import threading
 
 MAX_WAITING = 4 * 1024 * 1024  # characters held back for a slow terminal
 _DRAIN_S = 2.0  # how long a result waits for the output that came before it

@@ -9,13 +9,13 @@ the other one does: networks that let no datagrams through at all are not judged
 from __future__ import annotations
 
 import secrets
-import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+from skyward.system import threading, time
+from skyward.system.futures import Future
+from skyward.system.futures import TimeoutError as FutureTimeout
 
 Pair = tuple[int, int]  # sender and receiver, by index of the node
 QUIET_S = 0.9  # how long no rank may have moved before the network is looked at

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from skyward.system import time
 
 if TYPE_CHECKING:
     from rich.status import Status

@@ -7,10 +7,7 @@ plugins together again, and then the calls that wait begin.
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, InvalidStateError
 from typing import Protocol
 
 from skyward.errors import PluginError, PoolClosedError, PoolError, SkywardError, WorkerLostError
@@ -21,6 +18,8 @@ from skyward.pool.partition import Paths
 from skyward.pool.settings import PoolSettings
 from skyward.pool.setup import WorkerSetup
 from skyward.pool.worker import WorkerLink
+from skyward.system import threading, time
+from skyward.system.futures import Future, InvalidStateError
 
 HEED_S = 1.0  # between the interrupt of a call that is part of a failed one and the end of its worker
 _LOOK_S = 0.02

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from types import FunctionType
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from skyward.pool.code import modules_of
 from skyward.pool.shelf import BUDGET, Value
 from skyward.runner.shared import own_copy, shared
+from skyward.system.futures import Future
 from skyward.wire import payload
 
 if TYPE_CHECKING:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
-from queue import Empty, SimpleQueue
 
 from skyward.errors import PluginError, WireError
 from skyward.pool import whereabouts
@@ -18,6 +14,9 @@ from skyward.pool.node import SETUP, NodeLink
 from skyward.pool.ranks import ranks_of
 from skyward.pool.settings import PoolSettings
 from skyward.pool.worker import WorkerLink
+from skyward.system import Empty, SimpleQueue, time
+from skyward.system.futures import Future
+from skyward.system.futures import TimeoutError as FutureTimeout
 from skyward.wire import payload
 from skyward.wire.frames import Buffer, Frame
 from skyward.wire.messages import Kind, encode

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 from skyward.pool.task import Task
+from skyward.system import SimpleQueue
 from skyward.wire import payload
 from skyward.wire.frames import Frame
 from skyward.wire.messages import RESULT_HEAD, Kind

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, InvalidStateError
 from typing import Any, NamedTuple, TypeVar
 
 from skyward.errors import SkywardError
 from skyward.pool.functions import Function
 from skyward.pool.shelf import Value
+from skyward.system import threading
+from skyward.system.futures import Future, InvalidStateError
 from skyward.wire import payload
 from skyward.wire.frames import Buffer, Frame
 from skyward.wire.messages import CALL_HEAD, EVERYWHERE, RESULT_HEAD, WANT_STARTED, Kind

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ from skyward.errors import CollectiveHangError, PartitionError, TaskError, Worke
 from skyward.pool import whereabouts
 from skyward.pool.culprit import Blame, Failure, culprit
 from skyward.pool.hang import STUCK_S
+from skyward.system import time
 from skyward.wire import payload
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections import deque
 from typing import Any
 
 from skyward.pool.functions import Function
 from skyward.pool.shelf import Shelf
 from skyward.pool.task import Task
+from skyward.system import threading
 from skyward.wire import payload
 from skyward.wire.frames import Connection, Frame
 from skyward.wire.messages import Kind, encode

@@ -6,7 +6,6 @@ A provider gives hosts; a host starts nodes (one task-runner each) and knows how
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,6 +14,7 @@ from skyward.errors import NodeStartError
 from skyward.model.accelerator import Accelerator
 from skyward.model.image import Image
 from skyward.model.spec import Cluster
+from skyward.system import socket
 
 if TYPE_CHECKING:
     from skyward.build.events import Report

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +24,8 @@ from skyward.providers.compose_node import ComposeNode, Standby, Taken, take
 from skyward.providers.compose_project import GPUS, Project, project_name
 from skyward.providers.containers import POOL, describe, remove_all
 from skyward.providers.heir import Heir
+from skyward.system import threading
+from skyward.system.futures import ThreadPoolExecutor
 
 if TYPE_CHECKING:
     from skyward.build.events import Report

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +14,7 @@ from skyward.providers.base import Announcement, Exit, Launch
 from skyward.providers.containers import COMMAND
 from skyward.providers.output import NodeOutput, node_exit, start_failure
 from skyward.runner.standby import EXIT_TAKEN, GREETING
+from skyward.system import socket, threading
 
 _PYTHON = COMMAND[0]
 _TAKE = (_PYTHON, "-m", "skyward.runner.standby", "take")

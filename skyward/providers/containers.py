@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
-import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,6 +15,8 @@ from skyward.providers.base import Announcement, Exit, Launch
 from skyward.providers.output import NodeOutput, node_exit, start_failure
 from skyward.providers.owner import Owner
 from skyward.runner.config import DISMISS
+from skyward.system import socket, threading, time
+from skyward.system.futures import ThreadPoolExecutor
 
 POOL, NODE, OWNER, OWNER_ID = "skyward.pool", "skyward.node", "skyward.owner", "skyward.owner-id"
 RUN_DIR = "/run/skyward"  # where a container sees its node's directory

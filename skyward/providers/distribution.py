@@ -6,13 +6,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from queue import Full, Queue
 from tempfile import TemporaryFile
-from threading import Thread
-from time import monotonic
 from typing import IO
 
 from platformdirs import user_cache_path
@@ -24,6 +20,8 @@ from skyward.engine.archive import Archive, read
 from skyward.engine.transfer import Pull, load, save, tag
 from skyward.errors import ImageError, RegistryError, SkywardError
 from skyward.providers.machine import Machine
+from skyward.system import Full, Queue, threading, time
+from skyward.system.futures import ThreadPoolExecutor
 
 _SAY_EVERY_S = 3.0
 _LOOK_S = 0.2
@@ -42,10 +40,10 @@ class _Carrier:
     machine: Machine
     work: Callable[[], None]
     failure: SkywardError | None = None
-    thread: Thread = field(init=False)
+    thread: threading.Thread = field(init=False)
 
     def start(self) -> None:
-        self.thread = Thread(target=self._run, name=f"image-{self.machine.name}", daemon=True)
+        self.thread = threading.Thread(target=self._run, name=f"image-{self.machine.name}", daemon=True)
         self.thread.start()
 
     def _run(self) -> None:
@@ -77,15 +75,15 @@ def stream(source: EngineAddress, ref: str, size: int, machines: Sequence[Machin
     report(note(f"sending the image, {readable(size)}, to {names}"))
     for carrier in carriers:
         carrier.start()
-    sent, began = 0, monotonic()
+    sent, began = 0, time.monotonic()
     said = began
     try:
         for chunk in save(source, ref):
             sent += len(chunk)
             for queue, carrier in zip(queues, carriers, strict=True):
                 _put(queue, chunk, carrier)
-            if monotonic() - said > _SAY_EVERY_S:
-                said = monotonic()
+            if time.monotonic() - said > _SAY_EVERY_S:
+                said = time.monotonic()
                 for queue, carrier in zip(queues, carriers, strict=True):
                     there = sent - queue.qsize() * len(chunk)
                     report(note(f"{carrier.machine.name}: {readable(max(0, there))} of {readable(size)}"))
@@ -118,7 +116,7 @@ def _send_rest(file: IO[bytes], ref: str, shared: Mapping[Machine, int], report:
     archive, whole = Archive.of(file), os.fstat(file.fileno()).st_size
     pieces = {machine: archive.without(count) for machine, count in shared.items()}
     sizes = {machine: sum(end - start for start, end in parts) for machine, parts in pieces.items()}
-    began, carriers = monotonic(), list[_Carrier]()
+    began, carriers = time.monotonic(), list[_Carrier]()
 
     def load_rest(machine: Machine) -> None:
         load(machine.engine_address, ref, read(file, pieces[machine]))
@@ -131,7 +129,7 @@ def _send_rest(file: IO[bytes], ref: str, shared: Mapping[Machine, int], report:
     for carrier in carriers:
         carrier.thread.join()
         if carrier.failure is None:
-            report(note(f"{carrier.machine.name}: has the image after {monotonic() - began:.1f} s"))
+            report(note(f"{carrier.machine.name}: has the image after {time.monotonic() - began:.1f} s"))
         else:
             report(note(f"{carrier.machine.name} could not add them to what it has: {carrier.failure}"))
     done = {carrier.machine for carrier in carriers if carrier.failure is None}
@@ -179,7 +177,7 @@ def pull(ref: str, name: str, auth: Mapping[str, str], machines: Sequence[Machin
         _Carrier(machine, partial(work, under_way, machine)) for under_way, machine in zip(pulls, machines, strict=True)
     ]
     report(note(f"pulling {ref} on {', '.join(machine.name for machine in machines)}"))
-    began = said = monotonic()
+    began = said = time.monotonic()
     for carrier in carriers:
         carrier.start()
     try:
@@ -187,8 +185,8 @@ def pull(ref: str, name: str, auth: Mapping[str, str], machines: Sequence[Machin
             next(carrier for carrier in carriers if carrier.thread.is_alive()).thread.join(_LOOK_S)
             for under_way, carrier in zip(pulls, carriers, strict=True):
                 _look_at(under_way, carrier, ref)
-            if monotonic() - said > _SAY_EVERY_S:
-                said = monotonic()
+            if time.monotonic() - said > _SAY_EVERY_S:
+                said = time.monotonic()
                 for under_way, carrier in zip(pulls, carriers, strict=True):
                     if carrier.thread.is_alive():
                         report(note(f"{carrier.machine.name}: {_how_far(under_way)}"))
@@ -199,14 +197,14 @@ def pull(ref: str, name: str, auth: Mapping[str, str], machines: Sequence[Machin
 
 
 def _how_far(under_way: Pull) -> str:
-    still_s = monotonic() - under_way.moved
+    still_s = time.monotonic() - under_way.moved
     still = f", and nothing has come for {still_s:.0f} s" if still_s > _STILL_S else ""
     return under_way.retrying or f"{readable(under_way.bytes)} of {readable(under_way.total)}{still}"
 
 
 def _look_at(under_way: Pull, carrier: _Carrier, ref: str) -> None:
     """Give a pull up that does not go on."""
-    still_s = monotonic() - under_way.moved
+    still_s = time.monotonic() - under_way.moved
     if not carrier.thread.is_alive() or still_s < (_RETRYING_S if under_way.retrying else _SILENT_S):
         return
     under_way.stop()
@@ -236,7 +234,7 @@ def _finish(carriers: Iterable[_Carrier], report: Report, began: float) -> None:
         if carrier.failure:
             failed.append(carrier)
         else:
-            report(note(f"{carrier.machine.name}: has the image after {monotonic() - began:.1f} s"))
+            report(note(f"{carrier.machine.name}: has the image after {time.monotonic() - began:.1f} s"))
     if len(failed) == 1 and failed[0].failure:
         raise failed[0].failure
     if failed:

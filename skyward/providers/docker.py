@@ -6,7 +6,6 @@ All nodes share the machine's network; each has a private directory in common wi
 from __future__ import annotations
 
 import shutil
-import socket
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -25,6 +24,7 @@ from skyward.providers.gpus import check_engine_gpus, gpus_of_container
 from skyward.providers.owner import Owner
 from skyward.providers.ports import PortClaim, claim_port
 from skyward.providers.rundir import PoolDirectory, runtime_base, sweep_orphans
+from skyward.system import socket
 from skyward.wire.listen import dial
 
 if TYPE_CHECKING:

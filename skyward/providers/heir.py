@@ -7,14 +7,13 @@ does what the client would have done. Its input says when the pool is cleared, a
 from __future__ import annotations
 
 import os
-import select
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from skyward.errors import SkywardError
+from skyward.system import select, time
 
 _CLEARED = "cleared"
 _LATE_S = 5.0  # a call that the client made with its last breath takes effect, and is listed, within this time

@@ -7,16 +7,15 @@ ends the pool's containers and removes what it made. A host needs a POSIX shell 
 from __future__ import annotations
 
 import logging
-import threading
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from time import monotonic, time
 
 from skyward.engine.ssh import CONNECT_S, SshConnection
 from skyward.errors import ProviderError, SkywardError
 from skyward.model.ssh import SshHost
+from skyward.system import threading, time
 
 KEEPER = "skyward.keeper"  # on every container that a keeper ends
 _ANSWER_S = 30.0
@@ -196,15 +195,15 @@ class Keeper:
             ProviderError: the connection did not come about; says why, and what to do.
         """
         lines: dict[str, list[str]] = defaultdict(list)
-        deadline = monotonic() + 2 * CONNECT_S
-        while (line := self._hear(deadline - monotonic())) != "facts":
+        deadline = time.monotonic() + 2 * CONNECT_S
+        while (line := self._hear(deadline - time.monotonic())) != "facts":
             if line is None:
                 self.connection.kill()
                 raise ProviderError(self.connection.problem)
             _, name, value = f"{line}  ".split(" ", 2)
             lines[name].append(value.strip())
             if name == "clock":
-                lines["ahead"].append(str(int(value) - int(time())))
+                lines["ahead"].append(str(int(value) - int(time.time())))
         return _facts(lines)
 
     def go(self) -> None:
@@ -268,8 +267,8 @@ class Keeper:
 
     def _hear(self, timeout_s: float) -> str | None:
         """Its next line, without the mark; None at the end of the connection or of the time."""
-        deadline = monotonic() + timeout_s
-        while (line := self.connection.wait_line(max(0.0, deadline - monotonic()))) is not None:
+        deadline = time.monotonic() + timeout_s
+        while (line := self.connection.wait_line(max(0.0, deadline - time.monotonic()))) is not None:
             before, mark, said = line.partition(_MARK)
             if mark and not before:
                 return said

@@ -8,11 +8,8 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -30,6 +27,7 @@ from skyward.providers.owner import Owner
 from skyward.providers.ports import PortClaim, claim_port
 from skyward.providers.rundir import PoolDirectory, note_process, pool_directories, sweep_orphans, temporary_base
 from skyward.runner.config import DISMISS
+from skyward.system import socket, threading, time
 from skyward.wire.listen import dial
 
 if TYPE_CHECKING:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import socket
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +19,7 @@ from skyward.providers.base import Launch
 from skyward.providers.containers import OWNER_ID, ContainerNode, PoolContainers
 from skyward.providers.images import EngineImages
 from skyward.providers.keeper import KEEPER, Facts, Keeper
+from skyward.system import socket, threading
 from skyward.wire.listen import dial
 
 _log = logging.getLogger(__name__)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import signal
-import threading
 from collections import deque
 from collections.abc import Iterable
 
 from skyward.errors import NodeStartError, SkywardError
 from skyward.providers.base import ANNOUNCEMENT, Announcement, Exit, parse_announcement
+from skyward.system import threading
 
 _LINES = 40
 _LINE_CHARS = 2000

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-import socket
 from dataclasses import dataclass
 from pathlib import Path
+
+from skyward.system import socket
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import errno
 import random
-import socket
 from pathlib import Path
 
 from skyward.errors import ProviderError
+from skyward.system import socket
 
 _LOWEST, _HIGHEST = 10_000, 65_535
 _ATTEMPTS = 200

@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import subprocess
 import tempfile
-import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
-from time import monotonic
 
 from skyward.build.events import Report, note, readable
 from skyward.errors import ProviderError, SkywardError
 from skyward.providers.machine import Machine
 from skyward.providers.rundir import runtime_base
+from skyward.system import threading, time
+from skyward.system.futures import ThreadPoolExecutor
 
 _AT_ONCE = 2  # receivers that one machine gives to side by side; each of them then gives to others
 _SAY_EVERY_S = 3.0
@@ -104,7 +103,7 @@ class _Relay:
 
     def give(self, source: Machine, targets: Sequence[Machine]) -> list[Machine]:
         sources, waiting, failed = [source], list(targets), list[Machine]()
-        began = monotonic()
+        began = time.monotonic()
         while waiting:
             batch, waiting = waiting[: _AT_ONCE * len(sources)], waiting[_AT_ONCE * len(sources) :]
             pairs = [(sources[number % len(sources)], target) for number, target in enumerate(batch)]
@@ -123,7 +122,7 @@ class _Relay:
 
     def _arrived(self, error: BaseException | None, source: Machine, target: Machine, began: float) -> bool:
         if error is None:
-            self._report(note(f"{target.name}: has the image after {monotonic() - began:.1f} s"))
+            self._report(note(f"{target.name}: has the image after {time.monotonic() - began:.1f} s"))
         elif isinstance(error, SkywardError):
             self._report(note(f"{target.name} could not get the image from {source.name}: {error}"))
         else:
@@ -181,11 +180,11 @@ class _Relay:
         assert giver.stderr
         with giver:
             _tell(giver, private)
-            said = monotonic()
+            said = time.monotonic()
             for line in giver.stdout:
                 there = line.removeprefix(_MARK).strip()
-                if line.startswith(_MARK) and there.isdigit() and monotonic() - said > _SAY_EVERY_S:
-                    said = monotonic()
+                if line.startswith(_MARK) and there.isdigit() and time.monotonic() - said > _SAY_EVERY_S:
+                    said = time.monotonic()
                     self._report(note(f"{target.name}: {readable(int(there))} of {readable(self._size)}"))
             why = giver.stderr.read()
         if giver.returncode:

@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 
 from skyward.errors import ProviderError
 from skyward.providers.owner import Owner
+from skyward.system import time
 
 KEY_FILE = "key"
 _OWNER_FILE = "owner"

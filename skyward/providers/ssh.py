@@ -10,10 +10,8 @@ import itertools
 import logging
 import os
 import tempfile
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -35,6 +33,8 @@ from skyward.providers.condition import Condition, condition_of, finding_of
 from skyward.providers.containers import POOL, ContainerNode, describe, dismiss_all
 from skyward.providers.machine import Machine
 from skyward.providers.rundir import PoolDirectory, runtime_base, sweep_orphans
+from skyward.system import threading
+from skyward.system.futures import ThreadPoolExecutor
 
 if TYPE_CHECKING:
     from skyward.build.events import Report

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 from skyward.build import ensure, plan_for
@@ -21,6 +20,7 @@ from skyward.providers.images import EngineImages
 from skyward.providers.machine import Machine
 from skyward.providers.registered import registered
 from skyward.providers.relay import can_receive, relay
+from skyward.system.futures import ThreadPoolExecutor
 
 _AT_ONCE = 8
 

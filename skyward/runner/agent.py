@@ -8,12 +8,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
 from skyward.errors import WireError
@@ -26,6 +23,7 @@ from skyward.runner.door import Door
 from skyward.runner.memory import OomCounter
 from skyward.runner.reach import Reach
 from skyward.runner.signals import on_signals
+from skyward.system import Empty, SimpleQueue, threading, time
 from skyward.wire.frames import Connection, Frame
 from skyward.wire.handshake import agent_endpoint, versions
 from skyward.wire.listen import listen

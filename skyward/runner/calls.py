@@ -6,8 +6,6 @@ Knows nothing of threads or sockets: it is given frames and a way to send them.
 from __future__ import annotations
 
 import os
-import threading
-import time
 import types
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -17,6 +15,7 @@ from skyward.model.instance import InstanceInfo
 from skyward.runner.slots import Interrupted, Slot
 from skyward.runtime import environment
 from skyward.runtime.output import task_output
+from skyward.system import threading, time
 from skyward.wire import payload
 from skyward.wire.frames import Frame
 from skyward.wire.messages import CALL_HEAD, EVERYWHERE, RESULT_HEAD, WANT_STARTED, Kind, decode

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
-import socket
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import NamedTuple
 
 from skyward.runner.config import WorkerStart
 from skyward.runner.pump import Lines, Ring
+from skyward.system import select, socket, threading, time
 from skyward.wire.messages import STDERR, STDOUT
 
 _CHUNK = 64 * 1024

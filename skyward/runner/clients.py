@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import deque
 
 from skyward.errors import WireError
+from skyward.system import threading, time
 from skyward.wire.frames import Connection, Frame
 from skyward.wire.messages import STDERR, Kind
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import socket
-import threading
-import time
 from collections import deque
 from collections.abc import Callable
 
 from skyward.errors import WireError
+from skyward.system import socket, threading, time
 from skyward.wire.frames import Connection
 from skyward.wire.handshake import accept
 from skyward.wire.listen import tune

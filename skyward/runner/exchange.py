@@ -7,11 +7,11 @@ client is gone and when the worker is to end, so that no gather outlives its pur
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Collection
 from typing import Any
 
 from skyward.errors import PluginError
+from skyward.system import threading
 from skyward.wire import payload
 from skyward.wire.frames import Frame
 from skyward.wire.messages import Kind, decode, encode

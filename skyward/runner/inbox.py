@@ -8,12 +8,10 @@ connection are heard at any time; it hands the socket back with the next message
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
-from queue import SimpleQueue
 
 from skyward.errors import WireError
+from skyward.system import SimpleQueue, threading, time
 from skyward.wire.frames import Connection, Frame
 
 LONG_S = 0.005

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
+
+from skyward.system import threading
 
 _MEMBERSHIP = Path("/proc/self/cgroup")
 _CGROUPS = Path("/sys/fs/cgroup")

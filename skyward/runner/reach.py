@@ -8,12 +8,10 @@ them counts. Nothing that arrives is answered or passed on, and what does not be
 from __future__ import annotations
 
 import hmac
-import select
-import socket
 import struct
-import threading
-import time
 from typing import Any
+
+from skyward.system import select, socket, threading, time
 
 _SENT = 10  # datagrams for each other node: a network that loses some still lets others through
 _PAUSE_S = 0.05

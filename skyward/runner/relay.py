@@ -7,12 +7,11 @@ authenticated by client and runner; this end holds no key.
 from __future__ import annotations
 
 import os
-import socket
 import sys
-import threading
 from pathlib import Path
 
 from skyward.errors import WireError
+from skyward.system import socket, threading
 from skyward.wire.listen import dial
 
 _CHUNK = 1 << 18

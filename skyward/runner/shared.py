@@ -9,13 +9,12 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from skyward.errors import SerializationError
+from skyward.system import threading, time
 from skyward.wire import payload
 
 DIGEST_BYTES = 16

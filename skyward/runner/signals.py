@@ -8,9 +8,9 @@ threads that was one SIGTERM in five. What the interpreter writes to a descripto
 from __future__ import annotations
 
 import signal
-import socket
-import threading
 from collections.abc import Callable, Iterable
+
+from skyward.system import socket, threading
 
 
 def on_signals(numbers: Iterable[int], action: Callable[[int], object]) -> None:

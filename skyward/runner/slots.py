@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+from skyward.system import threading
 
 IDLE = 0  # no call has this id
 _REPEAT_S = 0.05

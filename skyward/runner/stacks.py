@@ -14,8 +14,6 @@ import linecache
 import os
 import signal
 import sys
-import threading
-import time
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -23,6 +21,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from skyward.runner.config import WorkerStart
+from skyward.system import threading, time
 from skyward.wire import payload
 
 DUMP_SIGNAL = signal.SIGRTMAX - 2  # one that user code hardly takes for itself

@@ -14,16 +14,14 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from pathlib import Path
 from typing import IO, Any
 
 from skyward.runner.config import KEY_FILE, RUN_DIR_VAR, SETTINGS_VAR
+from skyward.system import socket, threading, time
 
 LEASE_VAR = "SKYWARD_STANDBY_LEASE"  # seconds nobody may have the node before its container ends; empty: any time
 GREETING = "skyward-standby "  # what the line starts with that says that the node is the client's

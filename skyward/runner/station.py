@@ -13,23 +13,20 @@ import json
 import os
 import random
 import signal
-import socket
 import ssl
 import struct
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
 from skyward.errors import WireError
 from skyward.runner.config import KEY_FILE, RUN_DIR_VAR, SETTINGS_VAR
 from skyward.runner.signals import on_signals
+from skyward.system import Empty, SimpleQueue, socket, threading, time
 from skyward.wire.listen import dial, tune
 from skyward.wire.tls import Identity, plain_end, splice
 

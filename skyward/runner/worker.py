@@ -8,14 +8,10 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
-import threading
-import time
 import traceback
 from dataclasses import replace
 from pathlib import Path
-from queue import SimpleQueue
 from typing import TextIO
 
 from skyward.errors import SkywardError, WireError
@@ -27,6 +23,7 @@ from skyward.runner.exchange import SETUP, Exchange
 from skyward.runner.inbox import Inbox
 from skyward.runner.slots import IDLE, Interrupted, MainSlot, Slot, ThreadSlot
 from skyward.runtime import group, lasting, output
+from skyward.system import SimpleQueue, socket, threading, time
 from skyward.wire import payload
 from skyward.wire.frames import Connection, Frame
 from skyward.wire.handshake import accept, worker_endpoint

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import mmap
 import sys
-import threading
+
+from skyward.system import threading
 
 _HUGE = 2 * 1024 * 1024
 _KEPT = 128 * 1024 * 1024  # bytes of large blocks that a process remembers, in use or not

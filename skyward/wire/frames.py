@@ -12,13 +12,12 @@ Blocking sockets and threads, because a lock-step call costs 15-26 us this way a
 
 from __future__ import annotations
 
-import socket
 import struct
-import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from skyward.errors import WireError
+from skyward.system import socket, threading
 from skyward.wire.blocks import allocate
 
 HEADER = struct.Struct("<B3xIQQ")

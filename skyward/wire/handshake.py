@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import hmac
 import secrets
-import socket
 import struct
 import sys
-import time
 from typing import Any
 
 from skyward._version import __version__
 from skyward.errors import AuthenticationError, VersionError, WireError
+from skyward.system import socket, time
 from skyward.wire.frames import Connection, Frame
 from skyward.wire.messages import KEY_BYTES, PROTOCOL, Kind, decode, encode
 

@@ -6,10 +6,10 @@ and up to twice as fast.
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
 from skyward.errors import WireError
+from skyward.system import socket
 
 _BACKLOG = 128
 _SEND_BUFFER = 512 * 1024  # of a unix socket: half of that, or eight times as much, costs an SSH forward its pace

@@ -5,13 +5,12 @@ What comes out is an ordinary socket again (`splice`), so that frames and handsh
 
 from __future__ import annotations
 
-import select
-import socket
 import ssl
 import tempfile
-import threading
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from skyward.system import select, socket, threading
 
 _CHUNK = 1 << 18
 _READ = select.POLLIN | select.POLLHUP | select.POLLERR

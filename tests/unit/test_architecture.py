@@ -19,7 +19,7 @@ import skyward
 
 ROOT = Path(str(skyward.__file__)).parent
 LEVELS: tuple[tuple[str, ...], ...] = (
-    ("errors", "_version"),
+    ("errors", "_version", "system"),
     ("model",),
     ("image", "wire", "runtime"),
     ("build", "engine", "runner"),
@@ -30,9 +30,11 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("", "__main__"),  # the root itself, and what starts the command line
 )
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
-IN_CONTAINERS = ("errors", "model", "wire", "runtime", "runner", "compute", "_version", "")
+IN_CONTAINERS = ("errors", "system", "model", "wire", "runtime", "runner", "compute", "_version", "")
 ON_CLIENTS = {("skyward.model.image_fields", "packaging.requirements")}  # it does without where there is none
 MAX_LINES = 500
+SIMULATED = ("pool", "runner", "wire", "providers")  # rooms whose time, threads and sockets a simulation replaces
+BEHIND_SYSTEM = {"time", "threading", "socket", "select", "selectors", "queue", "concurrent", "_thread", "sched"}
 
 
 class Import(NamedTuple):
@@ -142,6 +144,17 @@ def test_containers_need_cloudpickle_only() -> None:
             wrong.append(f"{found.importer}:{found.line} imports {found.imported}")
 
     assert wrong == []
+
+
+def test_time_threads_and_sockets_come_from_one_place() -> None:
+    """What a simulation runs imports time, threads, locks, queues and sockets from `skyward.system` alone."""
+    around = [
+        f"{i.importer}:{i.line} imports {i.imported}"
+        for i in IMPORTS
+        if room(i.importer) in SIMULATED and i.imported.partition(".")[0] in BEHIND_SYSTEM
+    ]
+
+    assert around == []
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -5,12 +5,12 @@ boto3 finds credentials by itself (environment, AWS_PROFILE, role of the machine
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
 from skyward.errors import ConfigError, ProviderError
+from skyward.system import threading
 
 _PRICES_IN = "us-east-1"  # the price list has an endpoint in a few regions only, each of which knows the prices of all
 _lock = threading.Lock()  # boto3 makes clients in one thread at a time

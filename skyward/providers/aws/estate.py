@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from skyward.errors import ProviderError
 from skyward.providers.aws.api import Api, RefusedError
 from skyward.providers.aws.tags import BEGAN, OWNER, POOL, hourly_of, pool_of, tag
+from skyward.system import time
 
 _log = logging.getLogger(__name__)
 _THERE = ("pending", "running", "stopping", "stopped")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ from skyward.providers.aws.api import Api, RefusedError
 from skyward.providers.aws.network import Network
 from skyward.providers.aws.tags import tagged
 from skyward.providers.aws.terms import Offer
+from skyward.system import time
 
 # AWS has no such machine now, or the account may have no more of them: the next offer may do
 _NO_ROOM = frozenset(

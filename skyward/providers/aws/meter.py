@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from skyward.build.events import Report, note
 from skyward.providers.aws.terms import Offer
+from skyward.system import threading, time
 
 _SAY_EVERY_S = 3600.0  # AWS bills by the second; people think in hours
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import logging
 import subprocess
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from skyward.model.ssh import SshHost
+from skyward.system import threading
 
 _log = logging.getLogger(__name__)
 _SCRIPT = r"""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
 from skyward.errors import ProviderError
 from skyward.providers.aws.api import Api
+from skyward.system.futures import ThreadPoolExecutor
 
 _log = logging.getLogger(__name__)
 # one price is left of the many that the list has for a type: Linux without extras, on shared machines

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -33,6 +32,7 @@ from skyward.providers.base import Host, Leaving, Terms
 from skyward.providers.heir import Heir
 from skyward.providers.rundir import PoolDirectory, runtime_base, sweep_orphans
 from skyward.providers.ssh import SSH, SshNodeHost
+from skyward.system import threading
 
 if TYPE_CHECKING:
     from skyward.build.events import Report

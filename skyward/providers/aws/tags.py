@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import time
 from typing import Any
 
 from skyward.providers.owner import Owner
+from skyward.system import time
 
 POOL, OWNER, BEGAN, HOURLY = "skyward.pool", "skyward.owner", "skyward.began", "skyward.hourly"
 

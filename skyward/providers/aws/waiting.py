@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import subprocess
-import threading
-import time
 from collections.abc import Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 
 from skyward.build.events import Report, note
 from skyward.errors import PoolClosedError, ProviderError
 from skyward.model.ssh import SshHost
 from skyward.providers.aws.boot import MARK
 from skyward.providers.aws.launch import Rented
+from skyward.system import threading, time
+from skyward.system.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 
 _UP_S = 300.0
 _TRY_S = 30.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -12,6 +11,7 @@ from skyward.providers.containers import OWNER, POOL
 from skyward.providers.swarm.api import Document, SwarmApi
 from skyward.providers.swarm.seats import of_slot
 from skyward.providers.swarm.service import name_of
+from skyward.system import time
 
 _TASKS_S = 20.0  # until the tasks of a removed service are gone; the engine kills them after 12 s
 _SETTLE_S = 2.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -15,6 +14,7 @@ from skyward.providers.checks import check_host, refuse
 from skyward.providers.machine import Machine
 from skyward.providers.swarm.api import Document, SwarmApi
 from skyward.runner.station import keep_alive
+from skyward.system import socket
 from skyward.wire.listen import tune
 
 _CONNECT_S = 5.0

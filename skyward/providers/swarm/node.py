@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +13,7 @@ from skyward.providers.swarm.manager import Manager
 from skyward.providers.swarm.seats import Seat, Seating, end
 from skyward.providers.swarm.service import name_of
 from skyward.runner.station import EXIT, GIVE_UP, HEADER, ORDER
+from skyward.system import socket, time
 
 _END_S = 10.0
 _REASON_S = 1.5  # how long the swarm may take to tell how a task ended

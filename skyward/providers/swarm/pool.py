@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -26,6 +25,7 @@ from skyward.providers.swarm.node import SwarmNode
 from skyward.providers.swarm.seats import Seat, Seating, end
 from skyward.providers.swarm.service import Wish, labels_of, name_of, service_spec
 from skyward.runner.station import STOP
+from skyward.system import threading
 
 if TYPE_CHECKING:
     from skyward.build.events import Report

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import socket
 import ssl
-import threading
-import time
 from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from skyward.build.events import Report, note
@@ -19,6 +15,8 @@ from skyward.providers.swarm.checks import address_of, name_of_machine
 from skyward.providers.swarm.manager import Manager
 from skyward.providers.swarm.service import name_of
 from skyward.runner.station import GIVE_UP, ports
+from skyward.system import socket, threading, time
+from skyward.system.futures import ThreadPoolExecutor
 from skyward.wire.tls import plain_end
 
 _LOOK_S = 0.15  # no event tells of tasks; to list those of one service takes a manager 2 ms
