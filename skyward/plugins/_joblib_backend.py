@@ -8,9 +8,8 @@ from __future__ import annotations
 import copy
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -186,15 +185,21 @@ def _open_pool() -> ComputePool:
     return target  # type: ignore[no-any-return]
 
 
-@contextmanager
-def parallel_on(pool: ComputePool) -> Iterator[None]:
+class parallel_on:  # noqa: N801 - a class, for exceptions that forbid changes: python/cpython#99856
     """Let `Parallel` run on this pool inside the block, in this thread; joblib's configuration is then as before."""
-    backend = SkywardBackend(pool)
-    with parallel_config(backend=backend):
+
+    def __init__(self, pool: ComputePool) -> None:
+        self._pool = pool
+
+    def __enter__(self) -> None:
+        self._backend = SkywardBackend(self._pool)
+        self._config = parallel_config(backend=self._backend)
+
+    def __exit__(self, *_: object) -> None:
         try:
-            yield
+            self._backend.close()
         finally:
-            backend.close()
+            self._config.__exit__(None, None, None)
 
 
 register_parallel_backend(NAME, SkywardBackend)

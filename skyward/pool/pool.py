@@ -31,6 +31,7 @@ from skyward.pool.regroup import Group
 from skyward.pool.settings import Display, PoolSettings
 from skyward.pool.setup import WorkerSetup
 from skyward.providers.base import Host, Leaving, Provider, Terms
+from skyward.wire import payload
 from skyward.wire.handshake import new_key
 
 if TYPE_CHECKING:
@@ -252,7 +253,7 @@ class ComputePool(Calls):
             except SkywardError as error:
                 if cause is None:
                     raise
-                cause.add_note(f"While pool {self.id} was closed after this error: {error}")
+                payload.noted(cause, f"While pool {self.id} was closed after this error: {error}")
 
     # facts -----------------------------------------------------------------------------------------------------
 

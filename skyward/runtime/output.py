@@ -12,8 +12,7 @@ import io
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, Protocol, TextIO, cast
@@ -198,35 +197,40 @@ def install(sink: Sink) -> Callable[[], None]:
     return remove
 
 
-@contextmanager
-def task_output(number: int) -> Iterator[None]:
+class task_output:  # noqa: N801 - a context manager; of a class, since contextlib's write to exceptions that pass
     """Take what this thread prints for the output of task `number`; at the end, unfinished lines are passed on.
 
     Threads that user code starts have no context. Their output counts as this task's, and is muted when it is muted,
     while no other task runs in the process; while others do, it counts as nobody's.
     """
-    task = _Task(number)
-    _note_running(task)
-    token = _scope.set(_Scope(task, frozenset()))
-    try:
-        yield
-    finally:
-        _scope.reset(token)
+
+    def __init__(self, number: int) -> None:
+        self._task = _Task(number)
+
+    def __enter__(self) -> None:
+        _note_running(self._task)
+        self._token = _scope.set(_Scope(self._task, frozenset()))
+
+    def __exit__(self, *_: object) -> None:
+        _scope.reset(self._token)
         _note_running(None)
-        _finish(task)
+        _finish(self._task)
 
 
-@contextmanager
-def muted(streams: frozenset[StreamName]) -> Iterator[None]:
+class muted:  # noqa: N801 - as above: a frozen exception cannot pass a generator's (python/cpython#99856)
     """Drop what the calling code prints to these streams; other threads' and tasks' output is untouched."""
-    task, before = _scope.get()
-    token = _scope.set(_Scope(task, before | streams))
-    _count_muted(task, streams, 1)
-    try:
-        yield
-    finally:
-        _count_muted(task, streams, -1)
-        _scope.reset(token)
+
+    def __init__(self, streams: frozenset[StreamName]) -> None:
+        self._streams = streams
+
+    def __enter__(self) -> None:
+        self._task, before = _scope.get()
+        self._token = _scope.set(_Scope(self._task, before | self._streams))
+        _count_muted(self._task, self._streams, 1)
+
+    def __exit__(self, *_: object) -> None:
+        _count_muted(self._task, self._streams, -1)
+        _scope.reset(self._token)
 
 
 def _count_muted(task: _Task | None, streams: frozenset[StreamName], change: int) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import linecache
 import re
 import traceback
-from types import FunctionType, TracebackType
+from types import FunctionType, MemberDescriptorType, TracebackType
 from typing import Any, NamedTuple
 
 from skyward.errors import RemoteError, RemoteTraceback
@@ -72,7 +72,7 @@ class Record(NamedTuple):
 
 
 def reduce(error: BaseException) -> tuple[Any, ...] | None:
-    """How to pickle an exception whose class has an `__init__` of its own and says nothing about pickling.
+    """How to pickle an exception whose class has an `__init__` of its own, or slots, and says nothing about pickling.
 
     Python's way calls that `__init__` with `args`, which are whatever was given to `super().__init__`: it fails, or
     quietly makes another exception. None for all other exceptions.
@@ -80,11 +80,18 @@ def reduce(error: BaseException) -> tuple[Any, ...] | None:
     kind = type(error)
     if isinstance(kind.__reduce__, FunctionType) or isinstance(kind.__reduce_ex__, FunctionType):
         return None
-    if not isinstance(kind.__init__, FunctionType) and not isinstance(kind.__new__, FunctionType):
+    slots = {name: getattr(error, name) for name in _slots(kind) if hasattr(error, name)}
+    if not slots and not isinstance(kind.__init__, FunctionType) and not isinstance(kind.__new__, FunctionType):
         return None
     reduced: Any = error.__reduce__()
     _, args, *state = reduced
-    return rebuild, (kind, args), state[0] if state else None, None, None, restore
+    return rebuild, (kind, args), {**(state[0] if state else {}), **slots} or None, None, None, restore
+
+
+def _slots(kind: type[BaseException]) -> list[str]:
+    """The attributes that a class and its bases keep in slots, which Python's way of pickling exceptions leaves out."""
+    bases = (base for base in kind.__mro__ if base.__flags__ & _HEAP_TYPE)
+    return [name for base in bases for name, value in vars(base).items() if isinstance(value, MemberDescriptorType)]
 
 
 def rebuild(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:

@@ -60,6 +60,29 @@ class Frozen(Exception):
     code: int
 
 
+@dataclass(frozen=True, slots=True)
+class FrozenSlots(Exception):
+    code: int
+
+
+class Slots(Exception):
+    """Has no `__init__` of its own, and an attribute that is not in its `__dict__`."""
+
+    __slots__ = ("__hidden", "code")
+    __hidden: int
+    code: int
+
+    @classmethod
+    def with_code(cls, code: int) -> Slots:
+        error = cls("text")
+        error.code, error.__hidden = code, -code
+        return error
+
+    @property
+    def hidden(self) -> int:
+        return self.__hidden
+
+
 class OwnNew(Exception):
     def __new__(cls, a: int, b: int) -> Self:
         return super().__new__(cls, a + b)
@@ -110,6 +133,7 @@ def raised(error: BaseException) -> BaseException:
         KeywordOnly(limit=3),
         Connection("example"),
         Frozen(3),
+        FrozenSlots(3),
         OwnNew(1, 2),
         OwnReduce(1, 2),
         KeyError("k"),
@@ -137,6 +161,13 @@ def test_an_exception_arrives_as_itself(error: Exception) -> None:
 def test_built_in_attributes_survive(error: Exception, name: str) -> None:
     """Attributes that built-in classes keep beside `__dict__` arrive as well."""
     assert getattr(error, name) == getattr(raised(error), name)
+
+
+def test_attributes_in_slots_survive() -> None:
+    """Those that Python's own way of pickling exceptions leaves out, also private ones."""
+    back = raised(Slots.with_code(3))
+    assert isinstance(back, Slots)
+    assert (str(back), back.code, back.hidden) == ("text", 3, -3)
 
 
 def test_the_cause_is_the_remote_traceback() -> None:

@@ -10,6 +10,7 @@ import types
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, cast
 
 import joblib
@@ -23,6 +24,13 @@ from skyward.plugins import _joblib_backend, _joblib_node
 from skyward.plugins._joblib_backend import SkywardBackend, parallel_on
 from skyward.plugins._joblib_flow import BatchSize
 from skyward.wire import payload
+
+
+@dataclass(frozen=True)
+class Frozen(Exception):
+    """Forbids what context managers made of generators do to exceptions."""
+
+    code: int
 
 
 class FakePool:
@@ -274,6 +282,10 @@ def test_joblib_is_as_it_was_afterwards(make: Callable[[int], FakePool]) -> None
             assert isinstance(joblib.parallel.get_active_backend()[0], SkywardBackend)
         with pytest.raises(KeyError), on(make(2)):
             raise KeyError
+        assert joblib.parallel._backend.config is before
+
+        with pytest.raises(Frozen), on(make(2)):
+            raise Frozen(3)
         assert joblib.parallel._backend.config is before
 
     assert type(joblib.parallel.get_active_backend()[0]).__name__ == "LokyBackend"

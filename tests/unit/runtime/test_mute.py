@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,11 @@ from skyward.errors import ConfigError
 from skyward.runtime import output
 from skyward.runtime.mute import silent, stderr, stdout
 from tests.unit.runtime.conftest import Place, Record
+
+
+@dataclass(frozen=True)
+class Frozen(Exception):
+    code: int
 
 
 def speak(text: str = "words") -> str:
@@ -95,6 +101,21 @@ def test_an_error_in_a_muted_call_is_raised_and_muting_ends(sink: Record, place:
             fail()
         print("after")
     assert sink.written == [(1, "stdout", "after\n")]
+
+
+def test_an_exception_that_forbids_changes_passes(sink: Record, place: Place) -> None:
+    """Context managers made of generators would raise FrozenInstanceError in its place."""
+    place(1, 2)
+    error = Frozen(3)
+
+    @silent
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(Frozen) as raised, output.task_output(1):
+        fail()
+    assert raised.value is error
+    assert sink.written == []
 
 
 def test_a_concurrent_call_in_the_same_worker_keeps_its_output(sink: Record, place: Place) -> None:
