@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from skyward.build.registry.credentials import Credentials
+from skyward.build.registry.redirects import follow, host_of, origin_of
 from skyward.build.registry.reference import DOCKER_HUB, Reference
 from skyward.errors import RegistryError
 
@@ -41,13 +41,13 @@ class Access:
         self._credentials: Credentials | None = None
 
     def __call__(self, request: PreparedRequest) -> PreparedRequest:
-        """Only the registry itself gets the header: uploads may lead to another host."""
-        if self._header and urlsplit(request.url or "").netloc == urlsplit(self._reference.url).netloc:
+        """Only the registry itself gets the header: redirects and uploads may lead to another origin."""
+        if self._header and origin_of(request.url or "") == origin_of(self._reference.url):
             request.headers["Authorization"] = self._header
         return request
 
     def gained(self, answer: Response) -> bool:
-        """Gain rights by the challenge in a refusal; False if there are none to be gained.
+        """Gain rights by the challenge in the registry's own refusal; False if there are none to be gained.
 
         Raises:
             RegistryError: the token service cannot be reached or refuses; or no credentials can be had.
@@ -82,11 +82,11 @@ class Access:
 
     def _token(self, challenge: dict[str, str]) -> str:
         realm = challenge.get("realm", "")
-        if urlsplit(realm).scheme != "https" and not self._reference.plain_http:
+        if not self._may_ask(realm):
             raise RegistryError(
                 f"The registry {self._reference.registry} wants credentials to be sent to {realm!r}, which is not "
                 "protected by TLS; they were not sent.",
-                "Tell who runs the registry.",
+                "Ask who runs the registry to name a token service with https://.",
             )
         answer = self._ask_for_token(realm, challenge.get("service", ""))
         if answer.status_code in (400, 401, 403):  # GitHub's and others' answer to a wrong password is one of these
@@ -96,11 +96,24 @@ class Access:
             token = str(found.get("token") or found["access_token"])
         except (ValueError, AttributeError, KeyError, TypeError):
             raise RegistryError(
-                f"The token service {urlsplit(realm).netloc} of the registry {self._reference.registry} gave no token: "
+                f"The token service {host_of(realm)} of the registry {self._reference.registry} gave no token: "
                 f"status {answer.status_code} {answer.reason}.",
                 "Try again later, or ask who runs it.",
             ) from None
         return token
+
+    def _may_ask(self, realm: str) -> bool:
+        """Whether a token service may get credentials. The specification lets it be any host, as Docker Hub's is.
+
+        https://distribution.github.io/distribution/spec/auth/token/ names the service in the challenge and nowhere
+        else. It has to speak TLS; only beside a registry without TLS, on that registry's own host, it need not.
+        """
+        try:
+            scheme, host, _ = origin_of(realm)
+        except RegistryError:
+            return False
+        own_host = origin_of(self._reference.url)[1]
+        return scheme == "https" or (self._reference.plain_http and scheme == "http" and host == own_host)
 
     def _ask_for_token(self, realm: str, service: str) -> Response:
         import requests
@@ -111,10 +124,17 @@ class Access:
             if known and known.identity_token:
                 fields |= {"grant_type": "refresh_token", "client_id": "skyward", "scope": " ".join(self._scopes)}
                 fields["refresh_token"] = known.identity_token
-                return self._session.post(realm, data=fields, auth=_no_auth, timeout=_LIMITS_S)
+                # a redirect of a POST would take the token along, and is not followed
+                return self._session.post(realm, data=fields, auth=_no_auth, timeout=_LIMITS_S, allow_redirects=False)
             fields["scope"] = list(self._scopes)
-            header = {"Authorization": _basic(known)} if known and known.username else {}
-            return self._session.get(realm, params=fields, headers=header, auth=_no_auth, timeout=_LIMITS_S)
+            header = _basic(known) if known and known.username else ""
+
+            def show(request: PreparedRequest) -> PreparedRequest:
+                if header and origin_of(request.url or "") == origin_of(realm):
+                    request.headers["Authorization"] = header
+                return request
+
+            return follow(self._session, "GET", realm, params=fields, auth=show, timeout=_LIMITS_S)
         except requests.RequestException as error:
             raise unreachable(self._reference, error) from error
 

@@ -1,6 +1,7 @@
 """A client of the registry API, version 2: manifests and blobs, tokens, retries, the host's CA bundle and proxies.
 
-Speaks to one registry, with one set of rights. No engine is involved.
+Speaks to one registry, with one set of rights. No engine is involved. Credentials are sent to the registry's own
+origin and to its token service (`access`); redirects and uploads may lead elsewhere, without them (`redirects`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from http.cookiejar import DefaultCookiePolicy
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urljoin, urlsplit
@@ -18,6 +20,7 @@ from skyward.build.registry.access import Access, unreachable
 from skyward.build.registry.clouds import cloud_credentials
 from skyward.build.registry.credentials import Credentials, find_credentials
 from skyward.build.registry.ecr import ecr_credentials, is_ecr
+from skyward.build.registry.redirects import follow, host_of, origin_of, stay_protected
 from skyward.build.registry.reference import Reference, is_loopback
 from skyward.errors import RegistryError
 
@@ -108,7 +111,7 @@ class RegistryClient:
         place = self._call("POST", "blobs/uploads/", expect=(202,)).headers.get("Location", "")
         if not place:
             raise RegistryError(f"The registry {self._reference.registry} did not say where to upload to.")
-        place = urljoin(self._base, place)
+        place = self._location(place)
         place += f"{'&' if urlsplit(place).query else '?'}digest={sha256(content)}"
         kind = {"Content-Type": "application/octet-stream"}
         self._call("PUT", place, content=content, headers=kind, expect=(201,))
@@ -118,12 +121,18 @@ class RegistryClient:
         query = {"mount": digest, "from": source}
         answer = self._call("POST", "blobs/uploads/", query=query, expect=(201, 202))
         if answer.status_code == 202 and answer.headers.get("Location"):  # an upload was begun instead
-            self._call("DELETE", urljoin(self._base, answer.headers["Location"]), expect=(200, 202, 204, 404, 405))
+            self._call("DELETE", self._location(answer.headers["Location"]), expect=(200, 202, 204, 404, 405))
         return answer.status_code == 201
 
     def put_manifest(self, tag: str, media_type: str, content: bytes) -> None:
         """Give a manifest a tag."""
         self._call("PUT", f"manifests/{tag}", content=content, headers={"Content-Type": media_type}, expect=(201,))
+
+    def _location(self, given: str) -> str:
+        """Where an upload goes on; it may be at another origin, which gets no credentials."""
+        place = urljoin(self._base, given)
+        stay_protected(self._base, place)
+        return place
 
     def _call(
         self,
@@ -143,20 +152,40 @@ class RegistryClient:
         try:
             # a second time for an expired token, or to show who we are at all
             for last in (False, True):
-                answer = self._session.request(
-                    method, url, headers=sent, params=query, data=content, auth=self._access, timeout=_LIMITS_S
+                answer = follow(
+                    self._session,
+                    method,
+                    url,
+                    headers=sent,
+                    params=query,
+                    data=content,
+                    auth=self._access,
+                    timeout=_LIMITS_S,
                 )
-                if answer.status_code != 401 or last or not self._access.gained(answer):
+                if answer.status_code != 401 or last or not self._is_own(answer) or not self._access.gained(answer):
                     break
         except requests.RequestException as error:
             raise unreachable(self._reference, error) from error
         if answer.status_code in expect:
             return answer
         if answer.status_code in (401, 403):
+            if not self._is_own(answer):
+                raise self._refused_elsewhere(answer)
             raise self._access.refused(_errors(answer))
         said = _errors(answer) or f"status {answer.status_code} {answer.reason}"
         reason = f"The registry {self._reference.registry}, asked to {method} {urlsplit(url).path}, answered: {said}."
         raise RegistryError(reason, _advice(answer.status_code, self._reference))
+
+    def _is_own(self, answer: Response) -> bool:
+        """Whether the registry itself gave an answer, and not a host that it referred to."""
+        return origin_of(answer.url) == origin_of(self._base)
+
+    def _refused_elsewhere(self, answer: Response) -> RegistryError:
+        return RegistryError(
+            f"The registry {self._reference.registry} refers to {host_of(answer.url)} for its content, which answered "
+            f"with status {answer.status_code}. The credentials of the registry were not sent there.",
+            "Try again, since such addresses expire; or ask who runs the registry.",
+        )
 
     def _checked(self, answer: Response, wanted: str) -> Blob:
         digest = sha256(answer.content)
@@ -208,6 +237,7 @@ def _session(reference: Reference) -> Session:
     )
     for scheme in ("http://", "https://"):
         session.mount(scheme, HTTPAdapter(max_retries=retry))
+    session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=()))  # cookies know no ports; Docker keeps none
     session.headers.clear()
     session.headers["User-Agent"] = "skyward"
     # as in Docker, no proxy stands before this machine itself

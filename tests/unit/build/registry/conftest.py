@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -46,3 +47,19 @@ def server() -> Iterator[RegistryServer]:
     """A registry that asks for nothing; tests set what it asks for."""
     with RegistryServer() as server:
         yield server
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """A key and a certificate for 127.0.0.1 that nobody signed."""
+    key, certificate, both = (tmp_path / name for name in ("key.pem", "cert.pem", "both.pem"))
+    words = (
+        f"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=x -keyout {key}"
+    )
+    subprocess.run(
+        [*words.split(), "-out", str(certificate), "-addext", "subjectAltName=IP:127.0.0.1"],
+        check=True,
+        capture_output=True,
+    )
+    both.write_text(key.read_text() + certificate.read_text())
+    return both

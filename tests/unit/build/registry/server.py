@@ -28,6 +28,10 @@ class RegistryServer:
         requests: method, path and Authorization of all that came, in order.
         failures: statuses to answer with before anything else, used up one by one.
         pages: what an odd server answers to any path: status, content type, body.
+        redirects: where requests go whose path has a word in it, by that word.
+        uploads_at: the address that an upload is told to go on at.
+        challenge: what it says with a refusal, in place of its own.
+        headers: all that came, in order.
     """
 
     def __init__(self, certificate: Path | None = None) -> None:
@@ -36,6 +40,9 @@ class RegistryServer:
         self.failures: list[int] = []
         self.page: tuple[int, str, bytes] | None = None
         self.tokens: list[str] = []
+        self.redirects: dict[str, str] = {}
+        self.uploads_at, self.challenge = "", ""
+        self.headers: list[dict[str, str]] = []
         self.manifests: dict[str, tuple[str, bytes]] = {}
         self.blobs: dict[str, bytes] = {}
         handler = type("Handler", (_Handler,), {"registry": self})
@@ -93,14 +100,22 @@ class _Handler(BaseHTTPRequestHandler):
         registry, path = self.registry, urlsplit(self.path).path
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         registry.requests.append((self.command, self.path, self.headers.get("Authorization", "")))
+        registry.headers.append(dict(self.headers))
+        redirect = next((target for word, target in registry.redirects.items() if word in path), None)
         if registry.failures:
             self._send(registry.failures.pop(0))
         elif registry.page:
             self._send(registry.page[0], registry.page[2], {"Content-Type": registry.page[1]})
+        elif redirect and (path == "/token" or self._allowed()):
+            self._send(307, b"", {"Location": redirect})
         elif path == "/token":
             self._token(body)
         elif not self._allowed():
             self._challenge()
+        elif self.command == "POST":
+            self._send(202, b"", {"Location": registry.uploads_at})
+        elif self.command == "PUT" and "/uploads/" in path:
+            self._send(201)
         elif "/manifests/" in path:
             self._manifest(path.rpartition("/")[2], body)
         else:
@@ -131,7 +146,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _challenge(self) -> None:
         basic, realm = 'Basic realm="here"', f"{self.registry.scheme}://{self.registry.host}/token"
         bearer = f'Bearer realm="{realm}",service="some, service",scope="repository:a:pull"'
-        self._send(401, b"", {"WWW-Authenticate": basic if self.registry.auth == "basic" else bearer})
+        own = basic if self.registry.auth == "basic" else bearer
+        self._send(401, b"", {"WWW-Authenticate": self.registry.challenge or own, "Set-Cookie": "session=registry"})
 
     def _token(self, body: bytes) -> None:
         query = parse_qs(urlsplit(self.path).query) | parse_qs(body.decode())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -54,22 +53,6 @@ def test_damaged_content(server: RegistryServer) -> None:
     server.manifests[digest] = MANIFEST, server.manifests[digest][1] + b" "
     with RegistryClient(parse_reference(f"{server.host}/x")) as client, pytest.raises(RegistryError, match=digest):
         client.manifest(digest)
-
-
-@pytest.fixture
-def certificate(tmp_path: Path) -> Path:
-    """A key and a certificate for 127.0.0.1 that nobody signed."""
-    key, certificate, both = (tmp_path / name for name in ("key.pem", "cert.pem", "both.pem"))
-    words = (
-        f"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=x -keyout {key}"
-    )
-    subprocess.run(
-        [*words.split(), "-out", str(certificate), "-addext", "subjectAltName=IP:127.0.0.1"],
-        check=True,
-        capture_output=True,
-    )
-    both.write_text(key.read_text() + certificate.read_text())
-    return both
 
 
 def test_the_ca_bundle_of_the_host(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
