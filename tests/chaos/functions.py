@@ -1,0 +1,115 @@
+"""What the workloads run on nodes; a module without pytest, since nodes have none to import.
+
+A run tells the collector of its begin before it does anything else, over a TCP connection of its process: the kernel
+delivers what has been written even when the process is killed the moment after, and once a cut link is there again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import threading
+import time
+import zlib
+from collections.abc import Iterator
+
+import skyward as sky
+from tests.chaos.history import ALWAYS
+
+Address = tuple[str, int]
+_PROCESS = f"{os.getpid()}-{os.urandom(3).hex()}"  # pids repeat between containers
+_lock = threading.Lock()
+_sequence = itertools.count()
+_journals: dict[Address, socket.socket] = {}
+_CONNECT_S = 20.0
+QUIET = 50  # calls whose number this divides print nothing; the client cancels some of these
+
+
+def model(number: int, data: bytes) -> int:
+    """What a call returns."""
+    return zlib.crc32(data, number & 0xFFFFFFFF)
+
+
+def _run(number: int, collector: Address, milliseconds: float, data: bytes) -> tuple[int, bytes]:
+    _tell(collector, f"B {number}")
+    if number % QUIET:  # the others may be interrupted between the number of a line and the line
+        with _lock:
+            print(f"chaos {_PROCESS} {next(_sequence)} {number}")
+    time.sleep(milliseconds / 1000)
+    answer = model(number, data), data[::-1]
+    _tell(collector, f"E {number}")
+    return answer
+
+
+def _tell(collector: Address, what: str) -> None:
+    line = f"{what} {_PROCESS} {time.monotonic():.6f}\n".encode()
+    with _lock:
+        journal = _journals.get(collector)
+        if journal is None:
+            journal = _journals[collector] = socket.create_connection(collector, _CONNECT_S)
+            journal.settimeout(None)
+        journal.sendall(line)
+
+
+@sky.compute
+def once(number: int, collector: Address, milliseconds: float, data: bytes) -> tuple[int, bytes]:
+    """A call that may not run twice."""
+    return _run(number, collector, milliseconds, data)
+
+
+@sky.compute(retries=2)
+def thrice(number: int, collector: Address, milliseconds: float, data: bytes) -> tuple[int, bytes]:
+    """A call that may run again, and may be lost."""
+    return _run(number, collector, milliseconds, data)
+
+
+@sky.compute(retries=ALWAYS)
+def always(number: int, collector: Address, milliseconds: float, data: bytes) -> tuple[int, bytes]:
+    """A call that must get a result."""
+    return _run(number, collector, milliseconds, data)
+
+
+@sky.compute
+def nothing() -> None:
+    """As little as a call can do."""
+
+
+@sky.compute
+def pid() -> int:
+    return os.getpid()
+
+
+@sky.compute
+def fails(number: int) -> None:
+    raise ValueError(f"number {number}")
+
+
+@sky.compute
+def counts(number: int) -> Iterator[int]:
+    yield from range(number, number + 1000)
+
+
+@sky.compute
+def waits(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+@sky.compute
+def reduces(number: int, collector: Address, rounds: int) -> tuple[list[tuple[int, str]], float]:
+    """Reduce over all ranks many times; the members of the group as this rank sees them, and the sum."""
+    import torch
+    import torch.distributed as dist
+
+    _tell(collector, f"B {number}")
+    mine = (dist.get_rank(), _PROCESS)
+    members: list[tuple[int, str]] = [mine] * dist.get_world_size()
+    dist.all_gather_object(members, mine)
+    total = torch.zeros(())
+    for each in range(rounds):
+        part = torch.tensor(float(dist.get_rank() + each))
+        dist.all_reduce(part)
+        total += part
+        time.sleep(0.002)
+    _tell(collector, f"E {number}")
+    return members, float(total)
