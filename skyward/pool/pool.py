@@ -59,7 +59,8 @@ class ComputePool(Calls):
         concurrency: calls at once on a node; short for `worker=Worker(concurrency=...)`.
         worker: how calls run on a node.
         cpu, vcpus: limit of CPUs per node (two spellings); None for no limit. A rented machine has at least as many.
-        memory, memory_gb: limit of memory per node, "32GB" or 32; None for no limit. The same holds.
+        memory, memory_gb: limit of memory per node, "32GB" or 32, of 10**9 bytes each, or "32GiB"; None for no limit.
+            The same holds.
         machine: type of machine to rent, by the provider's name for it; None for one that has what is asked for.
         allocation: how to rent, such as "spot-if-available" or "on-demand"; None for the provider's default.
         max_hourly_cost: limit in USD per hour for all rented machines together; None for no limit.

@@ -24,7 +24,12 @@ if TYPE_CHECKING:
 
 Display = Literal["auto", "quiet"]
 N = TypeVar("N", bound=float | None)
-_GB = {"": 1.0, "GB": 1.0, "G": 1.0, "GIB": 1.073741824, "MB": 1e-3, "M": 1e-3, "MIB": 1.048576e-3, "TB": 1e3}
+_GIB = 1024**3
+_BYTES = {
+    **{unit + b: 10**power for power, unit in ((6, "M"), (9, "G"), (12, "T")) for b in ("", "B")},
+    **{unit + b: 1024**power for power, unit in ((2, "MI"), (3, "GI"), (4, "TI")) for b in ("", "B")},
+    "": 10**9,
+}  # by the unit in capitals
 # parameters of elastic pools; none of today's providers can honour them
 _OF_ELASTIC_POOLS = frozenset(
     {"autoscale_cooldown", "autoscale_idle_timeout", "max_provision_attempts", "provision_retry_delay"}
@@ -34,7 +39,7 @@ _OF_ELASTIC_POOLS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSettings:
-    """A pool's parameters in their final form."""
+    """A pool's parameters in their final form. `memory_gb` is in GiB, as machines and engines count it."""
 
     provider: Provider
     nodes: Nodes
@@ -172,17 +177,17 @@ def volumes_on(provider: Provider, value: object, other: object) -> tuple[Volume
 
 
 def memory_of(memory: str | float | None, memory_gb: float | None) -> float | None:
-    """Gigabytes of memory per node, from `memory="32GB"` or `memory_gb=32`."""
+    """GiB of memory per node, from `memory="32GB"` or `memory_gb=32`: a GB has 10**9 bytes, a GiB 1024**3."""
     if memory is not None and memory_gb is not None:
         raise ConfigError("Give either memory= or memory_gb=, not both.")
-    if memory is None:
-        amount = memory_gb
-    else:
+    amount, unit = memory_gb, "GB"
+    if memory is not None:
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(memory))
-        if match is None or match[2].upper() not in _GB:
-            raise ConfigError(f"memory= takes an amount such as '32GB' or '512MB'; found {memory!r}.")
-        amount = float(match[1]) * _GB[match[2].upper()]
-    return positive("memory", amount)
+        if match is None or match[2].upper() not in _BYTES:
+            raise ConfigError(f"memory= takes an amount such as '32GB', '512MB' or '4GiB'; found {memory!r}.")
+        amount, unit = float(match[1]), match[2].upper()
+    amount = positive("memory", amount)
+    return None if amount is None else amount * _BYTES[unit] / _GIB
 
 
 def either(name: str, first: float | None, other: str, second: float | None) -> float | None:

@@ -143,7 +143,7 @@ class Terms:
         machine: the one type to take, by the provider's own name.
         allocation: which of the provider's markets to use, in its words; None for its default.
         max_hourly_cost: limit in USD per hour for all machines together.
-        cpus, memory_gb: what a machine has at least.
+        cpus, memory_gb: what a machine has at least; the memory in GiB.
         platform: OCI platform of the nodes' image.
         lease_s: how long a node lives without a client.
         report: is told what happens while machines are found, launched and given back.

@@ -64,7 +64,7 @@ def find_types(
     ]
     if not fit:
         asked = [f"the name {machine}" if machine else "", f"{accelerator.name}:{wanted}" if accelerator else ""]
-        asked += [f"{cpus:g} processors" if cpus else "", f"{memory_gb:g} GB" if memory_gb else ""]
+        asked += [f"{cpus:g} processors" if cpus else "", f"{memory_gb:.4g} GiB" if memory_gb else ""]
         sizes = ", ".join(f"{each.name} ({_size(each)})" for each in listed[:4]) or "none of that name"
         raise ProviderError(
             f"{api.region} has no instance type with {', '.join(filter(None, asked))} for {_ARCHITECTURES[platform]}; "

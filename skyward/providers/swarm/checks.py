@@ -92,7 +92,7 @@ def room(nodes: Sequence[Document], count: int, at_least: int, terms: Terms) -> 
     """
     for what, unit, each, key, scale in (
         ("CPUs", "", terms.cpus, "NanoCPUs", 1e9),
-        ("memory", " GB", terms.memory_gb, "MemoryBytes", _GIB),
+        ("memory", " GiB", terms.memory_gb, "MemoryBytes", _GIB),
     ):
         if each is None:
             continue
@@ -101,8 +101,8 @@ def room(nodes: Sequence[Document], count: int, at_least: int, terms: Terms) -> 
         if fit < at_least:
             sizes = ", ".join(f"{name} {amount:.4g}{unit}" for name, amount in there.items())
             raise ProviderError(
-                f"{at_least} nodes with {each:g}{unit} of {what} each do not fit on the swarm's machines, which have: "
-                f"{sizes}. Ask for fewer nodes or smaller ones."
+                f"{at_least} nodes with {each:.4g}{unit} of {what} each do not fit on the swarm's machines, which "
+                f"have: {sizes}. Ask for fewer nodes or smaller ones."
             )
         count = min(count, fit)
     return count

@@ -135,7 +135,7 @@ def test_nodes_are_as_many_as_fit() -> None:
     assert checks.room(machines, 9, 1, Terms(cpus=3)) == 3
     with pytest.raises(ProviderError, match=r"4 nodes with 3 of CPUs each do not fit .* machine1 8, machine2 4"):
         checks.room(machines, 4, 4, Terms(cpus=3))
-    with pytest.raises(ProviderError, match="1 nodes with 33 GB of memory each"):
+    with pytest.raises(ProviderError, match="1 nodes with 33 GiB of memory each"):
         checks.room(machines, 1, 1, Terms(memory_gb=33))
 
 

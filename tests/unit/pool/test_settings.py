@@ -1,0 +1,44 @@
+"""What a caller asks of a pool, in its final form."""
+
+from __future__ import annotations
+
+import pytest
+
+from skyward.errors import ConfigError
+from skyward.pool.settings import memory_of
+
+
+@pytest.mark.parametrize(
+    ("memory", "count"),
+    [
+        ("1GiB", 1024**3),
+        ("1Gi", 1024**3),
+        ("1GB", 10**9),
+        ("1g", 10**9),
+        (1, 10**9),
+        ("1.5 GB", 15 * 10**8),
+        ("512MB", 512 * 10**6),
+        ("512MiB", 512 * 1024**2),
+        ("2TB", 2 * 10**12),
+        ("2 tib", 2 * 1024**4),
+    ],
+)
+def test_memory_has_the_bytes_that_its_unit_says(memory: str | float, count: int) -> None:
+    """Nodes get exactly so many: the engine is told the GiB times 1024**3."""
+    gib = memory_of(memory, None)
+    assert gib is not None
+    assert int(gib * 1024**3) == count
+
+
+def test_memory_gb_is_in_the_unit_of_its_name() -> None:
+    """The same as memory= with a plain number."""
+    assert memory_of(None, 3) == memory_of("3GB", None) == memory_of(3, None)
+
+
+@pytest.mark.parametrize(
+    ("memory", "memory_gb"), [("1KB", None), ("many", None), ("0GB", None), ("1GB", 1), (None, -1)]
+)
+def test_other_amounts_are_refused(memory: str | None, memory_gb: float | None) -> None:
+    """Nothing is guessed."""
+    with pytest.raises(ConfigError, match="memory"):
+        memory_of(memory, memory_gb)
