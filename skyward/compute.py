@@ -32,7 +32,7 @@ from typing import (
     overload,
 )
 
-from skyward.errors import ConfigError, NoActivePoolError
+from skyward.errors import ConfigError
 from skyward.model.call import Target, active_target
 
 P = ParamSpec("P")
@@ -53,7 +53,11 @@ _SHAPES = 64  # remembered argument shapes of a function; one with *args or **kw
 
 
 class ActivePool:
-    """The type of `sky.sky`: as a target it means the innermost open pool, like the module `skyward` itself."""
+    """The type of `sky.sky`: as a target it means the active pool, like the module `skyward` itself.
+
+    That is the pool opened last in this context (thread or asyncio task) and still open; in a context that has opened
+    none, the only open pool.
+    """
 
     def __repr__(self) -> str:
         return "skyward.sky"
@@ -344,13 +348,11 @@ def gather(*calls: Any, stream: bool = False, ordered: bool = True) -> Any:
 def _resolve(target: Any, call: object, operator: str) -> Target:
     """The pool meant by the right-hand side of an operator."""
     if target is sky or (isinstance(target, ModuleType) and target.__name__ == "skyward"):
-        active = active_target()
-        if active is None:
-            raise NoActivePoolError(
-                f"`{call!r} {operator} sky` means the active pool, but no pool is open here. Open one around it with "
-                "`with sky.ComputePool(...):`, or decorate the function it stands in with `@sky.pool(...)`."
-            )
-        return active
+        return active_target(
+            f"`{call!r} {operator} sky`",
+            "Open one around it with `with sky.ComputePool(...):`, or decorate the function it stands in with "
+            "`@sky.pool(...)`.",
+        )
     if isinstance(target, type) or not all(hasattr(target, name) for name in _METHODS):
         raise TypeError(
             f"`{call!r} {operator} ...` needs a pool, `sky` or `sky.sky` on its right, found {_found(target)}."

@@ -17,7 +17,7 @@ SkywardError                     what was tried, what was found, what to do
 │  ├─ AuthenticationError        the other side does not hold the pool's key
 │  └─ VersionError               client and node cannot understand each other
 ├─ PoolError                     a pool is used wrongly (also RuntimeError)
-│  ├─ NoActivePoolError          `>> sky` with no pool open
+│  ├─ NoActivePoolError          `>> sky` where none is open, or several are
 │  └─ PoolClosedError            the pool has ended
 └─ TaskError                     a call could not be carried out
    ├─ SerializationError         a function, argument or result cannot be pickled or unpickled
@@ -127,7 +127,7 @@ class PoolError(SkywardError, RuntimeError):
 
 
 class NoActivePoolError(PoolError):
-    """A call was sent to `sky`, but no pool is open in this context."""
+    """A call was sent to `sky`, but no pool is open, or several are and none of them was opened in this context."""
 
 
 class PoolClosedError(PoolError):

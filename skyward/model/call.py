@@ -1,6 +1,6 @@
 """The shape of a call and of what takes calls, shared by the expression language and the pool.
 
-Also the innermost open pool, which `>> sky` means.
+Also which of the open pools `>> sky` means.
 """
 
 from __future__ import annotations
@@ -9,6 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextvars import ContextVar
 from typing import Any, Protocol, TypeVar
+
+from skyward.errors import NoActivePoolError
+from skyward.model.instance import InstanceInfo
 
 R_co = TypeVar("R_co", covariant=True)
 
@@ -52,25 +55,43 @@ class Target(Protocol):
         ...
 
 
-_innermost: ContextVar[Target | None] = ContextVar("skyward_active_pool", default=None)
-_open: list[Target] = []
+_opened: ContextVar[tuple[Target, ...]] = ContextVar("skyward_opened_pools", default=())  # here, the innermost last
+_open: list[Target] = []  # those of all contexts that have not been left; in other lists they may stay for longer
 
 
 def enter_target(target: Target) -> Callable[[], None]:
-    """Make `target` the innermost open pool; the returned function takes that back."""
-    token = _innermost.set(target)
+    """Note that a pool is open, and was opened in this context; the returned function, called anywhere, ends that."""
     _open.append(target)
-
-    def leave() -> None:
-        _open.remove(target)
-        try:
-            _innermost.reset(token)
-        except ValueError:  # left in another context than it was entered in, e.g. by an async test runner
-            _innermost.set(None)
-
-    return leave
+    _opened.set((*_still_open(_opened.get()), target))
+    return lambda: _open.remove(target)
 
 
-def active_target() -> Target | None:
-    """The innermost open pool of this context; in a thread that has none, the one opened last."""
-    return _innermost.get() or (_open[-1] if _open else None)
+def active_target(asker: str, remedy: str) -> Target:
+    """The pool opened last in this context and still open; where this context has none, the only one that is open.
+
+    Args:
+        asker: what wants a pool; starts the sentence of an error.
+        remedy: what to do where no pool is open.
+
+    Raises:
+        NoActivePoolError: no pool is open, or other contexts (threads, asyncio tasks) have opened several.
+    """
+    candidates = _still_open(_opened.get())[-1:] or tuple(_open)
+    if len(candidates) == 1:
+        return candidates[0]
+    if candidates:
+        raise NoActivePoolError(
+            f"{asker} means the active pool, and this thread or task has opened none, while others have opened "
+            f"{len(candidates)}: {', '.join(map(repr, candidates))}. Name the pool that is meant."
+        )
+    place = InstanceInfo.current()
+    if place is not None:
+        raise NoActivePoolError(
+            f"{asker} means the active pool, and no pool is open in this function, which runs on node {place.node} of "
+            "one. Nodes do not send calls to their own pool: return what comes next, and let the client send it."
+        )
+    raise NoActivePoolError(f"{asker} means the active pool, but none is open. {remedy}")
+
+
+def _still_open(targets: tuple[Target, ...]) -> tuple[Target, ...]:
+    return tuple(target for target in targets if any(target is each for each in tuple(_open)))

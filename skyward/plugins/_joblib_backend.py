@@ -21,7 +21,6 @@ from joblib.parallel import (
     register_parallel_backend,
 )
 
-from skyward.errors import NoActivePoolError
 from skyward.model.call import active_target
 from skyward.plugins._joblib_flow import BatchSize, Callback, Flow, Send, Sent
 from skyward.plugins._joblib_node import restored_filters, run_batch
@@ -37,7 +36,7 @@ class SkywardBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib has n
     """Runs joblib's batches on a pool.
 
     Args:
-        pool: an open pool; None for the innermost that is open.
+        pool: an open pool; None for the one that `>> sky` means.
         others: what joblib gives every backend.
 
     Raises:
@@ -176,12 +175,8 @@ def _name(fn: Callable[..., Any]) -> str:
 
 
 def _open_pool() -> ComputePool:
-    target: Any = active_target()
-    if target is None:
-        raise NoActivePoolError(
-            f"The joblib backend {NAME!r} runs calls on a pool, and none is open. Open one around this call: "
-            "`with sky.ComputePool(..., plugins=[sky.plugins.joblib()]):`."
-        )
+    remedy = "Open one around this call: `with sky.ComputePool(..., plugins=[sky.plugins.joblib()]):`."
+    target: Any = active_target(f"The joblib backend {NAME!r}", remedy)
     return target  # type: ignore[no-any-return]
 
 

@@ -12,7 +12,7 @@ import pickle
 import sys
 import types
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ import skyward as sky
 from skyward.compute import ComputeFunction, Group, PendingCompute, Stream, compute, gather
 from skyward.errors import ConfigError, NoActivePoolError
 from skyward.model.call import Call, enter_target
+from skyward.model.instance import InstanceInfo
 
 Run = Callable[[], object]
 
@@ -242,6 +243,82 @@ def test_sky_is_the_innermost_open_pool(target: Any, pool: HereTarget) -> None:
         assert len(add(1) @ target) == 5
     finally:
         leave_outer()
+
+
+def test_pools_may_be_closed_in_any_order(pool: HereTarget) -> None:
+    """What is closed is never meant, whatever was opened after it."""
+    outer, inner = HereTarget(nodes=1), HereTarget(nodes=3)
+    leaves = [enter_target(each) for each in (outer, pool, inner)]
+    assert len(add(1) @ sky) == 3
+    leaves[1]()
+    assert len(add(1) @ sky) == 3
+    leaves[0]()
+    assert len(add(1) @ sky) == 3
+    leaves[2]()
+    with pytest.raises(NoActivePoolError):
+        add(1) >> sky
+
+
+def in_thread(work: Callable[[], Any]) -> Any:
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(work).result()
+
+
+def test_each_thread_means_its_own_pool() -> None:
+    """A pool that another thread opens or closes meanwhile changes nothing here."""
+    mine, other = HereTarget(nodes=2), HereTarget(nodes=3)
+    leave_mine = enter_target(mine)
+    with ThreadPoolExecutor(1) as thread:
+        leave_other = thread.submit(enter_target, other).result()
+        assert len(add(1) @ sky) == 2
+        assert len(thread.submit(lambda: add(1) @ sky).result()) == 3
+        leave_mine()
+        assert len(thread.submit(lambda: add(1) @ sky).result()) == 3
+        leave_other()
+
+
+def test_a_thread_without_a_pool_takes_the_only_one() -> None:
+    """Of several it takes none: the error names them."""
+    first, second = HereTarget(nodes=2), HereTarget(nodes=3)
+    leave_first = enter_target(first)
+    assert len(in_thread(lambda: add(1) @ sky)) == 2
+    leave_second = enter_target(second)
+    with pytest.raises(NoActivePoolError) as refused:
+        in_thread(lambda: add(1) >> sky)
+    assert repr(first) in str(refused.value)
+    assert repr(second) in str(refused.value)
+    leave_first()
+    assert len(in_thread(lambda: add(1) @ sky)) == 3
+    leave_second()
+
+
+def test_tasks_mean_the_pool_they_were_started_in() -> None:
+    """An asyncio task has the context of its start; a pool that it opens is its own."""
+    outer = HereTarget(nodes=2)
+
+    async def of_its_own(nodes: int) -> int:
+        leave = enter_target(HereTarget(nodes=nodes))
+        await asyncio.sleep(0)
+        found = len(add(1) @ sky)
+        leave()
+        return found
+
+    async def main() -> tuple[int, ...]:
+        leave = enter_target(outer)
+        counts = await asyncio.gather(of_its_own(5), of_its_own(6))
+        inherited = await asyncio.to_thread(lambda: len(add(1) @ sky))
+        leave()
+        return (*counts, inherited)
+
+    assert asyncio.run(main()) == (5, 6, 2)
+
+
+def test_on_a_node_sky_says_that_calls_are_sent_by_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no pool to open in a function that runs in one."""
+    place = InstanceInfo(node=1, total_nodes=2, head_addr="h", head_port=1)
+    monkeypatch.setenv("COMPUTE_POOL", place.to_json())
+    with pytest.raises(NoActivePoolError, match=r"runs on node 1 of one\. .*let the client send it"):
+        add(1) >> sky
 
 
 @pytest.mark.parametrize("target", [sky, sky.sky], ids=["module", "singleton"])
