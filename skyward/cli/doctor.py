@@ -13,6 +13,7 @@ from pathlib import Path
 
 import click
 
+from skyward.cli.table import show_table
 from skyward.providers import SSH
 from skyward.providers.checks import table
 from skyward.providers.condition import HEADINGS, Condition, as_row, condition_here
@@ -47,9 +48,6 @@ def command(hosts: tuple[str, ...], key: Path | None, known_hosts: Path | None, 
 
 
 def _show(conditions: list[Condition]) -> None:
-    rows = [HEADINGS, *map(as_row, conditions)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    show_table([HEADINGS, *map(as_row, conditions)])
     if findings := [finding for condition in conditions for finding in condition.findings]:
         click.echo(f"\n{table(findings)}")

@@ -1,9 +1,10 @@
-"""`skyward down`: end pools, whoever started them, found by labels alone.
+"""`skyward down`: end pools, found by labels alone: those that are named, or all of this user's.
 
 With `--json` standard output has one object per line and nothing else:
 
 - `{"event": "ended", "pool", "where", "nodes"}`: a pool that is ended at a place, and how many nodes it had there.
 - `{"event": "absent", "pool"}`: a pool that was named and of which nothing was found.
+- `{"event": "spared", "pool", "where", "user"}`: a pool that `--all` leaves alone, because it is another user's.
 - `{"event": "error", "pool", "where", "kind", "message"}`: what could not be ended, or a place that could not be asked,
   where `pool` is null; the exit status is then 6.
 """
@@ -11,47 +12,127 @@ With `--json` standard output has one object per line and nothing else:
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import click
 
 from skyward.cli.places import Place, ask_all, place_options
+from skyward.cli.table import show_table
 from skyward.errors import ConfigError, ProviderError, SkywardError
+from skyward.providers.owner import current_user
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A pool at a place.
+
+    Attributes:
+        pool: its identifier.
+        place: where it is.
+        nodes: how many nodes it has there.
+        user: whose it is, as "name@host"; "" where no label says so.
+    """
+
+    pool: str
+    place: Place
+    nodes: int
+    user: str
 
 
 @click.command()
 @click.argument("pools", nargs=-1, metavar="[POOL]...")
-@click.option("--all", "everything", is_flag=True, help="All pools.")
+@click.option("--all", "everything", is_flag=True, help="All pools that this user has started from this machine.")
+@click.option("--everyone", is_flag=True, help="With --all: those of other users and other machines as well.")
+@click.option("--yes", "-y", "is_agreed", is_flag=True, help="With --all: end them without asking.")
 @click.option("--json", "as_json", is_flag=True, help="Tell everything as JSON, one object per line.")
 @place_options
-def command(pools: tuple[str, ...], everything: bool, places: Sequence[Place], as_json: bool) -> int:
-    """End pools by their identifiers, as `skyward ps` shows them.
+def command(
+    pools: tuple[str, ...],
+    everything: bool,
+    everyone: bool,
+    is_agreed: bool,
+    places: Sequence[Place],
+    as_json: bool,
+) -> int:
+    """End pools by their identifiers, as `skyward ps` shows them, or all pools of this user.
 
-    Ends them on this machine and at what is named with --ssh and --aws. A pool whose client still runs loses its nodes.
+    Ends them on this machine and at what is named with --ssh, --aws and --swarm. A pool whose client still runs loses
+    its nodes. --all shows what it is going to end, and asks.
     """
     if bool(pools) == everything:
         raise ConfigError("skyward down takes the identifiers of pools, or --all; `skyward ps` shows what there is.")
-    told, ended = _Told(as_json), set[str]()
+    if not everything and (everyone or is_agreed):
+        raise ConfigError("--everyone and --yes belong to --all; a pool that is named is ended without a question.")
+    told, found = _Told(as_json), list[Found]()
     for place, answer in ask_all(places):
         if isinstance(answer, SkywardError):
             told.failure(f"{place.name} cannot be asked", None, place, answer)
-            continue
-        there = [str(found["pool"]) for found in answer]
-        for pool in sorted(set(there) if everything else set(there) & set(pools)):
-            ended.add(pool)
-            try:
-                place.provider.release(pool)
-            except SkywardError as error:
-                told.failure(f"pool {pool} at {place.name} could not be ended", pool, place, error)
-            else:
-                told.end(pool, place, there.count(pool))
+        else:
+            found += _pools_at(place, answer)
+    chosen = _all_of(found, everyone, told) if everything else [each for each in found if each.pool in pools]
+    if everything and chosen and not is_agreed:
+        _agree(chosen, as_json)
+    for each in chosen:
+        _end(each, told)
     for pool in pools:
-        if pool not in ended:
+        if all(each.pool != pool for each in chosen):
             told.absence(pool)
     if told.failures:
         raise ProviderError("\n".join(["What was left may still run:", *told.failures]))
     return 0
+
+
+def _pools_at(place: Place, there: Sequence[Mapping[str, Any]]) -> Iterator[Found]:
+    """The pools of what is at a place. One whose parts name several users is nobody's."""
+    for pool in sorted({str(each["pool"]) for each in there}):
+        parts = [each for each in there if str(each["pool"]) == pool]
+        users = {str(each.get("user", "")) for each in parts}
+        nodes = sum(each["node"] >= 0 for each in parts)
+        yield Found(pool, place, nodes, users.pop() if len(users) == 1 else "")
+
+
+def _all_of(found: Sequence[Found], everyone: bool, told: _Told) -> list[Found]:
+    """What `--all` means: this user's pools, unless everyone's are asked for."""
+    user = current_user()
+    chosen = [each for each in found if everyone or each.user == user]
+    told.spare([each for each in found if each not in chosen], user)
+    return chosen
+
+
+def _agree(chosen: Sequence[Found], as_json: bool) -> None:
+    """Show what is going to be ended, and ask whether it shall be.
+
+    Raises:
+        ConfigError: there is nobody to ask.
+        click.Abort: the answer is no.
+    """
+    if as_json:
+        raise ConfigError("skyward down --all --json asks nothing: say --yes as well. `skyward ps --json` shows pools.")
+    rows = [("POOL", "NODES", "WHERE", "USER")]
+    show_table(rows + [(each.pool, str(each.nodes), each.place.name, each.user or "-") for each in chosen])
+    what = f"{'these' if len(chosen) > 1 else 'this'} {_count(len(chosen), 'pool')}"
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise ConfigError(
+            f"skyward down --all would end {what}, and standard input is no terminal on which it could ask. Nothing "
+            "was ended. Say --yes to end them without a question."
+        )
+    click.confirm(f"End {what}?", abort=True)
+
+
+def _end(found: Found, told: _Told) -> None:
+    try:
+        found.place.provider.release(found.pool)
+    except SkywardError as error:
+        told.failure(f"pool {found.pool} at {found.place.name} could not be ended", found.pool, found.place, error)
+    else:
+        told.end(found)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 class _Told:
@@ -61,11 +142,20 @@ class _Told:
         self._as_json = as_json
         self.failures: list[str] = []
 
-    def end(self, pool: str, place: Place, nodes: int) -> None:
+    def end(self, found: Found) -> None:
         if self._as_json:
-            _say("ended", pool=pool, where=place.name, nodes=nodes)
+            _say("ended", pool=found.pool, where=found.place.name, nodes=found.nodes)
         else:
-            click.echo(f"pool {pool}: {nodes} node{'s' * (nodes != 1)} ended at {place.name}")
+            click.echo(f"pool {found.pool}: {_count(found.nodes, 'node')} ended at {found.place.name}")
+
+    def spare(self, others: Sequence[Found], user: str) -> None:
+        if self._as_json:
+            for each in others:
+                _say("spared", pool=each.pool, where=each.place.name, user=each.user)
+        elif others:
+            are = "is" if len(others) == 1 else "are"
+            text = f"{_count(len(others), 'pool')} {are} not known to be of {user} and left alone (--everyone)"
+            click.echo(text, err=True)
 
     def absence(self, pool: str) -> None:
         if self._as_json:

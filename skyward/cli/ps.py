@@ -2,8 +2,9 @@
 
 With `--json` standard output has one object per line and nothing else; each has `event` and `where`, the place's name:
 
-- `node`: `pool`, `node` (-1 for what belongs to no node), `name`, `state`, `owner`, and what else the provider knows:
-  `image`, `host`, `type`; of what is rented `hourly` and `cost`, USD per hour and so far (null: not known).
+- `node`: `pool`, `node` (-1 for what belongs to no node), `name`, `state`, `owner` (the client's process), `user` (who
+  started it, as "name@host"), and what else the provider knows: `image`, `host`, `type`; of what is rented `hourly` and
+  `cost`, USD per hour and so far (null: not known).
 - `error`: a place that cannot be asked: `kind` (the exception's name), `message`.
 """
 
@@ -16,6 +17,7 @@ from typing import Any
 import click
 
 from skyward.cli.places import Place, ask_all, place_options
+from skyward.cli.table import show_table
 from skyward.errors import SkywardError
 
 UNKNOWN = 6  # exit status where a place cannot be asked: the one of providers
@@ -61,9 +63,7 @@ def _say(found: Sequence[tuple[Place, Mapping[str, Any]]], failures: Sequence[tu
         )
         for place, each in found
     ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    show_table(rows)
     priced = [each for _, each in found if each.get("hourly") is not None]
     if priced:
         hourly, cost = (sum(each[name] for each in priced) for name in ("hourly", "cost"))

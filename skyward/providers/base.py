@@ -215,7 +215,7 @@ class Provider(Protocol):
         ...
 
     def find(self) -> Iterable[Mapping[str, Any]]:
-        """What of skyward's exists at this provider, by label: pool, node, name, state.
+        """What of skyward's exists at this provider, by label: pool, node, name, state, user (who started it).
 
         What is rented also has `hourly` and `cost`: USD per hour and so far, None where they are not known.
         """

@@ -24,6 +24,7 @@ from skyward.providers.compose_node import ComposeNode, Standby, Taken, take
 from skyward.providers.compose_project import GPUS, Project, project_name
 from skyward.providers.containers import POOL, describe, remove_all
 from skyward.providers.heir import Heir
+from skyward.providers.owner import current_user
 from skyward.system import threading
 from skyward.system.futures import ThreadPoolExecutor
 
@@ -208,7 +209,8 @@ class _Pool:
     def bring_up(self, image: str, lock: int) -> None:
         # from here on it is brought down, also what failed half-way, and if need be without this process
         self._heir = Heir("skyward.providers.compose_heir", self.id, str(self.project.file), self.project.name)
-        self.project.up(lock, SKYWARD_IMAGE=image, SKYWARD_POOL=self.id, SKYWARD_STANDBY_LEASE=f"{LEASE_S:g}")
+        names = {"SKYWARD_IMAGE": image, "SKYWARD_POOL": self.id, "SKYWARD_USER": current_user()}
+        self.project.up(lock, **names, SKYWARD_STANDBY_LEASE=f"{LEASE_S:g}")
 
     def take(self) -> None:
         """Take as many nodes as the pool has; none if there are not enough."""

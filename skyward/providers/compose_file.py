@@ -21,6 +21,7 @@ x-node: &node
     SKYWARD_STANDBY_LEASE: ${{SKYWARD_STANDBY_LEASE:-}}
   labels:
     skyward.pool: ${{SKYWARD_POOL:-standby}}
+    skyward.user: ${{SKYWARD_USER:-}}
 {gpus}  working_dir: {work_dir}
   init: true
   shm_size: 1gb

@@ -13,7 +13,7 @@ from skyward.engine import Container, ContainerSpec, Engine, Watch
 from skyward.errors import PoolClosedError, ProviderError
 from skyward.providers.base import Announcement, Exit, Launch
 from skyward.providers.output import NodeOutput, node_exit, start_failure
-from skyward.providers.owner import Owner
+from skyward.providers.owner import USER, Owner, current_user
 from skyward.runner.config import DISMISS
 from skyward.system import socket, threading, time
 from skyward.system.futures import ThreadPoolExecutor
@@ -92,7 +92,8 @@ class PoolContainers:
                 f"Node {launch.node} of pool {launch.pool} has no image, and this provider runs images."
             )
         owner = Owner.of(os.getpid())
-        own = {POOL: launch.pool, NODE: str(launch.node), OWNER: owner.for_people, OWNER_ID: owner.text}
+        own = {POOL: launch.pool, NODE: str(launch.node), USER: current_user()}
+        own |= {OWNER: owner.for_people, OWNER_ID: owner.text}
         return self.engine.run(
             ContainerSpec(
                 image=launch.image,
@@ -214,6 +215,7 @@ def describe(found: Sequence[Mapping[str, Any]], host: str = "") -> list[dict[st
             "name": each["Names"][0].lstrip("/") if each["Names"] else "",
             "state": each["State"],
             "owner": each["Labels"].get(OWNER, ""),
+            "user": each["Labels"].get(USER, ""),
             "image": each["Image"],
             "id": each["Id"],
             **({"host": host} if host else {}),

@@ -23,7 +23,7 @@ from skyward.model.spec import Cluster
 from skyward.providers.base import Announcement, Exit, Host, Launch
 from skyward.providers.gpus import check_gpu_count, gpus_of
 from skyward.providers.output import NodeOutput, node_exit, start_failure
-from skyward.providers.owner import Owner
+from skyward.providers.owner import Owner, current_user
 from skyward.providers.ports import PortClaim, claim_port
 from skyward.providers.rundir import PoolDirectory, note_process, pool_directories, sweep_orphans, temporary_base
 from skyward.runner.config import DISMISS
@@ -111,9 +111,16 @@ class Local:
                 directory.remove()
 
     def find(self) -> Iterable[Mapping[str, Any]]:
-        """Every node process of this user on this machine: pool, node, name, state, pid."""
+        """Every node process of this user on this machine: pool, node, name, state, user, pid."""
+        user = current_user()  # the directories of others are not looked into
         return [
-            {"pool": directory.pool, **about, "state": "exited" if process.is_gone() else "running", "pid": process.pid}
+            {
+                "pool": directory.pool,
+                **about,
+                "state": "exited" if process.is_gone() else "running",
+                "user": user,
+                "pid": process.pid,
+            }
             for directory in pool_directories()
             for about, process in directory.processes()
         ]

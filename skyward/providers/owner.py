@@ -1,12 +1,26 @@
-"""Which process something belongs to, written so that another process can tell whether that one still lives."""
+"""Which process and which person something belongs to, written so that another process can tell."""
 
 from __future__ import annotations
 
 import os
+import pwd
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from skyward.system import socket
+
+USER = "skyward.user"  # the label, or tag, that names the person whose client made something
+
+
+def current_user() -> str:
+    """The person this process runs as, such as "ann@laptop": what their pools are labelled with, and found again by."""
+    uid = os.geteuid()
+    try:
+        name = pwd.getpwuid(uid).pw_name
+    except KeyError:  # a container that runs as a number which its /etc/passwd lacks
+        name = str(uid)
+    return re.sub(r"[^\w.:/@+=-]", "_", f"{name}@{socket.gethostname()}")  # what tags of EC2 may hold
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ import pytest
 import skyward as sky
 from scripts.stand.place import Stand
 from skyward.errors import ProviderError
+from skyward.providers.owner import current_user
 from skyward.providers.rundir import runtime_base
 from tests.e2e.cloud import PRICES, REGION, Cloud, left, wait_gone
 from tests.e2e.stand import IMAGE, forget_image, ssh, stand, wait_until
@@ -105,6 +106,7 @@ def test_the_digits_demo_on_rented_machines(cloud: Cloud, capsys: pytest.Capture
             tags = tags_of(resource)
             assert tags["skyward.pool"] == pool.id
             assert tags["skyward.owner"].startswith(f"{os.getpid()}@")
+            assert tags["skyward.user"] == current_user()
         described = boto3.client("ec2").describe_security_groups(GroupIds=[group.id])["SecurityGroups"][0]
         ingress = {
             (rule["IpProtocol"], rule.get("FromPort"), rule.get("ToPort"), *who)
@@ -115,8 +117,8 @@ def test_the_digits_demo_on_rented_machines(cloud: Cloud, capsys: pytest.Capture
         }
         assert ingress == {("tcp", 22, 22, "172.31.0.0/16"), ("-1", None, None, group.id)}
         found = list(sky.AWS(REGION).find())
-        assert [(each["pool"], each["node"], each["state"]) for each in found] == [
-            (pool.id, node, "running") for node in (0, 1)
+        assert [(each["pool"], each["node"], each["state"], each["user"]) for each in found] == [
+            (pool.id, node, "running", current_user()) for node in (0, 1)
         ]
     assert len(results) == 2
     (asked,) = (asked for name, asked in cloud.calls if name == "RunInstances")

@@ -23,6 +23,7 @@ from skyward.pool import members as pool_members
 from skyward.providers.compose_file import compose_file
 from skyward.providers.compose_project import Project
 from skyward.providers.images import EngineImages
+from skyward.providers.owner import current_user
 from tests.e2e import functions, programs
 from tests.e2e.engines import Release
 from tests.e2e.stand import stand, wait_until
@@ -176,7 +177,7 @@ def test_a_pool_brings_the_file_up_and_down(project: Project, stand: Stand) -> N
         places = functions.place() @ pool
         assert {place["addr"] for place in places} <= {node.address for node in project.nodes()}
         assert programs.hand_out(["a", "b", "c"]) @ pool == ["head keeps a", "node 1 got b", "node 2 got c"]
-        assert {found["pool"] for found in provider(project).find()} == {pool.id}
+        assert {(found["pool"], found["user"]) for found in provider(project).find()} == {(pool.id, current_user())}
         seen = stand.host(2).run("docker", "inspect", *(node.container for node in project.nodes()))
         for node in project.nodes():
             seen += stand.host(2).run("docker", "top", node.container, "-o", "pid,args")

@@ -26,6 +26,7 @@ from skyward.errors import EngineError, EngineMissingError, ImageNotFoundError, 
 from skyward.model.accelerator import Accelerator
 from skyward.providers import Docker
 from skyward.providers.base import Announcement, Host, Node
+from skyward.providers.owner import current_user
 from tests.standin import ask, install, launch
 
 Start = Callable[..., Node]
@@ -147,6 +148,8 @@ def test_a_node_is_a_container_set_up_for_work(start: Start, api: Any, pool: str
     assert labels["skyward.pool"] == pool
     assert labels["skyward.node"] == "0"
     assert labels["skyward.owner"].startswith(f"{os.getpid()}@")
+    assert labels["skyward.user"] == current_user()
+    assert {found["user"] for found in Docker().find() if found["pool"] == pool} == {current_user()}
 
 
 def test_a_node_talks_through_the_directory_it_shares(start: Start, api: Any, pool: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from skyward.errors import ProviderError
 from skyward.providers.aws.api import Api, RefusedError
 from skyward.providers.aws.tags import BEGAN, OWNER, POOL, hourly_of, pool_of, tag
+from skyward.providers.owner import USER
 from skyward.system import time
 
 _log = logging.getLogger(__name__)
@@ -45,6 +46,7 @@ def describe(api: Api) -> list[Mapping[str, Any]]:
             "name": each["InstanceId"],
             "state": each["State"]["Name"],
             "owner": tag(each, OWNER),
+            "user": tag(each, USER),
             "type": each["InstanceType"],
             "market": "spot" if each.get("InstanceLifecycle") == "spot" else "on-demand",
             "host": each.get("PublicIpAddress") or each.get("PrivateIpAddress", ""),
@@ -61,6 +63,7 @@ def describe(api: Api) -> list[Mapping[str, Any]]:
             "name": group["GroupId"],
             "state": "security group",
             "owner": tag(group, OWNER),
+            "user": tag(group, USER),
         }
         for group in left
     ]

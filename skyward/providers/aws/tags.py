@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from skyward.providers.owner import Owner
+from skyward.providers.owner import USER, Owner, current_user
 from skyward.system import time
 
 POOL, OWNER, BEGAN, HOURLY = "skyward.pool", "skyward.owner", "skyward.began", "skyward.hourly"
@@ -17,6 +17,7 @@ def tags(pool: str) -> list[dict[str, str]]:
         "Name": f"skyward-{pool}",
         POOL: pool,
         OWNER: Owner.of(os.getpid()).for_people,
+        USER: current_user(),
         BEGAN: f"{time.time():.0f}",
     }
     return [{"Key": key, "Value": value} for key, value in values.items()]

@@ -8,6 +8,7 @@ from typing import Any
 
 from skyward.errors import EngineError
 from skyward.providers.containers import OWNER, POOL
+from skyward.providers.owner import USER
 from skyward.providers.swarm.api import Document, SwarmApi
 from skyward.providers.swarm.seats import of_slot
 from skyward.providers.swarm.service import name_of
@@ -102,6 +103,7 @@ def described(api: SwarmApi) -> Iterator[dict[str, Any]]:
                 "name": f"{spec['Name']}.{slot}",
                 "state": task["Status"]["State"] if task else "new",
                 "owner": spec["Labels"].get(OWNER, ""),
+                "user": spec["Labels"].get(USER, ""),
                 "image": image,
                 "id": str(task["ID"]) if task else "",
                 "host": machines.get(task.get("NodeID", ""), "") if task else "",
@@ -109,9 +111,9 @@ def described(api: SwarmApi) -> Iterator[dict[str, Any]]:
     for secret in api.secrets(POOL):
         labels, name = secret["Spec"]["Labels"], str(secret["Spec"]["Name"])
         if labels[POOL] not in living:
-            owner = labels.get(OWNER, "")
-            left = {"pool": labels[POOL], "node": -1, "name": name, "state": "secret", "owner": owner}
-            yield {**left, "image": "", "id": str(secret["ID"]), "host": ""}
+            left = {"pool": labels[POOL], "node": -1, "name": name, "state": "secret"}
+            whose = {"owner": labels.get(OWNER, ""), "user": labels.get(USER, "")}
+            yield {**left, **whose, "image": "", "id": str(secret["ID"]), "host": ""}
 
 
 def _replicas(service: Document) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from skyward.providers.containers import COMMAND, OWNER, OWNER_ID, POOL
-from skyward.providers.owner import Owner
+from skyward.providers.owner import USER, Owner, current_user
 from skyward.runner.station import SECRET, SLOT_VAR, STATION_VAR
 
 _GIB = 1024**3
@@ -55,7 +55,7 @@ def name_of(pool: str) -> str:
 
 def labels_of(pool: str, owner: Owner) -> dict[str, str]:
     """Labels of service and secret. Containers have none of them: the engine would only replace a removed one."""
-    return {POOL: pool, OWNER: owner.for_people, OWNER_ID: owner.text}
+    return {POOL: pool, USER: current_user(), OWNER: owner.for_people, OWNER_ID: owner.text}
 
 
 def service_spec(wish: Wish, owner: Owner) -> dict[str, Any]:

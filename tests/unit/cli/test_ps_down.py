@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 import skyward as sky
 from skyward.cli.main import main
+from skyward.providers.owner import current_user
 
 
 @pytest.fixture(autouse=True)
@@ -116,6 +118,104 @@ def test_what_is_rented_is_shown_with_its_cost(
         ["i-3", "-", "-"],
     ]
     assert " ".join(rows[-1]) == "rented: 0.062 USD per hour, 0.031 USD so far, at the prices of their launches"
+
+
+class Terminal(io.StringIO):
+    """Somebody at a terminal, who has typed this."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Three users' pools on an engine, and nothing elsewhere; what is ended of them."""
+    ended: list[str] = []
+    found = [
+        {"pool": pool, "node": node, "name": f"{pool}-{node}", "state": "running", "owner": "7@laptop", "user": user}
+        for pool, user, nodes in (("mine", current_user(), 2), ("hers", "ann@laptop", 1), ("nobodys", "", 1))
+        for node in range(nodes)
+    ]
+    monkeypatch.setattr(sky.Docker, "find", lambda _: found)
+    monkeypatch.setattr(sky.Docker, "release", lambda _, pool: ended.append(pool))
+    monkeypatch.setattr(sky.Local, "find", lambda _: [])
+    return ended
+
+
+def test_all_is_all_of_this_user(ended: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Others' pools, and those of which no label says whose they are, are left alone, and counted."""
+    assert main(["down", "--all", "--yes"]) == 0
+    assert ended == ["mine"]
+    said = capsys.readouterr()
+    assert said.out == "pool mine: 2 nodes ended at docker\n"
+    assert said.err == f"2 pools are not known to be of {current_user()} and left alone (--everyone)\n"
+
+    assert main(["down", "--all", "--yes", "--json"]) == 0
+    assert events(capsys.readouterr().out) == [
+        {"event": "spared", "pool": "hers", "where": "docker", "user": "ann@laptop"},
+        {"event": "spared", "pool": "nobodys", "where": "docker", "user": ""},
+        {"event": "ended", "pool": "mine", "where": "docker", "nodes": 2},
+    ]
+
+
+def test_everyones_pools_are_ended_when_that_is_said(ended: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """And a pool that is named is ended whoever it is of, as `skyward ps` shows it."""
+    assert main(["down", "--all", "--everyone", "--yes"]) == 0
+    assert ended == ["hers", "mine", "nobodys"]
+    assert main(["down", "hers"]) == 0
+    assert ended[3:] == ["hers"]
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("answer", "status"), [("y\n", 0), ("n\n", 130), ("\n", 130), ("", 130)])
+def test_all_shows_what_it_ends_and_asks(
+    answer: str, status: int, ended: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is not a yes is a no."""
+    monkeypatch.setattr("sys.stdin", Terminal(answer))
+    assert main(["down", "--all"]) == status
+    heading, row, question, *_ = capsys.readouterr().out.splitlines()
+    assert heading.split() == ["POOL", "NODES", "WHERE", "USER"]
+    assert row.split() == ["mine", "2", "docker", current_user()]
+    assert question.startswith("End this 1 pool? [y/N]")
+    assert ended == (["mine"] if status == 0 else [])
+
+
+@pytest.mark.parametrize("words", [["--all"], ["--all", "--everyone"], ["--all", "--json"]])
+def test_all_ends_nothing_where_nobody_can_be_asked(
+    words: list[str], ended: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as in a script, which must say --yes; a closed input is no terminal either."""
+    for no_terminal in (io.StringIO("y\n"), None):
+        monkeypatch.setattr("sys.stdin", no_terminal)
+        assert main(["down", *words]) == 2
+        assert "--yes" in capsys.readouterr().err
+    assert ended == []
+
+
+@pytest.mark.parametrize("words", [["deadbeef", "--everyone"], ["deadbeef", "--yes"]])
+def test_what_belongs_to_all_is_refused_without_it(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Rather than ignored."""
+    assert main(["down", *words]) == 2
+    assert "--everyone and --yes belong to --all" in capsys.readouterr().err
+
+
+def test_a_pool_in_which_two_users_have_parts_is_nobodys(
+    ended: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody ends another's nodes because one of them bears the own name."""
+    found = [{"pool": "both", "node": node, "user": user} for node, user in enumerate((current_user(), "ann@laptop"))]
+    monkeypatch.setattr(sky.Docker, "find", lambda _: found)
+    assert main(["down", "--all", "--yes"]) == 0
+    assert ended == []
+    assert "1 pool is not known to be of" in capsys.readouterr().err
+
+
+def test_pools_name_their_user(capsys: pytest.CaptureFixture[str]) -> None:
+    """Under which `--all` finds them."""
+    with sky.ComputePool(sky.Local(), display="quiet") as pool:
+        main(["ps", "--json"])
+    assert {each["user"] for each in events(capsys.readouterr().out) if each["pool"] == pool.id} == {current_user()}
 
 
 def events(text: str) -> list[dict[str, Any]]:

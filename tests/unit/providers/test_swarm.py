@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -65,6 +66,7 @@ def test_the_service_is_the_one_on_file(name: str, monkeypatch: pytest.MonkeyPat
     from dataclasses import replace
 
     monkeypatch.setattr("socket.gethostname", lambda: "client")
+    monkeypatch.setattr("pwd.getpwuid", lambda _: SimpleNamespace(pw_name="ann"))
     wish = PLAIN if name == "plain" else replace(PLAIN, gpus=("NVIDIA-GPU", 2), cpus=1.5, memory_gb=4)
 
     spec = service_spec(wish, OWNER)
