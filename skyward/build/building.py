@@ -6,9 +6,8 @@ import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import MappingProxyType
 
 from skyward.build.command import BuildCommand, find_command
@@ -23,6 +22,8 @@ from skyward.build.registry.caching import SharedCache
 from skyward.build.registry.login import login
 from skyward.build.remote import run_there
 from skyward.build.runner import runner_files
+from skyward.build.scratch import scratch_folder
+from skyward.build.secrets import handed_over
 from skyward.build.site import read_site, site_script, without_folders
 from skyward.image import Plan
 from skyward.model.ssh import SshHost
@@ -57,15 +58,16 @@ def build(
         EngineError: no docker command here can build.
         ConfigError: this machine's settings for package sources are wrong.
     """
-    with _place(plan, docker_host, secrets) as (place, words, folders):
-        write_context(place / "context", plan)
+    with _place(plan, docker_host, secrets) as place:
+        write_context(place.folder / "context", plan)
+        words = [*place.words]
         progress = Progress(plan, report, secrets.values())
         for name, value in plan.build_args:
             words += ["--build-arg", f"{name}={value}"]
         words += cache.words if cache else []
         with ExitStack() as stack:
             known = stack.enter_context(login(cache.place.registry)) if cache else {}
-            code = _run([*words, "--tag", plan.tag], progress, place, docker_host, folders, known)
+            code = _run([*words, "--tag", plan.tag], progress, place, docker_host, known)
     if code:
         raise build_failure(plan, progress, code)
 
@@ -79,47 +81,53 @@ def build_base(plan: Plan, report: Report, docker_host: str | SshHost | None, se
     base = plan.base_build
     assert base is not None
     progress = Progress(replace(plan, layers=()), report, secrets.values())
-    with _place(plan, docker_host, secrets) as (place, words, folders):
-        copy_base(place, base)
-        words += ["--target", base.target] if base.target else []
+    with _place(plan, docker_host, secrets) as place:
+        copy_base(place.folder, base)
+        words = [*place.words, *(["--target", base.target] if base.target else [])]
         words += ["--label", f"{BASE_LABEL}={base.digest}", "--tag", base.tag, "--file", "Dockerfile"]
-        code = _run(words, progress, place, docker_host, folders)
+        code = _run(words, progress, place, docker_host)
     if code:
         raise base_failure(plan, progress, code)
 
 
-@contextmanager
-def _place(
-    plan: Plan, docker_host: str | SshHost | None, secrets: Mapping[str, bytes]
-) -> Iterator[tuple[Path, list[str], FolderServer]]:
-    """A folder with the secrets of a build, and the options that every build has; paths are relative to the folder.
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where one build is prepared.
 
-    With it what serves this machine's folders of packages. A machine reached by SSH finds them at a port of its own.
+    Attributes:
+        folder: gets its context.
+        words: options that every build has.
+        secrets: what it is given besides, by name.
+        folders: serves this machine's folders of packages.
+    """
+
+    folder: Path
+    words: tuple[str, ...]
+    secrets: Mapping[str, bytes] = field(repr=False)
+    folders: FolderServer
+
+
+@contextmanager
+def _place(plan: Plan, docker_host: str | SshHost | None, secrets: Mapping[str, bytes]) -> Iterator[_Place]:
+    """A folder for a build, and what serves this machine's folders of packages for that time.
+
+    A machine reached by SSH finds them at a port of its own.
     """
     site = read_site()
     by_ssh = isinstance(docker_host, SshHost) or (docker_host or "").startswith("ssh://")
     if not by_ssh and not _is_here(docker_host):
         site = without_folders(site)
     there = random.choice(_PORTS_THERE) if by_ssh else None  # noqa: S311 - no secret
-    with TemporaryDirectory(prefix="skyward-build-") as folder, FolderServer(port_there=there) as server:
-        place = Path(folder)
-        words = ["--progress=plain", "--network=host", "--platform", plan.platform]
+    with scratch_folder("build") as folder, FolderServer(port_there=there) as server:
         values = {"skyward_site": site_script(site, plan, server.url).encode(), **secrets}
-        (place / "secrets").mkdir(mode=0o700)
-        for name, value in values.items():
-            secret = place / "secrets" / name
-            secret.touch(mode=0o600)
-            secret.write_bytes(value)
-            words += ["--secret", f"id={name},src=secrets/{name}"]
-        yield place, words, server
+        yield _Place(folder, ("--progress=plain", "--network=host", "--platform", plan.platform), values, server)
 
 
 def _run(
     words: Sequence[str],
     progress: Progress,
-    place: Path,
+    place: _Place,
     docker_host: str | SshHost | None,
-    folders: FolderServer,
     known: Mapping[str, str] = MappingProxyType({}),
 ) -> int:
     """Run a build from its folder, here or on the machine that an SSH address names; gives its exit status.
@@ -132,11 +140,13 @@ def _run(
     if isinstance(docker_host, str) and docker_host.startswith("ssh://"):
         docker_host = SshHost.parse(docker_host)
     if isinstance(docker_host, SshHost):
-        return run_there(docker_host, words, progress, place, forward=folders.forward)
+        forward = place.folders.forward
+        return run_there(docker_host, words, progress, place.folder, secrets=place.secrets, forward=forward)
     command = find_command()
     environment = {**_environment(command, docker_host), **known}
-    words = [*command.words, *_proxies(), *words, str(place / "context")]
-    return run(words, progress, folder=place, environment=environment)
+    with handed_over(place.secrets, place.folder) as given:
+        words = [*command.words, *_proxies(), *given, *words, str(place.folder / "context")]
+        return run(words, progress, folder=place.folder, environment=environment)
 
 
 def _is_here(docker_host: str | SshHost | None) -> bool:

@@ -1,17 +1,19 @@
 """A build on another machine: folder and secrets go there over SSH, and its own docker command builds.
 
 Nothing is installed there, and nothing stays there but the image: the folder is private to the user and goes away
-with the build, however that ends.
+with the build. Should the script itself be killed there, the next build removes the folder, whose lock went with it.
 """
 
 from __future__ import annotations
 
 import os
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryFile
+from types import MappingProxyType
 
 from skyward.build.process import run
 from skyward.build.progress import Progress
@@ -27,6 +29,12 @@ umask 077
 place=$(mktemp -d "${TMPDIR:-/tmp}/skyward-build-XXXXXXXX") || exit 1
 trap 'rm -rf "$place"' EXIT
 trap 'exit 129' HUP INT TERM PIPE
+if command -v flock >/dev/null; then
+    exec 9<"$place" && flock 9 || exit 1
+    for other in "${TMPDIR:-/tmp}"/skyward-build-*; do
+        if [ -d "$other" ] && [ ! -L "$other" ] && [ -O "$other" ]; then flock -n "$other" rm -rf "$other"; fi
+    done
+fi
 cd "$place" && head -c "$1" | tar -xpf - || exit 1
 time=$2
 shift 2
@@ -62,7 +70,13 @@ exit "$code"
 
 
 def run_there(
-    host: SshHost, words: Sequence[str], progress: Progress, folder: Path, *, forward: str | None = None
+    host: SshHost,
+    words: Sequence[str],
+    progress: Progress,
+    folder: Path,
+    *,
+    secrets: Mapping[str, bytes] = MappingProxyType({}),
+    forward: str | None = None,
 ) -> int:
     """Send a folder to a machine and run its docker build there: its directory `context`, with these options.
 
@@ -73,6 +87,7 @@ def run_there(
         words: options of the build.
         progress: is fed what it prints.
         folder: is sent there.
+        secrets: are sent with it, without lying on this machine's disk under any name, and given to the build.
         forward: a port of that machine that leads to one of this, for the time of the build, as ssh's -R has it.
 
     Raises:
@@ -80,15 +95,19 @@ def run_there(
         EngineError: it forwards no port.
     """
     options: tuple[str, ...] = ()
+    given: list[str] = []
     if forward:  # a connection of its own: one that is shared would keep the port
         host, options = replace(host, control=None), ("-o", "ExitOnForwardFailure=yes", "-R", forward)
     with TemporaryFile() as packed:
         with tarfile.open(fileobj=packed, mode="w") as tar:
             for path in sorted(folder.iterdir()):
                 tar.add(path, path.name, filter=_anonymous)
+            for name, value in secrets.items():
+                _add_secret(tar, name, value)
+                given += ["--secret", f"id={name},src=secrets/{name}"]
         size = packed.tell()
         packed.seek(0)
-        command = host.command("sh", "-c", _SCRIPT, "sh", str(size), str(TIME), *words, options=options)
+        command = host.command("sh", "-c", _SCRIPT, "sh", str(size), str(TIME), *given, *words, options=options)
         code = run(command, progress, folder=folder, environment=os.environ, feed=packed)
     if code == UNREACHED and "port forwarding failed" in progress.ending:
         raise EngineError(
@@ -101,6 +120,12 @@ def run_there(
         if failure:
             raise failure
     return code
+
+
+def _add_secret(tar: tarfile.TarFile, name: str, value: bytes) -> None:
+    member = tarfile.TarInfo(f"secrets/{name}")
+    member.mode, member.size = 0o600, len(value)
+    tar.addfile(member, BytesIO(value))
 
 
 def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:

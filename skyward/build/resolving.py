@@ -11,10 +11,10 @@ import threading
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from skyward.build.folders import FolderServer
+from skyward.build.scratch import scratch_folder
 from skyward.build.site import UvSettings, read_site, uv_settings
 from skyward.errors import ConfigError, ImageError, SkywardError
 from skyward.image.origins import origin_of
@@ -54,8 +54,7 @@ def resolve(request: Request, target: str, preferred: Iterable[tuple[str, str]])
         ImageError: a package or an index cannot be had, or uv is missing.
     """
     words = _words(request, target)
-    with TemporaryDirectory(prefix="skyward-lock-") as folder, FolderServer() as server:
-        place = Path(folder)
+    with scratch_folder("lock") as place, FolderServer() as server:
         environment = _prepare(place, request, uv_settings(read_site(), request.image, server.url))
         extras: list[str] = []
         while True:

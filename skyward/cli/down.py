@@ -19,6 +19,7 @@ from typing import Any
 
 import click
 
+from skyward.build.scratch import sweep
 from skyward.cli.places import Place, ask_all, place_options
 from skyward.cli.table import show_table
 from skyward.errors import ConfigError, ProviderError, SkywardError
@@ -66,6 +67,7 @@ def command(
         raise ConfigError("skyward down takes the identifiers of pools, or --all; `skyward ps` shows what there is.")
     if not everything and (everyone or is_agreed):
         raise ConfigError("--everyone and --yes belong to --all; a pool that is named is ended without a question.")
+    sweep()  # what clients that were killed in a build have left
     told, found = _Told(as_json), list[Found]()
     for place, answer in ask_all(places):
         if isinstance(answer, SkywardError):

@@ -279,6 +279,45 @@ def test_interrupt_during_a_build(built: Built, script: Callable[..., Popen[str]
     assert built.store.inspect(built.plan(sky.Image(run=[f"sleep {seconds}"])).tag) is None
 
 
+def test_a_killed_build_leaves_no_secret(
+    built: Built, script: Callable[..., Popen[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After SIGKILL in mid-build no file has a secret, and the next build removes what is left.
+
+    The command that the client started ends itself with its next output, or when a step asks for a secret.
+    """
+    canary, word = f"canary-{secrets.token_hex(8)}", secrets.token_hex(4)
+    (tmp_path / "temp").mkdir()
+    client = script(
+        f"""
+        import skyward as sky
+        from skyward.build import ensure, plan_for
+        store = sky.Docker().images
+        run = ["test -s /run/secrets/BUILD_TOKEN; echo {word}", "sleep 3; echo {word}; sleep 600"]
+        image = sky.Image(run=run, secrets=["BUILD_TOKEN"])
+        ensure(plan_for(image, store, python="{PYTHON}", platform="linux/amd64"), store, print)
+        """,
+        TMPDIR=str(tmp_path / "temp"),
+        BUILD_TOKEN=canary,
+    )
+    assert client.stdout
+    assert any(line.startswith("run sleep 3") for line in client.stdout)
+    (place,) = (tmp_path / "temp").iterdir()
+    left = _processes(str(place))
+    assert left
+    client.kill()
+    client.communicate(timeout=60)
+    files = [path for path in (tmp_path / "temp").rglob("*") if path.is_file()]
+    assert files
+    assert [path for path in files if canary.encode() in path.read_bytes()] == []
+    for process in left:
+        assert select.select([process], [], [], 30)[0], "a process of the build is still there"
+        os.close(process)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temp"))
+    built(sky.Image(run=[f"echo {word}"]))
+    assert list((tmp_path / "temp").iterdir()) == []
+
+
 def _processes(word: str, *, exact: bool = False) -> list[int]:
     """Descriptors of the processes with a word in their command line; readable once such a process has ended."""
     found = []

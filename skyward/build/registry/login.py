@@ -6,12 +6,11 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from skyward.build.registry.client import registry_credentials
 from skyward.build.registry.credentials import HUB_KEY, config_folder, read_config
 from skyward.build.registry.reference import DOCKER_HUB
+from skyward.build.scratch import scratch_folder
 
 
 @contextmanager
@@ -36,8 +35,7 @@ def login(registry: str) -> Iterator[dict[str, str]]:
         "identitytoken": known.identity_token,
         "registrytoken": known.registry_token,
     }
-    with TemporaryDirectory(prefix="skyward-login-") as name:
-        folder = Path(name)
+    with scratch_folder("login") as folder:
         for path in own.iterdir() if own.is_dir() else ():
             if path.name != "config.json":
                 (folder / path.name).symlink_to(path)  # contexts, plugins
@@ -47,4 +45,4 @@ def login(registry: str) -> Iterator[dict[str, str]]:
         helpers = {**(config.get("credHelpers") or {}), key: ""}
         (folder / "config.json").touch(mode=0o600)
         (folder / "config.json").write_text(json.dumps({**config, "auths": auths, "credHelpers": helpers}))
-        yield {"DOCKER_CONFIG": name}
+        yield {"DOCKER_CONFIG": str(folder)}

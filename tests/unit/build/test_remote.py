@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -23,12 +25,10 @@ HOST = SshHost(host="box")
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder to build, and the other machine's temporary files in `there`; both find their commands in `bin`."""
-    for name in ("bin", "there", "place/context/deep", "place/secrets"):
+    for name in ("bin", "there", "place/context/deep"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "place/context/Dockerfile").write_text("FROM x\n")
     (tmp_path / "place/context/deep/file").write_text("content")
-    (tmp_path / "place/secrets/site").write_text("secret")
-    (tmp_path / "place/secrets/site").chmod(0o600)
     # what is after the address runs as sshd would run it: by a shell, as one text
     _script(tmp_path, "ssh", 'while [ "$1" != -- ]; do shift; done; exec sh -c "$3"')
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
@@ -51,14 +51,14 @@ def _buildx(place: Path, text: str) -> None:
 
 def _run(place: Path, *words: str, report: list[Event] | None = None) -> tuple[int, Progress]:
     progress = Progress(compiled(Image()), (report if report is not None else []).append)
-    return run_there(HOST, words, progress, place / "place"), progress
+    return run_there(HOST, words, progress, place / "place", secrets={"site": b"secret"}), progress
 
 
 def test_the_folder_arrives_and_goes(place: Path) -> None:
     """Files with their content and modes, paths relative to it; afterwards nothing is left."""
     _buildx(place, f"(ls -l secrets; cat context/deep/file secrets/site; echo; pwd) > {place}/seen")
 
-    code, _ = _run(place, "--secret", "id=site,src=secrets/site", "--tag", "a b")
+    code, _ = _run(place, "--tag", "a b")
 
     seen = (place / "seen").read_text()
     assert code == 0
@@ -149,6 +149,28 @@ def test_a_client_that_goes_away_ends_the_build(place: Path) -> None:
     assert len(caught) == 1
     assert not Path(f"/proc/{pid}").exists()
     assert list((place / "there").iterdir()) == []
+
+
+def test_what_a_killed_script_leaves_goes_with_the_next_build(place: Path) -> None:
+    """A folder without an owner is removed; one whose build goes on stays, and so does what a link leads to."""
+    for name in ("there/skyward-build-killed/secrets", "there/skyward-build-alive", "elsewhere"):
+        (place / name).mkdir(parents=True)
+    (place / "there/skyward-build-killed/secrets/site").write_text("secret")
+    (place / "there/skyward-build-link").symlink_to(place / "elsewhere")
+    _buildx(place, "")
+    with subprocess.Popen(["flock", str(place / "there/skyward-build-alive"), "cat"], stdin=subprocess.PIPE) as owner:
+        while (
+            subprocess.run(["flock", "-n", str(place / "there/skyward-build-alive"), "true"], check=False).returncode
+            == 0
+        ):
+            time.sleep(0.01)
+        assert _run(place)[0] == 0
+        assert sorted(path.name for path in (place / "there").iterdir()) == [
+            "skyward-build-alive",
+            "skyward-build-link",
+        ]
+        assert (place / "elsewhere").is_dir()
+        owner.communicate()
 
 
 def test_a_port_is_forwarded_on_a_connection_of_its_own(place: Path) -> None:
