@@ -8,7 +8,7 @@ from typing import Any
 
 from skyward.errors import ProviderError
 from skyward.providers.aws.api import Api, RefusedError
-from skyward.providers.aws.tags import BEGAN, OWNER, POOL, hourly_of, pool_of, tag
+from skyward.providers.aws.tags import OWNER, POOL, SEEN, hourly_of, pool_of, seen_of, tag
 from skyward.providers.owner import USER
 from skyward.system import time
 
@@ -16,8 +16,9 @@ _log = logging.getLogger(__name__)
 _THERE = ("pending", "running", "stopping", "stopped")
 _GONE_S = 300.0  # large machines take minutes to end
 _LOOK_S = 2.0
+RENEW_S = 600.0  # between two signs of life of a pool
 _ASKED_S = 0.2  # after the request to end
-_FORGOTTEN_S = 3600.0  # a client makes its group seconds before its machines, and its heir tries for an hour
+_FORGOTTEN_S = 3600.0  # for which a client may be silent; its heir tries for an hour as well
 
 
 def instances(api: Api, pool: str | None = None, states: Sequence[str] = _THERE) -> list[dict[str, Any]]:
@@ -121,12 +122,24 @@ def _end_machines(api: Api, pool: str, deadline: float) -> None:
         time.sleep(_LOOK_S if not running else _ASKED_S)
 
 
-def sweep(api: Api) -> None:
-    """Delete the security groups that clients left whose computer went off: old ones of pools without machines.
+def renew(api: Api, group: str) -> None:
+    """Write into a tag of a pool's security group that the pool's client lives; see `sweep`.
 
-    What cannot be deleted is told as a warning: it is no matter of the pool that is being opened.
+    Raises:
+        ProviderError: AWS refuses or cannot be asked.
     """
-    old = [group for group in groups(api) if time.time() - float(tag(group, BEGAN) or 0) > _FORGOTTEN_S]
+    api.call("ec2", "create_tags", Resources=[group], Tags=[{"Key": SEEN, "Value": f"{time.time():.0f}"}])
+
+
+def sweep(api: Api) -> None:
+    """Delete the security groups of dead pools: no client has renewed them for an hour, and they have no machine.
+
+    A pool that has lost all its machines and waits for others has a group without machines as well, for any length of
+    time, but its client renews that (`RENEW_S`). Clocks agree well enough, since AWS refuses requests of a clock that
+    is 5 minutes wrong. A group that no tag gives a time for is left alone. What cannot be deleted is told as a warning:
+    it is no matter of the pool that is being opened.
+    """
+    old = [group for group in groups(api) if (at := seen_of(group)) is not None and time.time() - at > _FORGOTTEN_S]
     having = {pool_of(each) for each in instances(api, states=(*_THERE, "shutting-down"))} if old else set()
     for group in old:
         if pool_of(group) in having:

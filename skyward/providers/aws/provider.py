@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -11,13 +12,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from skyward.build.events import note
-from skyward.errors import ConfigError, PoolClosedError
+from skyward.errors import ConfigError, PoolClosedError, ProviderError
 from skyward.model.accelerator import Accelerator
 from skyward.model.image import Image
 from skyward.model.spec import Cluster
 from skyward.providers.aws import estate
 from skyward.providers.aws.ami import find_image
-from skyward.providers.aws.api import Api
+from skyward.providers.aws.api import Api, RefusedError
 from skyward.providers.aws.boot import USER, Keys
 from skyward.providers.aws.disk import room_gb, size_here
 from skyward.providers.aws.launch import Order, Rented, launch
@@ -37,6 +38,7 @@ from skyward.system import threading
 if TYPE_CHECKING:
     from skyward.build.events import Report
 
+_log = logging.getLogger(__name__)
 LEASE_S = 300.0
 
 
@@ -160,7 +162,7 @@ class AWS:
             nodes=nodes,
             image=image,
             network=network,
-            group=make_group(api, pool, network, client),
+            group=opened.renewed(make_group(api, pool, network, client)),
             user_data=keys.user_data(terms.lease_s),
             profile=self.instance_profile,
             private=self.use_private_ip,
@@ -258,6 +260,29 @@ class _Pool:
         self._keys.make()
         self._heir = Heir("skyward.providers.aws.heir", self.id, self._api.region)
         return self._keys
+
+    def renewed(self, group: str) -> str:
+        """Say in a tag of the pool's security group that its client lives, from now on and as long as the pool is open.
+
+        Without that other pools would take the group of a pool without machines for forgotten.
+        """
+        threading.Thread(target=self._renew, args=[group], name=f"skyward-{self.id}-renew", daemon=True).start()
+        return group
+
+    def _renew(self, group: str) -> None:
+        while not self._ended.wait(estate.RENEW_S):
+            try:
+                estate.renew(self._api, group)
+            except ProviderError as error:
+                if isinstance(error, RefusedError) and error.code == "InvalidGroup.NotFound":
+                    return  # the pool was ended by another client
+                _log.warning(
+                    "Pool %s could not say at AWS that it lives: %s After an hour without that, and while it has no "
+                    "machine, another pool takes its security group %s for forgotten.",
+                    self.id,
+                    error,
+                    group,
+                )
 
     def rent(self, offer: Offer, machines: list[Rented]) -> None:
         """Take note of what was launched; from here on its price is counted."""

@@ -9,6 +9,7 @@ from skyward.providers.owner import USER, Owner, current_user
 from skyward.system import time
 
 POOL, OWNER, BEGAN, HOURLY = "skyward.pool", "skyward.owner", "skyward.began", "skyward.hourly"
+SEEN = "skyward.seen"  # of a security group: when its pool's client last said that it lives
 
 
 def tags(pool: str) -> list[dict[str, str]]:
@@ -31,8 +32,13 @@ def tagged(pool: str, *kinds: str, hourly: float | None = None) -> list[dict[str
 
 def hourly_of(resource: dict[str, Any]) -> float | None:
     """USD per hour of an instance, as known at its launch; None where nobody knew."""
-    value = tag(resource, HOURLY)
-    return float(value) if value else None
+    return _number(tag(resource, HOURLY))
+
+
+def seen_of(resource: dict[str, Any]) -> float | None:
+    """When a resource's client was last known to live, in seconds since the epoch; None where no tag says so."""
+    times = [known for key in (BEGAN, SEEN) if (known := _number(tag(resource, key))) is not None]
+    return max(times, default=None)
 
 
 def pool_of(resource: dict[str, Any]) -> str:
@@ -43,3 +49,11 @@ def pool_of(resource: dict[str, Any]) -> str:
 def tag(resource: dict[str, Any], key: str) -> str:
     """Value of a resource's tag; "" without it."""
     return next((str(each["Value"]) for each in resource.get("Tags", ()) if each["Key"] == key), "")
+
+
+def _number(value: str) -> float | None:
+    """A tag's number; None for what is none, since anybody in the account may write tags."""
+    try:
+        return float(value)
+    except ValueError:
+        return None

@@ -26,8 +26,10 @@ from skyward.providers.aws.boot import GUARD, Keys
 from skyward.providers.aws.disk import room_gb
 from skyward.providers.aws.launch import Order, launch
 from skyward.providers.aws.network import find_network, make_group
-from skyward.providers.aws.tags import BEGAN
+from skyward.providers.aws.provider import _Pool
+from skyward.providers.aws.tags import BEGAN, SEEN
 from skyward.providers.aws.terms import MachineType, Offer
+from skyward.providers.base import Terms
 
 TYPE = MachineType(name="m6i.large", cpus=2, memory_gb=8, platform="linux/amd64")
 
@@ -231,6 +233,70 @@ def test_a_group_without_machines_is_found_and_swept_when_it_is_old(account: Api
     account.call("ec2", "create_tags", Resources=[group], Tags=old)
     estate.sweep(account)
     assert estate.describe(account) == []
+
+
+def age(account: Api, group: str, **tags: float) -> None:
+    """Set tags of a group to times so many seconds ago."""
+    names = {"began": BEGAN, "seen": SEEN}
+    old = [{"Key": names[name], "Value": f"{time.time() - ago:.0f}"} for name, ago in tags.items()]
+    account.call("ec2", "create_tags", Resources=[group], Tags=old)
+
+
+def test_the_group_of_a_living_pool_without_machines_is_not_swept(account: Api) -> None:
+    """It has lost all of them hours ago and AWS has no room for others; its client says that it lives."""
+    group = make_group(account, "p1", find_network(account), "203.0.113.7/32")
+    age(account, group, began=90_000)
+    estate.renew(account, group)
+    estate.sweep(account)
+    assert len(estate.groups(account, "p1")) == 1
+
+    age(account, group, began=90_000, seen=4000)  # the client's computer went off
+    estate.sweep(account)
+    assert estate.groups(account, "p1") == []
+
+
+def test_the_group_of_a_pool_with_machines_is_not_swept(account: Api) -> None:
+    """However long nobody has renewed it."""
+    launch(account, order(account), [offer()], lambda _: None)
+    (group,) = estate.groups(account, "p1")
+    age(account, group["GroupId"], began=90_000)
+    estate.sweep(account)
+    assert len(estate.groups(account, "p1")) == 1
+
+
+@pytest.mark.parametrize("began", ["", "yesterday"])
+def test_a_group_that_tells_no_time_is_left_alone(account: Api, began: str) -> None:
+    """Anybody may write tags; they neither harm a pool nor lead to a deletion."""
+    group = make_group(account, "p1", find_network(account), "203.0.113.7/32")
+    account.call("ec2", "create_tags", Resources=[group], Tags=[{"Key": BEGAN, "Value": began}])
+    estate.sweep(account)
+    assert len(estate.groups(account, "p1")) == 1
+
+
+def test_an_open_pool_renews_its_group_until_it_ends(account: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the group's making on; a try that fails is no end of it, but that the group is gone is."""
+    monkeypatch.setattr(estate, "RENEW_S", 0.01)
+    group = make_group(account, "p1", find_network(account), "203.0.113.7/32")
+    age(account, group, began=90_000)
+    failures, tries = [ProviderError("no answer"), RefusedError("no", "RequestLimitExceeded")], threading.Event()
+
+    class Faulty(Api):
+        def call(self, service: str, action: str, **arguments: Any) -> Mapping[str, Any]:
+            if action == "create_tags" and failures:
+                raise failures.pop()
+            answer = account.call(service, action, **arguments)
+            tries.set()
+            return answer
+
+    pool = _Pool("p1", Faulty("us-east-1"), Terms())
+    assert pool.renewed(group) == group
+    (renewing,) = (each for each in threading.enumerate() if each.name == "skyward-p1-renew")
+    assert tries.wait(60)
+    estate.sweep(account)
+    assert len(estate.groups(account, "p1")) == 1
+    estate.clear(account, "p1")
+    renewing.join(60)
+    assert not renewing.is_alive()
 
 
 def test_machine_images_come_from_public_parameters(account: Api) -> None:
