@@ -38,6 +38,7 @@ from skyward.errors import (
 
 # name -> the module with the command of that name, loaded when it is asked for
 COMMANDS = {
+    "aws": "skyward.cli.aws",
     "build": "skyward.cli.build",
     "doctor": "skyward.cli.doctor",
     "down": "skyward.cli.down",
