@@ -1,4 +1,10 @@
-"""Where this machine takes Python packages from, as pip or uv on it are configured; and the site's own index map."""
+"""Where this machine takes Python packages from, as pip or uv on it are configured; and the site's own index map.
+
+The first index that knows a package's name is the only one asked for it, as uv has it by default: otherwise whoever may
+publish on a public index could replace a private package by a higher version of the same name. Indexes are asked in
+uv's order: the extra ones as they are listed, then the default one. Of pip's settings, which know no order, PyPI itself
+goes last wherever it stands.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +14,14 @@ import re
 import sys
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from skyward.errors import ConfigError
 
+_PUBLIC = ("pypi.org", "pypi.python.org", "test.pypi.org")  # where anybody may publish
 _SYSTEM_FILES = (Path("/etc/xdg/pip/pip.conf"), Path("/etc/pip.conf"))
 _UV_SYSTEM = Path("/etc/uv/uv.toml")
 
@@ -24,12 +31,12 @@ class Indexes:
     """Package sources: URLs, or folders given as `file://` URLs or paths.
 
     Attributes:
-        default: the index asked for everything; None for the tools' own default, PyPI.
-        extra: further indexes.
+        default: the index asked last; None for the tools' own default, PyPI.
+        extra: further indexes, asked before it in this order.
         find_links: folders or pages that list files.
         insecure_hosts: hosts whose certificate is not checked.
         no_index: take packages from `find_links` only.
-        strategy: which index wins for a package that several have, in uv's terms; None for uv's default.
+        strategy: which index wins for a package that several have, in uv's terms; None for the first that has it.
         keyring: whether this machine's keyring knows the passwords of those that name a user only.
     """
 
@@ -45,11 +52,15 @@ class Indexes:
 def host_indexes(environ: Mapping[str, str], home: Path) -> Indexes:
     """What uv is told on this machine, or else what pip is told.
 
+    uv's setting `index-strategy` (UV_INDEX_STRATEGY) holds for both: pip has none.
+
     Raises:
         ConfigError: a configuration file cannot be read.
     """
     from_uv = _uv_indexes(environ, home)
-    return from_uv if from_uv.default or from_uv.extra or from_uv.find_links else _pip_indexes(environ, home)
+    if from_uv.default or from_uv.extra or from_uv.find_links:
+        return from_uv
+    return replace(_pip_indexes(environ, home), strategy=from_uv.strategy)
 
 
 def pip_option(name: str, environ: Mapping[str, str], home: Path) -> str | None:
@@ -95,17 +106,21 @@ def _pip_indexes(environ: Mapping[str, str], home: Path) -> Indexes:
         text = environ.get(f"PIP_{name.upper().replace('-', '_')}", settings.get(name, ""))
         return tuple(dict.fromkeys(text.split()))
 
-    extra = values("extra-index-url")
+    default, extra = _public_last(next(iter(values("index-url")), None), values("extra-index-url"))
     return Indexes(
-        default=next(iter(values("index-url")), None),
+        default=default,
         extra=extra,
         find_links=values("find-links"),
         insecure_hosts=values("trusted-host"),
         no_index=values("no-index") in (("1",), ("true",), ("yes",), ("on",)),
-        # pip compares what all its indexes have; uv by default stops at the first that knows the name
-        strategy="unsafe-best-match" if extra else None,
         keyring=next(iter(values("keyring-provider")), None) in ("import", "subprocess"),
     )
+
+
+def _public_last(default: str | None, extra: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:
+    """The default index and the others, so that those where anybody may publish are asked last."""
+    given = sorted((*extra, *([default] if default else ())), key=lambda source: urlsplit(source).hostname in _PUBLIC)
+    return (given[-1], tuple(given[:-1])) if default else (None, tuple(given))
 
 
 def _pip_config(environ: Mapping[str, str], home: Path) -> dict[str, str]:

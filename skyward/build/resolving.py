@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -24,6 +25,7 @@ from skyward.model.image import Image, package_name, requirement_name
 if TYPE_CHECKING:
     from skyward.build.lock import Request
 
+_log = logging.getLogger(__name__)
 _LOCK = "pylock.toml"
 _finding = threading.Lock()  # sysconfig, where uv looks, gives None for a setting while another thread first asks it
 _KEPT = ("UV_CACHE_DIR", "UV_HTTP_RETRIES", "UV_KEYRING_PROVIDER", "UV_OFFLINE")
@@ -55,7 +57,9 @@ def resolve(request: Request, target: str, preferred: Iterable[tuple[str, str]])
     """
     words = _words(request, target)
     with scratch_folder("lock") as place, FolderServer() as server:
-        environment = _prepare(place, request, uv_settings(read_site(), request.image, server.url))
+        site = read_site()
+        _warn_of_strategy(site.indexes.strategy)
+        environment = _prepare(place, request, uv_settings(site, request.image, server.url))
         extras: list[str] = []
         while True:
             (place / _LOCK).write_text(_pins(preferred), encoding="utf-8")
@@ -76,6 +80,15 @@ def resolve(request: Request, target: str, preferred: Iterable[tuple[str, str]])
             if not needed:
                 return found
             extras += needed
+
+
+def _warn_of_strategy(strategy: str | None) -> None:
+    if strategy and strategy.startswith("unsafe"):
+        _log.warning(
+            "Packages are taken from whichever index has the best version, as this machine's setting index-strategy=%s "
+            "of uv says: whoever may publish on one index can replace packages of the others.",
+            strategy,
+        )
 
 
 def _words(request: Request, target: str) -> list[str]:
@@ -140,6 +153,12 @@ def _failure(image: Image, said: str) -> SkywardError:
     flat = " ".join(said.split())
     name = next((found["name"] for pattern in _MISSING if (found := pattern.search(flat))), None)
     tail = f" uv said:\n{said}"
+    if "unsafe-best-match" in said:  # uv's own hint: the index that is asked first has other versions of it only
+        tail = (
+            " The first index that has a package is the only one asked for it. Name the index of such a package in "
+            "Image(pip_indexes=...), or set UV_INDEX_STRATEGY=unsafe-best-match if all of this machine's indexes may "
+            f"replace each other's packages.{tail}"
+        )
     if _CERTIFICATE.search(said):
         return ImageError(
             "A package index's certificate was not trusted. If this site intercepts TLS, point SSL_CERT_FILE to the "

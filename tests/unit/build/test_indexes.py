@@ -42,13 +42,41 @@ def test_pip_files_and_variables(home: Path) -> None:
         extra=("file:///one", "https://b.example", "https://c.example"),
         find_links=("/wheels",),
         insecure_hosts=("a.example",),
-        strategy="unsafe-best-match",
     )
     assert host_indexes({}, home) == expected
     found = host_indexes({"PIP_INDEX_URL": "https://v.example", "PIP_EXTRA_INDEX_URL": "", "PIP_NO_INDEX": "1"}, home)
     assert (found.default, found.extra, found.no_index, found.strategy) == ("https://v.example", (), True, None)
     assert pip_option("cert", {}, home) == "/ca.pem"
     assert pip_option("cert", {"PIP_CERT": "/other.pem"}, home) == "/other.pem"
+
+
+PRIVATE, MIRROR, PYPI = "https://private.example/simple", "https://mirror.example/simple", "https://pypi.org/simple"
+
+
+@pytest.mark.parametrize(
+    ("index", "extra", "order"),
+    [
+        ("", PRIVATE, [PRIVATE, None]),
+        (PYPI, PRIVATE, [PRIVATE, PYPI]),
+        (PRIVATE, PYPI, [PRIVATE, PYPI]),
+        (MIRROR, PRIVATE, [PRIVATE, MIRROR]),
+        (PRIVATE, f"{PYPI} {MIRROR}", [MIRROR, PRIVATE, PYPI]),
+        ("", f"{PYPI} {PRIVATE}", [PRIVATE, PYPI, None]),
+    ],
+)
+def test_which_of_pips_indexes_is_asked_first(home: Path, index: str, extra: str, order: list[str | None]) -> None:
+    """The extra ones, then the default one, as uv has it; where anybody may publish comes last wherever it stands."""
+    found = host_indexes({"PIP_INDEX_URL": index, "PIP_EXTRA_INDEX_URL": extra}, home)
+    assert [*found.extra, found.default] == order
+
+
+def test_the_strategy_is_uvs_setting(home: Path) -> None:
+    """uv's variable and its file hold for pip's indexes as well; nothing else lets indexes replace each other."""
+    pip = {"PIP_EXTRA_INDEX_URL": PRIVATE}
+    assert host_indexes(pip, home).strategy is None
+    assert host_indexes(pip | {"UV_INDEX_STRATEGY": "unsafe-best-match"}, home).strategy == "unsafe-best-match"
+    _write(home / ".config/uv/uv.toml", 'index-strategy = "unsafe-first-match"\n')
+    assert host_indexes(pip, home).strategy == "unsafe-first-match"
 
 
 def test_pip_config_file(home: Path, tmp_path: Path) -> None:

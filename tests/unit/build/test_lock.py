@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from skyward.build import resolving
+from skyward.build.folders import FolderServer
 from skyward.build.lock import Request, lock_requirements
 from skyward.errors import ConfigError, ImageError
 from skyward.image import Lock, with_origin
@@ -139,6 +140,30 @@ def test_a_scoped_package_has_one_source(wheels: Path, monkeypatch: pytest.Monke
     assert "127.0.0.1" not in repr(lock) + _files(wheels.parent)
 
 
+def test_a_public_package_cannot_replace_a_private_one(
+    wheels: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two indexes: the private one's 1.0 wins over 99.0 of the public one, unless uv's setting says otherwise.
+
+    Packages that only the public one has still come from there, and what the private one has in another version only
+    is an error that says why.
+    """
+    make_wheel(wheels.parent / "private", "internal", "1.0")
+    make_wheel(wheels.parent / "public", "internal", "99.0")
+    make_wheel(wheels.parent / "public", "common", "1.0")
+    with FolderServer() as server:
+        public, private = (server.url(wheels.parent / name) for name in ("public", "private"))
+        (wheels.parent / "pip.conf").write_text(f"[global]\nindex-url = {public}\nextra-index-url = {private}\n")
+        assert _pins(_lock("internal", "common")) == ["common==1.0", "internal==1.0"]
+        assert not caplog.records
+        with pytest.raises(ImageError, match=r"first index that has a package.*Image\(pip_indexes"):
+            _lock("internal>=2")
+        monkeypatch.setenv("UV_INDEX_STRATEGY", "unsafe-best-match")
+        assert _pins(_lock("internal", upgrade=True)) == ["internal==99.0"]
+    (record,) = caplog.records
+    assert "index-strategy=unsafe-best-match" in record.getMessage()
+
+
 def test_what_local_files_provide_is_not_locked(wheels: Path) -> None:
     """Local packages are installed from their files; a lock holds what they need."""
     make_wheel(wheels, "leaf", "1.0")
@@ -208,8 +233,6 @@ def test_newer_packages_are_not_seen(wheels: Path) -> None:
 
 def test_what_the_image_names_by_url(wheels: Path) -> None:
     """A file that is named by its URL is locked by its hash, too."""
-    from skyward.build.folders import FolderServer
-
     wheel = make_wheel(wheels.parent / "far", "direct", "1.0")
     with FolderServer() as server:
         url = f"{server.url(wheel.parent)}/{wheel.name}"
