@@ -14,7 +14,7 @@ SkywardError                     what was tried, what was found, what to do
 ├─ ProviderError                 machines or nodes cannot be had
 │  └─ NodeStartError             a node ended or stayed silent before it was ready
 ├─ WireError                     a connection broke or spoke nonsense
-│  ├─ AuthenticationError        the other side does not hold the pool's key
+│  ├─ AuthenticationError        the other side does not hold the node's key
 │  └─ VersionError               client and node cannot understand each other
 ├─ PoolError                     a pool is used wrongly (also RuntimeError)
 │  ├─ NoActivePoolError          `>> sky` where none is open, or several are
@@ -115,7 +115,7 @@ class WireError(SkywardError):
 
 
 class AuthenticationError(WireError):
-    """The other side of a connection does not hold the pool's key."""
+    """The other side of a connection does not hold the node's key."""
 
 
 class VersionError(WireError):

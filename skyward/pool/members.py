@@ -179,7 +179,7 @@ class Members:
         with self._changed:
             self._places.put(index, host)
             launch = self._places.launch(index, image)
-        node = NodeLink(index, host, host.start(launch), self._settings.worker, self._link)
+        node = NodeLink(index, host, host.start(launch), self._settings.worker, self._link, key=launch.key)
         try:
             with self._changed:
                 if self._closed.is_set():

@@ -39,7 +39,6 @@ _unless_closed = suppress(InvalidStateError)  # a pool that is closed has failed
 class PoolLink:
     """What a node shares with its pool."""
 
-    key: bytes
     dispatcher: Dispatcher
     printer: Printer
     setup: Callable[[NodeLink, WorkerLink], None]  # prepares a worker that was started again, and lets it take calls
@@ -49,7 +48,7 @@ class PoolLink:
 
 
 class NodeLink:
-    """A running node.
+    """A running node. Its `key` is known to it and to this client alone.
 
     Attributes:
         host: where it is.
@@ -58,8 +57,8 @@ class NodeLink:
         told: the COMPUTE_POOL document it has, "" until it is connected.
     """
 
-    def __init__(self, index: int, host: Host, node: Node, shape: Worker, pool: PoolLink) -> None:
-        self.index, self.host, self._node, self._shape, self._pool = index, host, node, shape, pool
+    def __init__(self, index: int, host: Host, node: Node, shape: Worker, pool: PoolLink, *, key: bytes) -> None:
+        self.index, self.host, self._node, self._shape, self._pool, self._key = index, host, node, shape, pool, key
         self.told = ""
         self.removed = threading.Event()
         self.gone: Exit | None = None
@@ -85,13 +84,15 @@ class NodeLink:
             NodeStartError, WireError, AuthenticationError, VersionError: as their names say.
         """
         announced = self._node.wait_ready(timeout_s)
-        self._agent = connect(self._node.connect(announced.agent), self._pool.key, agent_endpoint(self.index))
+        self._agent = connect(
+            self._node.connect(announced.agent), self._key, agent_endpoint(self.index), self._node.channel
+        )
         self._agent_reader = self._spawn(self._read_agent, self._agent)
         return [self._open_worker(number, 0, address) for number, address in enumerate(announced.workers)]
 
     def _open_worker(self, number: int, generation: int, address: str) -> WorkerLink:
         endpoint = worker_endpoint(self.index, number, generation)
-        connection = connect(self._node.connect(address), self._pool.key, endpoint)
+        connection = connect(self._node.connect(address), self._key, endpoint, self._node.channel)
         rank = self.index * self._shape.processes + number
         worker = WorkerLink(self.index, number, rank, generation, self._shape.slots, connection)
         worker.is_one_of_several_ranks = self._shape.ranks > 1

@@ -6,6 +6,7 @@ from skyward.model.instance import InstanceInfo, Peer
 from skyward.pool.settings import PoolSettings, accelerator_info
 from skyward.providers.base import Host, Launch
 from skyward.runner.config import RunnerSettings
+from skyward.wire.handshake import new_key
 
 
 class Places:
@@ -13,12 +14,11 @@ class Places:
 
     Args:
         pool: identifier of the pool.
-        key: its secret key.
         settings: what it is asked to be.
     """
 
-    def __init__(self, pool: str, key: bytes, settings: PoolSettings) -> None:
-        self._pool, self._key, self._settings = pool, key, settings
+    def __init__(self, pool: str, settings: PoolSettings) -> None:
+        self._pool, self._settings = pool, settings
         self._hosts: dict[int, Host] = {}
         self._head_port = 0
 
@@ -48,7 +48,7 @@ class Places:
         return place.to_json()
 
     def launch(self, node: int, image: str | None) -> Launch:
-        """What the host of a node needs to start it."""
+        """What the host of a node needs to start it. Each start has a key of its own, which no other node learns."""
         settings = self._settings
         runner = RunnerSettings(
             processes=settings.worker.processes, slots=settings.worker.slots, lease_s=settings.lease_s
@@ -60,7 +60,7 @@ class Places:
             image=image,
             compute_pool=self.document(node),
             runner=runner.to_json(),
-            key=self._key,
+            key=new_key(),
             env=dict(settings.env),
             accelerator=settings.accelerator,
             mounts=bool(settings.volumes),

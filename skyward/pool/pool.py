@@ -32,7 +32,6 @@ from skyward.pool.settings import Display, PoolSettings
 from skyward.pool.setup import WorkerSetup
 from skyward.providers.base import Host, Leaving, Provider, Terms
 from skyward.wire import payload
-from skyward.wire.handshake import new_key
 
 if TYPE_CHECKING:
     from skyward.plugins import Plugin
@@ -144,7 +143,6 @@ class ComputePool(Calls):
             lease_s=settings.lease_s,
             report=self._progress.report,
             leaving=self._on_leaving,
-            key=lambda: self._key,
         )
         self._settings = replace(settings, provider=reading.on_terms(provider, terms))
         self.id = token_hex(4)
@@ -178,8 +176,7 @@ class ComputePool(Calls):
         self._setup = WorkerSetup(settings)
         self._clock = Clock()
         self._printer = Printer(quiet=settings.display == "quiet")
-        self._key = new_key()
-        places = Places(self.id, self._key, settings)
+        places = Places(self.id, settings)
         self._members = members = Members(self.id, settings, places, progress.tell)
         self._dispatcher = Dispatcher(self._clock, members.kill)
         self._functions = Functions()
@@ -201,9 +198,7 @@ class ComputePool(Calls):
             if image is not None and wanted.bake:
                 self._setup.leave_code_out()
         with progress.stage("start", f"starting {count} node{'s' * (count > 1)}"):
-            link = PoolLink(
-                self._key, self._dispatcher, self._printer, group.arrived, group.lost, members.gone, members.dismissed
-            )
+            link = PoolLink(self._dispatcher, self._printer, group.arrived, group.lost, members.gone, members.dismissed)
             members.join(link, self._dispatcher, group, self._clock, prepare)
             members.start(hosts, image)
             self._set_up(members.open())

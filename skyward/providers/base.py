@@ -33,8 +33,8 @@ class Launch:
         image: reference of the image to run, None where nodes are plain processes.
         compute_pool: the node's COMPUTE_POOL document.
         runner: the runner's own settings (JSON), injected as SKYWARD_RUNNER.
-        key: the pool's secret key; reaches the node through a file that only its owner can read, never by
-            environment, label or command line.
+        key: the secret key of this start of the node, known to it and to the client; reaches the node through a file
+            that only its owner can read, never by environment, label or command line.
         env: the user's run-time environment.
         mounts: whether the node may mount file systems, which takes a container with more rights than usual.
     """
@@ -80,6 +80,11 @@ class Exit:
 
 class Node(Protocol):
     """A started task-runner."""
+
+    @property
+    def channel(self) -> bytes:
+        """What names the encrypted channel that `connect` leads through, for the handshake; empty if there is none."""
+        ...
 
     def wait_ready(self, timeout_s: float) -> Announcement:
         """Block until the runner has announced itself.
@@ -148,7 +153,6 @@ class Terms:
         lease_s: how long a node lives without a client.
         report: is told what happens while machines are found, launched and given back.
         leaving: is told of a host that is going to be taken away, in any thread; returns at once.
-        key: gives the key of the pool that is being opened, for providers that deliver it ahead of the launch.
     """
 
     machine: str | None = None
@@ -160,7 +164,6 @@ class Terms:
     lease_s: float = 300.0
     report: Report = _tell_nobody
     leaving: Callable[[Leaving], None] = _tell_nobody
-    key: Callable[[], bytes] = field(default=bytes, repr=False)
 
     @property
     def of_rented_machines(self) -> str | None:

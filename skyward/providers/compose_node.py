@@ -98,6 +98,8 @@ def _after(rest: bytes, output: Iterator[bytes]) -> Iterator[bytes]:
 class ComposeNode:
     """A node in a container that was there before."""
 
+    channel = b""  # the engine's socket
+
     def __init__(self, engine: EngineAddress, taken: Taken, launch: Launch) -> None:
         self._engine, self._taken = engine, taken
         self._who = f"Node {launch.node} of pool {launch.pool} (container {taken.standby.name})"

@@ -144,6 +144,8 @@ class PoolContainers:
 class ContainerNode:
     """A node in its container."""
 
+    channel = b""  # unix sockets; to another machine SSH's, see SECURITY.md
+
     def __init__(self, containers: PoolContainers, launch: Launch, container: Container, place: Place) -> None:
         self._containers, self._container, self._place = containers, container, place
         self._who = f"Node {launch.node} of pool {launch.pool} (container {launch.name})"

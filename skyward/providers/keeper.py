@@ -225,7 +225,7 @@ class Keeper:
         return int(said) * 1024 if said.isdigit() else None
 
     def add(self, node: int, key: bytes) -> PurePosixPath:
-        """A fresh directory for a node, with the pool's key in a file that only the owner can read."""
+        """A fresh directory for a node, with the node's key in a file that only the owner can read."""
         with self._talk.lock:
             self._talk.made[str(node)] += 1
             again = self._talk.made[str(node)] - 1

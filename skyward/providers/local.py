@@ -184,6 +184,8 @@ class LocalHost:
 class LocalNode:
     """A node as a process, with its workers in a session and process group of its own."""
 
+    channel = b""  # a unix socket of this machine
+
     def __init__(self, launch: Launch, directory: Path) -> None:
         work = directory / "work"
         work.mkdir()

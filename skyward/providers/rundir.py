@@ -67,7 +67,7 @@ class PoolDirectory:
         return tuple(p for p in sorted(self.path.glob("*")) if p.is_dir())
 
     def add(self, node: int, key: bytes) -> Path:
-        """A fresh directory for a node, with the pool's key in a file that only the owner can read."""
+        """A fresh directory for a node, with the node's key in a file that only the owner can read."""
         names = (str(node) if again == 0 else f"{node}.{again}" for again in count())  # a replaced node leaves its own
         for name in names:
             path = self.path / name

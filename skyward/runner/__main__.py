@@ -9,6 +9,7 @@ from pathlib import Path
 from skyward.errors import ConfigError
 from skyward.runner.children import Child
 from skyward.runner.config import (
+    CHANNEL_VAR,
     RUN_DIR_VAR,
     SETTINGS_VAR,
     RunnerSettings,
@@ -26,19 +27,22 @@ def main() -> int:
         settings = RunnerSettings.from_json(_variable(SETTINGS_VAR))
         run_dir = Path(_variable(RUN_DIR_VAR))
         key = take_key(run_dir)
+        channel = os.environ.pop(CHANNEL_VAR, "")
     except ConfigError as error:
         print(f"skyward: {error}", file=sys.stderr)  # noqa: T201 - for whoever started this node
         return 2
     children = [
         Child(
-            WorkerStart(index=i, generation=0, slots=settings.slots, run_dir=str(run_dir), key=key.hex()),
+            WorkerStart(
+                index=i, generation=0, slots=settings.slots, run_dir=str(run_dir), key=key.hex(), channel=channel
+            ),
             rank_environment(place, i, os.environ),
         )
         for i in range(settings.processes)
     ]
     from skyward.runner.agent import Agent  # only now: its imports take as long as a worker's first steps
 
-    return Agent(place.node, settings.lease_s, run_dir, key, children).run()
+    return Agent(place.node, settings.lease_s, run_dir, key, children, bytes.fromhex(channel)).run()
 
 
 def _variable(name: str) -> str:

@@ -16,17 +16,17 @@ from typing import Any, NamedTuple
 from skyward.errors import WireError
 from skyward.model.instance import ENV_VAR, InstanceInfo
 from skyward.runner import stacks
+from skyward.runner.acceptor import Acceptor
 from skyward.runner.children import Child, Ended
 from skyward.runner.clients import Client
 from skyward.runner.config import DISMISS, EXIT_DISMISSED, rank_environment
-from skyward.runner.door import Door
 from skyward.runner.memory import OomCounter
 from skyward.runner.reach import Reach
 from skyward.runner.signals import on_signals
-from skyward.system import Empty, SimpleQueue, threading, time
+from skyward.system import Empty, SimpleQueue, socket, threading, time
 from skyward.wire.frames import Connection, Frame
-from skyward.wire.handshake import agent_endpoint, versions
-from skyward.wire.listen import listen
+from skyward.wire.handshake import accept, agent_endpoint, versions
+from skyward.wire.listen import listen, tune
 from skyward.wire.messages import Kind, decode, encode
 
 ANNOUNCEMENT = "skyward-ready "
@@ -48,8 +48,10 @@ class End(NamedTuple):
 class Agent:
     """One node. `run` is the main thread; everything that is to end the node reaches it through a queue."""
 
-    def __init__(self, node: int, lease_s: float, run_dir: Path, key: bytes, children: list[Child]) -> None:
-        self._node, self._lease_s, self._run_dir, self._key = node, lease_s, run_dir, key
+    def __init__(
+        self, node: int, lease_s: float, run_dir: Path, key: bytes, children: list[Child], channel: bytes = b""
+    ) -> None:
+        self._node, self._lease_s, self._run_dir, self._key, self._channel = node, lease_s, run_dir, key, channel
         self._inbox: SimpleQueue[End | None] = SimpleQueue()  # None: look again
         self._lock = threading.Lock()  # guards what follows
         self._children = children
@@ -83,8 +85,8 @@ class Agent:
 
     def _serve(self) -> End:
         listener, address = listen(self._run_dir, "agent.sock")
-        door = Door(listener, self._key, agent_endpoint(self._node), serve=self._welcome, say=say)
-        for thread in (*self._watchers, self._thread(door.run)):
+        acceptor = Acceptor(listener, authenticate=self._authenticate, serve=self._welcome, say=say)
+        for thread in (*self._watchers, self._thread(acceptor.run)):
             thread.start()
         versions()  # imports cloudpickle, while the workers start, for the first client not to wait
         end = self._wait(lambda: all(child.address for child in self._children))
@@ -221,6 +223,10 @@ class Agent:
         return End(EXIT_FAILED, f"{text} Its last lines:\n{log}" if log else f"{text} It wrote nothing.")
 
     # Clients
+
+    def _authenticate(self, sock: socket.socket) -> Connection:
+        tune(sock)
+        return accept(sock, self._key, agent_endpoint(self._node), self._channel)
 
     def _welcome(self, connection: Connection) -> None:
         """Serve an authenticated client to its end (a thread per connection)."""

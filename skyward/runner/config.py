@@ -15,6 +15,7 @@ from skyward.wire.messages import KEY_BYTES
 
 SETTINGS_VAR = "SKYWARD_RUNNER"
 RUN_DIR_VAR = "SKYWARD_RUN_DIR"
+CHANNEL_VAR = "SKYWARD_CHANNEL"  # hexadecimal; see `handshake.connect`. Not set where clients come by no channel
 KEY_FILE = "key"
 DISMISS = signal.SIGUSR1  # ends a node for good: with a status by which its pool knows not to replace it
 EXIT_DISMISSED = 4
@@ -60,7 +61,8 @@ class WorkerStart:
         generation: how often this worker has been started before.
         slots: calls at once.
         run_dir: directory for its listening socket.
-        key: the pool's key, hexadecimal.
+        key: the node's key, hexadecimal.
+        channel: what names the encrypted channel that clients come through, hexadecimal; empty if there is none.
     """
 
     index: int
@@ -68,6 +70,7 @@ class WorkerStart:
     slots: int
     run_dir: str
     key: str
+    channel: str = ""
 
 
 def read_place() -> InstanceInfo:
@@ -97,13 +100,13 @@ def rank_environment(place: InstanceInfo, worker: int, environment: Mapping[str,
 
 
 def take_key(run_dir: Path) -> bytes:
-    """Read the pool's key and remove the file at once, so that user code cannot find it."""
+    """Read the node's key and remove the file at once, so that user code cannot find it."""
     path = run_dir / KEY_FILE
     try:
         key = path.read_bytes()
         path.unlink()
     except OSError as error:
-        raise ConfigError(f"The pool's key is not at {path} ({error.strerror}); it is put there by the pool.") from None
+        raise ConfigError(f"The node's key is not at {path} ({error.strerror}); it is put there by the pool.") from None
     if len(key) != KEY_BYTES:
-        raise ConfigError(f"The pool's key at {path} has {len(key)} bytes instead of {KEY_BYTES}.")
+        raise ConfigError(f"The node's key at {path} has {len(key)} bytes instead of {KEY_BYTES}.")
     return key

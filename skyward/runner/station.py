@@ -1,9 +1,9 @@
 """`python -m skyward.runner.station`: a task of a Swarm service, which waits for its pool's client and is then a node.
 
 A task learns where the engine has put it, and nobody else's place, so its client has to come to it. The station listens
-at its machine's address in the swarm, with TLS 1.3, and lets in whoever shows the certificate that came with the
-service's secret: the pool's client. That hands over what the node is to be. Further connections lead to the runner's
-sockets. It ends with the runner; by itself when no client has come for the lease.
+at its machine's address in the swarm, with TLS 1.3, and lets in whoever shows the certificate that came with its
+secret: the pool's client. That hands over what the node is to be, the node's key included. Further connections lead to
+the runner's sockets. It ends with the runner; by itself when no client has come for the lease.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from skyward.errors import WireError
-from skyward.runner.config import KEY_FILE, RUN_DIR_VAR, SETTINGS_VAR
+from skyward.runner.acceptor import Acceptor
+from skyward.runner.config import CHANNEL_VAR, KEY_FILE, RUN_DIR_VAR, SETTINGS_VAR
 from skyward.runner.signals import on_signals
 from skyward.system import Empty, SimpleQueue, socket, threading, time
 from skyward.wire.listen import dial, tune
@@ -41,7 +41,6 @@ EXIT_GIVEN_UP = 75  # not 0: the engine is to start the task again
 _EXIT_LEASE = 3  # the runner's, when no client has been there; see skyward.runner.agent
 _HANDSHAKE_S = 10.0
 _LINE_BYTES = 256
-_MAX_STRANGERS = 8
 _FLUSH_S = 2.0
 _PORTS = (20_000, 30_000)  # below those that the kernel gives to connections
 
@@ -74,14 +73,12 @@ def main() -> int:
     settings = json.loads(os.environ[STATION_VAR])
     slot = int(os.environ[SLOT_VAR])
     try:
-        secret = json.loads(SECRET.read_text())
-        key = bytes.fromhex(secret.pop("key"))
-        context = Identity(**secret).context(server=True)
+        identity = Identity(**json.loads(SECRET.read_text()))
         listener = listen_at(local_address(settings["managers"]), ports(settings["pool"], slot))
     except (OSError, ValueError, KeyError, TypeError) as error:
         say(f"The task for slot {slot} of pool {settings['pool']} cannot wait for its client: {error}")
         return 2
-    return Station(listener, context, key, float(settings["lease_s"])).run()
+    return Station(listener, identity, float(settings["lease_s"])).run()
 
 
 def local_address(managers: list[str]) -> str:
@@ -124,11 +121,11 @@ def listen_at(address: str, candidates: tuple[int, ...]) -> socket.socket:
 class Station:
     """A task before it is a node, and while it is one."""
 
-    def __init__(self, listener: socket.socket, context: ssl.SSLContext, key: bytes, lease_s: float) -> None:
-        self._listener, self._context, self._key, self._lease_s = listener, context, key, lease_s
+    def __init__(self, listener: socket.socket, identity: Identity, lease_s: float) -> None:
+        self._listener, self._context, self._lease_s = listener, identity.context(server=True), lease_s
+        self._channel = identity.end_point
         self._news: SimpleQueue[End | Client | None] = SimpleQueue()  # None: look again
         self._lock = threading.Lock()  # guards what follows
-        self._strangers: deque[socket.socket] = deque()
         self._client: socket.socket | None = None
         self._contact = time.monotonic()
         self._relays: list[threading.Thread] = []
@@ -138,7 +135,10 @@ class Station:
     def run(self) -> int:
         """Wait for the client, then be the node it describes; the exit status."""
         on_signals((signal.SIGTERM, signal.SIGINT), self._on_signal)
-        threading.Thread(target=self._accept, daemon=True).start()
+        acceptor = Acceptor(
+            self._listener, wrap=self._wrap, authenticate=self._authenticate, serve=self._welcome, say=say
+        )
+        threading.Thread(target=acceptor.run, daemon=True).start()
         news = self._wait()
         if news is None:
             say(f"The task ends: no client came for {self._lease_s:g} s (its lease).")
@@ -166,8 +166,13 @@ class Station:
         """Run the runner to its end; 0 where it has ended as it should."""
         order = client.said
         with open(os.open(run_dir / KEY_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(self._key)
-        own = {"COMPUTE_POOL": order["compute_pool"], SETTINGS_VAR: order["runner"], RUN_DIR_VAR: str(run_dir)}
+            file.write(bytes.fromhex(order["key"]))
+        own = {
+            "COMPUTE_POOL": order["compute_pool"],
+            SETTINGS_VAR: order["runner"],
+            RUN_DIR_VAR: str(run_dir),
+            CHANNEL_VAR: self._channel.hex(),
+        }
         environment = {name: value for name, value in os.environ.items() if name not in (STATION_VAR, SLOT_VAR)}
         runner = subprocess.Popen(
             [sys.executable, "-m", "skyward.runner"],
@@ -235,37 +240,29 @@ class Station:
 
     # connections -------------------------------------------------------------------------------------------------
 
-    def _accept(self) -> None:
-        """Take connections (a thread). The oldest stranger gives way: silent ones keep nobody out."""
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-                sock.settimeout(_HANDSHAKE_S)
-                tune(sock)
-                keep_alive(sock)
-                tls = self._context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
-            except OSError:  # it was faster
-                continue
-            thread = threading.Thread(target=self._welcome, args=(tls,), daemon=True)
-            with self._lock:
-                self._strangers.append(tls)
-                if len(self._strangers) > _MAX_STRANGERS:
-                    _shut(self._strangers.popleft())
-                self._relays = [relay for relay in self._relays if relay.is_alive()] + [thread]
-            thread.start()
+    def _wrap(self, sock: socket.socket) -> ssl.SSLSocket:
+        tune(sock)
+        keep_alive(sock)
+        sock.settimeout(_HANDSHAKE_S)
+        return self._context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
 
-    def _welcome(self, tls: ssl.SSLSocket) -> None:
-        """Find out who it is and what for; nothing that a stranger says is looked at (a thread per connection)."""
+    def _authenticate(self, sock: socket.socket) -> tuple[ssl.SSLSocket, str]:
+        """The connection, and what its client wants of it; nothing is read of one without the pool's certificate."""
+        assert isinstance(sock, ssl.SSLSocket)
         try:
-            tls.do_handshake()
-            word, _, address = tls.recv(_LINE_BYTES).decode().strip().partition(" ")
-        except (OSError, ValueError):
-            tls.close()
-            return
-        finally:
-            with self._lock:
-                if tls in self._strangers:
-                    self._strangers.remove(tls)
+            sock.do_handshake()
+            return sock, sock.recv(_LINE_BYTES).decode().strip()
+        except (OSError, ValueError) as error:
+            sock.close()
+            raise WireError(f"It has not shown the certificate of the pool's client ({error}).") from error
+
+    def _welcome(self, client: tuple[ssl.SSLSocket, str]) -> None:
+        """Do what a client has come for (a thread per connection)."""
+        tls, wish = client
+        word, _, address = wish.partition(" ")
+        with self._lock:
+            own = threading.current_thread()
+            self._relays = [relay for relay in self._relays if relay.is_alive()] + [own]
         try:
             if word == "station":
                 self._serve(tls)

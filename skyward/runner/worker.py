@@ -17,6 +17,7 @@ from typing import TextIO
 from skyward.errors import SkywardError, WireError
 from skyward.model.instance import ENV_VAR, InstanceInfo
 from skyward.runner import shared, stacks
+from skyward.runner.acceptor import Acceptor
 from skyward.runner.calls import Calls, failure
 from skyward.runner.config import WorkerStart, read_place
 from skyward.runner.exchange import SETUP, Exchange
@@ -45,6 +46,7 @@ class Worker:
         self._queued: set[int] = set()
         self._calls = self._no_calls()
         self._connection: Connection | None = None
+        self._serving = threading.Lock()
         self._setting_up = self._leaving = False
         self._exchange = Exchange(self._ask, self._current)
         group.install(self._exchange.gather)
@@ -71,24 +73,29 @@ class Worker:
 
     def serve(self, listener: socket.socket) -> None:
         """Accept clients for as long as the process lives (a thread of its own)."""
+        Acceptor(listener, authenticate=self._authenticate, serve=self._converse, say=_say).run()
+
+    def _authenticate(self, sock: socket.socket) -> Connection:
+        tune(sock)
         endpoint = worker_endpoint(self._place.node, self._start.index, self._start.generation)
-        while True:
-            sock, _ = listener.accept()
-            tune(sock)
-            try:
-                connection = accept(sock, bytes.fromhex(self._start.key), endpoint)
-            except WireError as error:
-                _say(f"refused a connection: {error}")
-                continue
-            self._connection, self._calls = connection, self._no_calls()
-            self._inbox.serve(connection)
-            self._exchange.abandon("the client is gone.")
-            shared.values.clear()
-            if self._leaving:
-                return  # what the hooks print on their way out still goes over this connection
-            self._connection = None
-            self._queued.clear()
-            connection.close()
+        return accept(sock, bytes.fromhex(self._start.key), endpoint, bytes.fromhex(self._start.channel))
+
+    def _converse(self, connection: Connection) -> None:
+        """Serve an authenticated client to its end (a thread per connection); a second one waits for the first."""
+        with self._serving:
+            if not self._leaving:
+                self._serve(connection)
+
+    def _serve(self, connection: Connection) -> None:
+        self._connection, self._calls = connection, self._no_calls()
+        self._inbox.serve(connection)
+        self._exchange.abandon("the client is gone.")
+        shared.values.clear()
+        if self._leaving:
+            return  # what the hooks print on their way out still goes over this connection
+        self._connection = None
+        self._queued.clear()
+        connection.close()
 
     def _take(self, frame: Frame) -> None:
         """Handle one message; in whichever thread reads the socket, so nothing here may block."""

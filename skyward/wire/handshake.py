@@ -1,8 +1,9 @@
 """Mutual authentication before anything else is read, then the comparison of versions.
 
-Both sides send `magic, protocol, nonce`. Each then proves with HMAC-SHA256 over both nonces that it holds the pool's
-key: the runner first, so that a client never answers an impostor. The label of the endpoint (node and process) is
-part of the proof, so that a connection cannot be passed on to another node. Nothing is unpickled here.
+Both sides send `magic, protocol, nonce`. Each then proves with HMAC-SHA256 over both nonces that it holds the node's
+key: the runner first, so that a client never answers an impostor. Each node has a key of its own. The label of the
+endpoint (node and process) and the name of the encrypted channel, where there is one, are part of the proof, so that a
+connection cannot be passed on to another process or through another channel. Nothing is unpickled here.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _PROOF_BYTES = 32
 
 
 def new_key() -> bytes:
-    """A fresh key for one pool."""
+    """A fresh key for one start of one node."""
     return secrets.token_bytes(KEY_BYTES)
 
 
@@ -52,16 +53,18 @@ def worker_endpoint(node: int, worker: int, generation: int) -> str:
     return f"node {node} worker {worker}.{generation}"
 
 
-def connect(sock: socket.socket, key: bytes, endpoint: str) -> Connection:
+def connect(sock: socket.socket, key: bytes, endpoint: str, channel: bytes = b"") -> Connection:
     """The client's side.
 
     Args:
         sock: a connected stream socket; closed on failure.
-        key: the pool's key.
+        key: the node's key.
         endpoint: what the socket should lead to, such as "node 1 agent".
+        channel: what names the encrypted channel that the socket leads through, as both of its ends know it: for TLS
+            the hash of the certificate that the node's end has shown. Empty where there is none.
 
     Raises:
-        AuthenticationError: the other side does not hold the key.
+        AuthenticationError: the other side does not hold the key, or is not what it should be.
         VersionError: it runs versions this client cannot work with.
         WireError: the connection broke.
     """
@@ -69,12 +72,12 @@ def connect(sock: socket.socket, key: bytes, endpoint: str) -> Connection:
     try:
         ours, theirs = _exchange_hellos(sock, endpoint, deadline)
         proof = _receive(sock, _PROOF_BYTES, endpoint, deadline)
-        if not hmac.compare_digest(proof, _proof(key, b"runner", endpoint, ours, theirs)):
+        if not hmac.compare_digest(proof, _proof(key, b"runner", endpoint, channel, ours, theirs)):
             raise AuthenticationError(
-                f"{endpoint} does not hold this pool's key; the connection was closed. "
+                f"{endpoint} does not hold its key of this pool; the connection was closed. "
                 "Another program may have taken its address: close the pool and open it again."
             )
-        sock.sendall(_proof(key, b"client", endpoint, ours, theirs))
+        sock.sendall(_proof(key, b"client", endpoint, channel, ours, theirs))
         connection = Connection(sock)
         _limit(sock, deadline)
         frames = connection.receive()
@@ -92,15 +95,15 @@ def connect(sock: socket.socket, key: bytes, endpoint: str) -> Connection:
         raise
 
 
-def accept(sock: socket.socket, key: bytes, endpoint: str) -> Connection:
+def accept(sock: socket.socket, key: bytes, endpoint: str, channel: bytes = b"") -> Connection:
     """The runner's side; closes the socket and raises as `connect` does."""
     deadline = time.monotonic() + TIMEOUT_S
     try:
         ours, theirs = _exchange_hellos(sock, "the client", deadline)
-        sock.sendall(_proof(key, b"runner", endpoint, theirs, ours))
+        sock.sendall(_proof(key, b"runner", endpoint, channel, theirs, ours))
         proof = _receive(sock, _PROOF_BYTES, "the client", deadline)
-        if not hmac.compare_digest(proof, _proof(key, b"client", endpoint, theirs, ours)):
-            raise AuthenticationError("A client without the pool's key tried to connect.")
+        if not hmac.compare_digest(proof, _proof(key, b"client", endpoint, channel, theirs, ours)):
+            raise AuthenticationError("A client without this node's key tried to connect.")
         connection = Connection(sock)
         connection.send(Frame(Kind.VERSIONS, 0, encode(versions())))
         return connection
@@ -143,8 +146,10 @@ def _exchange_hellos(sock: socket.socket, peer: str, deadline: float) -> tuple[b
     return ours, theirs
 
 
-def _proof(key: bytes, side: bytes, endpoint: str, client_nonce: bytes, runner_nonce: bytes) -> bytes:
-    return hmac.digest(key, b"\0".join((_MAGIC, side, endpoint.encode(), client_nonce + runner_nonce)), "sha256")
+def _proof(key: bytes, side: bytes, endpoint: str, channel: bytes, client_nonce: bytes, runner_nonce: bytes) -> bytes:
+    """One reading only: neither side nor endpoint has a zero byte, and the nonces have a fixed length."""
+    said = b"\0".join((_MAGIC, side, endpoint.encode(), channel, client_nonce + runner_nonce))
+    return hmac.digest(key, said, "sha256")
 
 
 def _receive(sock: socket.socket, size: int, peer: str, deadline: float) -> bytes:

@@ -11,7 +11,7 @@ import struct
 from enum import IntEnum
 from typing import Any
 
-PROTOCOL = 3
+PROTOCOL = 4
 KEY_BYTES = 32  # of the key that a pool and its nodes share
 
 

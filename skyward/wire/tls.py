@@ -5,6 +5,7 @@ What comes out is an ordinary socket again (`splice`), so that frames and handsh
 
 from __future__ import annotations
 
+import hashlib
 import ssl
 import tempfile
 from dataclasses import dataclass, field
@@ -32,6 +33,11 @@ class Identity:
     private_key: str = field(repr=False)
     peer: str
 
+    @property
+    def end_point(self) -> bytes:
+        """What connections to this side are named by inside them."""
+        return end_point(ssl.PEM_cert_to_DER_cert(self.certificate))
+
     def context(self, *, server: bool) -> ssl.SSLContext:
         """What TLS sockets of this side are made with.
 
@@ -50,6 +56,11 @@ class Identity:
             path.write_text(self.private_key + self.certificate)
             context.load_cert_chain(path)
         return context
+
+
+def end_point(certificate: bytes) -> bytes:
+    """What names a connection to whoever shows this certificate (DER) inside it: `tls-server-end-point` of RFC 5929."""
+    return hashlib.sha256(certificate).digest()
 
 
 def plain_end(tls: ssl.SSLSocket, name: str) -> socket.socket:

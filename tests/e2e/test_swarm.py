@@ -23,7 +23,7 @@ from skyward.engine import find_engine
 from skyward.errors import PoolError, ProviderError, WorkerLostError
 from skyward.providers.swarm.supply import supply
 from tests.e2e.stand import run_program, stand, wait_until
-from tests.e2e.stand_functions import places, where, work
+from tests.e2e.stand_functions import places, task_secret, where, work
 
 __all__ = ["stand"]
 
@@ -156,8 +156,11 @@ def test_the_demo_runs_on_all_machines(by_ssh: Make, swarm: Stand, capsys: pytes
         assert sum(result["samples"] for result in results) == 1797
         name = f"skyward-{pool.id}"
         seen = first.run("docker", "service", "inspect", name) + first.run("docker", "secret", "inspect", name)
-        assert pool._key.hex() not in seen
+        assert not any(node._key.hex() in seen for node in pool._members.nodes)
         assert "PRIVATE KEY" not in seen
+        parts = [json.loads(part) for part in task_secret() @ pool]
+        assert len({part["private_key"] for part in parts}) == len({part["certificate"] for part in parts}) == 3
+        assert len({part["peer"] for part in parts}) == 1
         assert f'"skyward.pool": "{pool.id}"' in seen
         listening = first.run("sh", "-c", "cat /proc/net/tcp | grep ' 0A '").split("\n")
         own = [line.split()[1] for line in listening if line and 20_000 <= int(line.split()[1][-4:], 16) < 30_000]

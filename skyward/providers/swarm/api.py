@@ -58,8 +58,13 @@ class SwarmApi:
         return list(self._ask("GET", f"/tasks?{query}", f"list the tasks of service {service_name}"))
 
     def create_secret(self, name: str, content: str, labels: Mapping[str, str]) -> str:
-        """Make a secret; its id."""
-        wish = {"Name": name, "Labels": dict(labels), "Data": base64.b64encode(content.encode()).decode()}
+        """Make a secret; its id. The engine reads the content as a Go template and fills it in for each task."""
+        wish = {
+            "Name": name,
+            "Labels": dict(labels),
+            "Data": base64.b64encode(content.encode()).decode(),
+            "Templating": {"Name": "golang"},
+        }
         return str(self._ask("POST", "/secrets/create", f"make secret {name}", wish)["ID"])
 
     def create_service(self, spec: Document, auth: Mapping[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""The two identities of a pool: its client's and its nodes', made for this pool alone and known to nobody else.
+"""The identities of a pool: its client's and one for each task, made for this pool alone and known to nobody else.
 
 Certificates, because the TLS of Python's standard library takes a key that both sides know only from 3.13 on.
 """
@@ -14,15 +14,17 @@ _BACK = timedelta(days=1)  # clocks differ
 _VALID = timedelta(days=3650)  # they are forgotten with the pool, which no date may end
 
 
-def identities(pool: str) -> tuple[Identity, Identity]:
-    """The client's identity and the nodes', each of which knows the other's certificate.
+def identities(pool: str, tasks: int) -> tuple[list[Identity], list[Identity]]:
+    """What the client needs for each task of a service, and what each task needs, in the order of their slots.
+
+    The client has one certificate, each task has its own: what is found out of one task says nothing of another.
 
     Raises:
         ConfigError: the library that makes certificates is not installed.
     """
     client, client_key = _pair(f"skyward {pool} client")
-    nodes, nodes_key = _pair(f"skyward {pool} nodes")
-    return Identity(client, client_key, peer=nodes), Identity(nodes, nodes_key, peer=client)
+    theirs = [Identity(*_pair(f"skyward {pool} task {slot + 1}"), peer=client) for slot in range(tasks)]
+    return [Identity(client, client_key, peer=task.certificate) for task in theirs], theirs
 
 
 def _pair(name: str) -> tuple[str, str]:

@@ -29,6 +29,7 @@ class SwarmNode:
 
     def __init__(self, manager: Manager, seating: Seating, seat: Seat, launch: Launch) -> None:
         self._manager, self._seating, self._seat = manager, seating, seat
+        self.channel = seat.channel
         self._service = name_of(launch.pool)
         self._who = f"Node {launch.node} of pool {launch.pool} (task {seat.task[:12]} on {seat.machine})"
         self._code: int | None = None
@@ -36,6 +37,7 @@ class SwarmNode:
             "do": ORDER,
             "compute_pool": launch.compute_pool,
             "runner": launch.runner,
+            "key": launch.key.hex(),
             "env": dict(launch.env),
         }
         try:

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from skyward.engine.limits import shm_bytes
@@ -23,7 +23,7 @@ from skyward.providers.swarm.certificates import identities
 from skyward.providers.swarm.manager import Manager, ManagerAddress
 from skyward.providers.swarm.node import SwarmNode
 from skyward.providers.swarm.seats import Seat, Seating, end
-from skyward.providers.swarm.service import Wish, labels_of, name_of, service_spec
+from skyward.providers.swarm.service import Wish, labels_of, name_of, secret_text, service_spec
 from skyward.runner.station import STOP
 from skyward.system import threading
 
@@ -81,7 +81,7 @@ class SwarmPool:
 
     def place(self, supplied: Supplied, platform: str, report: Report) -> None:
         """Make secret and service, and wait for the tasks."""
-        own, theirs = identities(self.id)
+        own, theirs = identities(self.id, self._count)
         api, owner = self.manager.api, Owner.of(os.getpid())
         with self._lock:
             self._check_open()
@@ -89,8 +89,7 @@ class SwarmPool:
             # before there is anything to inherit
             self._heir = Heir("skyward.providers.swarm.heir", self.id, json.dumps(self._address.document()))
             labels = labels_of(self.id, owner)
-            content = json.dumps({**asdict(theirs), "key": self._terms.key().hex()})
-            secret = api.create_secret(name_of(self.id), content, labels)
+            secret = api.create_secret(name_of(self.id), secret_text(theirs), labels)
             wish = Wish(
                 pool=self.id,
                 nodes=self._count,
@@ -105,7 +104,8 @@ class SwarmPool:
                 memory_gb=self._terms.memory_gb,
             )
             api.create_service(service_spec(wish, owner), supplied.auth)
-        self._seating = Seating(self.manager, own.context(server=False), self.id, report, self._ended)
+        contexts = {slot: identity.context(server=False) for slot, identity in enumerate(own, 1)}
+        self._seating = Seating(self.manager, contexts, self.id, report, self._ended)
         seats = self._seating.take(range(1, self._count + 1), self._possible)
         with self._lock:
             for slot, seat in sorted(seats.items()):

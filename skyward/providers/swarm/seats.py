@@ -17,7 +17,7 @@ from skyward.providers.swarm.service import name_of
 from skyward.runner.station import GIVE_UP, ports
 from skyward.system import socket, threading, time
 from skyward.system.futures import ThreadPoolExecutor
-from skyward.wire.tls import plain_end
+from skyward.wire.tls import end_point, plain_end
 
 _LOOK_S = 0.15  # no event tells of tasks; to list those of one service takes a manager 2 ms
 _PLACE_S = 15.0  # how long the engine may find no machine for a task before that is an error
@@ -36,19 +36,23 @@ class Seat:
 
     Attributes:
         task: its id.
+        slot: its number in the service.
         machine: host name of the machine that it is on.
         address: IP address of that machine in the swarm.
         port: where its station listens.
         free_port: a port there that nobody uses.
         session: the connection by which this client has it for itself.
+        channel: what names its TLS certificate, for the handshakes inside.
     """
 
     task: str
+    slot: int
     machine: str
     address: str
     port: int
     free_port: int
     session: socket.socket
+    channel: bytes
 
 
 class Seating:
@@ -56,16 +60,21 @@ class Seating:
 
     Args:
         manager: the way to the swarm.
-        context: the client's identity.
+        contexts: the client's identity towards the task of each slot.
         pool: identifier of the pool.
         report: is told what is waited for.
         ended: is set when the pool has ended, for which nobody waits any more.
     """
 
     def __init__(
-        self, manager: Manager, context: ssl.SSLContext, pool: str, report: Report, ended: threading.Event
+        self,
+        manager: Manager,
+        contexts: Mapping[int, ssl.SSLContext],
+        pool: str,
+        report: Report,
+        ended: threading.Event,
     ) -> None:
-        self._manager, self._context, self._pool, self._report, self._ended = manager, context, pool, report, ended
+        self._manager, self._contexts, self._pool, self._report, self._ended = manager, contexts, pool, report, ended
 
     def take(self, slots: Collection[int], count: int, given_up: Collection[str] = ()) -> dict[int, Seat]:
         """Wait until there are tasks in so many of these slots, and have them for this client.
@@ -122,7 +131,7 @@ class Seating:
         address = address_of(machine)
         for port in ports(self._pool, slot):
             try:
-                tls = self._context.wrap_socket(self._manager.dial(address, port))
+                tls = self._contexts[slot].wrap_socket(self._manager.dial(address, port))
             except ssl.SSLCertVerificationError:
                 continue  # another program's port, also at the station's start
             except OSError:
@@ -133,6 +142,7 @@ class Seating:
             except (OSError, ValueError):
                 tls.close()
                 return None
+            shown = end_point(tls.getpeercert(binary_form=True) or b"")
             session = plain_end(tls, f"skyward-{self._pool}-{slot}")
             if task["ID"] in given_up:
                 end(session, GIVE_UP)
@@ -140,7 +150,7 @@ class Seating:
                 session.close()
                 return None
             name = name_of_machine(machine)
-            return Seat(str(task["ID"]), name, address, port, int(greeting["port"]), session)
+            return Seat(str(task["ID"]), slot, name, address, port, int(greeting["port"]), session, shown)
         return None
 
     def connect(self, seat: Seat, address: str) -> socket.socket:
@@ -151,7 +161,7 @@ class Seating:
         """
         where = f"{address} of the task on {seat.machine} ({seat.address}:{seat.port})"
         try:
-            tls = self._context.wrap_socket(self._manager.dial(seat.address, seat.port))
+            tls = self._contexts[seat.slot].wrap_socket(self._manager.dial(seat.address, seat.port))
             tls.sendall(f"open {address}\n".encode())
             answer = _line(tls)
         except OSError as error:

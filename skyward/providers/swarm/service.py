@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from skyward.providers.containers import COMMAND, OWNER, OWNER_ID, POOL
 from skyward.providers.owner import USER, Owner, current_user
 from skyward.runner.station import SECRET, SLOT_VAR, STATION_VAR
+from skyward.wire.tls import Identity
 
 _GIB = 1024**3
 _SECOND = 10**9  # the engine counts in nanoseconds
@@ -56,6 +57,18 @@ def name_of(pool: str) -> str:
 def labels_of(pool: str, owner: Owner) -> dict[str, str]:
     """Labels of service and secret. Containers have none of them: the engine would only replace a removed one."""
     return {POOL: pool, USER: current_user(), OWNER: owner.for_people, OWNER_ID: owner.text}
+
+
+def secret_text(tasks: Sequence[Identity]) -> str:
+    """The pool's secret, as a template of which the engine gives each task only its own part.
+
+    https://docs.docker.com/reference/cli/docker/service/create/#create-services-using-templates
+    """
+    parts = [
+        f'{{{{if eq .Task.Slot "{slot}"}}}}{json.dumps(asdict(identity))}{{{{end}}}}'
+        for slot, identity in enumerate(tasks, 1)
+    ]
+    return "".join(parts)
 
 
 def service_spec(wish: Wish, owner: Owner) -> dict[str, Any]:

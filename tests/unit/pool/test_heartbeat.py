@@ -27,7 +27,7 @@ class Watched:
         self.time, self.agent = FakeTime(), Agent()
         self.time.monotonic_ns = lambda: int(self.time.now * 1e9)  # type: ignore[attr-defined]
         monkeypatch.setattr(nodes, "time", self.time)
-        self.node = NodeLink(0, cast(Any, None), cast(Any, None), Worker(), cast(Any, None))
+        self.node = NodeLink(0, cast(Any, None), cast(Any, None), Worker(), cast(Any, None), key=bytes(32))
         self.node._agent = cast(Any, self.agent)
 
     def beat(self, seconds: float) -> float | None:

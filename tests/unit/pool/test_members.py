@@ -38,8 +38,8 @@ class FakeHost:
 class FakeNode:
     """A node without a process."""
 
-    def __init__(self, index: int, host: FakeHost, launch: Any, _shape: object, _link: object) -> None:
-        self.index, self.host, self.place = index, host, str(launch)
+    def __init__(self, index: int, host: FakeHost, launch: Any, _shape: object, _link: object, *, key: bytes) -> None:
+        self.index, self.host, self.place, self.key = index, host, str(launch), key
         self.gone: Exit | None = None
         self.removed = threading.Event()
         self.workers = (SimpleNamespace(rank=index),)
@@ -78,7 +78,7 @@ class FakePlaces:
         return f"{node} of {sorted(self.hosts.items())}"
 
     def launch(self, node: int, _image: object) -> Any:
-        return SimpleNamespace(compute_pool=self.document(node))
+        return SimpleNamespace(compute_pool=self.document(node), key=bytes([node]))
 
 
 class Rig:

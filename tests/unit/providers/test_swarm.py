@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,8 @@ from skyward.providers.base import Terms
 from skyward.providers.owner import Owner
 from skyward.providers.swarm import checks
 from skyward.providers.swarm.certificates import identities
-from skyward.providers.swarm.service import Wish, service_spec
+from skyward.providers.swarm.service import Wish, secret_text, service_spec
+from skyward.wire.tls import Identity
 
 GOLDEN = Path(__file__).parent / "golden"
 OWNER = Owner(12, "345", "pid:[6]")
@@ -76,14 +78,24 @@ def test_the_service_is_the_one_on_file(name: str, monkeypatch: pytest.MonkeyPat
 
 
 def test_no_key_is_in_the_service() -> None:
-    """What knows it is the secret alone; the two sides' keys differ, and each trusts the other's certificate only."""
-    client, nodes = identities("cafe1234")
+    """What knows it is the secret alone; all private keys differ, and each side trusts one certificate only."""
+    client, tasks = identities("cafe1234", 3)
 
-    assert client.peer == nodes.certificate
-    assert nodes.peer == client.certificate
-    assert client.private_key != nodes.private_key
+    assert [side.peer for side in client] == [task.certificate for task in tasks]
+    assert {task.peer for task in tasks} == {client[0].certificate}
+    assert len({side.private_key for side in (client[0], *tasks)}) == 4
     assert "PRIVATE" not in json.dumps(service_spec(PLAIN, OWNER))
-    assert client.private_key not in repr(client)
+    assert client[0].private_key not in repr(client)
+
+
+def test_the_secret_has_one_part_for_each_slot() -> None:
+    """Each part stands in a condition on the task's slot, which the engine evaluates."""
+    _, tasks = identities("cafe1234", 3)
+
+    parts = re.findall(r'\{\{if eq \.Task\.Slot "(\d+)"\}\}(.*?)\{\{end\}\}', text := secret_text(tasks))
+
+    assert {slot: Identity(**json.loads(part)) for slot, part in parts} == dict(zip("123", tasks, strict=True))
+    assert text.count("PRIVATE KEY") == 2 * 3
 
 
 # what is wrong with a swarm -------------------------------------------------------------------------------------------

@@ -93,6 +93,29 @@ def test_silent_connections_keep_nobody_out(node: RunningNode) -> None:
         assert node.client().ping_s() < SOON_S
 
 
+def test_silent_connections_keep_nobody_out_of_a_worker(node: RunningNode) -> None:
+    """A peer that says nothing does not even delay the client: each is heard in a thread of its own."""
+    client = node.client()
+    with ExitStack() as stack:
+        for _ in range(12):
+            stack.enter_context(dial(node.run_dir, "unix:w0.0.sock"))
+        began = time.monotonic()
+        node.do("import os; os.write(1, b'let in\\n')")
+        client.output(until="let in")
+        assert time.monotonic() - began < SOON_S
+
+
+def test_a_client_of_a_worker_that_is_taken_waits_for_its_end(node: RunningNode) -> None:
+    """Two clients with the key are served one after the other."""
+    client = node.client()
+    node.do("import os; os.write(1, b'first\\n')")
+    client.output(until="first")
+    first = node._workers.pop((0, 0))
+    node.do("import os; os.write(1, b'second\\n')")
+    first.close()
+    client.output(until="second")
+
+
 def test_an_ordered_kill_gives_a_fresh_worker(start: Start) -> None:
     """The process group ends, the end is reported as a signal and not as want of memory, the other worker stays."""
     node = start(processes=2)

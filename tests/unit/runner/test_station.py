@@ -10,6 +10,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -84,14 +85,15 @@ class Visitor:
 @pytest.fixture(scope="module")
 def pool() -> tuple[Identity, Identity]:
     """The identities of a pool: the client's and the nodes'."""
-    return identities(POOL)
+    (client, *_), (node, *_) = identities(POOL, 1)
+    return client, node
 
 
 @pytest.fixture
 def start(tmp_path: Path, pool: tuple[Identity, Identity]) -> Iterator[Start]:
     """Start a station; whatever becomes of it, it is gone in the end."""
     secret = tmp_path / "secret"
-    secret.write_text(json.dumps({**asdict(pool[1]), "key": KEY.hex()}))
+    secret.write_text(json.dumps(asdict(pool[1])))
     started = []
 
     def go(lease_s: float = 600.0) -> subprocess.Popen[str]:
@@ -118,7 +120,7 @@ def order() -> bytes:
     """What a node is to be."""
     place = InstanceInfo(node=2, total_nodes=3, head_addr="127.0.0.1", head_port=1)
     runner = RunnerSettings(lease_s=600.0).to_json()
-    document = {"compute_pool": place.to_json(), "runner": runner, "env": {"HELLO": "there"}}
+    document = {"compute_pool": place.to_json(), "runner": runner, "key": KEY.hex(), "env": {"HELLO": "there"}}
     return json.dumps({"do": "be", **document}).encode() + b"\n"
 
 
@@ -146,7 +148,7 @@ def test_it_becomes_the_node_that_its_client_wants(start: Start, pool: tuple[Ide
     assert announced
     tls = visitor.come(f"open {announced.agent}")
     assert tls.recv(3) == b"ok\n"
-    agent = connect(plain_end(tls, "agent"), KEY, agent_endpoint(2))
+    agent = connect(plain_end(tls, "agent"), KEY, agent_endpoint(2), pool[1].end_point)
     station.send_signal(signal.SIGTERM)
     assert [(kind, json.loads(data)) for kind, data in news if kind == EXIT] == [(EXIT, {"code": 0})]
     agent.close()
@@ -158,7 +160,7 @@ def test_it_lets_in_nobody_without_the_pools_certificate(start: Start, pool: tup
     """One that another authority made, and none at all: the connection ends before a word of it is looked at."""
     station = start()
     session, _ = Visitor(pool[0]).have()
-    stranger, _ = identities("another")
+    stranger = identities("another", 1)[0][0]
     for identity in (Identity(stranger.certificate, stranger.private_key, peer=pool[0].peer), None):
         context = identity.context(server=False) if identity else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         if identity is None:
@@ -181,7 +183,20 @@ def test_a_client_knows_a_station_of_another_pool(start: Start, pool: tuple[Iden
     session, _ = Visitor(pool[0]).have()
     session.close()
     with pytest.raises(ssl.SSLCertVerificationError):
-        Visitor(identities("another")[0]).come("station")
+        Visitor(identities("another", 1)[0][0]).come("station")
+
+
+def test_silent_connections_keep_nobody_out(start: Start, pool: tuple[Identity, Identity]) -> None:
+    """Peers that do not even begin TLS, more than are waited for at once."""
+    start()
+    session, _ = Visitor(pool[0]).have()
+    session.close()
+    silent = [socket.create_connection(("127.0.0.1", ports(POOL, 3)[0]), timeout=WAIT_S) for _ in range(12)]
+    began = time.monotonic()
+    Visitor(pool[0]).have()[0].close()
+    assert time.monotonic() - began < 8  # less than one of them may take
+    for sock in silent:
+        sock.close()
 
 
 def test_it_ends_when_nobody_has_come_for_its_lease(start: Start) -> None:

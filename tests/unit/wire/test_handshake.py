@@ -20,7 +20,11 @@ KEY = secrets.token_bytes(32)
 
 
 def _meet(
-    client_key: bytes, runner_key: bytes, client_at: str = "node 0 agent", runner_at: str = "node 0 agent"
+    client_key: bytes,
+    runner_key: bytes,
+    client_at: str = "node 0 agent",
+    runner_at: str = "node 0 agent",
+    channels: tuple[bytes, bytes] = (b"", b""),
 ) -> Any:
     """Let both sides run their half; returns (client's result, runner's result), exceptions as values."""
     left, right = socket.socketpair()
@@ -28,14 +32,14 @@ def _meet(
 
     def runner() -> None:
         try:
-            outcome["runner"] = handshake.accept(right, runner_key, runner_at)
+            outcome["runner"] = handshake.accept(right, runner_key, runner_at, channels[1])
         except Exception as error:
             outcome["runner"] = error
 
     thread = threading.Thread(target=runner)
     thread.start()
     try:
-        outcome["client"] = handshake.connect(left, client_key, client_at)
+        outcome["client"] = handshake.connect(left, client_key, client_at, channels[0])
     except Exception as error:
         outcome["client"] = error
     thread.join(60)
@@ -58,7 +62,7 @@ def test_client_refuses_a_runner_without_the_key() -> None:
     client, runner = _meet(KEY, secrets.token_bytes(32))
 
     assert isinstance(client, AuthenticationError)
-    assert "does not hold this pool's key" in str(client)
+    assert "does not hold its key of this pool" in str(client)
     assert isinstance(runner, WireError)
 
 
@@ -67,6 +71,22 @@ def test_a_proof_is_bound_to_its_endpoint() -> None:
     client, _ = _meet(KEY, KEY, client_at="node 1 agent", runner_at="node 0 agent")
 
     assert isinstance(client, AuthenticationError)
+
+
+@pytest.mark.parametrize("channels", [(b"a" * 32, b"b" * 32), (b"a" * 32, b""), (b"", b"b" * 32)])
+def test_a_proof_is_bound_to_its_channel(channels: tuple[bytes, bytes]) -> None:
+    """A connection that goes out through one TLS connection and comes in through another, or through none, fails."""
+    client, _ = _meet(KEY, KEY, channels=channels)
+
+    assert isinstance(client, AuthenticationError)
+
+
+def test_a_proof_is_good_for_its_channel() -> None:
+    """Both ends of one channel know it by one name."""
+    client, runner = _meet(KEY, KEY, channels=(b"a" * 32, b"a" * 32))
+
+    assert isinstance(client, Connection)
+    assert isinstance(runner, Connection)
 
 
 def test_runner_refuses_a_client_without_the_key() -> None:
@@ -88,7 +108,7 @@ def test_runner_refuses_a_client_without_the_key() -> None:
     thread.join(60)
     left.close()
 
-    assert "without the pool's key" in str(refused[0])
+    assert "without this node's key" in str(refused[0])
 
 
 def test_a_replayed_conversation_fails() -> None:

@@ -20,7 +20,8 @@ BIG = os.urandom(1 << 20) * 8
 @pytest.fixture(scope="module")
 def known() -> tuple[Identity, Identity]:
     """A client's identity and that of its nodes."""
-    return identities("cafe1234")
+    (client, *_), (node, *_) = identities("cafe1234", 1)
+    return client, node
 
 
 @pytest.fixture
