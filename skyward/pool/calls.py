@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
-from skyward.errors import PoolClosedError, WorkerLostError
+from skyward.errors import PoolClosedError, PoolError, WorkerLostError
 from skyward.model.call import Call
+from skyward.pool.callbacks import Callbacks
 from skyward.pool.clock import Clock
 from skyward.pool.dispatch import Dispatcher
 from skyward.pool.functions import Functions
@@ -38,6 +41,8 @@ class Calls:
     _functions: Functions
     _printer: Printer
     _clock: Clock
+    _callbacks: Callbacks
+    _owner: int
     _group: Group
     _members: Members
 
@@ -93,7 +98,9 @@ class Calls:
         return self._in_background(task)
 
     def _in_background(self, task: Task) -> Future[Any]:
-        future: CallFuture[Any] = CallFuture(lambda: self._dispatcher.cancel(task))
+        future: CallFuture[Any] = CallFuture(
+            task.function.name, partial(self._dispatcher.cancel, task), self._callbacks
+        )
         task.on_done(future.take)
         with uninterrupted:
             self._dispatcher.submit([task])
@@ -184,5 +191,11 @@ class Calls:
                 self._cancel(left)
 
     def _check_open(self) -> None:
+        if self._owner != os.getpid():
+            raise PoolError(
+                f"Pool {self.id} belongs to process {self._owner}, which opened it; process {os.getpid()} was forked "
+                "from it and cannot use it. Make the calls there, open a pool of this process's own, or start "
+                "processes by multiprocessing's 'spawn' and let each open its pool."
+            )
         if not self._running:
             raise PoolClosedError(f"Pool {self.id} is not open; use `with sky.ComputePool(...) as pool:`.")

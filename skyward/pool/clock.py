@@ -1,9 +1,10 @@
-"""One thread that runs things later: heartbeats, time limits, grace periods."""
+"""One thread that runs things later: time limits, grace periods. Heartbeats have one of their own."""
 
 from __future__ import annotations
 
 import heapq
 import itertools
+import sys
 from collections.abc import Callable
 
 from skyward.system import threading, time
@@ -39,4 +40,7 @@ class Clock:
                 if self._stopped:
                     return
                 _, _, action = heapq.heappop(self._due)
-            action()
+            try:
+                action()
+            except Exception:  # a mistake of ours in one of them must not stop the limits of all other calls
+                threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))

@@ -1,7 +1,8 @@
 """Who runs what: calls to workers, answers to callers, and what becomes of calls whose worker is lost.
 
-One lock guards the state; nothing is sent, unpickled or called back under it. A call that had started on a lost worker
-is lost with it, unless its function allows retries; one that had not started runs elsewhere.
+One lock guards the state; nothing is sent, unpickled or called back under it, and nothing here blocks: messages are
+queued at a worker's connection. A call that has begun on a lost worker, or may have, is lost with it, unless its
+function allows retries; one that had not begun runs elsewhere.
 """
 
 from __future__ import annotations
@@ -11,47 +12,45 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from skyward.errors import (
-    PoolClosedError,
-    SkywardError,
-    TaskCancelledError,
-    TaskTimeoutError,
-    WireError,
-)
+from skyward.errors import PoolError, SkywardError, TaskCancelledError, TaskTimeoutError
 from skyward.pool.clock import Clock
 from skyward.pool.gathering import refuse
-from skyward.pool.stream import StreamSource
+from skyward.pool.held import StreamWatch
+from skyward.pool.losses import Fate, fates
+from skyward.pool.stream import Streams
 from skyward.pool.task import Task
 from skyward.pool.worker import WorkerLink
 from skyward.system import threading, time
 from skyward.wire.frames import Frame
-from skyward.wire.messages import RESULT_HEAD, Kind, encode
+from skyward.wire.messages import RESULT_HEAD, Kind
 
 GRACE_S = 5.0  # between the interrupt of a call and the end of the worker that does not heed it
-DROPPED_S = 1.0  # between the end of interest in one of the streams of all ranks and their end
 TICK_S = 0.05
 STALE_S = 0.02  # a call that waits on a busy worker for longer is given to an idle one
-Lost = Callable[[Task], SkywardError]  # the error of a call that is lost with its worker
+Lost = Callable[[Task, Fate], SkywardError]  # the error of a call that is lost with its worker
+Tell = Callable[[str], None]
 _LAST = frozenset((Kind.RESULT, Kind.ERROR, Kind.END))
 
 
 class Dispatcher:
     """Sends calls to the least loaded worker and brings their outcomes back."""
 
-    def __init__(self, clock: Clock, kill: Callable[[WorkerLink], None]) -> None:
-        self._clock, self._kill = clock, kill
+    def __init__(self, clock: Clock, kill: Callable[[WorkerLink], None], tell: Tell) -> None:
+        self._clock, self._kill, self._tell = clock, kill, tell
         self._lock = threading.Lock()
         self._ids = itertools.count(1)
         self._workers: dict[int, WorkerLink] = {}  # by rank
         self._leaving: list[WorkerLink] = []  # get no new calls, and may finish those they run
         self._queue: deque[Task] = deque()
         self._pinned: dict[int, list[Task]] = {}  # calls for a worker that is being started again
-        self._dropped: deque[Task] = deque()  # streams that were garbage-collected before their end
         self._resting = False  # whether calls wait here whoever has room, because the ranks are started afresh
         self._expected = 0  # workers that are here or will come, or come back
-        self._gone: dict[int, Lost] = {}  # ranks whose worker will not come back
+        self._absent: dict[int, str] = {}  # ranks whose worker could not be replaced so far, and why
+        self._suspended: SkywardError | None = None  # why no call can run for the time being
         self._limits: dict[int, tuple[float, Task]] = {}  # running calls that have a time limit
         self._ticking = False
+        self._streams = Streams(clock, self.cancel)
+        self._held = StreamWatch()
         self._closed: SkywardError | None = None  # why no more calls are taken
 
     def next_id(self) -> int:
@@ -74,23 +73,30 @@ class Dispatcher:
         """Start no more calls, and take back those that have not started; `resume` ends it."""
         with self._lock:
             self._resting = True
-            touched = [worker for worker in self._workers.values() if len(worker.outstanding) > worker.slots]
+            touched = tuple(self._workers.values())
             for worker in touched:
-                for task in list(worker.outstanding)[worker.slots :]:
-                    worker.post_frame(Frame(Kind.RECALL, task))
+                self._take_back(worker, list(worker.outstanding.values())[worker.slots :])
         _flush(touched)
 
     def resume(self, workers: Sequence[WorkerLink]) -> None:
         """Let these workers take the place of all before them, and the calls that wait begin."""
         with self._lock:
-            self._resting = False
+            self._resting, self._suspended = False, None
             self._admit(workers)
         _flush(workers)
 
-    def end(self, worker: WorkerLink) -> None:
-        """End a worker, whatever it does; the agent starts it again."""
+    def suspend(self, reason: SkywardError | None) -> None:
+        """Let what waits, and every call from now on, fail with `reason`; None ends that."""
         with self._lock:
-            worker.ordered_to_end = True
+            self._suspended = reason
+            waiting = self._take_all_waiting() if reason is not None else []
+        for task in waiting:
+            task.settle(reason or PoolError("The pool is suspended."))
+
+    def end(self, worker: WorkerLink, why: str) -> None:
+        """End a worker, whatever it does; the agent starts it again. `why` completes "the pool ended it, because"."""
+        with self._lock:
+            worker.ordered_to_end = worker.ordered_to_end or why
         self._kill(worker)
 
     def drain(self, workers: Sequence[WorkerLink]) -> None:
@@ -101,64 +107,85 @@ class Dispatcher:
                     del self._workers[worker.rank]
                     self._leaving.append(worker)
                 worker.leaving = True
-                for number in list(worker.outstanding)[worker.slots :]:
-                    worker.post_frame(Frame(Kind.RECALL, number))
-        _flush(workers)
+                self._take_back(worker, list(worker.outstanding.values())[worker.slots :])
+            touched = self._spread()
+        _flush((*workers, *touched))
 
-    def lose(self, worker: WorkerLink, lost: Lost) -> None:
-        """Settle the calls of a worker that is gone; what waits for its rank waits on. May be told twice."""
+    def lose(self, worker: WorkerLink, lost: Lost, *, is_known: bool) -> None:
+        """Settle the calls of a worker that is gone; what waits for its rank waits on. May be told twice.
+
+        Args:
+            worker: everything that has arrived of it has been handled.
+            lost: makes the error of a call that is lost with it.
+            is_known: whether its process has ended and everything it had sent has arrived (see `losses.fates`).
+        """
         with self._lock:
             if self._workers.get(worker.rank) is worker:
                 del self._workers[worker.rank]
             if worker in self._leaving:
                 self._leaving.remove(worker)
             worker.alive = False
-            orphans = list(worker.outstanding.values())
+            orphans = list(fates(worker, is_known=is_known))
             worker.outstanding.clear()
-            for task in orphans:
+            for task, _ in orphans:
                 self._limits.pop(task.id, None)  # of the run that was lost, not of the next
-            failed = self._resettle(worker, orphans, lost)
+            failed = self._resettle(orphans, lost)
             touched = self._spread()
         _flush(touched)
         for task, error in failed:
-            settle(task, error)
+            task.settle(error)
 
-    def abandon(self, ranks: Iterable[int], lost: Lost) -> None:
-        """No worker will take the place of the last one of these ranks: what waits for it fails, also later."""
-        with self._lock:
-            new = [rank for rank in ranks if rank not in self._gone]
-            self._gone.update((rank, lost) for rank in new)
-            self._expected -= len(new)
-            failed = [(task, lost(task)) for rank in new for task in self._pinned.pop(rank, ())]
-            if self._expected <= 0:
-                failed += [(task, lost(task)) for task in self._queue]
-                self._queue.clear()
-        for task, error in failed:
-            settle(task, error)
-
-    def _resettle(self, worker: WorkerLink, orphans: list[Task], lost: Lost) -> list[tuple[Task, SkywardError]]:
+    def _resettle(self, orphans: list[tuple[Task, Fate]], lost: Lost) -> list[tuple[Task, SkywardError]]:
         """Sort the calls of a lost worker into those that failed (returned) and those that run again."""
         failed: list[tuple[Task, SkywardError]] = []
         again: list[Task] = []
-        for position, task in enumerate(orphans):
-            started = position < worker.slots or task.stream is not None
+        for task, fate in orphans:
             if task.stopping is not None:
                 failed.append((task, task.stopping))
-            elif task.stream is not None or task.pin in self._gone:
-                failed.append((task, lost(task)))
-            elif not started or (worker.ordered_to_end and task.gang is None):
+            elif task.stream is not None or task.pin in self._absent:
+                failed.append((task, lost(task, fate)))
+            elif fate is Fate.WAITED:
                 again.append(task)
             elif task.retries > 0:
                 task.retries -= 1
                 again.append(task)
             else:
-                failed.append((task, lost(task)))
+                failed.append((task, lost(task, fate)))
         for task in reversed(again):
             self._requeue(task)
-        if self._expected <= 0:
-            failed += [(task, lost(task)) for task in self._queue]
-            self._queue.clear()
+        return failed + self._hopeless()
+
+    def give_up(self, ranks: Iterable[int], why: str) -> None:
+        """These ranks have no worker and may not get one soon: calls that need them fail, until `restore`."""
+        with self._lock:
+            new = [rank for rank in ranks if rank not in self._absent]
+            self._absent.update(dict.fromkeys(new, why))
+            self._expected -= len(new)
+            failed: list[tuple[Task, SkywardError]] = []
+            for rank in new:
+                failed += [(task, self._refusal(rank)) for task in self._pinned.pop(rank, ())]
+            failed += self._hopeless()
+        for task, error in failed:
+            task.settle(error)
+
+    def restore(self, ranks: Iterable[int]) -> None:
+        """These ranks are about to have a worker again."""
+        with self._lock:
+            self._expected += sum(self._absent.pop(rank, None) is not None for rank in ranks)
+
+    def _hopeless(self) -> list[tuple[Task, SkywardError]]:
+        """What waits here although no worker is left to come, each with the reason; under the lock."""
+        if self._expected > 0:
+            return []
+        failed = [(task, self._none_left()) for task in self._queue]
+        self._queue.clear()
         return failed
+
+    def _refusal(self, rank: int) -> SkywardError:
+        return PoolError(f"A call for every node cannot be run: {self._absent[rank]}")
+
+    def _none_left(self) -> SkywardError:
+        return PoolError(f"No node of this pool takes calls now: {next(iter(self._absent.values()), 'none has come')}")
 
     # calls -----------------------------------------------------------------------------------------------------
 
@@ -166,18 +193,21 @@ class Dispatcher:
         """Send calls, or queue them until a worker has room.
 
         Raises:
-            PoolClosedError: the pool has ended, or has no nodes left.
+            PoolClosedError: the pool has ended.
+            PoolError: none of its nodes is left, or its ranks cannot be started afresh now.
         """
         touched: dict[int, WorkerLink] = {}
         failed: list[tuple[Task, SkywardError]] = []
         with self._lock:
             if self._closed is not None:
                 raise self._closed
+            if self._suspended is not None:
+                raise self._suspended
             if self._expected <= 0:
-                raise PoolClosedError("All nodes of this pool are gone; close it and open another one.")
+                raise self._none_left()
             for task in tasks:
-                if task.pin is not None and (lost := self._gone.get(task.pin)):
-                    failed.append((task, lost(task)))
+                if task.pin is not None and task.pin in self._absent:
+                    failed.append((task, self._refusal(task.pin)))
                     continue
                 worker = self._home(task)
                 if worker is not None:
@@ -188,26 +218,32 @@ class Dispatcher:
                 self._clock.after(TICK_S, self._tick)
         _flush(touched.values())
         for task, error in failed:
-            settle(task, error)
+            task.settle(error)
 
     def cancel(self, task: Task, reason: SkywardError | None = None) -> None:
         """Stop a call wherever it is; its outcome is `reason`. Does nothing if it has ended."""
         reason = reason or TaskCancelledError(f"{task.function.name}() was cancelled.")
         worker = None
+        touched: list[WorkerLink] = []
         with self._lock:
             if task.done and task.stream is None:
                 return
             task.stopping = task.stopping or reason  # a queued call is skipped when its turn comes
             worker = self._worker_of(task)
             if worker is not None and task.id in worker.outstanding:
-                if task.gang is not None:
-                    worker.post_frame(Frame(Kind.STACK, task.id))  # where it was when it was stopped
-                worker.post_frame(Frame(Kind.CANCEL, task.id))
+                if worker.take_back(task.id):
+                    del worker.outstanding[task.id]
+                    self._refill(worker)
+                else:
+                    if task.gang is not None:
+                        worker.post_order(Kind.STACK, task.id)  # where it was when it was stopped
+                    worker.post_order(Kind.CANCEL, task.id)
+                touched.append(worker)
         if task.stream is None:
             task.resolve(error=reason)
         if worker is not None:
-            self._clock.after(GRACE_S, lambda: self._end_if_stuck(worker, task))
-            _flush((worker,))
+            self._clock.after(GRACE_S, partial(self._end_if_stuck, worker, task))
+        _flush(touched)
 
     def held(self, worker: WorkerLink) -> list[Task]:
         """The calls that a worker has been sent and has not answered; the first `slots` of them run."""
@@ -238,26 +274,26 @@ class Dispatcher:
             for task in tasks:
                 worker = self._worker_of(task)
                 if worker is not None and task.id in worker.outstanding:
-                    worker.post_frame(Frame(Kind.STACK, task.id))
+                    worker.post_order(Kind.STACK, task.id)
                     touched.append(worker)
         _flush(touched)
-
-    def refuse(self, reason: SkywardError) -> None:
-        """Take no more calls; those that were taken go on."""
-        with self._lock:
-            self._closed = self._closed or reason
 
     def close(self, reason: SkywardError) -> None:
         """Take no more calls; those that have not ended fail with `reason`."""
         with self._lock:
             self._closed = self._closed or reason
             workers = (*self._workers.values(), *self._leaving)
-            left = [*self._queue, *(t for w in workers for t in w.outstanding.values())]
-            left += [t for tasks in self._pinned.values() for t in tasks]
-            self._queue.clear()
-            self._pinned.clear()
+            left = [*self._take_all_waiting(), *(t for w in workers for t in w.outstanding.values())]
+        self._streams.close()
         for task in left:
-            settle(task, reason)
+            task.settle(reason)
+
+    def _take_all_waiting(self) -> list[Task]:
+        """The calls that wait here, which wait no more; under the lock."""
+        waiting = [*self._queue, *(task for tasks in self._pinned.values() for task in tasks)]
+        self._queue.clear()
+        self._pinned.clear()
+        return waiting
 
     # what workers say ------------------------------------------------------------------------------------------
 
@@ -275,7 +311,7 @@ class Dispatcher:
                     given_back.append(task)
                     continue
                 if frame.kind == Kind.STALE:
-                    worker.ordered_to_end = True  # it is leaving; what it holds runs again in the process after it
+                    worker.stale = True  # it is leaving; what it holds runs in the process after it
                     self._clock.after(GRACE_S, partial(self._end_if_stuck, worker, task))
                     continue
                 if frame.kind in _LAST:
@@ -298,7 +334,7 @@ class Dispatcher:
             case Kind.RESULT:
                 task.resolve(frame)
             case Kind.STREAM:
-                task.resolve(stream=self._open_stream(worker, task))
+                task.resolve(stream=self._streams.open(worker, task))
             case Kind.STACKS:
                 if task.gang is not None:
                     task.gang.hear_where(task, frame)
@@ -314,33 +350,27 @@ class Dispatcher:
             case Kind.ERROR:
                 task.resolve(frame, error=task.stopping)
 
-    def _open_stream(self, worker: WorkerLink, task: Task) -> StreamSource:
-        def credit(items: int) -> None:
-            try:
-                worker.connection.send(Frame(Kind.CREDIT, task.id, encode({"items": items})))
-            except WireError:
-                pass  # its reader notices the same and ends this stream with the reason
-
-        cancel = task.gang.stop if task.gang is not None else partial(self.cancel, task)
-        return StreamSource(task, credit, cancel, lambda: self._dropped.append(task))
-
     def _end_if_stuck(self, worker: WorkerLink, task: Task) -> None:
         with self._lock:
             stuck = self._closed is None and worker.alive and task.id in worker.outstanding
-            worker.ordered_to_end |= stuck
+            if stuck:
+                why = f"{task.function.name}() was to be stopped there and did not heed that for {GRACE_S:g} s"
+                worker.ordered_to_end = worker.ordered_to_end or why
         if stuck:
             self._kill(worker)
 
     # at regular times, while there is work ----------------------------------------------------------------------
 
     def _tick(self) -> None:
-        """Stop calls beyond their limit, give stale calls to idle workers, stop streams nobody holds any more."""
+        """Stop calls beyond their limit, give stale calls to idle workers, say when streams hold up everything else."""
         now = time.monotonic()
         with self._lock:
             overdue = [task for deadline, task in self._limits.values() if deadline <= now]
             for task in overdue:
                 del self._limits[task.id]
             touched = self._recall(now)
+            first = self._queue[0] if self._queue else None
+            notice = self._held.look(now, first, self._workers.values())
             self._ticking = bool(
                 self._queue or self._pinned or any(w.outstanding for w in (*self._workers.values(), *self._leaving))
             )
@@ -349,12 +379,8 @@ class Dispatcher:
         _flush(touched)
         for task in overdue:
             self.cancel(task, _timeout(task))
-        while self._dropped:
-            task = self._dropped.popleft()
-            if task.gang is None:
-                self.cancel(task)
-            else:  # its ranks may be about to end by themselves, and stopping them costs all their processes
-                self._clock.after(DROPPED_S, task.gang.stop)
+        if notice:
+            self._tell(notice)
 
     def _recall(self, now: float) -> list[WorkerLink]:
         """Ask busy workers for calls they have not started, when others have nothing to do."""
@@ -365,18 +391,26 @@ class Dispatcher:
         for worker in self._workers.values():
             waiting = [t for t in list(worker.outstanding.values())[worker.slots :] if t.pin is None]
             stale = [t for t in waiting if now - t.sent_at > STALE_S][-room:] if room else []
-            for task in stale:
-                worker.post_frame(Frame(Kind.RECALL, task.id))
             if stale:
+                self._take_back(worker, stale)
                 touched.append(worker)
                 room -= len(stale)
-        return touched
+        return touched + self._spread()
+
+    def _take_back(self, worker: WorkerLink, tasks: Sequence[Task]) -> None:
+        """Take calls back that have not begun: at once those that have not been sent, others when the worker agrees."""
+        for task in reversed(tasks):
+            if worker.take_back(task.id):
+                del worker.outstanding[task.id]
+                self._requeue(task)
+            else:
+                worker.post_order(Kind.RECALL, task.id)
 
     # scheduling; all of it under the lock ----------------------------------------------------------------------
 
     def _admit(self, workers: Sequence[WorkerLink]) -> None:
         """Give workers that are here what waits for them."""
-        here = [w for w in workers if w.alive and not w.leaving and w.rank not in self._gone]
+        here = [w for w in workers if w.alive and not w.leaving and w.rank not in self._absent]
         self._workers.update((worker.rank, worker) for worker in here)
         for worker in () if self._resting else here:
             for task in self._pinned.pop(worker.rank, ()):
@@ -446,20 +480,9 @@ class Dispatcher:
             self._queue.appendleft(task)
 
 
-def settle(task: Task, error: SkywardError) -> None:
-    """End a call, or the stream it returned, with an error."""
-    if task.stream is not None:
-        task.stream.put(error)
-    else:
-        task.resolve(error=error)
-
-
 def _flush(workers: Iterable[WorkerLink]) -> None:
     for worker in workers:
-        try:
-            worker.flush()
-        except WireError:
-            pass  # its reader notices the same, learns the reason from the node and settles its calls
+        worker.flush()
 
 
 def _timeout(task: Task) -> TaskTimeoutError:

@@ -10,7 +10,6 @@ import pickle
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from skyward.errors import WireError
 from skyward.pool.clock import Clock
 from skyward.pool.task import Task
 from skyward.pool.worker import WorkerLink
@@ -36,15 +35,9 @@ class _Given:
     value: Sequence[Buffer]
 
     def answer(self, document: dict[str, object], values: Sequence[Buffer] = ()) -> None:
-        """Send the outcome, in a thread of its own: a worker that does not read must hold up nobody else."""
-        frame = Frame(Kind.GATHERED, self.call, encode({"round": self.number, **document}), values)
-        threading.Thread(target=self._send, args=(frame,), name="skyward-gathered", daemon=True).start()
-
-    def _send(self, frame: Frame) -> None:
-        try:
-            self.worker.connection.send(frame)
-        except WireError:
-            pass  # it is gone, which its reader reports
+        """Send the outcome; a worker that does not read holds nobody up."""
+        self.worker.post_frame(Frame(Kind.GATHERED, self.call, encode({"round": self.number, **document}), values))
+        self.worker.flush()
 
 
 _Answers = list[tuple[_Given, dict[str, object], Sequence[Buffer]]]

@@ -6,6 +6,7 @@ acts as the user's program set it up.
 
 from __future__ import annotations
 
+import os
 import signal
 from types import FrameType
 
@@ -61,5 +62,11 @@ class _Uninterrupted:
         if callable(self._previous):
             self._previous(signal.SIGINT, frame)
 
+    def _forget(self) -> None:
+        """In a forked process: the thread that forked is the main one, and no pool is open."""
+        self._main = threading.get_ident()
+        self._depth, self._pending = 0, False
+
 
 uninterrupted = _Uninterrupted()
+os.register_at_fork(after_in_child=uninterrupted._forget)

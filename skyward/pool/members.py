@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from skyward.errors import PoolClosedError, PoolError, SkywardError
-from skyward.pool.clock import Clock
 from skyward.pool.dispatch import Dispatcher
 from skyward.pool.interrupt import uninterrupted
 from skyward.pool.node import BEAT_S, DISMISSED, NodeLink, PoolLink
@@ -22,8 +21,9 @@ from skyward.runner.config import EXIT_DISMISSED
 from skyward.system import threading, time
 from skyward.system.futures import ThreadPoolExecutor
 
-WAITS_S = (0.0, 1.0, 2.0, 4.0, 8.0)  # before each attempt to replace a node
-SETTLED_S = 60.0  # a replacement that is lost sooner counts as an attempt that failed
+WAITS_S = (0.0, 1.0, 2.0, 4.0, 8.0)  # before the first attempts to replace a node
+SLOW_S = 15.0  # before each one after them, for as long as the pool is open
+SETTLED_S = 60.0  # a node that is lost sooner is replaced as slowly as if an attempt had failed
 LEAVE_GRACE_S = 10.0  # for the plugins of a node that is seen off
 _AT_ONCE = 16  # nodes started, or ended, at the same time
 _LOOK_S = 0.1
@@ -50,23 +50,26 @@ class Members:
         self._early: list[NodeLink] = []  # connected before the pool is open, to be set up together
         self._filling = set(range(settings.nodes.desired))  # indices that a thread gets a node for
         self._failed: dict[int, Exception] = {}  # why the last attempt for an index has failed
-        self._absent: dict[int, str] = {}  # indices that were given up, and why
+        self._absent: dict[int, str] = {}  # indices that have no node after many attempts, and why
         self._attempts: dict[int, int] = {}  # to replace the node of an index, since it was settled last
+        self._failures: dict[int, int] = {}  # attempts for an index that failed, since it had a node
         self._since: dict[int, float] = {}  # when the node of an index began to serve
         self._threads: list[threading.Thread] = []
         self._starting = threading.Semaphore(_AT_ONCE)
         self._opened = False
         self._closed = threading.Event()
+        self._released = threading.Event()
 
-    def join(self, link: PoolLink, dispatcher: Dispatcher, group: Group, clock: Clock, prepare: Prepare) -> None:
+    def join(self, link: PoolLink, dispatcher: Dispatcher, group: Group, prepare: Prepare) -> None:
         """Say what its nodes serve, before any of them is started."""
         self._link, self._dispatcher, self._group, self._prepare = link, dispatcher, group, prepare
-        self._beat_with(clock)
+        threading.Thread(target=self._beat, name="skyward-heartbeat", daemon=True).start()
 
-    def _beat_with(self, clock: Clock) -> None:
-        for node in (*self.nodes, *self._leaving):
-            node.beat()
-        clock.after(BEAT_S, lambda: self._beat_with(clock))
+    def _beat(self) -> None:
+        """Keep the nodes alive, and notice those that are not (a thread that does nothing else, and never blocks)."""
+        while not self._released.wait(BEAT_S):
+            for node in self.all_nodes():
+                node.beat()
 
     # the start -------------------------------------------------------------------------------------------------
 
@@ -92,8 +95,7 @@ class Members:
         except BaseException:
             with uninterrupted:
                 self._closed.set()
-                self._settings.provider.release(self._pool)  # what is not there any more is waited for by no thread
-                self._await_threads()
+                self.release()  # what is not there any more is waited for by no thread
             raise
 
     def open(self) -> list[NodeLink]:
@@ -143,12 +145,12 @@ class Members:
         thread.start()
 
     def _fill(self, index: int, host: Host | None, image: str | None, begins: bool) -> None:
-        """Get a node for an index, in as many attempts as there are waits (a thread of its own).
+        """Get a node for an index, however many attempts it takes (a thread of its own).
 
         It `begins` on this host, with this image; otherwise the host is that of the node before, if there was one.
         """
         provider, accelerator = self._settings.provider, self._settings.accelerator
-        while (wait_s := 0.0 if begins else self._next_wait(index)) is not None and not self._closed.wait(wait_s):
+        while not self._closed.wait(0.0 if begins else self._next_wait(index)):
             try:
                 with self._starting:
                     if not begins or host is None:
@@ -164,15 +166,13 @@ class Members:
             except Exception as error:  # whatever it is: callers may be waiting for this node
                 if not self._note_failure(index, error):
                     return
-        if not self._closed.is_set():
-            self._give_up(index)
 
-    def _next_wait(self, index: int) -> float | None:
-        """Seconds until the next attempt to replace the node of an index; None if there have been enough."""
+    def _next_wait(self, index: int) -> float:
+        """Seconds until the next attempt to replace the node of an index."""
         with self._changed:
             made = self._attempts.get(index, 0)
             self._attempts[index] = made + 1
-        return WAITS_S[made] if made < len(WAITS_S) else None
+        return WAITS_S[made] if made < len(WAITS_S) else SLOW_S
 
     def _begin(self, index: int, host: Host, image: str | None) -> NodeLink:
         """Start a node and connect to it."""
@@ -210,6 +210,7 @@ class Members:
 
     def _serves(self, node: NodeLink) -> bool:
         """Let a node serve the pool; False if it is gone again."""
+        self._found_again(node.index)
         try:
             self._group.joined(node)
         except BaseException:
@@ -217,6 +218,7 @@ class Members:
             raise
         with self._changed:
             if node.gone is None:
+                self._failures.pop(node.index, None)
                 self._filling.discard(node.index)
                 self._since[node.index] = time.monotonic()
                 self._changed.notify_all()
@@ -234,35 +236,48 @@ class Members:
 
     def _note_failure(self, index: int, error: Exception) -> bool:
         """Tell why an attempt has failed; False if the pool cannot be opened any more, whose error tells all."""
+        text = " ".join(str(error).split()) or repr(error)
         with self._changed:
+            is_news = index not in self._absent or str(self._failed.get(index)) != str(error)
             self._failed[index] = error
+            self._failures[index] = self._failures.get(index, 0) + 1
+            give_up = self._failures[index] >= len(WAITS_S) and index not in self._absent
             self._changed.notify_all()
             if not self._opened and self._hopeless(self._settings.nodes.least):
                 return False
-        if not self._closed.is_set():
-            self._tell(f"node {index} could not be started: {' '.join(str(error).split()) or repr(error)}")
+        if self._closed.is_set():
+            return True
+        if is_news:
+            self._tell(f"node {index} could not be started: {text}")
+        if give_up:
+            self._give_up(index, text)
         return True
 
-    def _give_up(self, index: int) -> None:
-        """Go on without a node, if enough are left."""
+    def _give_up(self, index: int, error: str) -> None:
+        """Let nothing wait for a node that could not be had in many attempts; slower ones follow."""
         with self._changed:
-            node, error = self._nodes.get(index), self._failed.get(index)
+            node = self._nodes.get(index)
             why = f" ({node.gone.text})" if node is not None and node.gone is not None else ""
-            text = f"node {index} is gone{why}, and could not be replaced in {len(WAITS_S)} attempts: {error}"
+            text = (
+                f"node {index} is gone{why}, and could not be replaced in {len(WAITS_S)} attempts: {error} "
+                f"The pool goes on trying every {SLOW_S:g} s."
+            )
             self._absent[index] = text
-            self._filling.discard(index)
-            left = self._settings.nodes.desired - len(self._absent)
             self._changed.notify_all()
         self._tell(" ".join(text.split()))
+        self._dispatcher.give_up(self._ranks_of(index), text)
+        self._group.abandoned(index, text)
+
+    def _found_again(self, index: int) -> None:
+        """A node that was given up has come after all: calls may wait for it again."""
+        with self._changed:
+            was_absent = self._absent.pop(index, None) is not None
+        if was_absent:
+            self._dispatcher.restore(self._ranks_of(index))
+
+    def _ranks_of(self, index: int) -> range:
         per_node = self._settings.worker.processes
-        ranks = range(index * per_node, (index + 1) * per_node)
-        self._dispatcher.abandon(ranks, lambda _: PoolError(f"A call for every node cannot be run: {text}"))
-        self._group.abandoned(f"N{text[1:]}")
-        if left < self._settings.nodes.least:
-            least = (
-                f"{left} of its nodes {'is' if left == 1 else 'are'} left, and it needs {self._settings.nodes.least}"
-            )
-            self._dispatcher.refuse(PoolError(f"Pool {self._pool} takes no more calls: {least}; {text}"))
+        return range(index * per_node, (index + 1) * per_node)
 
     def _end(self, text: str) -> None:
         """The pool was ended by somebody else: its calls fail, and nothing is replaced any more."""
@@ -347,6 +362,10 @@ class Members:
         with self._changed:
             return tuple(self._nodes[index] for index in sorted(self._nodes))
 
+    def all_nodes(self) -> list[NodeLink]:
+        """Those, and the ones that are seen off; takes no lock, which may be held for ever in a forked process."""
+        return [*self._nodes.values(), *self._leaving]
+
     @property
     def count(self) -> int:
         """How many nodes take calls."""
@@ -366,7 +385,7 @@ class Members:
             PoolError: one was given up.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._is_whole() or self._absent or self._closed.is_set())
+            self._changed.wait_for(lambda: self._absent or self._is_whole() or self._closed.is_set())
             absent = next(iter(self._absent.values()), None)
         if absent is not None:
             raise PoolError(f"A call for every node cannot be run: {absent}")
@@ -399,6 +418,7 @@ class Members:
         """Remove what is left of the pool, and wait for attempts that are under way, which end by that."""
         self._settings.provider.release(self._pool)
         self._await_threads()
+        self._released.set()
 
     def _await_threads(self) -> None:
         with self._changed:

@@ -6,13 +6,16 @@ import itertools
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from signal import Signals
 from typing import Any
 
 from skyward.errors import SkywardError, WireError, WorkerLostError
 from skyward.model.spec import Worker
+from skyward.pool.callbacks import Callbacks
 from skyward.pool.dispatch import Dispatcher, Lost
 from skyward.pool.gathering import ALONE, refuse
+from skyward.pool.losses import Fate
 from skyward.pool.output import Printer
 from skyward.pool.shelf import Shelf
 from skyward.pool.worker import WorkerLink
@@ -29,9 +32,16 @@ BEAT_S = 1.0
 SILENCE_S = 10.0  # a node that answers no heartbeat for so long is lost
 _ASKED = 5  # and so many of them
 _REASON_S = 2.0  # how long the reason of a worker's end is waited for; it is usually there within 0.1 s
+_DRAIN_S = 1.0  # how long the connections of an ended node's workers may take to end by themselves
 _LAST_WORDS_S = 1.0  # how long what an ended node has said is read; it is here already
 DISMISSED = "was ended by another client (skyward down)"
 SETUP = 0  # id of the SETUP message and of its answer
+_DOING = {
+    Fate.WAITED: "waited there",
+    Fate.RAN: "ran there",
+    Fate.MAY_HAVE_RUN: "had been sent there. Whether it has run is not known, and its function does not say that it "
+    "may run again (@sky.compute(retries=1))",
+}
 _unless_closed = suppress(InvalidStateError)  # a pool that is closed has failed the set-ups under way itself
 
 
@@ -41,6 +51,7 @@ class PoolLink:
 
     dispatcher: Dispatcher
     printer: Printer
+    callbacks: Callbacks
     setup: Callable[[NodeLink, WorkerLink], None]  # prepares a worker that was started again, and lets it take calls
     lost: Callable[[WorkerLink], None]  # is told that a worker has ended, after its calls have been
     gone: Callable[[NodeLink], None]  # is told that a node is gone, after its calls have been
@@ -71,6 +82,7 @@ class NodeLink:
         self._numbers = itertools.count()
         self._workers: dict[int, WorkerLink] = {}
         self._shelf = Shelf(shape.processes)
+        self._readers = 0  # of its workers, that have not come to their end
         self._agent: Connection | None = None
         self._agent_reader: threading.Thread | None = None
         self._unanswered: list[float] = []  # when it was asked for signs of life, since the last one
@@ -99,8 +111,11 @@ class NodeLink:
         worker.shelf = self._shelf
         self._workers[number] = worker
         if self._place:
-            connection.send(Frame(Kind.PLACE, 0, self._place.encode()))
+            worker.post_frame(Frame(Kind.PLACE, 0, self._place.encode()))
+            worker.flush()
         self.setups[rank] = Future()
+        with self._changed:
+            self._readers += 1
         self._spawn(self._read_worker, worker)
         return worker
 
@@ -127,10 +142,16 @@ class NodeLink:
         except WireError:
             pass  # its end is what matters; the agent and the host know the reason
         finally:  # also when this side fails: nobody may wait for answers that nobody reads
-            worker.hung_up = True
+            worker.drained = not worker.connection.stopped_reading
             worker.connection.close()
+            with self._changed:
+                worker.hung_up = True
+                self._changed.notify_all()
             if not self._closing:
                 self._settle(worker)
+            with self._changed:
+                self._readers -= 1
+                self._changed.notify_all()
 
     def _settle(self, worker: WorkerLink) -> None:
         """Learn why a worker is gone, and tell those who wait for it."""
@@ -139,8 +160,14 @@ class NodeLink:
         if not setup.done() and self._workers[worker.index] is worker:  # not that of the one that has replaced it
             with _unless_closed:
                 setup.set_exception(self._lost(worker, report, "its plugins were set up"))
-        self._pool.dispatcher.lose(worker, self._lost_running(worker, report))
+        is_known = worker.drained and (report is not None or self._end_is_known())
+        self._pool.dispatcher.lose(worker, self._lost_running(worker, report), is_known=is_known)
         self._pool.lost(worker)
+
+    def _end_is_known(self) -> bool:
+        """Whether the node has ended, and somebody who saw it has said how: it was not given up for its silence."""
+        gone = self.gone
+        return gone is not None and self._verdict is None and not (gone.code is None and gone.signal is None)
 
     def _read_agent(self, agent: Connection) -> None:
         try:
@@ -168,6 +195,9 @@ class NodeLink:
                 with self._changed:
                     self._reports[report["worker"], report["generation"]] = report
                     self._changed.notify_all()
+                ended = self._workers.get(report["worker"])
+                if ended is not None and ended.generation == report["generation"] and not ended.hung_up:
+                    self._spawn(self._hang_up, ended)
             case Kind.DUMPED:
                 report = decode(frame.head)
                 self._dumps.pop((report["worker"], report["generation"]), Future()).set_result(report["text"])
@@ -179,6 +209,12 @@ class NodeLink:
             case Kind.WORKER_UP:
                 self._spawn(self._on_worker_up, decode(frame.head))
 
+    def _hang_up(self, worker: WorkerLink) -> None:
+        """End the connection of a worker that has ended, should a process that it forked keep it open."""
+        with self._changed:
+            self._changed.wait_for(lambda: worker.hung_up, _DRAIN_S)
+        worker.connection.stop_reading()
+
     def _on_worker_up(self, news: dict[str, Any]) -> None:
         """A worker that ended has been started again: connect, and let the pool set it up."""
         try:
@@ -189,7 +225,8 @@ class NodeLink:
                 self.declare_lost(f"its worker {news['worker']} was started again but is of no use: {error}")
 
     def _on_gone(self) -> None:
-        exit_ = self._node.wait_exit(_REASON_S) or Exit(code=None, text="its agent closed the connection")
+        wait_s = _REASON_S if self._verdict is None else 0.0
+        exit_ = self._node.wait_exit(wait_s) or Exit(code=None, text="its agent closed the connection")
         if self._verdict is not None:
             exit_ = Exit(code=exit_.code, text=self._verdict)
         elif exit_.code == EXIT_DISMISSED:
@@ -197,15 +234,27 @@ class NodeLink:
         with self._changed:
             self.gone = exit_
             self._changed.notify_all()
-        for worker in tuple(self._workers.values()):  # also those just being started again, which have no reader
-            worker.connection.close()
-            self._pool.dispatcher.lose(worker, self._lost_running(worker, None))
+        removal = self._spawn(self._remove)
+        self._await_readers()
+        removal.join()
+        self.removed.set()
+        self._pool.gone(self)
+
+    def _await_readers(self) -> None:
+        """Let the workers' readers handle everything that has arrived, and settle the rest of the calls."""
+        with self._changed:
+            if self._verdict is None:  # the processes have ended, so the connections do as soon as all is read
+                self._changed.wait_for(lambda: not self._readers, _DRAIN_S)
+            while self._readers:  # none of them blocks on anything but its connection
+                for worker in self.workers:
+                    worker.connection.stop_reading()
+                self._changed.wait(_DRAIN_S)
+
+    def _remove(self) -> None:
         try:
             self._node.remove()
         except SkywardError:
             pass  # the pool's end tries again, and reports
-        self.removed.set()
-        self._pool.gone(self)
 
     def _show(self, worker: WorkerLink | None, number: int, frame: Frame) -> None:
         text = str(memoryview(frame.head)[1:], "utf-8", "replace")
@@ -225,9 +274,7 @@ class NodeLink:
             with _unless_closed:
                 setup.set_result(None)
         else:
-            error = payload.load_exception(bytes(memoryview(frame.head)[RESULT_HEAD.size :]))
-            with _unless_closed:
-                setup.set_exception(payload.noted(error, f"raised while the plugins were set up on {worker}"))
+            self._pool.callbacks.submit("the error of a plugin", partial(_fail_setup, setup, worker, frame))
 
     # why a worker ended ----------------------------------------------------------------------------------------
 
@@ -244,9 +291,7 @@ class NodeLink:
         return report if self.gone is None else None
 
     def _lost_running(self, worker: WorkerLink, report: dict[str, Any] | None) -> Lost:
-        return lambda task: self._lost(
-            worker, report, f"{task.function.name}() {'ran' if task.sent_at else 'waited'} there"
-        )
+        return lambda task, fate: self._lost(worker, report, f"{task.function.name}() {_DOING[fate]}")
 
     def _lost(self, worker: WorkerLink, report: dict[str, Any] | None, doing: str) -> WorkerLostError:
         facts: dict[str, Any] = report or {}
@@ -260,7 +305,7 @@ class NodeLink:
             subject = f"The worker process on {worker}{rank} ended"
             how = ended_in_words(facts.get("code"), facts.get("signal"), bool(facts.get("oom")))
             if worker.ordered_to_end:
-                how = "the pool ended it, to start it afresh after another call had failed"
+                how = f"the pool ended it, because {worker.ordered_to_end}"
         heard = tuple(worker.tail)
         lines = [*heard, *(line for line in str(facts.get("log") or "").splitlines() if line not in heard)][-20:]
         message = f"{subject} while {doing}: {how}."
@@ -299,11 +344,9 @@ class NodeLink:
         self._place = document
         frame = Frame(Kind.PLACE, 0, document.encode())
         self._tell(frame)
-        for worker in self.workers:
-            try:
-                worker.connection.send(frame)
-            except WireError:
-                pass  # it is gone; the next one is told when it connects
+        for worker in self.workers:  # one that is gone needs no word: the next one is told when it connects
+            worker.post_frame(frame)
+            worker.flush()
 
     def kill(self, worker: WorkerLink) -> None:
         """End a worker at once; the agent starts it again."""
@@ -346,7 +389,7 @@ class NodeLink:
             pass  # its host may be gone already; the pool's end tries again, and reports
         self.gone = Exit(code=0, text="was seen off")
         for worker in self.workers:
-            self._pool.dispatcher.lose(worker, self._lost_running(worker, None))
+            self._pool.dispatcher.lose(worker, self._lost_running(worker, None), is_known=True)
 
     def close(self, grace_s: float) -> None:
         """Let the node leave its plugins and end; whatever is not gone after `grace_s` is removed."""
@@ -363,12 +406,25 @@ class NodeLink:
                 self._agent.close()
             self._node.remove()
 
+    def let_go(self) -> None:
+        """In a forked process: close its copies of the descriptors, and nothing else."""
+        for connection in (self._agent, *(worker.connection for worker in self._workers.values())):
+            if connection is not None:
+                connection.abandon()
+
     def _tell(self, frame: Frame) -> None:
         try:
             assert self._agent is not None
-            self._agent.send(frame)
+            self._agent.post(frame)
         except WireError:
             pass  # the agent's reader notices the same and settles what depends on it
+
+
+def _fail_setup(setup: Future[None], worker: WorkerLink, frame: Frame) -> None:
+    """Unpickle what a plugin raised: not in the thread that reads, since the exception's class is the user's."""
+    error = payload.load_exception(bytes(memoryview(frame.head)[RESULT_HEAD.size :]))
+    with _unless_closed:
+        setup.set_exception(payload.noted(error, f"raised while the plugins were set up on {worker}"))
 
 
 def ended_in_words(code: int | None, signal: int | None, oom: bool) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -16,9 +17,11 @@ from skyward.model.spec import Nodes, Worker
 from skyward.model.targets import platform_of
 from skyward.model.volume import Volume
 from skyward.pool import settings as reading
+from skyward.pool.callbacks import Callbacks
 from skyward.pool.calls import Calls
 from skyward.pool.clock import Clock
 from skyward.pool.dispatch import Dispatcher
+from skyward.pool.forking import belongs_to_this_process
 from skyward.pool.functions import Functions
 from skyward.pool.interrupt import uninterrupted
 from skyward.pool.members import Members
@@ -148,6 +151,7 @@ class ComputePool(Calls):
         self.id = token_hex(4)
         self._ranks = ranks_of(self._settings.nodes.desired, self._settings.worker)
         self._running = False
+        self._owner = os.getpid()
         self._leave: Callable[[], None] | None = None
 
     def _on_leaving(self, news: Leaving) -> None:
@@ -159,6 +163,8 @@ class ComputePool(Calls):
         if self._running:
             raise PoolError(f"Pool {self.id} is open already; open a second ComputePool for more nodes.")
         uninterrupted.install()
+        belongs_to_this_process(self)
+        self._owner = os.getpid()
         self._ending = ExitStack()
         try:
             self._open()
@@ -175,10 +181,11 @@ class ComputePool(Calls):
         provider, count = settings.provider, settings.nodes.desired
         self._setup = WorkerSetup(settings)
         self._clock = Clock()
+        self._callbacks = Callbacks()
         self._printer = Printer(quiet=settings.display == "quiet")
         places = Places(self.id, settings)
         self._members = members = Members(self.id, settings, places, progress.tell)
-        self._dispatcher = Dispatcher(self._clock, members.kill)
+        self._dispatcher = Dispatcher(self._clock, members.kill, progress.tell)
         self._functions = Functions()
         self._dispatcher.expect(count * settings.worker.processes)
         self._group = group = Group(
@@ -198,8 +205,16 @@ class ComputePool(Calls):
             if image is not None and wanted.bake:
                 self._setup.leave_code_out()
         with progress.stage("start", f"starting {count} node{'s' * (count > 1)}"):
-            link = PoolLink(self._dispatcher, self._printer, group.arrived, group.lost, members.gone, members.dismissed)
-            members.join(link, self._dispatcher, group, self._clock, prepare)
+            link = PoolLink(
+                dispatcher=self._dispatcher,
+                printer=self._printer,
+                callbacks=self._callbacks,
+                setup=group.arrived,
+                lost=group.lost,
+                gone=members.gone,
+                dismissed=members.dismissed,
+            )
+            members.join(link, self._dispatcher, group, prepare)
             members.start(hosts, image)
             self._set_up(members.open())
             members.opened()
@@ -226,6 +241,8 @@ class ComputePool(Calls):
 
     def _close(self, cause: BaseException | None) -> None:
         """End everything, whatever state it is in; Ctrl-C waits until that is done."""
+        if self._owner != os.getpid():
+            return  # a process forked from the pool's own leaves the block; nothing here is its
         with uninterrupted:
             hurried = isinstance(cause, KeyboardInterrupt) or self._leave is None
             if self._running:
@@ -238,6 +255,7 @@ class ComputePool(Calls):
                     last.callback(uninterrupted.uninstall)
                     if self._running:
                         last.callback(self._printer.stop)
+                        last.callback(self._callbacks.drain)
                         last.callback(self._clock.stop)
                         last.callback(self._members.release)
                         last.callback(self._members.close, grace_s)
@@ -250,6 +268,13 @@ class ComputePool(Calls):
                 if cause is None:
                     raise
                 payload.noted(cause, f"While pool {self.id} was closed after this error: {error}")
+
+    def let_go(self) -> None:
+        """In a process that was forked from the pool's own: close this process's descriptors, and nothing else."""
+        self._running = False
+        if hasattr(self, "_members"):
+            for node in self._members.all_nodes():
+                node.let_go()
 
     # facts -----------------------------------------------------------------------------------------------------
 

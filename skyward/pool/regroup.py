@@ -68,7 +68,8 @@ class Group:
         self._ended: set[WorkerLink] = set()  # whose end was ordered here
         self._under_way: set[Member] = set()
         self._broken = ""  # why the group has to be made again
-        self._absent = ""  # why it cannot be
+        self._absent: dict[int, str] = {}  # nodes without which it cannot be, and why they are not there
+        self._suspended = False  # whether it is made again when they are
         self._seeing_off = 0  # nodes that are about to be taken away, until when no call on all ranks begins
         self._open = self._remaking = self._given_up = self._closed = False
 
@@ -111,12 +112,17 @@ class Group:
             return
         with self._changed:
             self._fresh.update({worker.rank: (node, worker) for _, worker in workers})
+            self._absent.pop(node.index, None)
+            again, self._suspended = self._suspended, False
             self._changed.notify_all()
+        if again:
+            self._dispatcher.suspend(None)
+            self.break_up(f"node {node.index} had been away")
 
-    def abandoned(self, text: str) -> None:
-        """A node is gone for ever; the text says why, as a sentence."""
+    def abandoned(self, node: int, text: str) -> None:
+        """A node could not be had in many attempts; the text says why."""
         with self._changed:
-            self._absent = text
+            self._absent[node] = text
             self._changed.notify_all()
 
     def see_off(self, node: NodeLink, left_s: Callable[[], float]) -> None:
@@ -248,9 +254,22 @@ class Group:
                 if not self._broken:
                     self._dispatcher.resume([worker for _, worker in self._entering.values()])
         except SkywardError as error:
-            self._give_up(reason, error)
+            if self._absent:
+                self._suspend(reason)
+            else:
+                self._give_up(reason, error)
         finally:
             self._finish()
+
+    def _suspend(self, reason: str) -> None:
+        """Let calls fail for as long as a node is away that could not be replaced so far."""
+        with self._changed:
+            text = next(iter(self._absent.values()), "")
+            if self._closed or not text:
+                return  # it has just come
+            self._suspended, self._broken = True, ""
+        refusal = f"The ranks of this pool are to be started afresh, because {reason}, but that needs all nodes: {text}"
+        self._dispatcher.suspend(PoolError(refusal))
 
     def _finish(self) -> None:
         with self._changed:
@@ -291,7 +310,7 @@ class Group:
                 ready = {worker for worker in left if not self._works(worker)}
                 self._ended |= ready
                 for worker in ready:
-                    self._dispatcher.end(worker)
+                    self._dispatcher.end(worker, f"all ranks are started afresh, since {self._broken}")
                 left -= ready
             time.sleep(_LOOK_S)
 
@@ -310,7 +329,7 @@ class Group:
         with self._changed:
             while not self._all_here():
                 if self._absent:
-                    raise PoolError(self._absent)
+                    raise PoolError(next(iter(self._absent.values())))
                 in_time = self._changed.wait_for(lambda: self._all_here() or self._absent, self._limit_s)
                 if not in_time and not self._replacing():
                     missing = ", ".join(map(str, sorted(set(range(self._size)) - self._fresh.keys())))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from skyward.errors import PluginError, WireError
+from skyward.errors import PluginError
 from skyward.pool import whereabouts
 from skyward.pool.clock import Clock
 from skyward.pool.code import bundle_paths, local_modules
@@ -78,10 +78,10 @@ class WorkerSetup:
             worker.gathering = gathering
             node.setups[worker.rank].add_done_callback(_tell(worker.rank, ended, gathering))
         for _, worker in workers:
-            try:
-                worker.connection.send(*(frame for frame in (self._code, self._setup) if frame is not None))
-            except WireError:
-                pass  # it is gone; its reader learns why and says so in its place
+            for frame in (self._code, self._setup):
+                if frame is not None:
+                    worker.post_frame(frame)
+            worker.flush()  # if it is gone, its reader learns why and says so in its place
         if self._setup is not None:
             self._wait({worker.rank: (node, worker) for node, worker in workers}, ended, gathering, deadline)
 

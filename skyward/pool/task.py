@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
-from skyward.errors import SkywardError
+from skyward.errors import PoolError, SkywardError
+from skyward.pool.callbacks import Callbacks
 from skyward.pool.functions import Function
+from skyward.pool.interrupt import uninterrupted
 from skyward.pool.shelf import Value
 from skyward.system import threading
 from skyward.system.futures import Future, InvalidStateError
@@ -86,21 +89,34 @@ class Task:
         self.data, self.buffers, self.shared = b"", (), ()
         waiter(self)
 
+    def settle(self, error: SkywardError) -> None:
+        """End the call, or the stream it returned, with an error."""
+        if self.stream is not None:
+            self.stream.put(error)
+        else:
+            self.resolve(error=error)
+
     @property
     def failed(self) -> bool:
         """Whether the outcome is an error."""
         return self.error is not None or (self.frame is not None and self.frame.kind == Kind.ERROR)
 
+    def failure(self) -> BaseException | None:
+        """The error that the call ended with; unpickles what its function raised."""
+        if self.error is not None:
+            return self.error
+        if self.frame is not None and self.frame.kind == Kind.ERROR:
+            return self.remote_error(bytes(memoryview(self.frame.head)[RESULT_HEAD.size :]))
+        return None
+
     def value(self) -> Any:
         """What the call returned; raises what it raised."""
-        if self.error is not None:
-            raise self.error
+        if (failure := self.failure()) is not None:
+            raise failure
         if self.stream is not None:
             return self.stream.open()
         assert self.frame is not None
         body = memoryview(self.frame.head)[RESULT_HEAD.size :]
-        if self.frame.kind == Kind.ERROR:
-            raise self.remote_error(bytes(body))
         return payload.loads(body, self.frame.buffers, what=f"The result of {self.function.name}()")
 
     def remote_error(self, dumped: bytes) -> BaseException:
@@ -118,33 +134,92 @@ class PlainCall(NamedTuple):
     retries: int
 
 
-class CallFuture(Future[R]):
-    """The future of a call in the background. Cancelling it stops the call, also when it runs already."""
+class Unread(Exception):  # noqa: N818
+    """Stands in a failed future for the error, which is unpickled where it is asked for."""
 
-    def __init__(self, stop: Callable[[], None]) -> None:
+
+class CallFuture(Future[R]):
+    """The future of a call in the background. Cancelling it stops the call, also when it runs already.
+
+    The thread that learns of the outcome unpickles nothing: whoever asks for the result does. Callbacks run in threads
+    of their own.
+    """
+
+    def __init__(self, name: str, stop: Callable[[], None], callbacks: Callbacks) -> None:
         super().__init__()
-        self._stop = stop
+        self._name, self._stop, self._callbacks = name, stop, callbacks
+        self._reading = threading.Lock()
+        self._ended: Task | None = None
+        self._outcome: tuple[Any, BaseException | None] | None = None
+        self._process = os.getpid()
 
     def cancel(self) -> bool:
         """Stop the call; False when it has ended before."""
+        self._check_process()
         cancelled = super().cancel()
         if cancelled:
-            self._stop()
+            with uninterrupted:
+                self._stop()
         return cancelled
 
+    def result(self, timeout: float | None = None) -> R:
+        """What the call returned; raises what it raised, and the same errors as any future."""
+        self._check_process()
+        try:
+            super().result(timeout)
+        except Unread:
+            pass
+        value, error = self._read()
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # the traceback would hold this frame, and that the error
+        result: R = value
+        return result
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """What the call raised, None if it returned."""
+        self._check_process()
+        super().exception(timeout)
+        return self._read()[1]
+
+    def add_done_callback(self, fn: Callable[[Future[R]], object]) -> None:
+        """Call `fn(future)` when the call has ended, in a thread of the pool's; at once if it has."""
+        what = f"a callback of {self._name}()"
+        super().add_done_callback(lambda ended: self._callbacks.submit(what, lambda: fn(ended)))
+
     def take(self, task: Task) -> None:
-        """Pass the outcome of the call on; called once, by the thread that learns it."""
+        """Note that the call has ended; called once, by the thread that learns it."""
+        self._ended = task
         try:
-            value, error = task.value(), None
-        except BaseException as raised:  # whatever the user's code raised belongs to the future
-            value, error = None, raised
-        try:
-            if error is not None:
-                self.set_exception(error)
+            if task.failed:
+                self.set_exception(Unread())
             else:
-                self.set_result(value)
+                self.set_result(cast(R, None))
         except InvalidStateError:
             pass  # it was cancelled meanwhile
+
+    def _read(self) -> tuple[Any, BaseException | None]:
+        """The outcome, unpickled once."""
+        with self._reading:
+            if self._outcome is None:
+                assert self._ended is not None
+                value, error = None, self._ended.failure()
+                if error is None:
+                    try:
+                        value = self._ended.value()
+                    except Exception as raised:  # whatever the user's classes raise belongs to the future
+                        error = raised
+                self._outcome, self._ended = (value, error), None
+            return self._outcome
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process and self._outcome is None:
+            raise PoolError(
+                f"The future of {self._name}() belongs to process {self._process}, which opened its pool; this one was "
+                "forked from it. Ask for the result there."
+            )
 
 
 class Latch:

@@ -261,7 +261,7 @@ class Agent:
     def _take(self, client: Client, frame: Frame) -> None:
         match frame.kind:
             case Kind.PING:
-                client.connection.send(Frame(Kind.PONG, frame.id))
+                client.connection.post(Frame(Kind.PONG, frame.id))
             case Kind.KILL:
                 self._kill(decode(frame.head))
             case Kind.PLACE:

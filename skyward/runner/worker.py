@@ -138,13 +138,13 @@ class Worker:
             if frame.kind == Kind.CANCEL:
                 any(slot.interrupt(frame.id) for slot in self._slots)
         else:
-            self._send(Frame(Kind.DROPPED, frame.id))
+            self._post(Frame(Kind.DROPPED, frame.id))
 
     def _say_where(self, call: int) -> None:
         """Tell where a call is, or what is being set up; said by another thread than its own."""
         busy = (slot for slot in self._slots if slot.running == call and (call != SETUP or self._setting_up))
         slot = next(busy, None)
-        self._send(Frame(Kind.STACKS, call, encode(stacks.describe(slot.thread) if slot else {})))
+        self._post(Frame(Kind.STACKS, call, encode(stacks.describe(slot.thread) if slot else {})))
 
     def _run_slot(self, slot: Slot, work: Inbox | SimpleQueue[Frame | None]) -> None:
         slot.attach()
@@ -202,6 +202,15 @@ class Worker:
         if connection is not None:
             try:
                 connection.send(frame)
+            except WireError:
+                pass  # nobody is there to hear it; the serving thread notices the same
+
+    def _post(self, frame: Frame) -> None:
+        """Send without blocking, from whichever thread reads the socket."""
+        connection = self._connection
+        if connection is not None:
+            try:
+                connection.post(frame)
             except WireError:
                 pass  # nobody is there to hear it; the serving thread notices the same
 

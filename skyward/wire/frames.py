@@ -12,7 +12,9 @@ Blocking sockets and threads, because a lock-step call costs 15-26 us this way a
 
 from __future__ import annotations
 
+import itertools
 import struct
+from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -24,6 +26,7 @@ HEADER = struct.Struct("<B3xIQQ")
 _SIZE = struct.Struct("<Q")
 _READ = 256 * 1024  # bytes of one read of small frames
 _COALESCE = 64 * 1024  # frames up to this size are joined before the write; larger ones are written in place
+_TURNS = 16  # writes of one `flush`; if more is queued then, the thread of its own goes on
 _IOV_MAX = 512  # half of Linux's limit for the parts of one vectored write
 _MAX_BUFFERS = 1 << 20
 _MAX_BYTES = 1 << 44  # a length beyond this is a broken stream, not a payload
@@ -41,31 +44,158 @@ class Frame(NamedTuple):
 
 
 class Connection:
-    """A stream socket that carries frames. `send` may be called by any thread, `receive` by one at a time."""
+    """A stream socket that carries frames. `receive` may be called by one thread at a time, everything else by any.
+
+    Frames are queued, and one thread at a time writes what is queued. `post` and `flush` never block: they write what
+    the socket takes at once, and leave the rest to a thread that is started when that is needed for the first time.
+    Threads that read, keep time or run callbacks use them. `send` blocks until its frames are written.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         sock.settimeout(None)
         self._sock = sock
-        self._sending = threading.Lock()
+        self._queue: deque[Frame] = deque()  # appended to by any thread, emptied by the one that writes
+        self._urgent: deque[Frame] = deque()  # written before the others
+        self._writing = threading.Lock()  # held by the thread that writes, or from the hand-over to the thread below
+        self._pending: list[Buffer] = []  # what the socket has not taken yet of frames that are being written
+        self._writer: threading.Thread | None = None
+        self._wake = threading.Semaphore(0)
+        self._is_writers_turn = False
+        self._broken = ""
+        self._closed = False
+        self.stopped_reading = False  # whether the end of what is received was this side's decision
         self._space = memoryview(bytearray(_READ))
         self._start = self._end = 0
         self._returned: list[Frame] = []
 
-    def send(self, *frames: Frame) -> None:
-        """Write frames in order, as one unit.
+    # sending ---------------------------------------------------------------------------------------------------
+
+    def enqueue(self, *frames: Frame, urgent: bool = False) -> None:
+        """Queue frames, in order; `flush` is to follow. Urgent ones overtake those that are not being written yet."""
+        (self._urgent if urgent else self._queue).extend(frames)
+
+    def flush(self) -> None:
+        """Write what is queued, without blocking: what the socket does not take now is written by another thread.
 
         Raises:
             WireError: the connection is closed or broke; nothing more can be sent on it.
         """
-        parts, total = _parts(frames)
-        try:
-            with self._sending:
-                if total <= _COALESCE:
-                    self._sock.sendall(b"".join(parts))
+        self._check()
+        while (self._queue or self._urgent) and self._writing.acquire(blocking=False):
+            done = False
+            try:
+                done = self._write(socket.MSG_DONTWAIT)
+            except WireError:
+                done = True
+                raise
+            finally:  # also when Ctrl-C strikes here
+                if done:
+                    self._writing.release()
                 else:
-                    _send_vectored(self._sock, parts)
+                    self._hand_over()
+
+    def post(self, *frames: Frame) -> None:
+        """`enqueue`, then `flush`: never blocks; raises as `flush` does."""
+        self.enqueue(*frames)
+        self.flush()
+
+    def send(self, *frames: Frame) -> None:
+        """Write frames, in order and after all that is queued; blocks until the socket has taken them.
+
+        Raises:
+            WireError: as `flush`.
+        """
+        self._check()
+        self._queue.extend(frames)
+        with self._writing:
+            self._write(0)
+        self._flush_again()
+
+    def withdraw(self, kind: int, ident: int) -> bool:
+        """Take a queued frame back; False if it is not among those whose writing has not begun."""
+        for frame in tuple(self._queue):
+            if frame.kind == kind and frame.id == ident:
+                try:
+                    self._queue.remove(frame)
+                except (ValueError, IndexError):  # the writing thread was quicker
+                    return False
+                return True
+        return False
+
+    def unsent(self, kind: int) -> set[int]:
+        """The ids of frames of this kind that are queued and whose writing has not begun."""
+        return {frame.id for frame in tuple(self._queue) if frame.kind == kind}
+
+    def _check(self) -> None:
+        if self._closed or self._broken:
+            raise WireError(f"The connection broke while sending ({self._broken or 'it is closed'}).")
+
+    def _hand_over(self) -> None:
+        if self._writer is None:
+            self._writer = threading.Thread(target=self._write_on, name="skyward-writer", daemon=True)
+            self._writer.start()
+        self._is_writers_turn = True
+        self._wake.release()
+
+    def _write_on(self) -> None:
+        """Write what the socket did not take at once (a thread of its own, which ends with the connection)."""
+        while True:
+            self._wake.acquire()
+            if not self._is_writers_turn:
+                return  # the connection was closed
+            self._is_writers_turn = False
+            try:
+                self._write(0)
+            except WireError:
+                pass  # the thread that reads notices the same
+            finally:
+                self._writing.release()
+            self._flush_again()
+
+    def _flush_again(self) -> None:
+        """Write what was queued while this thread was about to stop writing."""
+        try:
+            self.flush()
+        except WireError:
+            pass  # whoever queued it was told, or is told by the thread that reads
+
+    def _write(self, flags: int) -> bool:
+        """Write what is queued, as the only thread that writes; False if the socket takes no more without blocking."""
+        try:
+            for _ in range(_TURNS) if flags else itertools.repeat(None):
+                if not self._pending:
+                    self._pending = self._next_parts()
+                    if not self._pending:
+                        return True
+                sent = self._sock.sendmsg(self._pending[:_IOV_MAX], (), flags)
+                _drop_sent(self._pending, sent)
+                if self._pending and flags:
+                    return False
+        except BlockingIOError:
+            pass
         except OSError as error:
+            self._broken = str(error)
+            self._pending = []
             raise WireError(f"The connection broke while sending ({error}).") from error
+        return False
+
+    def _next_parts(self) -> list[Buffer]:
+        """The pieces of memory of the next frames, those of small ones joined."""
+        frames: list[Frame] = []
+        size = 0
+        while size <= _COALESCE:
+            try:
+                frame = (self._urgent or self._queue).popleft()
+            except IndexError:
+                break
+            frames.append(frame)
+            size += len(frame.head) + (_COALESCE if frame.buffers else 0)
+        if not frames:
+            return []
+        parts, total = _parts(frames)
+        return [b"".join(parts)] if total <= _COALESCE else [part for part in parts if memoryview(part).nbytes]
+
+    # receiving -------------------------------------------------------------------------------------------------
 
     def receive(self) -> list[Frame]:
         """Block until at least one frame is here; returns all that are. An empty list: the other side closed.
@@ -97,7 +227,8 @@ class Connection:
         self._returned = frames
 
     def stop_reading(self) -> None:
-        """Release a thread blocked in `receive`; what it has not read is lost, sending goes on."""
+        """Let `receive` return what has arrived, and then tell the end; sending goes on."""
+        self.stopped_reading = True
         try:
             self._sock.shutdown(socket.SHUT_RD)
         except OSError:
@@ -105,10 +236,17 @@ class Connection:
 
     def close(self) -> None:
         """Close both directions; a thread blocked in `send` or `receive` is released."""
+        self._closed = True
         try:
             self._sock.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass  # the other side was faster
+        self._sock.close()
+        self._wake.release()
+
+    def abandon(self) -> None:
+        """Close this process's descriptor and nothing else: in a forked child, whose parent goes on using it."""
+        self._closed = True
         self._sock.close()
 
     def _compact(self) -> None:
@@ -171,15 +309,12 @@ def _parts(frames: Sequence[Frame]) -> tuple[list[Buffer], int]:
     return parts, total
 
 
-def _send_vectored(sock: socket.socket, parts: list[Buffer]) -> None:
-    """Write all parts without joining them, however little of them each call takes."""
-    pending = [view for part in parts if (view := memoryview(part)).nbytes]
-    while pending:
-        sent = sock.sendmsg(pending[:_IOV_MAX])
-        done = 0
-        while done < len(pending) and sent >= pending[done].nbytes:
-            sent -= pending[done].nbytes
-            done += 1
-        del pending[:done]
-        if pending and sent:
-            pending[0] = pending[0][sent:]
+def _drop_sent(pending: list[Buffer], sent: int) -> None:
+    """Take what has been sent off the front of these pieces of memory."""
+    done = 0
+    while done < len(pending) and sent >= (size := memoryview(pending[done]).nbytes):
+        sent -= size
+        done += 1
+    del pending[:done]
+    if sent:
+        pending[0] = memoryview(pending[0])[sent:]

@@ -49,16 +49,30 @@ class FakeTime:
 
 
 class FakeConnection:
-    """Takes frames instead of sending them."""
+    """Takes frames instead of sending them; while it is `full` they stay in its queue."""
 
     def __init__(self) -> None:
         self.sent: list[Frame] = []
-        self.broken = False
+        self.queued: list[Frame] = []
+        self.broken = self.full = False
 
-    def send(self, *frames: Frame) -> None:
+    def enqueue(self, *frames: Frame, urgent: bool = False) -> None:
+        self.queued = [*frames, *self.queued] if urgent else [*self.queued, *frames]
+
+    def flush(self) -> None:
         if self.broken:
             raise WireError("The connection broke while sending.")
-        self.sent += frames
+        if not self.full:
+            self.sent += self.queued
+            self.queued = []
+
+    def withdraw(self, kind: int, ident: int) -> bool:
+        found = [frame for frame in self.queued if (frame.kind, frame.id) == (kind, ident)]
+        self.queued = [frame for frame in self.queued if frame not in found]
+        return bool(found)
+
+    def unsent(self, kind: int) -> set[int]:
+        return {frame.id for frame in self.queued if frame.kind == kind}
 
 
 class FakePool:
@@ -68,7 +82,8 @@ class FakePool:
         self.time = FakeTime()
         monkeypatch_time(self.time)
         self.killed: list[WorkerLink] = []
-        self.dispatcher = Dispatcher(cast(Clock, self.time), self.killed.append)
+        self.notices: list[str] = []
+        self.dispatcher = Dispatcher(cast(Clock, self.time), self.killed.append, self.notices.append)
         self.dispatcher.expect(workers)
         self.slots = slots
         self.told: list[int] = []  # ids of tasks in the order in which their outcome was told
@@ -96,11 +111,11 @@ class FakePool:
     def finish(self, worker: WorkerLink, task: Task, value: object = None, run_s: float = 1.0) -> None:
         self.say(worker, result(task, value, run_s))
 
-    def lose(self, worker: WorkerLink, *, forever: bool = False) -> None:
+    def lose(self, worker: WorkerLink, *, forever: bool = False, is_known: bool = True) -> None:
         fake(worker).broken = True
-        self.dispatcher.lose(worker, lost_on(worker))
+        self.dispatcher.lose(worker, lost_on(worker), is_known=is_known)
         if forever:
-            self.dispatcher.abandon((worker.rank,), lost_on(worker))
+            self.dispatcher.give_up((worker.rank,), f"node {worker.node} is gone")
 
 
 def make_worker(rank: int, generation: int = 0, slots: int = 1) -> WorkerLink:
@@ -112,7 +127,9 @@ def fake(worker: WorkerLink) -> FakeConnection:
 
 
 def lost_on(worker: WorkerLink) -> dispatch.Lost:
-    return lambda task: WorkerLostError(f"{task.function.name} was lost", node=worker.node, rank=worker.rank)
+    return lambda task, fate: WorkerLostError(
+        f"{task.function.name} was lost, it {fate.value}", node=worker.node, rank=worker.rank
+    )
 
 
 def sent(worker: WorkerLink, kind: Kind = Kind.CALL) -> list[int]:

@@ -6,6 +6,7 @@ import pytest
 
 from skyward.errors import (
     PoolClosedError,
+    PoolError,
     SkywardError,
     TaskCancelledError,
     TaskTimeoutError,
@@ -13,11 +14,13 @@ from skyward.errors import (
 )
 from skyward.pool.dispatch import GRACE_S, STALE_S, TICK_S
 from skyward.pool.functions import Function
+from skyward.pool.held import HELD_S
 from skyward.pool.task import Task
 from skyward.wire.frames import Frame
 from skyward.wire.messages import RESULT_HEAD, Kind
 from tests.unit.pool.conftest import Make
 from tests.unit.pool.fakes import error, fake, ids, lost_on, make_worker, result, sent
+from tests.waiting import wait_until
 
 
 def test_calls_go_to_the_least_loaded_worker(make: Make) -> None:
@@ -152,15 +155,18 @@ def test_queued_calls_wait_for_a_worker_that_comes_back(make: Make) -> None:
 
 
 def test_without_any_worker_left_calls_fail(make: Make) -> None:
-    """Queued ones with the loss of the last worker, new ones at once with the remedy."""
+    """Queued ones with the loss of the last worker, new ones at once, both with the reason; until one comes again."""
     pool = make(workers=2)
     tasks = pool.submit(6)
     pool.lose(pool.workers[0], forever=True)
     assert [task.done for task in tasks] == [True] + [False] * 5
     pool.lose(pool.workers[1], forever=True)
-    assert all(isinstance(task.error, WorkerLostError) for task in tasks)
-    with pytest.raises(PoolClosedError, match="nodes of this pool are gone"):
+    assert [type(task.error) for task in tasks] == [WorkerLostError] * 2 + [PoolError] * 4
+    with pytest.raises(PoolError, match="No node of this pool takes calls now: node 0 is gone"):
         pool.submit(1)
+    pool.dispatcher.restore([1])
+    (task,) = pool.submit(1)
+    assert sent(pool.add(1, generation=1)) == [task.id]
 
 
 def test_a_worker_that_was_being_started_again_can_be_lost_forever(make: Make) -> None:
@@ -170,7 +176,7 @@ def test_a_worker_that_was_being_started_again_can_be_lost_forever(make: Make) -
     pool.lose(pool.workers[0])
     waiting = pool.submit(1) + pool.submit(1, pin=0)
     pool.lose(pool.workers[0], forever=True)
-    assert all(isinstance(task.error, WorkerLostError) for task in (running, *waiting))
+    assert all(isinstance(task.error, PoolError) for task in (running, *waiting))
 
 
 @pytest.mark.parametrize("forever_first", [True, False])
@@ -180,7 +186,7 @@ def test_a_loss_may_be_told_twice(make: Make, forever_first: bool) -> None:
     a, b, pinned = pool.submit(2, retries=3) + pool.submit(1, pin=0, retries=3)
     for forever in (forever_first, not forever_first):
         pool.lose(pool.workers[0], forever=forever)
-    assert isinstance(pinned.error, WorkerLostError)
+    assert isinstance(pinned.error, WorkerLostError | PoolError)
     pool.finish(pool.workers[1], b)
     pool.finish(pool.workers[1], a, "a")
     assert a.value() == "a"
@@ -192,7 +198,7 @@ def test_a_pinned_call_for_a_worker_that_is_gone_fails_at_once(make: Make) -> No
     pool = make(workers=2)
     pool.lose(pool.workers[0], forever=True)
     (task,) = pool.submit(1, pin=0)
-    assert isinstance(task.error, WorkerLostError)
+    assert isinstance(task.error, PoolError)
     assert pool.told == [task.id]
 
 
@@ -314,17 +320,17 @@ def test_a_running_call_that_is_cancelled_is_interrupted(make: Make) -> None:
 
 
 def test_a_call_that_does_not_heed_its_end_costs_its_worker(make: Make) -> None:
-    """After a grace the worker is ended; innocent calls on it run again although they may have started."""
-    pool = make(slots=2)
-    stubborn, innocent = pool.submit(2)
+    """After a grace the worker is ended; calls beside it run again only if their functions allow that."""
+    pool = make(slots=3)
+    (stubborn, innocent), (repeatable,) = pool.submit(2), pool.submit(1, retries=1)
     pool.dispatcher.cancel(stubborn)
     pool.time.pass_(GRACE_S + 0.1)
     assert pool.killed == pool.workers
     pool.lose(pool.workers[0])
     again = pool.add(0, generation=1)
-    assert sent(again) == [innocent.id]
-    pool.finish(again, innocent, "done")
-    assert innocent.value() == "done"
+    assert sent(again) == [repeatable.id]
+    assert isinstance(innocent.error, WorkerLostError)
+    assert "work() was to be stopped there and did not heed that" in pool.workers[0].ordered_to_end
 
 
 def test_a_crash_next_to_a_cancelled_call_is_a_crash(make: Make) -> None:
@@ -398,7 +404,7 @@ def test_a_pinned_retry_keeps_its_time_limit(make: Make) -> None:
 
 
 def test_cancelling_a_stream_stops_its_generator(make: Make) -> None:
-    """Closing it sends one CANCEL; so does dropping it, at the next tick."""
+    """Closing it sends one CANCEL; so does dropping it, at once, though the collector does no more than leave word."""
     pool = make(slots=2)
     closed, dropped = pool.submit(2)
     pool.say(pool.workers[0], Frame(Kind.STREAM, closed.id), Frame(Kind.STREAM, dropped.id))
@@ -407,9 +413,98 @@ def test_cancelling_a_stream_stops_its_generator(make: Make) -> None:
     stream = dropped.value()
     pool.time.pass_(2 * TICK_S)
     assert sent(pool.workers[0], Kind.CANCEL) == [closed.id]
+    before = pool.time.waiting
     del stream
-    pool.time.pass_(2 * TICK_S)
+    wait_until(lambda: pool.time.waiting > before)
+    pool.time.pass_(0.0)
     assert sent(pool.workers[0], Kind.CANCEL) == [closed.id, dropped.id]
+
+
+def test_streams_that_hold_up_a_call_are_told_once(make: Make) -> None:
+    """All slots belong to open streams, which often the waiting thread itself has opened: it would wait for ever."""
+    pool = make(slots=2)
+    first, second, third = pool.submit(3)
+    pool.say(pool.workers[0], Frame(Kind.STREAM, first.id), Frame(Kind.STREAM, second.id))
+    pool.time.pass_(HELD_S / 2)
+    assert pool.notices == []
+    pool.time.pass_(5 * HELD_S)
+    assert len(pool.notices) == 1
+    assert "work() waits for a slot: all 2 slots of the pool are held by open streams." in pool.notices[0]
+    pool.say(pool.workers[0], Frame(Kind.END, first.id, RESULT_HEAD.pack(0.1)))
+    assert third.id in sent(pool.workers[0])
+
+
+def test_what_was_not_sent_is_taken_back_here(make: Make) -> None:
+    """A worker that reads nothing is asked nothing about it, and the call runs elsewhere."""
+    pool = make(workers=2)
+    first, second = pool.workers
+    first.buffer = second.buffer = 1
+    fake(first).full = True
+    tasks = pool.submit(4)
+    stuck = [task for task in tasks if task.id in first.outstanding]
+    pool.dispatcher.cancel(stuck[1])
+    assert isinstance(stuck[1].error, TaskCancelledError)
+    assert stuck[1].id not in first.outstanding
+    pool.lose(first, is_known=False)
+    assert not stuck[0].done
+    for task in (*tasks, stuck[0]):
+        if task.id in second.outstanding:
+            pool.finish(second, task, "done")
+    assert stuck[0].value() == "done"
+
+
+def test_what_was_sent_to_a_node_that_fell_silent_may_have_run(make: Make) -> None:
+    """Prefetched calls too: without retries each is an error that says so, with them they run again."""
+    pool = make()
+    (worker,) = pool.workers
+    worker.buffer = 8
+    once, again = pool.submit(3), pool.submit(1, retries=1)
+    pool.lose(worker, is_known=False)
+    assert [isinstance(task.error, WorkerLostError) for task in once] == [True] * 3
+    assert all("may have run" in str(task.error) for task in once)
+    assert sent(pool.add(0, generation=1)) == ids(again)
+
+
+def test_calls_of_a_process_that_is_known_to_have_ended_run_elsewhere(make: Make) -> None:
+    """It took them in order: all but the first ones, as many as it has slots, had not begun."""
+    pool = make()
+    (worker,) = pool.workers
+    worker.buffer = 8
+    running, *waiting = pool.submit(3)
+    pool.lose(worker)
+    assert isinstance(running.error, WorkerLostError)
+    again = pool.add(0, generation=1)
+    pool.finish(again, waiting[0])
+    assert sent(again) == ids(waiting)
+
+
+def test_a_process_that_leaves_for_a_fresh_one_has_begun_nothing_it_holds(make: Make) -> None:
+    """It said so itself; what it was sent meanwhile runs in the next one."""
+    pool = make()
+    (worker,) = pool.workers
+    worker.buffer = 8
+    stale, behind = pool.submit(2)
+    pool.say(worker, Frame(Kind.STALE, stale.id))
+    pool.lose(worker, is_known=False)
+    again = pool.add(0, generation=1)
+    pool.finish(again, stale)
+    assert sent(again) == ids([stale, behind])
+
+
+def test_a_suspended_pool_takes_calls_again(make: Make) -> None:
+    """What waits and what comes fails with the reason, until that is over."""
+    pool = make()
+    pool.dispatcher.rest()
+    (waiting,) = pool.submit(1)
+    reason = PoolError("a node is away")
+    pool.dispatcher.suspend(reason)
+    assert waiting.error is reason
+    with pytest.raises(PoolError, match="a node is away"):
+        pool.submit(1)
+    pool.dispatcher.suspend(None)
+    (task,) = pool.submit(1)
+    pool.dispatcher.resume(pool.workers)
+    assert sent(pool.workers[0]) == [task.id]
 
 
 def test_no_tick_without_work(make: Make) -> None:
@@ -449,13 +544,14 @@ def test_closing_settles_everything(make: Make) -> None:
 
 
 def test_a_broken_connection_settles_nothing_by_itself(make: Make) -> None:
-    """The thread that reads from the worker learns the reason of its end; a failed write only waits for it."""
+    """The thread that reads from the worker learns the reason of its end; what was not written runs elsewhere."""
     pool = make()
     fake(pool.workers[0]).broken = True
     (task,) = pool.submit(1)
     assert not task.done
     pool.lose(pool.workers[0])
-    assert isinstance(task.error, WorkerLostError)
+    assert not task.done
+    assert sent(pool.add(0, generation=1)) == [task.id]
 
 
 def test_thousands_of_queued_calls_cost_linear_time(make: Make) -> None:
@@ -485,7 +581,7 @@ def test_the_error_of_a_loss_is_made_per_call(make: Make) -> None:
     """Two calls lost with one worker have an error object each: tracebacks and notes must not mix."""
     pool = make(slots=2)
     a, b = pool.submit(2)
-    pool.dispatcher.lose(pool.workers[0], lost_on(pool.workers[0]))
+    pool.dispatcher.lose(pool.workers[0], lost_on(pool.workers[0]), is_known=True)
     assert a.error is not b.error
     assert isinstance(a.error, SkywardError)
 
@@ -538,15 +634,3 @@ def test_calls_for_a_drained_rank_wait_for_the_next_worker(make: Make) -> None:
     assert sent(fresh) == [waiting.id]
     pool.finish(leaving, running, 1)
     assert running.value() == 1
-
-
-def test_a_pool_that_refuses_calls_finishes_those_it_has(make: Make) -> None:
-    """Too few nodes are left for more."""
-    pool = make()
-    running, waiting = pool.submit(2)
-    pool.dispatcher.refuse(PoolClosedError("too few"))
-    with pytest.raises(PoolClosedError, match="too few"):
-        pool.submit(1)
-    for task in (running, waiting):
-        pool.finish(pool.workers[0], task, "done")
-        assert task.value() == "done"

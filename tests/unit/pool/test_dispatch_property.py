@@ -17,7 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from skyward.errors import PoolClosedError
+from skyward.errors import PoolError
 from skyward.pool import dispatch
 from skyward.pool.task import Task
 from skyward.pool.worker import WorkerLink
@@ -92,7 +92,7 @@ class Dispatching(RuleBasedStateMachine):
         self.stubborn |= {task.id for task in tasks[:1] if deaf}
         try:
             self.pool.dispatcher.submit(tasks)
-        except PoolClosedError:
+        except PoolError:
             assert len(self.gone) == WORKERS
             for task in tasks:
                 del self.tasks[task.id]
@@ -121,6 +121,26 @@ class Dispatching(RuleBasedStateMachine):
         if worker is not None:
             self.end(worker)
 
+    @rule(rank=st.integers(0, WORKERS - 1), unread=st.integers(0, 3))
+    def fall_silent(self, rank: int, unread: int) -> None:
+        """It goes on, and its last answers do not arrive."""
+        worker = self.workers.pop(rank, None)
+        if worker is None:
+            return
+        worker.step(self)
+        for number in (*worker.running, *worker.queue)[: unread + 1]:
+            self.runs[number] += number not in worker.running
+        self.end(worker, is_known=False)
+
+    @rule(rank=st.integers(0, WORKERS - 1))
+    def fill_or_drain(self, rank: int) -> None:
+        """Its socket takes nothing for a while."""
+        worker = self.workers.get(rank)
+        if worker is not None:
+            connection = fake(worker.link)
+            connection.full = not connection.full
+            worker.link.flush()
+
     @rule(rank=st.integers(0, WORKERS - 1))
     def restart(self, rank: int) -> None:
         if rank not in self.workers and rank not in self.gone:
@@ -145,16 +165,13 @@ class Dispatching(RuleBasedStateMachine):
             worker = self.workers.get(link.rank)
             if worker is not None and worker.link is link:
                 del self.workers[link.rank]
-                self.end(worker, ordered=True)
+                self.end(worker)
         self.pool.killed.clear()
 
-    def end(self, worker: SimulatedWorker, *, ordered: bool = False) -> None:
+    def end(self, worker: SimulatedWorker, *, is_known: bool = True) -> None:
         worker.step(self)
-        if ordered or worker.link.ordered_to_end:  # whatever runs beside a call that would not end may run again
-            for number in worker.running:
-                self.allowed[number] += 1
         self.ended.append(worker.link)
-        self.pool.lose(worker.link)
+        self.pool.lose(worker.link, is_known=is_known)
 
     # what must hold
 
@@ -185,6 +202,8 @@ class Dispatching(RuleBasedStateMachine):
         """No more accidents: the workers that can come back do, and finish what they have."""
         for rank in range(WORKERS):
             self.restart(rank)
+            if rank in self.workers and fake(self.workers[rank].link).full:
+                self.fill_or_drain(rank)
         self.wait(6.0)
         for rank in range(WORKERS):
             self.restart(rank)

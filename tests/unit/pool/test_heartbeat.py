@@ -9,12 +9,17 @@ import pytest
 from skyward.model.spec import Worker
 from skyward.pool import node as nodes
 from skyward.pool.node import BEAT_S, SILENCE_S, NodeLink
+from skyward.wire.frames import Frame
 from skyward.wire.messages import Kind
 from tests.unit.pool.fakes import FakeConnection, FakeTime
 
 
 class Agent(FakeConnection):
     """Takes what an agent is asked."""
+
+    def post(self, frame: Frame) -> None:
+        self.enqueue(frame)
+        self.flush()
 
     def close(self) -> None:
         self.broken = True

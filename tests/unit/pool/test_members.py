@@ -89,16 +89,15 @@ class Rig:
     ) -> None:
         self.spare, self.lost = list(spare), list[str]()
         self.events, self.said, self.calls = list[tuple[int, str]](), list[str](), dict[int, list[object]]()
-        self.refused, self.closed = list[SkywardError](), list[SkywardError]()
-        self.given_up, self.released = list[int](), 0
+        self.closed = list[SkywardError]()
+        self.given_up, self.restored, self.released = list[int](), list[int](), 0
         settings = SimpleNamespace(
             nodes=nodes, worker=Worker(), provider=self, accelerator=None, provision_timeout_s=PATIENCE_S
         )
         self.places = FakePlaces()
         self.members = Members("p", cast(Any, settings), cast(Any, self.places), self.said.append)
         self.collective = collective
-        clock: Any = SimpleNamespace(after=lambda *_: None)
-        self.members.join(cast(Any, None), cast(Any, self), cast(Any, self), clock, lambda _: None)
+        self.members.join(cast(Any, None), cast(Any, self), cast(Any, self), lambda _: None)
 
     def open(self, *hosts: FakeHost) -> None:
         self.members.start(cast(Any, hosts), None)
@@ -127,7 +126,7 @@ class Rig:
     def joined(self, node: FakeNode) -> None:
         self.events.append((node.index, "joined"))
 
-    def abandoned(self, _text: str) -> None:
+    def abandoned(self, _node: int, _text: str) -> None:
         return
 
     def see_off(self, _node: FakeNode, _left: Callable[[], float]) -> None:
@@ -140,11 +139,11 @@ class Rig:
     def held(self, worker: Any) -> list[object]:
         return self.calls.get(worker.rank, [])
 
-    def abandon(self, ranks: Sequence[int], _lost: object) -> None:
+    def give_up(self, ranks: Sequence[int], _why: str) -> None:
         self.given_up += ranks
 
-    def refuse(self, reason: SkywardError) -> None:
-        self.refused.append(reason)
+    def restore(self, ranks: Sequence[int]) -> None:
+        self.restored += ranks
 
     def close(self, reason: SkywardError) -> None:
         self.closed.append(reason)
@@ -217,19 +216,34 @@ def test_attempts_follow_each_other_until_they_are_spent(make: Callable[..., Rig
     rig.open(*hosts(2))
     rig.lose(1)
     until(lambda: rig.given_up)
-    assert len(rig.lost) == 5
+    assert len(rig.lost) >= 5
     with pytest.raises(PoolError, match=r"node 1 is gone \(was killed\).*in 5 attempts: no room, 4"):
         rig.members.wait_whole()
-    assert (rig.given_up, rig.refused, rig.members.count) == ([1], [], 1)
+    assert (rig.given_up, rig.members.count) == ([1], 1)
 
 
-def test_a_pool_with_too_few_nodes_takes_no_more_calls(make: Callable[..., Rig]) -> None:
-    """One error says how many are left, how many are needed, and why the last one is gone."""
-    rig = make(Nodes(desired=2))
+def test_a_node_that_was_given_up_comes_back(make: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slower attempts follow for as long as the pool is open; calls for every node may then wait for it again."""
+    monkeypatch.setattr(module, "SLOW_S", 0.05)
+    rig = make(Nodes(desired=2), *(ProviderError(f"no room, {number}.") for number in range(7)), FakeHost("late"))
     rig.open(*hosts(2))
-    rig.lose(0)
-    until(lambda: rig.refused)
-    assert "takes no more calls: 1 of its nodes is left, and it needs 2; node 0 is gone" in str(rig.refused[0])
+    rig.lose(1)
+    until(lambda: rig.given_up == [1])
+    until(lambda: rig.members.count == 2)
+    rig.members.wait_whole()
+    assert rig.restored == [1]
+    assert [node.host.name for node in rig.members.nodes] == ["h0", "late"]
+
+
+def test_good_replacements_are_no_failed_attempts(make: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that is killed again and again is replaced again and again, ever slower, and is not given up."""
+    monkeypatch.setattr(module, "SLOW_S", 0.05)
+    rig = make(Nodes(desired=2), *hosts(8))
+    rig.open(*hosts(2))
+    for _ in range(8):
+        rig.lose(1)
+        until(lambda: rig.members.count == 2)
+    assert rig.given_up == []
 
 
 def test_what_fails_on_one_host_is_tried_on_the_next(make: Callable[..., Rig]) -> None:

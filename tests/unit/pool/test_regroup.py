@@ -227,8 +227,8 @@ def test_a_node_that_is_gone_cannot_come_back(ranks: Ranks) -> None:
     ranks.ends(0)
     ranks.returns(0)
     assert not waiting.done
-    ranks.group.abandoned("Node 1 is gone (killed), and could not be replaced.")
-    with pytest.raises(PoolError, match=r"Node 1 is gone \(killed\)"):
+    ranks.group.abandoned(1, "node 1 is gone (killed), and could not be replaced.")
+    with pytest.raises(PoolError, match=r"node 1 is gone \(killed\)"):
         ranks.until(lambda: not ranks.pool.submit(1))
 
 

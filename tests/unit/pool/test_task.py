@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from skyward.errors import RemoteTraceback, SerializationError, TaskCancelledError
+from skyward.pool.callbacks import Callbacks
 from skyward.pool.task import CallFuture, Latch, Task
 from skyward.wire.frames import Frame
 from skyward.wire.messages import CALL_HEAD, RESULT_HEAD, WANT_STARTED, Kind
@@ -135,7 +136,7 @@ def test_a_latch_for_nothing_is_open() -> None:
 def test_cancelling_a_future_stops_its_call() -> None:
     """Once, and only while it has no outcome; an outcome that comes later is nobody's business."""
     stopped: list[bool] = []
-    future: CallFuture[object] = CallFuture(lambda: stopped.append(True))
+    future: CallFuture[object] = CallFuture("f", lambda: stopped.append(True), Callbacks())
     assert future.cancel()
     one = task()
     one.on_done(future.take)
@@ -143,7 +144,7 @@ def test_cancelling_a_future_stops_its_call() -> None:
     assert future.cancelled()
     assert stopped == [True]
 
-    done: CallFuture[object] = CallFuture(lambda: stopped.append(True))
+    done: CallFuture[object] = CallFuture("f", lambda: stopped.append(True), Callbacks())
     other = task()
     other.on_done(done.take)
     other.resolve(result(other, 5))
@@ -154,7 +155,7 @@ def test_cancelling_a_future_stops_its_call() -> None:
 
 def test_a_future_raises_what_the_function_raised() -> None:
     """As itself, from `result()` as from `exception()`."""
-    future: CallFuture[object] = CallFuture(lambda: None)
+    future: CallFuture[object] = CallFuture("f", lambda: None, Callbacks())
     one = task()
     one.on_done(future.take)
     one.resolve(error(one, LookupError("nothing there")))

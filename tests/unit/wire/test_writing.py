@@ -1,0 +1,162 @@
+"""One writer per connection: posting never blocks, and frames stay whole and in order."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from skyward.errors import WireError
+from skyward.wire.frames import Connection, Frame
+from tests.waiting import wait_until
+
+BIG = bytes(8 << 20)  # more than any socket takes
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Connection, Connection]]:
+    near, far = socket.socketpair()
+    pair = Connection(near), Connection(far)
+    yield pair
+    for end in pair:
+        end.close()
+
+
+def received(connection: Connection, count: int) -> list[int]:
+    """The ids of so many frames."""
+    numbers: list[int] = []
+    while len(numbers) < count:
+        numbers += [frame.id for frame in connection.receive()]
+    return numbers
+
+
+def test_posting_does_not_wait_for_a_reader(ends: tuple[Connection, Connection]) -> None:
+    """Not for one that never reads; everything arrives, in order, once it does."""
+    near, far = ends
+    posted = threading.Thread(target=near.post, args=[Frame(1, number, BIG) for number in range(5)])
+    posted.start()
+    posted.join(10)
+    assert not posted.is_alive()
+    assert received(far, 5) == [0, 1, 2, 3, 4]
+
+
+def test_sending_waits_until_all_is_written(ends: tuple[Connection, Connection]) -> None:
+    """Also for what was posted before, and is being written by another thread."""
+    near, far = ends
+    near.post(Frame(1, 0, BIG))
+    sent = threading.Event()
+
+    def send() -> None:
+        near.send(Frame(1, 1, b"small"))
+        sent.set()
+
+    threading.Thread(target=send, daemon=True).start()
+    assert not sent.wait(0.1)
+    assert received(far, 2) == [0, 1]
+    assert sent.wait(10)
+
+
+def test_urgent_frames_overtake_those_that_wait(ends: tuple[Connection, Connection]) -> None:
+    """Not the one that is being written."""
+    near, far = ends
+    for number in range(3):
+        near.post(Frame(1, number, BIG))
+    near.enqueue(Frame(2, 8), Frame(2, 9), urgent=True)
+    near.flush()
+    assert received(far, 5) == [0, 8, 9, 1, 2]
+
+
+def test_what_waits_can_be_withdrawn(ends: tuple[Connection, Connection]) -> None:
+    """And is known; what is being written is neither."""
+    near, far = ends
+    for number in range(3):
+        near.post(Frame(1, number, BIG))
+    assert near.unsent(1) == {1, 2}
+    assert near.unsent(2) == set()
+    assert not near.withdraw(1, 0)
+    assert not near.withdraw(2, 1)
+    assert near.withdraw(1, 1)
+    assert not near.withdraw(1, 1)
+    assert received(far, 2) == [0, 2]
+
+
+def test_many_threads_lose_no_frame(ends: tuple[Connection, Connection]) -> None:
+    """Posting and sending at once, frames of all sizes: each thread's arrive whole and in its order."""
+    near, far = ends
+    sizes = (0, 10, 70_000, 3, 700_000, 64)
+
+    def write(thread: int) -> None:
+        for number in range(300):
+            frame = Frame(
+                thread, number, bytes(sizes[number % len(sizes)]), (bytes(number),) if number % 7 == 0 else ()
+            )
+            (near.send if number % 5 == 0 else near.post)(frame)
+
+    threads = [threading.Thread(target=write, args=(thread,)) for thread in range(4)]
+    for each in threads:
+        each.start()
+    seen: dict[int, list[int]] = {thread: [] for thread in range(4)}
+    for _ in range(4 * 300):
+        if all(len(numbers) == 300 for numbers in seen.values()):
+            break
+        for frame in far.receive():
+            assert len(frame.head) == sizes[frame.id % len(sizes)]
+            seen[frame.kind].append(frame.id)
+    for each in threads:
+        each.join(10)
+    assert seen == {thread: list(range(300)) for thread in range(4)}
+
+
+@pytest.mark.parametrize("how", ["post", "send"])
+def test_a_broken_connection_is_told(ends: tuple[Connection, Connection], how: str) -> None:
+    """By every later attempt."""
+    near, far = ends
+    far.close()
+    for _ in range(3):
+        with pytest.raises(WireError, match="broke while sending"):
+            getattr(near, how)(Frame(1, 1))
+
+
+def test_closing_releases_whoever_sends(ends: tuple[Connection, Connection]) -> None:
+    """And ends the thread that writes."""
+    near, _ = ends
+    near.post(Frame(1, 0, BIG))
+    failed = threading.Event()
+
+    def send() -> None:
+        try:
+            near.send(Frame(1, 1))
+        except WireError:
+            failed.set()
+
+    threading.Thread(target=send, daemon=True).start()
+    before = [thread for thread in threading.enumerate() if thread.name == "skyward-writer"]
+    assert before
+    near.close()
+    assert failed.wait(10)
+    wait_until(lambda: not [thread for thread in before if thread.is_alive()])
+
+
+def test_what_has_arrived_is_read_after_reading_was_stopped(ends: tuple[Connection, Connection]) -> None:
+    """Results in the socket of a node that is given up are results."""
+    near, far = ends
+    far.post(Frame(1, 1, b"x"), Frame(1, 2, bytes(100_000)))
+    near.stop_reading()
+    assert received(near, 2) == [1, 2]
+    assert near.receive() == []
+    assert near.stopped_reading
+
+
+def test_a_forked_child_lets_go_without_a_word(ends: tuple[Connection, Connection]) -> None:
+    """The parent's connection goes on."""
+    near, far = ends
+    child = os.fork()
+    if child == 0:
+        near.abandon()
+        os._exit(0)
+    os.waitpid(child, 0)
+    near.post(Frame(1, 7))
+    assert received(far, 1) == [7]
