@@ -17,16 +17,20 @@ from skyward.errors import ProviderError, SkywardError
 from skyward.model.ssh import SshHost
 from skyward.system import threading, time
 
-KEEPER = "skyward.keeper"  # on every container that a keeper ends
+KEEPER = "skyward.keeper"  # on every container that a keeper ends; its value says which of the pool's
 _ANSWER_S = 30.0
 _MARK = "skyward-keeper "
 _log = logging.getLogger(__name__)
 # Nothing on the host is changed before the line "go". What people's shell files print is told apart by the mark.
-# Directories: one per pool, in it one per node, and a file `alive` whose age is the client's silence.
+# State lies in a directory that is the user's alone. Below it is `POOL.SLOT.ATTEMPT` for each keeper, with directories
+# of nodes, `port.N` for each port that is claimed, `lease.N` for the lease in seconds, and `alive`, whose
+# age is the client's silence. Names and ages count, never what is in a file: bash and ksh run commands that they find
+# in text given to `$((...))`, and dash ends at text that is no number.
 _SCRIPT = r"""
-pool=$1 lease=$2 dir=/tmp/.skyward-$1
+LC_ALL=C pool=$1 lease=$2 slot=$3 attempt=$4 sh=$$
 say() { printf 'skyward-keeper %s\n' "$*"; }
 engine() { docker -H "unix://$sock" "$@" 2>/dev/null; }
+number() { case $1 in '' | 0?* | *[!0-9]* | ??????????*) return 1 ;; esac; }
 sock=/var/run/docker.sock
 case ${DOCKER_HOST:-} in unix://*) sock=${DOCKER_HOST#unix://} ;; esac
 own=${XDG_RUNTIME_DIR:-/run/user/$(id -u)}/docker.sock
@@ -44,68 +48,114 @@ nvidia-smi --query-gpu=driver_version,name --format=csv,noheader 2>/dev/null | w
     say fact gpu "$gpu"
 done
 say fact toolkit "$(command -v nvidia-container-runtime-hook || command -v nvidia-ctk)"
-if daemon=$(cat "${sock%.sock}.pid" 2>/dev/null); then
+pidfile=${sock%.sock}.pid
+if [ -f "$pidfile" ] && daemon=$(head -c 20 "$pidfile" 2>/dev/null) && number "$daemon"; then
     say fact status "$(grep CapEff "/proc/$daemon/status" 2>/dev/null)"
     while read -r limit; do say fact limit "$limit"; done 2>/dev/null <"/proc/$daemon/limits"
 fi
 say facts
 
-stale() {  # pools of this user whose keeper was killed, and ports of pools that are gone
-    now=$(date +%s)
-    for alive in /tmp/.skyward-*/alive; do
-        other=${alive%/alive}
-        [ -O "$alive" ] || continue
-        seen=$(date -r "$alive" +%s) && limit=$(cat "$other/lease") || continue
-        [ $((now - seen)) -gt $((limit + 30)) ] && clear_pool "${other#/tmp/.skyward-}"
+mine() {  # whether a path is a directory of this user and no link, in which nobody else can write
+    [ -d "$1" ] && [ ! -L "$1" ] && [ -O "$1" ] || return 1
+    listed=$(ls -ldn "$1") || return 1
+    case $listed in
+    d????-??-*) ;;
+    d???????-?+*) return 1 ;;
+    d???????-*) set -- $listed; [ "$4" = "$(id -g)" ] && [ "$(id -gn)" = "$(id -un)" ] ;;  # a group of one user
+    *) return 1 ;;
+    esac
+}
+settle() {  # find or make the directory for state; a machine of a cloud has one that its guard made
+    for base in "/run/skyward/$(id -un)" "${XDG_RUNTIME_DIR:+$XDG_RUNTIME_DIR/skyward}" "${HOME:+$HOME/.cache/skyward}"
+    do
+        case $base in /run/skyward/*) [ -d "$base" ] || continue ;; /*) ;; *) continue ;; esac
+        above=${base%/*}
+        [ -d "$above" ] || mkdir "$above" 2>/dev/null
+        above=$(cd -P "$above" 2>/dev/null && pwd -P) && base=$above/${base##*/}
+        case $base in *[[:space:]\"\'\\%:\$\`]*) continue ;; esac
+        [ ${#base} -le 66 ] || continue  # the paths of sockets below it must not have more than 107 characters
+        [ "$above" = /run/skyward ] || mine "$above" || continue
+        mkdir "$base" 2>/dev/null
+        mine "$base" || continue
+        pools=$base/pools
+        mkdir "$pools" 2>/dev/null
+        mine "$pools" || continue
+        case $listed in drwx------*) return 0 ;; esac
     done
-    for port in /tmp/.skyward-port-*/pool; do
-        [ -O "$port" ] && [ ! -d "/tmp/.skyward-$(cat "$port")" ] && rm -rf "${port%/pool}"
+    return 1
+}
+lease_of() {  # the lease that a directory notes
+    longest=
+    for noted in "$1"/lease.*; do
+        noted=${noted##*/lease.}
+        number "$noted" || continue
+        if [ -z "$longest" ] || [ "$noted" -gt "$longest" ]; then longest=$noted; fi
+    done
+    [ "$longest" ] && echo "$longest"
+}
+silence() {  # seconds since the client of a directory was heard
+    heard=$(date -r "$1/alive" +%s) && echo $(($(date +%s) - heard))
+}
+stale() {  # pools of this user whose keeper was killed
+    for other in "$pools"/*; do
+        case ${other##*/} in *[!0-9A-Za-z.]* | *.*.*.*) continue ;; esac
+        limit=$(lease_of "$other") && silent=$(silence "$other") || continue
+        [ $((silent - 30)) -gt "$limit" ] && clear_pool "$other"
     done
 }
-clear_pool() {  # until the engine has none of the pool's containers, also none that was just being made
+containers() {  # of one attempt of a pool
+    named=${1##*/}
+    engine ps -aq --no-trunc --filter "label=skyward.pool=${named%%.*}" --filter "label=skyward.keeper=${named#*.}"
+}
+clear_pool() {  # until the engine has none of its containers, also none that was just being made
     tries=0 clean=0
     while [ $clean -lt 2 ] && [ $tries -lt 300 ]; do
-        if ids=$(engine ps -aq --no-trunc --filter "label=skyward.pool=$1" --filter label=skyward.keeper); then
+        if ids=$(containers "$1"); then
             if [ -n "$ids" ]; then clean=0; engine rm -f -v $ids >/dev/null; continue; fi
             clean=$((clean + 1))
         fi
         tries=$((tries + 1))
         sleep 1
     done
-    clear_files "$1"
+    rm -rf "$1"
 }
-clear_files() {
-    for port in /tmp/.skyward-port-*/pool; do
-        [ -O "$port" ] && [ "$(cat "$port")" = "$1" ] && rm -rf "${port%/pool}"
+supersede() {  # end what earlier attempts of this pool left here; their keepers end when their directory is gone
+    for other in "$pools/$pool.$slot".*; do
+        number "${other##*.}" && [ "${other##*.}" -lt "$attempt" ] || continue
+        tries=0
+        while ids=$(containers "$other") && [ -n "$ids" ] && [ $tries -lt 20 ]; do
+            engine rm -f -v $ids >/dev/null || sleep 1
+            tries=$((tries + 1))
+        done
+        rm -rf "$other"
     done
-    rm -rf "/tmp/.skyward-$1"
 }
 watch() {  # a connection that broke without a word keeps the keeper's input open
-    while sleep 2; do
-        [ -d "$dir" ] || exit 0
-        seen=$(date -r "$dir/alive" +%s) && limit=$(cat "$dir/lease") || exit 0
-        if [ $(($(date +%s) - seen)) -gt "$limit" ]; then clear_pool "$pool"; hang_up; kill $$; exit 0; fi
+    while sleep 2 && limit=$(lease_of "$dir") && silent=$(silence "$dir"); do
+        if [ "$silent" -gt "$limit" ]; then clear_pool "$dir"; fi
     done
+    hang_up && kill $sh
 }
 hang_up() {  # forwards in the middle of something would keep the connection of a dead client
-    [ "$(cut -d' ' -f4 /proc/$$/stat)" = "$PPID" ] || return
+    [ "$(cut -d' ' -f4 /proc/$sh/stat)" = "$PPID" ] || return
     case $(cat "/proc/$PPID/comm") in sshd*) kill "$PPID" ;; esac
 }
-listening() {  # whether somebody listens at a port, given in hexadecimal
-    cat /proc/net/tcp /proc/net/tcp6 2>/dev/null | while read -r _ near _ state _; do
-        case $near:$state in *:"$1":0A) echo yes; break ;; esac
-    done
+taken() {  # whether anybody listens at a port or holds its namesake of UDP, as clients on this machine do for theirs
+    cat /proc/net/tcp /proc/net/tcp6 /proc/net/udp /proc/net/udp6 2>/dev/null |
+        grep -q ":$(printf %04X "$1") [0-9A-F]*:[0-9A-F]* 0[7A] "
 }
-claim() {
+claim() {  # a claim is made, and then stands if it is the only one
     tries=0
     while [ $tries -lt 200 ]; do
         tries=$((tries + 1))
-        port=$((10000 + $(od -An -N2 -tu2 /dev/urandom) % 20000))
-        [ "$(listening "$(printf %04X $port)")" ] && continue
-        mkdir "/tmp/.skyward-port-$port" 2>/dev/null || continue
-        echo "$pool" >"/tmp/.skyward-port-$port/pool"
-        say port "$port"
-        return
+        set -- $(od -An -N2 -tu2 /dev/urandom)
+        number "$1" || break
+        port=$((10000 + $1 % 20000))
+        taken $port && continue
+        mkdir "$dir/port.$port" 2>/dev/null || continue
+        set -- "$pools"/*/"port.$port"
+        if [ $# -eq 1 ]; then say port $port; return; fi
+        rmdir "$dir/port.$port"
     done
     say failed no free port was found
 }
@@ -116,24 +166,37 @@ while read -r word a && [ "$word" = disk ]; do disk "$a"; done
 [ "$word" = go ] || exit 0
 umask 077
 trap '' HUP PIPE
-stale 2>/dev/null
+if ! settle 2>/dev/null; then
+    say failed 'neither $XDG_RUNTIME_DIR nor ~/.cache can hold a directory "skyward" that is this user'\''s alone.' \
+        'It must belong to the user, be no link, be writable by nobody else, and have a short path without odd signs'
+    exit 1
+fi
+dir=$pools/$pool.$slot.$attempt
+stale </dev/null >/dev/null 2>&1 &
+supersede 2>/dev/null
+for other in "$pools/$pool".*; do
+    [ -d "$other" ] || continue
+    say failed "File exists: $other, so this machine is in the pool already, under another name"
+    exit 1
+done
 if why=$(mkdir "$dir" 2>&1); then :; else say failed "$why"; exit 1; fi
-echo "$lease" >"$dir/lease"
 : >"$dir/alive"
+: >"$dir/lease.$lease"
 watch </dev/null >/dev/null 2>&1 &
 say ready "$dir"
 while read -r word a b; do
     case $word in
     beat) : >"$dir/alive" ;;
-    lease) echo "$a" >"$dir/lease" ;;
+    lease) : >"$dir/lease.$a"; for old in "$dir"/lease.*; do [ "${old##*.}" = "$a" ] || rm -f "$old"; done ;;
     port) claim ;;
+    free) rmdir "$dir/port.$a"; say freed ;;
     disk) disk "$a" ;;
     node) if why=$(mkdir "$dir/$a" 2>&1 && printf "$b" >"$dir/$a/key"); then say made; else say failed "$why"; fi ;;
     drop) rm -rf "$dir/$a"; say dropped ;;
-    end) clear_files "$pool"; say ended; exit 0 ;;
+    end) rm -rf "$dir"; say ended; exit 0 ;;
     esac
 done
-clear_pool "$pool"
+clear_pool "$dir"
 hang_up
 """
 
@@ -180,12 +243,24 @@ class Keeper:
 
     Attributes:
         connection: the SSH connection whose session it is.
+        label: value of the label `KEEPER` on the containers that it ends.
     """
 
-    def __init__(self, host: SshHost, folder: Path, pool: str, lease_s: float) -> None:
-        """Start it; `facts` waits for its first words."""
+    def __init__(self, host: SshHost, folder: Path, pool: str, lease_s: float, slot: int = 0, attempt: int = 0) -> None:
+        """Start it; `facts` waits for its first words.
+
+        Args:
+            host: its machine.
+            folder: a private directory here for the sockets of the connection.
+            pool: identifier of the pool.
+            lease_s: how long it waits for a silent client.
+            slot: number of the machine in the pool.
+            attempt: how many keepers the pool has had there before. What they left is ended by `go`.
+        """
         self._talk = _Talk()
-        self.connection = SshConnection(host, folder, "sh", "-c", _SCRIPT, "sh", pool, f"{lease_s:.0f}")
+        self.label = f"{slot}.{attempt}"
+        words = (pool, f"{lease_s:.0f}", str(slot), str(attempt))
+        self.connection = SshConnection(host, folder, "sh", "-c", _SCRIPT, "sh", *words)
         self.directory = PurePosixPath()
 
     def facts(self) -> Facts:
@@ -216,8 +291,12 @@ class Keeper:
         self.directory = PurePosixPath(said.removeprefix("ready "))
 
     def port(self) -> int:
-        """A TCP port of the host that nobody listens at and that is no other pool's while this one lives."""
+        """A TCP port of the host that nobody listens at and that no other pool of this user gets until it is freed."""
         return int(self._ask("port").removeprefix("port "))
+
+    def free_port(self, port: int) -> None:
+        """Give a port up that `port` has claimed."""
+        self._ask(f"free {port}")
 
     def free_bytes(self, path: str) -> int | None:
         """Free bytes of the file system that a path is on; None if the host does not say."""

@@ -34,13 +34,15 @@ class Machine:
         pool: identifier of the pool.
         folder: a private directory here for the sockets of its connection.
         lease_s: how long what it runs outlives a silent client.
+        slot: number of the machine in the pool.
+        attempt: how often the pool has connected to it before. What is left there of that is ended by `go`.
     """
 
-    def __init__(self, host: SshHost, pool: str, folder: Path, lease_s: float) -> None:
+    def __init__(self, host: SshHost, pool: str, folder: Path, lease_s: float, slot: int = 0, attempt: int = 0) -> None:
         self._pool, self._lease_s = pool, lease_s
         self._folder = folder
         folder.mkdir(mode=0o700)
-        self.keeper = Keeper(host, folder, pool, lease_s)
+        self.keeper = Keeper(host, folder, pool, lease_s, slot, attempt)
         self.connection = self.keeper.connection
         self.host, self.name = host, host.name
         self._containers: PoolContainers | None = None
@@ -50,6 +52,7 @@ class Machine:
         self._goes = False  # something may have been made there
         self._closing = False
         self._verdict = ""
+        self._head_port: int | None = None
 
     def open(self) -> Facts:
         """What its keeper says of it.
@@ -93,9 +96,12 @@ class Machine:
         threading.Thread(target=self._watch_engine, name=f"engine-{self.name}", daemon=True).start()
         self.connection.at_end(self._on_end)
 
-    def claim_port(self) -> int:
-        """A port that no other pool on that machine gets until this pool is released."""
-        return self.keeper.port()
+    def claim_head_port(self) -> int:
+        """A port for the pool's head, if that is here; one that was claimed for an earlier head is given up."""
+        earlier, self._head_port = self._head_port, self.keeper.port()
+        if earlier is not None:
+            self.keeper.free_port(earlier)
+        return self._head_port
 
     def free_bytes(self) -> int | None:
         """Room on the engine's disk."""
@@ -116,7 +122,7 @@ class Machine:
             self._follow_lease(launch)
             directory = self.keeper.add(launch.node, launch.key)
             # another machine's process numbers mean nothing there, so no owner is named by number
-            labels = {KEEPER: "1", OWNER_ID: ""}
+            labels = {KEEPER: self.keeper.label, OWNER_ID: ""}
             try:
                 container = containers.run(launch, Path(directory), gpus, labels, int(self.info["MemTotal"]))
             except BaseException:

@@ -132,7 +132,7 @@ class _Relay:
     def _carry(self, source: Machine, target: Machine) -> None:
         self._report(note(f"relaying the image, {readable(self._size)}, from {source.name} to {target.name}"))
         private, public = _key()
-        port = str(target.claim_port())
+        port = str(target.keeper.port())
         where = (str(target.keeper.directory / f"relay-{port}"), port, target.address, target.facts.socket)
         receiver = self._session(target, _RECEIVE, *where)
         try:
@@ -142,6 +142,7 @@ class _Relay:
             self._follow(self._session(source, _GIVE, *words), private, source, target)
         finally:
             receiver.communicate()  # its input ends, and so does it
+            target.keeper.free_port(int(port))
         arrived, sent = target.engine.image(self._tag), source.engine.image(self._tag)
         if not arrived or not sent or arrived["Id"] != sent["Id"]:
             raise ProviderError(f"What {target.name} got from {source.name} is not the image.")

@@ -6,7 +6,6 @@ nothing listens on a network.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import tempfile
@@ -261,7 +260,7 @@ class _Pool:
         self.machines: list[Machine] = []
         self._heirs: dict[Machine, Machine] = {}
         self._tried: set[SshHost] = set()  # hosts that are being connected to
-        self._numbers = itertools.count()
+        self._attempts: dict[SshHost, int] = {}  # how often each has been connected to; their order numbers them
         self._lock = threading.Lock()
         self._ended = threading.Event()
 
@@ -278,7 +277,7 @@ class _Pool:
         examine = {host: partial(self._examine, host, count * gpus, accelerator) for host, count in nodes.items()}
         ill = self._on_all(examine)
         if sum(count for host, count in nodes.items() if host not in ill) >= at_least:
-            ill |= self._on_all({machine.host: partial(_go, machine) for machine in tuple(self.machines)})
+            ill |= self._on_all({machine.host: partial(self._go, machine) for machine in tuple(self.machines)})
         findings = [each for host in nodes for each in ill.get(host, ())]
         if sum(count for host, count in nodes.items() if host not in ill) < at_least:
             refuse(findings, len(nodes))
@@ -308,7 +307,7 @@ class _Pool:
             ill = self._on_all({host: partial(self._examine, host, gpus, accelerator)})
             machine = next((each for each in self.machines if each.host == host and not each.is_gone), None)
             if not ill and machine is not None:
-                ill = self._on_all({host: partial(_go, machine)})
+                ill = self._on_all({host: partial(self._go, machine)})
             if not ill and machine is not None:
                 with self._lock:
                     self._heirs.update({lost: machine} if lost is not None else {})
@@ -321,7 +320,11 @@ class _Pool:
         with self._lock:
             if self._ended.is_set():
                 raise PoolClosedError(f"Pool {self.id} has ended; no host is connected to for it.")
-            machine = Machine(host, self.id, self._directory.path / str(next(self._numbers)), LEASE_S)
+            attempt = self._attempts.setdefault(host, 0)
+            self._attempts[host] += 1
+            slot = list(self._attempts).index(host)
+            folder = self._directory.path / f"{slot}.{attempt}"
+            machine = Machine(host, self.id, folder, LEASE_S, slot, attempt)
             self.machines.append(machine)  # from here on `close` ends its connection
         try:
             findings = check_host(machine.name, machine.open(), gpus, accelerator)
@@ -335,8 +338,17 @@ class _Pool:
             self._drop(machine)
         return findings
 
+    def _go(self, machine: Machine) -> list[Finding]:
+        """Have the pool's directory made on a machine."""
+        try:
+            machine.go()
+        except BaseException:
+            self._drop(machine)  # else the host would count as taken, and not be tried again
+            raise
+        return []
+
     def _drop(self, machine: Machine) -> None:
-        """Nothing has been changed on it."""
+        """Do without a machine: its keeper removes what it may have made."""
         machine.connection.kill()
         with self._lock:
             if not self._ended.is_set():
@@ -380,11 +392,6 @@ class _Pool:
                 machine.keeper.beat()
 
 
-def _go(machine: Machine) -> list[Finding]:
-    machine.go()
-    return []
-
-
 @dataclass(frozen=True, slots=True)
 class SshNodeHost:
     """A machine as the host of one node.
@@ -408,8 +415,8 @@ class SshNodeHost:
         return self.machine.address
 
     def claim_port(self) -> int:
-        """A port that no other pool on that machine gets until this pool is released."""
-        return self.machine.claim_port()
+        """A port that no other pool of this user on that machine gets until this one is released or claims another."""
+        return self.machine.claim_head_port()
 
     def start(self, launch: Launch) -> ContainerNode:
         """Start the container of one node.

@@ -24,6 +24,7 @@ from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 from scripts.stand.place import Host, Stand, program
+from skyward.providers.aws.boot import STATE
 from tests.e2e.stand import wait_until
 
 REGION, ACCOUNT = "us-east-1", "123456789012"
@@ -84,8 +85,8 @@ class Instance:
         return f"/run/{self.id}"
 
     @property
-    def _tmp(self) -> str:
-        return f"{self.folder}/tmp"
+    def _pools(self) -> str:
+        return f"{self.folder}/pools"
 
     @property
     def _notice(self) -> Path:
@@ -125,10 +126,15 @@ class Instance:
 
     def _start_unit(self, path: str) -> None:
         """Run a service; that it has ended means that the machine has been shut down."""
-        command = re.findall(r"^ExecStart=(.*)$", self.host.run("cat", path), re.MULTILINE)[0]
-        # one host may be several machines: each sees its own pool's directory alone
-        self.host.run("sh", "-c", 'mkdir "$1" && ln -s "/tmp/$2" "$1/$2"', "sh", self._tmp, f".skyward-{self.pool}")
-        words = [self._tmp if word == "/tmp" else word for word in shlex.split(command)]
+        unit = self.host.run("cat", path)
+        before, command = (
+            re.findall(f"^{name}=(.*)$", unit, re.MULTILINE)[0] for name in ("ExecStartPre", "ExecStart")
+        )
+        self.host.run(*shlex.split(before))
+        # one host may be several machines: each sees its own pool's directories alone, whichever it is of the pool's
+        link = 'mkdir "$1" && for n in 0 1 2 3 4 5 6 7; do ln -s "$2.$n.0" "$1/p.$n.0"; done'
+        self.host.run("sh", "-c", link, "sh", self._pools, f"{STATE}/pools/{self.pool}")
+        words = [self._pools if word == f"{STATE}/pools" else word for word in shlex.split(command)]
         inside = [program("nsenter"), "--all", f"--target={self.host.init}", "--", *words]
         env = {"PATH": f"{self.folder}/bin:/usr/bin:/bin"}
         self._guard = subprocess.Popen(inside, env=env, stdin=subprocess.DEVNULL, start_new_session=True)
@@ -164,7 +170,7 @@ class Instance:
         ids = run("docker", "ps", "-aq", "--filter", f"label=skyward.pool={self.pool}").split()
         if ids:
             run("docker", "rm", "-f", "-v", *ids, check=False)
-        run("sh", "-c", f"rm -rf {self.folder} /tmp/.skyward-{self.pool}")
+        run("sh", "-c", f"rm -rf {self.folder} {STATE}/pools/{self.pool}.*")
         last = f"ls -d /run/i-* >/dev/null 2>&1 || ip addr del {METADATA}/32 dev lo"
         run("sh", "-c", last, check=False)
         self._notice.unlink(missing_ok=True)

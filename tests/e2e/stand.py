@@ -61,11 +61,17 @@ def clean(stand: Stand) -> Iterator[Callable[[float], None]]:
 
 
 def left_on(host: Host, pool: str = "") -> list[str]:
-    """Containers, directories and claimed ports of a pool, or of any, on a host, seen past its sshd."""
+    """Containers and directories of a pool, or of any, on a host, seen past its sshd. Claimed ports are in these."""
     label = f"label=skyward.pool={pool}" if pool else "label=skyward.pool"
-    places = f"/tmp/.skyward-{pool}; grep -lx {pool} /tmp/.skyward-port-*/pool" if pool else "/tmp/.skyward-*"
     containers = host.run("docker", "ps", "-aq", "--filter", label, check=False).split()
-    return containers + host.run("sh", "-c", f"exec 2>/dev/null; ls -d {places}", check=False).split()
+    return containers + directories_on(host, pool)
+
+
+def directories_on(host: Host, pool: str = "") -> list[str]:
+    """What keepers of whichever user have made on a host, for a pool or any."""
+    users = ("/root/.cache", "/home/*/.cache", "/run/user/*", "/run/skyward/*")
+    places = " ".join(f"{user}{'/skyward' if 'run/skyward' not in user else ''}/pools/{pool}*" for user in users)
+    return host.run("sh", "-c", f"exec 2>/dev/null; ls -d {places} /tmp/.skyward*", check=False).split()
 
 
 def forget_image(host: Host, repository: str) -> None:

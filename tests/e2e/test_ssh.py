@@ -22,7 +22,7 @@ from skyward.engine.transfer import Pull
 from skyward.errors import BuildError, ConfigError, EngineError, ProviderError, RegistryError
 from skyward.providers import distribution
 from tests.e2e import functions, programs
-from tests.e2e.stand import IMAGE, clean, forget_image, ssh, stand, wait_until
+from tests.e2e.stand import IMAGE, clean, directories_on, forget_image, ssh, stand, wait_until
 from tests.e2e.stand_functions import where
 from tests.printed import Printed
 
@@ -98,7 +98,8 @@ def test_nothing_listens_on_the_network(ssh: Make, stand: Stand) -> None:
             "sh", "-c", "tr '\\0' ' ' </proc/[0-9]*/cmdline", check=False
         )
         assert not any(node._key.hex() in seen for node in pool._members.nodes)
-        assert host.run("stat", "-c", "%a", f"/tmp/.skyward-{pool.id}").strip() == "700"
+        (directory,) = directories_on(host, pool.id)
+        assert host.run("stat", "-c", "%a", directory).strip() == "700"
 
 
 def test_the_digits_demo_streams_its_image(ssh: Make, stand: Stand) -> None:

@@ -16,7 +16,7 @@ import pytest
 import skyward as sky
 from scripts.stand.place import Host, Stand
 from skyward.providers.condition import Condition
-from tests.e2e.stand import IMAGE, clean, ssh, stand, wait_until
+from tests.e2e.stand import IMAGE, clean, directories_on, ssh, stand, wait_until
 from tests.e2e.stand_functions import where
 
 __all__ = ["clean", "ssh", "stand"]
@@ -186,7 +186,9 @@ def test_another_user_at_another_port(
         sky.SSH(login, key=stand.key, known_hosts=known), nodes=2, image=IMAGE, display="quiet"
     ) as pool:
         assert where() @ pool == ["stand2", "stand2"]
-        assert host.run("stat", "-c", "%U %a", f"/tmp/.skyward-{pool.id}").split() == ["anna", "700"]
+        (directory,) = directories_on(host, pool.id)
+        assert directory.startswith("/home/anna/.cache/skyward/pools/")
+        assert host.run("stat", "-c", "%U %a", directory).split() == ["anna", "700"]
 
 
 def test_a_user_who_may_not_use_the_engine(client: Client, stand: Stand, user: Callable[..., str]) -> None:

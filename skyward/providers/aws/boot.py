@@ -19,15 +19,19 @@ USER = "skyward"  # who logs in, on whichever machine image
 MARK = "/run/skyward-guard"  # is there when the guard runs
 BOOT_S = 600  # how long a machine waits for its pool's first sign of life
 _IDLE_S = 60.0  # and for the next pool when the last one is gone
-# Directories of pools are the keeper's (see providers/keeper.py): `alive` is as old as the client's silence.
+STATE = f"/run/skyward/{USER}"  # the keeper's directory on these machines; root makes it, that user alone enters it
+# The guard is root, and the files are a user's. So names and ages of files count, never what is in them.
 GUARD = r"""#!/bin/sh
 # Shuts the machine down when no live pool holds a lease on it.
-folder=$1 mark=$2 left=$3 idle=$4
+LC_ALL=C folder=$1 mark=$2 left=$3 idle=$4
 now() { cut -d. -f1 /proc/uptime; }
-live() {
-    for alive in "$folder"/.skyward-*/alive; do
-        seen=$(date -r "$alive" +%s 2>/dev/null) && limit=$(cat "${alive%/alive}/lease" 2>/dev/null) || continue
-        [ $(($(date +%s) - seen)) -le $((limit + 30)) ] && return 0
+live() {  # whether a keeper's directory (see providers/keeper.py) has a lease that its client's silence has not passed
+    clock=$(date +%s)
+    for noted in "$folder"/*/lease.*; do
+        limit=${noted##*/lease.} alive=${noted%/*}/alive
+        case $limit in '' | 0?* | *[!0-9]* | ??????????*) continue ;; esac
+        [ -f "$alive" ] && [ ! -L "$alive" ] && heard=$(date -r "$alive" +%s 2>/dev/null) || continue
+        [ $((clock - heard - 30)) -le "$limit" ] && return 0
     done
     return 1
 }
@@ -46,7 +50,8 @@ _UNIT = """[Unit]
 Description=Shuts the machine down when no live pool holds a lease on it
 
 [Service]
-ExecStart=/bin/sh {guard} /tmp {mark} {boot} {idle}
+ExecStartPre=/usr/bin/install -d -m 0700 -o {user} {state}
+ExecStart=/bin/sh {guard} {state}/pools {mark} {boot} {idle}
 Restart=always
 
 [Install]
@@ -102,7 +107,8 @@ class Keys:
         """
         private, public = self._host_key.read_text(), self._public(self._host_key)
         self._host_key.unlink()
-        unit = _UNIT.format(guard=_GUARD_FILE, mark=MARK, boot=BOOT_S, idle=int(min(lease_s, _IDLE_S)))
+        times = {"boot": BOOT_S, "idle": int(min(lease_s, _IDLE_S))}
+        unit = _UNIT.format(guard=_GUARD_FILE, mark=MARK, user=USER, state=STATE, **times)
         user = {"name": USER, "groups": ["docker"], "shell": "/bin/sh", "lock_passwd": True}
         config = {
             "users": [{**user, "ssh_authorized_keys": [self._public(self.file)]}],

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -33,7 +35,16 @@ def pool() -> str:
 
 
 @pytest.fixture
-def start(tmp_path: Path, pool: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+def pools(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where keepers of this user keep their directories; the names of sockets below it must be short."""
+    runtime = Path(tempfile.mkdtemp(prefix="sk"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    yield runtime / "skyward" / "pools"
+    shutil.rmtree(runtime)
+
+
+@pytest.fixture
+def start(tmp_path: Path, pool: str, pools: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """Start keepers of a pool; what they leave is looked for afterwards."""
     for name, text in (("ssh", SSH), ("docker", DOCKER)):
         (tmp_path / name).write_text(text)
@@ -42,20 +53,21 @@ def start(tmp_path: Path, pool: str, monkeypatch: pytest.MonkeyPatch) -> Iterato
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/docker.sock")
     started: list[Keeper] = []
 
-    def make(host: str = "box") -> Keeper:
+    def make(host: str = "box", slot: int = 0, attempt: int = 0) -> Keeper:
         folder = tmp_path / f"k{len(started)}"
         folder.mkdir()
-        started.append(Keeper(SshHost(host=host), folder, pool, 60))
+        started.append(Keeper(SshHost(host=host), folder, pool, 60, slot, attempt))
         return started[-1]
 
     yield make
     for keeper in started:
         keeper.end()
         assert keeper.connection.ended.wait(60)
-    assert not Path(f"/tmp/.skyward-{pool}").exists()
+    assert not any(pools.glob("*"))
+    assert not any(Path("/tmp").glob(f".skyward*{pool}*"))
 
 
-def test_facts_are_told_before_anything_is_changed(start: Start, pool: str, tmp_path: Path) -> None:
+def test_facts_are_told_before_anything_is_changed(start: Start, pools: Path, tmp_path: Path) -> None:
     """What a shell file prints is no fact; the address is the one at which the host was reached."""
     with socket.socket(socket.AF_UNIX) as engine:
         engine.bind(str(tmp_path / "docker.sock"))
@@ -65,7 +77,7 @@ def test_facts_are_told_before_anything_is_changed(start: Start, pool: str, tmp_
     assert abs(facts.ahead_s) <= 2
     assert (facts.socket, facts.engine) == (str(tmp_path / "docker.sock"), "there")
     assert facts.docker == str(tmp_path / "docker")
-    assert not Path(f"/tmp/.skyward-{pool}").exists()
+    assert not pools.parent.exists()
 
 
 def test_a_host_without_an_engine_says_so(start: Start) -> None:
@@ -79,24 +91,24 @@ def test_a_host_that_cannot_be_reached_is_explained(start: Start) -> None:
         start("refused").facts()
 
 
-def test_a_node_gets_a_private_directory_with_the_key(start: Start, pool: str) -> None:
+def test_a_node_gets_a_private_directory_with_the_key(start: Start, pool: str, pools: Path) -> None:
     """Any bytes can be a key; nobody else can read it; a node that is replaced leaves its directory alone."""
     keeper = start()
     keeper.facts()
     keeper.go()
     key = bytes(range(256))
     first, again = keeper.add(1, key), keeper.add(1, b"other")
-    assert str(first) == f"/tmp/.skyward-{pool}/1"
-    assert str(again) == f"/tmp/.skyward-{pool}/1.1"
+    assert Path(first) == pools / f"{pool}.0.0" / "1"
+    assert Path(again) == pools / f"{pool}.0.0" / "1.1"
     assert (Path(first) / "key").read_bytes() == key
     assert (Path(first) / "key").stat().st_mode & 0o777 == 0o600
-    assert Path(first).parent.stat().st_mode & 0o777 == 0o700
+    assert [Path(first).parents[n].stat().st_mode & 0o777 for n in range(3)] == [0o700] * 3
     keeper.drop(first)
     assert not Path(first).exists()
     assert Path(again).exists()
 
 
-def test_ports_are_free_and_claimed_once(start: Start) -> None:
+def test_ports_are_free_and_claimed_once(start: Start, pools: Path) -> None:
     """Different ones, outside the range that kernels hand out by themselves; given back at the end."""
     keeper = start()
     keeper.facts()
@@ -104,19 +116,46 @@ def test_ports_are_free_and_claimed_once(start: Start) -> None:
     ports = {keeper.port() for _ in range(5)}
     assert len(ports) == 5
     assert all(10_000 <= port < 30_000 for port in ports)
-    assert all(Path(f"/tmp/.skyward-port-{port}").is_dir() for port in ports)
+    held = {int(path.suffix[1:]) for path in pools.glob("*/port.*")}
+    assert held == ports
+    given_up = ports.pop()
+    keeper.free_port(given_up)
+    assert {int(path.suffix[1:]) for path in pools.glob("*/port.*")} == ports
     keeper.end()
-    assert not any(Path(f"/tmp/.skyward-port-{port}").exists() for port in ports)
+    assert not any(pools.glob("*"))
 
 
 def test_the_same_pool_twice_on_a_machine_is_refused(start: Start) -> None:
     """Two names of one machine: the second finds the first's directory."""
-    first, second = start(), start()
-    first.facts()
-    second.facts()
+    first, second, other = start(), start(), start(slot=1, attempt=3)
+    for keeper in (first, second, other):
+        keeper.facts()
     first.go()
     with pytest.raises(ProviderError, match="File exists"):
         second.go()
+    with pytest.raises(ProviderError, match=r"File exists.* under another name"):
+        other.go()
+    assert Path(first.directory).is_dir()
+
+
+def test_the_next_attempt_on_a_machine_ends_what_the_last_one_left(start: Start, tmp_path: Path, pool: str) -> None:
+    """Its containers first, then its directory; its keeper, which may not know of the client's end, ends as well."""
+    engine = tmp_path / "engine"
+    (tmp_path / "docker").write_text(
+        f'#!/bin/sh\ncase "$*" in *" ps "*) cat {engine} 2>/dev/null ;; *" rm "*) echo "$*" >>{tmp_path}/removed; '
+        f"rm {engine} ;; esac\n"
+    )
+    lost, again = start(), start(attempt=1)
+    for keeper in (lost, again):
+        keeper.facts()
+    lost.go()
+    engine.write_text("c0ffee\n")
+    again.go()
+    assert not Path(lost.directory).exists()
+    assert Path(again.directory).is_dir()
+    assert "rm -f -v c0ffee" in (tmp_path / "removed").read_text()
+    assert lost.connection.ended.wait(30)
+    assert again.port()
 
 
 def test_free_space_is_that_of_a_path(start: Start, tmp_path: Path) -> None:
@@ -132,14 +171,14 @@ def test_free_space_is_that_of_a_path(start: Start, tmp_path: Path) -> None:
     assert keeper.free_bytes("/no/such/place") is None
 
 
-def test_the_directory_goes_when_the_client_goes(start: Start, pool: str) -> None:
+def test_the_directory_goes_when_the_client_goes(start: Start) -> None:
     """The end of its input is the end of the pool, without a word from the client."""
     keeper = start()
     keeper.facts()
     keeper.go()
     keeper.add(0, b"key")
     keeper.connection.close()
-    _wait_gone(Path(f"/tmp/.skyward-{pool}"))
+    _wait_gone(Path(keeper.directory))
 
 
 def _wait_gone(path: Path) -> None:

@@ -332,7 +332,8 @@ def test_user_data_holds_what_a_machine_must_know(keys: Keys) -> None:
     assert config["ssh_keys"]["ed25519_private"].startswith("-----BEGIN OPENSSH PRIVATE KEY-----")
     assert config["users"][0]["ssh_authorized_keys"] == [keys.file.with_suffix(".pub").read_text().strip()]
     unit = next(file["content"] for file in config["write_files"] if file["path"].endswith(".service"))
-    assert "/usr/local/sbin/skyward-guard /tmp /run/skyward-guard 600 60" in unit
+    assert "ExecStartPre=/usr/bin/install -d -m 0700 -o skyward /run/skyward/skyward\n" in unit
+    assert "/usr/local/sbin/skyward-guard /run/skyward/skyward/pools /run/skyward-guard 600 60" in unit
     assert not (keys.folder / "host_key").exists()
     assert keys.file.stat().st_mode & 0o777 == 0o600
 
@@ -361,9 +362,9 @@ class Machine:
 
     def pool(self, lease_s: int, silent_s: float = 0.0) -> Path:
         """The directory that a keeper makes, whose client was heard so long ago."""
-        place = self._folder / ".skyward-p1"
+        place = self._folder / "p1.0.0"
         place.mkdir(exist_ok=True)
-        (place / "lease").write_text(f"{lease_s}\n")
+        (place / f"lease.{lease_s}").touch()
         (place / "alive").touch()
         os.utime(place / "alive", (time.time() - silent_s,) * 2)
         return place

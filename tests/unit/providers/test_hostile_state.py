@@ -1,0 +1,289 @@
+"""What other users of a host, or damaged files, can do to a keeper and to a guard: nothing, whichever shell runs them.
+
+The scripts run as they are, under every shell of this machine that a host's /bin/sh may be.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from skyward.providers.aws.boot import GUARD
+from skyward.providers.keeper import _SCRIPT
+
+SHELLS = [words for words in (["dash"], ["bash"], ["busybox", "sh"], ["mksh"]) if shutil.which(words[0])]
+NOBODY = 65534
+root_only = pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user takes root")
+
+
+@pytest.fixture(params=SHELLS, ids=lambda words: words[0])
+def shell(request: pytest.FixtureRequest) -> list[str]:
+    words: list[str] = request.param
+    return words
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory with a short name: the paths of sockets have a limit."""
+    folder = Path(tempfile.mkdtemp(prefix="sk"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@dataclass
+class Host:
+    """A user of a host, where keepers run; its home and its run-time directory are the user's alone."""
+
+    shell: list[str]
+    place: Path
+    uid: int = field(default_factory=os.geteuid)
+    pool: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
+
+    def __post_init__(self) -> None:
+        for path in (self.home, self.runtime, self.place / "bin"):
+            path.mkdir()
+        for path in (self.home, self.runtime):
+            os.chown(path, self.uid, self.uid)
+            path.chmod(0o700)
+        docker = self.place / "bin" / "docker"
+        docker.write_text("#!/bin/sh\nexit 0\n")
+        docker.chmod(0o755)
+
+    @property
+    def home(self) -> Path:
+        return self.place / "home"
+
+    @property
+    def runtime(self) -> Path:
+        return self.place / "run"
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        path = f"{self.place / 'bin'}:{os.environ['PATH']}"
+        return {"PATH": path, "HOME": str(self.home), "XDG_RUNTIME_DIR": str(self.runtime)}
+
+    def keep(self, *lines: str, env: Mapping[str, str] | None = None) -> list[str]:
+        """What a keeper says to these lines, beside the facts. It ends within 20 s."""
+        words = [*self.shell, "-c", _SCRIPT, "sh", self.pool, "60", "0", "0"]
+        done = subprocess.run(
+            words,
+            input="".join(f"{line}\n" for line in lines),
+            env=self.env if env is None else env,
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
+            user=self.uid,
+            group=self.uid,
+            extra_groups=[] if os.geteuid() == 0 else None,
+            cwd=self.place,
+        )
+        said = [line.removeprefix("skyward-keeper ") for line in done.stdout.splitlines()]
+        return [line for line in said if not line.startswith("fact ")]
+
+
+@pytest.fixture
+def host(shell: list[str], place: Path) -> Host:
+    return Host(shell, place)
+
+
+@pytest.fixture
+def pwned(place: Path) -> Iterator[Path]:
+    """What a command would make that a script took from a file."""
+    path = place / "pwned"
+    yield path
+    assert not path.exists()
+
+
+def plant(folder: Path, pwned: Path) -> None:
+    """Directories of pools, by somebody who means ill or whose disk is broken."""
+    payload = f"a[$(touch {pwned})]"
+    for number, name in enumerate(["zz.0.0", "y\ny.0.0", "$(touch pwned).0.0", "x.0.0", "w.0.1", "-rf", "v v.0.0"]):
+        made = folder / name
+        made.mkdir(parents=True)
+        (made / "lease").write_text(payload)
+        (made / f"lease.{payload.replace('/', '_')}").touch()
+        (made / "lease.08").touch()
+        (made / "lease.99999999999999999999").touch()
+        (made / "lease.-1\n7").touch()
+        if number % 2:
+            os.mkfifo(made / "alive")
+            os.mkfifo(made / "port.12345")
+        else:
+            (made / "alive").symlink_to("/dev/zero")
+    (folder / "u.0.0").symlink_to("/")
+    (folder / "t.0.0").mkdir()
+    with (folder / "t.0.0" / "lease.60").open("w") as file:
+        file.truncate(1 << 34)  # nobody reads it
+    (folder / "s.0.0").write_text(payload)
+
+
+def test_what_lies_in_the_directory_is_never_run_and_stops_nothing(host: Host, pwned: Path) -> None:
+    """Names with commands, numbers no shell can take, links, pipes, huge files: a pool comes up and gets its port."""
+    pools = host.runtime / "skyward" / "pools"
+    plant(pools, pwned)
+    pools.parent.chmod(0o700)
+    pools.chmod(0o700)
+    said = host.keep("go", "port", "lease 90", "node 0 \\153\\145\\171", "end")
+    assert said[0] == "facts"
+    assert said[1] == f"ready {pools}/{host.pool}.0.0"
+    assert said[2].startswith("port ")
+    assert said[3:] == ["made", "ended"]
+
+
+@root_only
+def test_another_users_files_in_shared_directories_count_for_nothing(host: Host, pwned: Path) -> None:
+    """A pool of nobody's making in /tmp, whose signs of life are a link to a file of the user's."""
+    (host.home / "mine").touch()
+    evil = Path("/tmp") / f".skyward-{uuid.uuid4().hex[:8]}"
+    evil.mkdir()
+    try:
+        (evil / "alive").symlink_to(host.home / "mine")
+        (evil / "lease").write_text(f"a[$(touch {pwned})]\n")
+        os.chown(evil, NOBODY, NOBODY)
+        assert host.keep("go", "end")[-1] == "ended"
+    finally:
+        shutil.rmtree(evil)
+
+
+@pytest.mark.parametrize("how", ["link", "dangling link", "file", "open to all", "open to a group", "somebody else's"])
+def test_a_directory_that_is_not_the_users_alone_is_not_used(host: Host, how: str) -> None:
+    """The next one is; whatever stands in the way is left as it is."""
+    if how == "somebody else's" and os.geteuid() != 0:
+        pytest.skip("giving a directory away takes root")
+    planted, elsewhere = host.runtime / "skyward", host.place / "elsewhere"
+    if how == "file":
+        planted.touch()
+    elif "link" in how:
+        planted.symlink_to(elsewhere)
+        if how == "link":
+            elsewhere.mkdir()
+    else:
+        planted.mkdir()
+        if how == "somebody else's":
+            os.chown(planted, NOBODY, NOBODY)
+            planted.chmod(0o700)
+        else:
+            os.chown(planted, -1, NOBODY if os.geteuid() == 0 else -1)
+            planted.chmod(0o770 if how == "open to a group" else 0o707)
+    used = [line for line in host.keep("go", "end") if line.startswith("ready")]
+    if how == "open to a group" and os.geteuid() != 0:
+        return  # a group of this user alone is no other user
+    assert used == [f"ready {host.home}/.cache/skyward/pools/{host.pool}.0.0"]
+    assert (host.home / ".cache" / "skyward" / "pools").stat().st_mode & 0o777 == 0o700
+    assert not elsewhere.exists() or not any(elsewhere.iterdir())
+
+
+def test_a_host_without_a_private_directory_says_what_it_takes(host: Host) -> None:
+    """Both are taken; a home that is not there, and names in which a socket's would be too long, come to the same."""
+    for taken in (host.runtime, host.home / ".cache"):
+        taken.mkdir(exist_ok=True)
+        (taken / "skyward").touch()
+    (said,) = [line for line in host.keep("go") if line.startswith("failed")]
+    assert "$XDG_RUNTIME_DIR" in said
+    assert "belong to the user" in said
+    long = host.place / ("x" * 60)
+    long.mkdir()
+    for home in ("/nonexistent", "", str(long), "relative"):
+        env = {**host.env, "HOME": home, "XDG_RUNTIME_DIR": ""}
+        assert any(line.startswith("failed neither") for line in host.keep("go", env=env))
+
+
+@root_only
+def test_an_ordinary_user_beside_a_hostile_one(shell: list[str], place: Path, pwned: Path) -> None:
+    """As two other users than root: what the one has in its directory does not stop the other, and is not opened."""
+    host = Host(shell, place, uid=12345)
+    (host.runtime / "skyward").mkdir()
+    os.chown(host.runtime / "skyward", NOBODY, NOBODY)
+    plant(host.runtime / "skyward" / "pools", pwned)
+    said = host.keep("go", "port", "end")
+    assert said[1] == f"ready {host.home}/.cache/skyward/pools/{host.pool}.0.0"
+    assert said[2].startswith("port ")
+    assert (host.home / ".cache").stat().st_uid == 12345
+
+
+def test_a_port_that_a_client_on_the_machine_holds_is_passed_over(host: Host) -> None:
+    """By the namesake of UDP: of all ports but few held, a keeper names one of those few."""
+    script = _SCRIPT.replace("/dev/urandom", f"{host.place}/random", 1).replace("$tries -lt 200", "$tries -lt 3", 1)
+    assert script.count("random") == 1
+    import socket
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as held:
+        for port in range(20_000, 29_999):
+            try:
+                held.bind(("127.0.0.1", port))
+                break
+            except OSError:
+                continue
+        (host.place / "random").write_bytes((port - 10_000).to_bytes(2, "little"))
+        words = [*host.shell, "-c", script, "sh", host.pool, "60", "0", "0"]
+        done = subprocess.run(
+            words, input="go\nport\nend\n", env=host.env, capture_output=True, text=True, timeout=20, check=False
+        )
+    assert "skyward-keeper failed no free port was found" in done.stdout
+
+
+# the guard of a rented machine, which is root ---------------------------------------------------------------------
+
+
+@dataclass
+class Guarded:
+    """A machine with a guard, whose end writes a file."""
+
+    place: Path
+    process: subprocess.Popen[bytes]
+
+    @property
+    def off(self) -> bool:
+        return (self.place / "off").exists()
+
+    def wait_off(self, within_s: float) -> bool:
+        deadline = time.monotonic() + within_s
+        while not self.off and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return self.off
+
+
+@pytest.fixture
+def guarded(shell: list[str], place: Path) -> Iterator[Guarded]:
+    """Idle for a second, it ends."""
+    shutdown = place / "bin" / "shutdown"
+    shutdown.parent.mkdir()
+    shutdown.write_text(f"#!/bin/sh\n: >{place}/off\nkill $PPID\n")
+    shutdown.chmod(0o755)
+    (place / "pools").mkdir()
+    words = [*shell, "-c", GUARD, "guard", str(place / "pools"), str(place / "mark"), "2", "1"]
+    env = {"PATH": f"{shutdown.parent}:{os.environ['PATH']}"}
+    process = subprocess.Popen(words, env=env, cwd=place)
+    yield Guarded(place, process)
+    process.kill()
+    process.wait()
+
+
+def test_the_guard_runs_nothing_and_ends_the_machine_in_time(guarded: Guarded, pwned: Path) -> None:
+    """Whatever lies in the directory of pools; nothing of it is a lease."""
+    plant(guarded.place / "pools", pwned)
+    assert guarded.wait_off(20)
+
+
+def test_the_guard_sees_a_lease_among_all_that(guarded: Guarded, pwned: Path) -> None:
+    """And ends the machine when that is gone."""
+    plant(guarded.place / "pools", pwned)
+    live = guarded.place / "pools" / "p.0.0"
+    live.mkdir()
+    (live / "alive").touch()
+    (live / "lease.60").touch()
+    assert not guarded.wait_off(4)
+    assert guarded.process.poll() is None
+    shutil.rmtree(live)
+    assert guarded.wait_off(20)
