@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Every target that runs skyward sees the engine, registry, base image and index map of `make engine`.
 ENV := set -a; [ -f .engine/env ] && . ./.engine/env; set +a;
 
-.PHONY: demo test dockerfiles lint typing engine engine-down stand stand-down venv bench clean
+.PHONY: demo test dockerfiles lint typing engine engine-down stand stand-down venv bench chaos clean
 
 demo: engine venv  ## set up everything, then train on two containers
 	@$(ENV) $(BIN)/python examples/digits.py
@@ -24,6 +24,9 @@ dockerfiles: venv  ## rewrite dockerfiles/ from images/
 
 bench: engine venv  ## dispatch figures as JSON
 	@$(ENV) $(BIN)/python benchmarks/dispatch.py
+
+chaos: engine venv  ## five minutes of kills, stops, cuts, soak and mutated frames; SEED=n repeats a run
+	@$(ENV) $(BIN)/python -m tests.chaos
 
 engine:  ## a reachable Docker engine, a registry on loopback, the default base image
 	@$(PYTHON) scripts/engine up

@@ -134,10 +134,13 @@ def kill_sshd(hosts: Sequence[Host]) -> Strike:
 
 
 class Killer:
-    """Strikes every `interval_s` seconds from `start` to `stop`, in a thread of its own; `stop` takes all back."""
+    """Strikes every `interval_s` seconds from `start` to `stop`, in a thread of its own; `stop` takes all back.
 
-    def __init__(self, strikes: Sequence[Strike], seed: str, interval_s: float) -> None:
-        self._strikes, self._interval_s = strikes, interval_s
+    It stops by itself after `most` faults.
+    """
+
+    def __init__(self, strikes: Sequence[Strike], seed: str, interval_s: float, most: int = 1 << 30) -> None:
+        self._strikes, self._interval_s, self._most = strikes, interval_s, most
         self._chance = random.Random(seed)
         self._faults: list[Fault] = []
         self._pending: list[tuple[float, Callable[[], None]]] = []
@@ -162,7 +165,7 @@ class Killer:
             following = time.monotonic() + self._interval_s
             while not self._over.is_set():
                 self._take_back(time.monotonic())
-                if time.monotonic() >= following:
+                if time.monotonic() >= following and len(self._faults) < self._most:
                     following += self._interval_s
                     self._strike()
                 self._over.wait(0.01)
@@ -190,9 +193,9 @@ class Killer:
 
 
 @contextmanager
-def striking(strikes: Sequence[Strike], seed: str, interval_s: float) -> Iterator[Killer]:
+def striking(strikes: Sequence[Strike], seed: str, interval_s: float, most: int = 1 << 30) -> Iterator[Killer]:
     """A killer at work; all is taken back at the end, whatever happens."""
-    killer = Killer(strikes, seed, interval_s)
+    killer = Killer(strikes, seed, interval_s, most)
     killer.start()
     try:
         yield killer

@@ -12,8 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import skyward as sky
 from skyward.errors import TaskCancelledError, WorkerLostError
@@ -31,8 +30,7 @@ CLOSE_S = 25.0  # leaving a pool takes no longer
 _LINE = re.compile(r"\[\d+\] chaos (\S+) (\d+) (\d+)")
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(NamedTuple):
     """What a workload came to: its figures and the rules that were broken."""
 
     figures: dict[str, Any]
