@@ -2,10 +2,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+SECONDS ?= 60
 # Every target that runs skyward sees the engine, registry, base image and index map of `make engine`.
 ENV := set -a; [ -f .engine/env ] && . ./.engine/env; set +a;
 
-.PHONY: demo test dockerfiles lint typing engine engine-down stand stand-down venv bench chaos clean
+.PHONY: demo test dockerfiles lint typing engine engine-down stand stand-down venv bench chaos sim clean
 
 demo: engine venv  ## set up everything, then train on two containers
 	@$(ENV) $(BIN)/python examples/digits.py
@@ -21,6 +22,9 @@ typing: venv
 
 dockerfiles: venv  ## rewrite dockerfiles/ from images/
 	@$(BIN)/python -m scripts.dockerfiles
+
+sim: venv  ## simulate a pool for a minute, or the one seed SEED=n; see docs/simulation.md
+	@$(BIN)/python -m tests.sim $(if $(SEED),--seed $(SEED),--seconds $(SECONDS))
 
 bench: engine venv  ## dispatch figures as JSON
 	@$(ENV) $(BIN)/python benchmarks/dispatch.py

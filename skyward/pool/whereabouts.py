@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import re
 from collections.abc import Iterable, Mapping
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from skyward.wire.exceptions import Record
@@ -75,7 +76,7 @@ def listed(accounts: Iterable[tuple[str, str]]) -> str:
 
 def _read(lines: list[str]) -> list[Place]:
     places = []
-    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+    for line, following in zip_longest(lines, lines[1:], fillvalue=""):
         if frame := _IN_TRACE.match(line):
             source = "" if _IN_TRACE.match(following) or not following.startswith("    ") else following.strip()
             places.append(Place(frame["file"], int(frame["line"]), frame["name"], source))

@@ -95,3 +95,10 @@ def test_an_error_of_the_users_own_keeps_its_text() -> None:
     ours = verdict(Failure.of(0, 1.0, task, WorkerLostError("it ended.", node=0, rank=0)))
     assert str(ours).startswith("it ended.\nrank 0 (node 0) failed first")
     assert "rank 1 (node 1) had returned." in str(ours)
+
+
+def test_a_rank_whose_agent_tells_nothing_has_no_places() -> None:
+    """An agent that does not answer in time leaves an empty text; found by the simulator (seed 530)."""
+    assert whereabouts.of_dump("") == []
+    found = Findings("work", {0: "rank 0 (node 0)"}, [], (), {}, {0: ""})
+    assert found.accounts() == "rank 0 (node 0) did not answer; it was in code that holds the interpreter's lock."

@@ -1,0 +1,336 @@
+"""One simulation: a pool, callers that use it, faults, and the comparison of what they got with what must be."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import time as real_time
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+from tests.sim import install, kernel, net, node, threads, world
+from tests.sim.functions import ModelError, everywhere, fail, hold, items, result, together, work
+from tests.sim.plan import Op, Plan, plan
+
+# isort: split
+from skyward.errors import (
+    PluginError,
+    PoolError,
+    SkywardError,
+    TaskCancelledError,
+    TaskTimeoutError,
+    WorkerLostError,
+)
+from skyward.model.spec import Nodes, Worker
+from skyward.pool.pool import ComputePool
+
+CLOSE_S = 45.0  # within which the end of a pool ends, whatever has happened
+OVER_S = 900.0
+
+node.patch()
+
+
+class Call(NamedTuple):
+    """A call as the expression language hands it to a pool."""
+
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    timeout: float | None
+    retries: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a simulation ended.
+
+    Attributes:
+        failure: what was wrong, with the stacks of all threads where that tells something; "" if nothing was.
+        hash: of all switches; equal for equal seeds.
+    """
+
+    seed: int
+    failure: str
+    hash: int
+    steps: int
+    switches: int
+    virtual_s: float
+    wall_s: float
+    trace: list[tuple[Any, ...]]
+
+
+class Workload:
+    """The callers of one simulation."""
+
+    def __init__(self, pool: ComputePool, chosen: Plan) -> None:
+        self.pool, self.plan = pool, chosen
+        self.retries = {token: op.retries for ops in chosen.callers for op in ops for token in op.tokens}
+        self.succeeded: dict[int, int] = {}  # lines of calls that returned
+        self.lost_unbegun = 0
+        self.left = len(chosen.callers)
+
+    def caller(self, ops: tuple[Op, ...]) -> None:
+        """Do one thing after the other (a thread of the client)."""
+        for op in ops:
+            kernel.K.note("op", op)
+            getattr(self, f"_{op.kind}")(op)
+            kernel.K.note("done", op.kind, op.tokens[0])
+        self.left -= 1
+
+    # what is asked ---------------------------------------------------------------------------------------------
+
+    def _call(self, op: Op, token: int) -> Call:
+        return Call(work, (token, op.seconds, b"a" * op.sent, op.returned, op.lines), {}, op.timeout, op.retries)
+
+    def _one(self, op: Op) -> None:
+        token = op.tokens[0]
+        self._expect(op, token, lambda: self.pool.run(self._call(op, token)))
+
+    def _raise(self, op: Op) -> None:
+        call = Call(fail, (op.tokens[0], op.seconds), {}, op.timeout, op.retries)
+        self._expect(op, op.tokens[0], lambda: self.pool.run(call), raises=True)
+
+    def _hold(self, op: Op) -> None:
+        call = Call(hold, (op.tokens[0], op.seconds * 4), {}, op.timeout, op.retries)
+        self._expect(op, op.tokens[0], lambda: self.pool.run(call), returned=0, lines=0)
+
+    def _gather(self, op: Op) -> None:
+        try:
+            got = self.pool.run_parallel([self._call(op, token) for token in op.tokens])
+        except Exception as error:
+            self._error(op, op.tokens, error)
+        else:
+            for token, value in zip(op.tokens, got, strict=True):
+                self._value(op, token, value)
+
+    def _arriving(self, op: Op) -> None:
+        got: list[Any] = []
+        try:
+            got.extend(self.pool.run_stream([self._call(op, t) for t in op.tokens], ordered=op.count == 0))
+        except Exception as error:
+            self._error(op, op.tokens, error)
+        else:
+            wanted = [result(token, op.returned) for token in op.tokens]
+            if (got if op.count == 0 else sorted(got)) != wanted:
+                kernel.K.fail(f"the results of {op.tokens} are {got}")
+
+    def _background(self, op: Op) -> None:
+        try:
+            futures = [self.pool.run_async(self._call(op, token)) for token in op.tokens]
+        except SkywardError as error:
+            self._error(op, op.tokens, error)
+            return
+        for token, future in zip(op.tokens, futures, strict=True):
+            self._expect(op, token, future.result)
+
+    def _cancel(self, op: Op) -> None:
+        k = kernel.K
+        try:
+            futures = [self.pool.run_async(self._call(op, token)) for token in op.tokens]
+        except SkywardError as error:
+            self._error(op, op.tokens, error)
+            return
+        if op.count:
+            k.sleep(op.count * 0.01)
+        for future in futures:
+            future.cancel()
+        for token, future in zip(op.tokens, futures, strict=True):
+            began = k.now
+            self._expect(op, token, future.result, cancelled=True)
+            if k.now - began > 1.0 and not world.W.faults:
+                k.fail(f"call {token} was cancelled, and its future was done {k.now - began:.1f} s later")
+
+    def _stream(self, op: Op) -> None:
+        self._items(op, op.count)
+
+    def _half(self, op: Op) -> None:
+        self._items(op, op.count // 2)
+
+    def _items(self, op: Op, take: int) -> None:
+        call = Call(items, (op.tokens[0], op.count, op.seconds * 0.1), {}, op.timeout, op.retries)
+        got: list[Any] = []
+        try:
+            stream = self.pool.run(call)
+            got.extend(itertools.islice(stream, take))
+            if len(got) < take:
+                kernel.K.fail(f"stream {op.tokens[0]} ended after {len(got)} of {op.count} items")
+            if take == op.count and next(stream, None) is not None:
+                kernel.K.fail(f"stream {op.tokens[0]} has more than its items")
+            stream.close()
+        except Exception as error:
+            self._error(op, op.tokens, error)
+        if got != [op.tokens[0] + number for number in range(len(got))]:
+            kernel.K.fail(f"the items of {op.tokens[0]} are {got}")
+
+    def _everywhere(self, op: Op) -> None:
+        self._broadcast(op, everywhere)
+
+    def _together(self, op: Op) -> None:
+        self._broadcast(op, together)
+
+    def _broadcast(self, op: Op, fn: Callable[..., Any]) -> None:
+        gathers = op.count if self.plan.ranks > 1 and self.plan.executor == "thread" else 0
+        token = op.tokens[0]
+        call = Call(fn, (token, op.seconds, gathers, op.fails_on), {}, op.timeout, op.retries)
+        try:
+            got = self.pool.broadcast(call)
+        except Exception as error:
+            self._error(op, op.tokens, error, raises=op.fails_on >= 0 and gathers > 0, broadcast=True)
+            return
+        per_node = self.plan.concurrency if self.plan.executor == "process" else 1
+        if [value[:2] for value in got] != [(token, number * per_node) for number in range(self.plan.ranks)]:
+            kernel.K.fail(f"the results of broadcast {token} are {got}")
+        for number, first in enumerate(got[0][2]):
+            if any(value[2][number] != first for value in got):
+                kernel.K.fail(f"the ranks of broadcast {token} saw different ranks: {got}")
+            if [value[:2] for value in first] != [(token, rank) for rank in range(self.plan.ranks)]:
+                kernel.K.fail(f"gather {number} of broadcast {token} gave {first}")
+
+    # what comes of it ------------------------------------------------------------------------------------------
+
+    def _expect(self, op: Op, token: int, get: Callable[[], Any], **allowed: Any) -> None:
+        returned, lines = allowed.pop("returned", op.returned), allowed.pop("lines", op.lines)
+        try:
+            value = get()
+        except Exception as error:
+            self._error(op, (token,), error, **allowed)
+            return
+        if allowed.get("raises"):
+            kernel.K.fail(f"call {token} raises, and returned {value!r}")
+        elif value != result(token, returned):
+            kernel.K.fail(f"call {token} returned {value!r}")
+        else:
+            self.succeeded[token] = lines
+
+    def _value(self, op: Op, token: int, value: Any) -> None:
+        if value != result(token, op.returned):
+            kernel.K.fail(f"call {token} returned {value!r}")
+        self.succeeded[token] = op.lines
+
+    def _error(
+        self,
+        op: Op,
+        tokens: tuple[int, ...],
+        error: BaseException,
+        *,
+        raises: bool = False,
+        cancelled: bool = False,
+        broadcast: bool = False,
+    ) -> None:
+        """Whether an error may be the outcome of these calls."""
+        w = world.W
+        kernel.K.note("error", op.kind, tokens, repr(error))
+        runs = [run for token in tokens for run in w.runs.get(token, ())]
+        if isinstance(error, ModelError) and raises:
+            return
+        if isinstance(error, CancelledError | TaskCancelledError) and cancelled:
+            return
+        if isinstance(error, TaskTimeoutError) and op.timeout is not None:
+            ages = [(run.ended or kernel.K.now) - run.began for run in runs]
+            if (not ages or max(ages) < op.timeout - 0.01) and not w.node_faults:
+                kernel.K.fail(f"{tokens} ran {ages} s and failed of their limit of {op.timeout:g} s: {error}")
+            return
+        if isinstance(error, WorkerLostError):
+            disbanded = op.kind == "together" and self.plan.slots > 1  # with another one, which failed
+            if not (self._ended_workers() or w.node_faults or disbanded):
+                kernel.K.fail(f"{tokens} failed though no worker has ended: {error}")
+            if not runs and not w.node_faults and not broadcast:
+                self.lost_unbegun += 1
+                if self.lost_unbegun > self._ended_workers() * self.plan.slots:
+                    kernel.K.fail(f"{tokens} had not begun and failed: {error}")
+            return
+        if isinstance(error, PoolError | PluginError) and (w.node_faults or (broadcast and (raises or w.faults))):
+            return
+        if isinstance(error, PluginError) and broadcast and self._ended_workers():
+            return
+        kernel.K.fail(f"{op.kind} {tokens} failed with {type(error).__name__}: {error}")
+
+    def _ended_workers(self) -> int:
+        return sum(not process.alive or process.stopped for each in world.W.nodes for process in each.workers)
+
+
+def simulate(seed: int, *, told: bool = False, ignored: str = "", chosen: Plan | None = None) -> Outcome:
+    """Run the simulation of a seed."""
+    chosen = chosen or plan(seed)
+    began = real_time.perf_counter()
+    k = kernel.K = kernel.Kernel(seed, limit_s=OVER_S, ignored=ignored)
+    k.trace = [] if told else None
+    install.chance.seed(seed)
+    net.N = net.Network()
+    net.N.capacity = chosen.capacity
+    net.Socket._numbers = itertools.count(1)
+    w = world.W = world.World(k, chosen)
+    gc.disable()
+    referee = kernel.Process(k, "world:referee")
+    client = k.spawn(w.client, "main", lambda: _client(chosen), "client.main")
+    first = k.spawn(referee, "referee", lambda: _referee(w, client), "referee")
+    try:
+        k.run(first)
+    finally:
+        kernel.K = None
+        gc.enable()
+    wall_s = real_time.perf_counter() - began
+    return Outcome(seed, k.failure, k.hash, k.steps, k.switches, k.now - 1000, wall_s, k.trace or [])
+
+
+def _client(chosen: Plan) -> None:
+    """The main thread of the client."""
+    k, w = kernel.K, world.W
+    pool = w.pool = ComputePool(
+        cast(Any, node.Provider(chosen.lease_s)),
+        nodes=Nodes(desired=chosen.nodes, min=chosen.least),
+        worker=Worker(
+            concurrency=chosen.concurrency,
+            executor=chosen.executor,  # type: ignore[arg-type]
+            per_node=chosen.per_node,
+            buffer=chosen.buffer,
+        ),
+        secrets={"SIMULATED": "1"} if chosen.secrets else (),
+        ttl=chosen.lease_s,
+        provision_timeout=60.0,
+    )
+    load = Workload(pool, chosen)
+    for fault in chosen.faults:
+        if fault.exact:
+            k.at_step.setdefault(k.steps + fault.step, lambda fault=fault: w.happen(fault))
+        else:
+            k.after(fault.at_s, lambda fault=fault: w.happen(fault))
+    try:
+        pool.__enter__()
+    except SkywardError as error:
+        if not w.faults and not w.node_faults:
+            k.fail(f"the pool could not be opened: {error!r}")
+        return
+    callers = [threads.Thread(target=load.caller, args=(ops,), name="caller") for ops in chosen.callers]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    began, w.closing = k.now, True
+    try:
+        pool.__exit__(None, None, None)
+    except SkywardError as error:
+        if not w.node_faults:
+            k.fail(f"the pool could not be closed: {error!r}")
+    if k.now - began > CLOSE_S + w.stopped_client_s:
+        k.fail(f"the end of the pool took {k.now - began:.1f} s")
+    w.check_output(load.succeeded)
+    w.check_runs(load.retries)
+    left = [t for t in w.client.threads if not t.done and not t.dead and t.role != "client.main"]
+    k.note("threads left", left)
+
+
+def _referee(w: world.World, client: kernel.Thread) -> None:
+    """Wait for the end of the client, and of what it may leave behind (a thread of nobody's)."""
+    k = kernel.K
+    client.joiners.append(k.current)
+    w.client.waiters.append(k.current)
+    while w.client.alive and not client.done:
+        k.park("client", None)
+    if w.client.alive:
+        w.client.end(code=0)
+    k.sleep(w.plan.lease_s + world.LEASE_SLACK_S + 30.0)
+    w.check_nothing_left()
+    k.finish()
