@@ -229,7 +229,8 @@ class Workload:
             return
         if isinstance(error, TaskTimeoutError) and op.timeout is not None:
             ages = [(run.ended or kernel.K.now) - run.began for run in runs]
-            if (not ages or max(ages) < op.timeout - 0.01) and not w.node_faults:
+            way_s = 4 * self.plan.latency_s * (1 + op.returned / self.plan.capacity)  # of STARTED and the result
+            if (not ages or max(ages) < op.timeout - 0.01 - way_s) and not w.node_faults:
                 kernel.K.fail(f"{tokens} ran {ages} s and failed of their limit of {op.timeout:g} s: {error}")
             return
         if isinstance(error, WorkerLostError):
