@@ -64,6 +64,7 @@ class Group:
         self.paths = Paths(lambda: [node for node in nodes() if node.gone is None])
         self._changed = threading.Condition()
         self._fresh: dict[int, tuple[NodeLink, WorkerLink]] = {}  # by rank: connected, not set up
+        self._alone: set[int] = set()  # ranks lost before the pool was collective: nothing but that is made good
         self._entering: dict[int, tuple[NodeLink, WorkerLink]] = {}  # those that are being set up
         self._ended: set[WorkerLink] = set()  # whose end was ordered here
         self._under_way: set[Member] = set()
@@ -90,13 +91,7 @@ class Group:
             PluginError, WorkerLostError: it cannot be set up.
         """
         worker.buffer = self._buffer
-        if not self.collective:
-            self._setup.enter([(node, worker)], self._clock)
-            self._dispatcher.add(worker)
-            return
-        with self._changed:
-            self._fresh[worker.rank] = node, worker
-            self._changed.notify_all()
+        self._enter(node, [worker])
 
     def joined(self, node: NodeLink) -> None:
         """A node has come, in the place of another or late: the same for all its workers.
@@ -104,20 +99,26 @@ class Group:
         Raises:
             PluginError, WorkerLostError: it cannot be set up.
         """
-        workers = [(node, worker) for worker in node.workers]
-        if not self.collective:
-            self._setup.enter(workers, self._clock)
-            for _, worker in workers:
-                self._dispatcher.add(worker)
-            return
+        self._enter(node, node.workers)
         with self._changed:
-            self._fresh.update({worker.rank: (node, worker) for _, worker in workers})
             self._absent.pop(node.index, None)
             again, self._suspended = self._suspended, False
             self._changed.notify_all()
         if again:
             self._dispatcher.suspend(None)
             self.break_up(f"node {node.index} had been away")
+
+    def _enter(self, node: NodeLink, workers: Sequence[WorkerLink]) -> None:
+        with self._changed:
+            ranks = {worker.rank for worker in workers}
+            if self.collective and self._alone.isdisjoint(ranks):
+                self._fresh.update({worker.rank: (node, worker) for worker in workers})
+                self._changed.notify_all()
+                return
+            self._alone -= ranks
+        self._setup.enter([(node, worker) for worker in workers], self._clock)
+        for worker in workers:
+            self._dispatcher.add(worker)
 
     def abandoned(self, node: int, text: str) -> None:
         """A node could not be had in many attempts; the text says why."""
@@ -148,6 +149,8 @@ class Group:
         with self._changed:
             self._changed.notify_all()
             ours = worker in self._ended
+            if not self.collective:
+                self._alone.add(worker.rank)
         if self.collective and self._open and not ours:
             self.break_up(f"rank {worker.rank} (node {worker.node}) had ended")
 
@@ -214,6 +217,7 @@ class Group:
         """Start all ranks afresh, in the background; calls wait meanwhile. `reason` follows "because"."""
         with self._changed:
             self._broken = self._broken or reason
+            self._alone.clear()
             if self._remaking or self._closed:
                 return
             self._remaking = True

@@ -245,6 +245,7 @@ class Node:
 
     def _ended(self) -> None:
         """The agent has ended: a container ends with it, a plain process's workers notice it."""
+        world.W.check_lease(self)
         for process in self.workers:
             if world.W.containers:
                 process.end(signal=9)

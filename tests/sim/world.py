@@ -47,6 +47,7 @@ class World:
         self.faults = 0  # that have happened
         self.node_faults = 0  # those that a whole node was hit by, or the client
         self.stopped_client_s = 0.0
+        self.hit: set[str] = set()  # machines that something was done to
         self._serial = 0
         self.watched: list[Thread] = []
         k.on_idle = self._check_blocked
@@ -128,6 +129,7 @@ class World:
             self._hit_worker(fault, node)
         else:
             self.node_faults += 1
+            self.hit.add(node.machine)
             self._hit_node(fault, node)
 
     def _hit_worker(self, fault: Fault, node: Any) -> None:
@@ -218,7 +220,8 @@ class World:
 
     def check_lease(self, node: Any) -> None:
         """A node has ended by its lease: right only if its client was not there."""
-        if node.process.code != EXIT_LEASE or not self.client.alive or self.node_faults:
+        well = self.client.alive and not (self.stopped_client_s or self.closing or node.machine in self.hit)
+        if node.process.code != EXIT_LEASE or not well:
             return
         self.k.fail(f"{node.machine} ended by its lease, although its client was there and well")
 

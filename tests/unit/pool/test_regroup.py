@@ -263,6 +263,22 @@ def test_a_function_can_make_a_pool_collective(make: Make) -> None:
     ranks.until(lambda: ranks.killed() == [0])
 
 
+@pytest.mark.parametrize("comes", ["arrived", "joined"])
+def test_a_rank_lost_before_the_first_call_of_a_group_comes_back_alone(make: Make, comes: str) -> None:
+    """Nobody starts the others afresh for it, so that it must not wait for them; found by the simulator (seed 5145)."""
+    ranks = Ranks(make(workers=2), collective=False)
+    ranks.ends(1)
+    assert ranks.group.enroll(FakeMember())
+    (call,) = ranks.pool.submit(1, pin=1)
+    if comes == "arrived":
+        fresh = ranks.returns(1)
+    else:
+        ranks.nodes[1] = FakeNode(1, fresh := make_worker(1))
+        ranks.group.joined(cast(NodeLink, ranks.nodes[1]))
+    assert sent(fresh) == [call.id]
+    assert ranks.killed() == []
+
+
 def test_a_call_on_all_ranks_does_not_meet_one_that_was_stopped(ranks: Ranks) -> None:
     """A single call that is still in a collective would take the others' first one for its own."""
     pool = ranks.pool
