@@ -210,6 +210,8 @@ class Child:
 class Node:
     """A started node, as the pool uses it: its agent, and the workers that this has started."""
 
+    channel = b""
+
     def __init__(self, host: Host, launch: Launch) -> None:
         k = kernel.K
         self.host, self.launch = host, launch

@@ -15,7 +15,7 @@ from tests.sim.plan import Fault, Plan
 
 LEASE_SLACK_S = 20.0  # so much later than its lease a node may end
 EXIT_LEASE = 3
-NEVER_BLOCK = {"NodeLink._read_worker", "NodeLink._read_agent", "Clock._run"}
+NEVER_BLOCK = {"NodeLink._read_worker", "NodeLink._read_agent", "Clock._run", "Members._beat", "Inbox._watch"}
 _LINE = re.compile(r"\] L (\d+) (\d+) (\d+)\n")
 
 
