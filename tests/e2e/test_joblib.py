@@ -247,16 +247,16 @@ class Sent:
 
 def count_frames(monkeypatch: pytest.MonkeyPatch) -> dict[int, Sent]:
     counted: dict[int, Sent] = {kind: Sent() for kind in Kind}
-    guard, send = threading.Lock(), Connection.send
+    guard, enqueue = threading.Lock(), Connection.enqueue
 
-    def counting(connection: Connection, *frames: Any) -> None:
+    def counting(connection: Connection, *frames: Any, **how: Any) -> None:
         with guard:
             for frame in frames:
                 counted[frame.kind].messages += 1
                 counted[frame.kind].nbytes += len(frame.head) + sum(memoryview(b).nbytes for b in frame.buffers)
-        send(connection, *frames)
+        enqueue(connection, *frames, **how)
 
-    monkeypatch.setattr(Connection, "send", counting)
+    monkeypatch.setattr(Connection, "enqueue", counting)
     return counted
 
 

@@ -1,0 +1,175 @@
+"""Clients that fork, and callbacks that call the pool: each does what it says, and nothing to the pool beside it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+import skyward as sky
+from skyward.errors import PoolError
+from tests.printed import Printed
+
+
+@sky.compute
+def double(number: int) -> int:
+    return 2 * number
+
+
+@sky.compute
+def sleep(seconds: float) -> str:
+    time.sleep(seconds)
+    return "slept"
+
+
+def in_child(what: Callable[[], object]) -> str:
+    """Do something in a forked child; what came of it."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            outcome = f"returned {what()}"
+        except BaseException as error:
+            outcome = f"{type(error).__name__}: {error}"
+        os.write(write, outcome.encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        outcome = pipe.read().decode()
+    os.waitpid(child, 0)
+    return outcome
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_cannot_use_the_pool(pool: sky.ComputePool) -> None:
+    """It is told what to do instead; the parent's calls, those under way as well, notice nothing."""
+    waiting = sleep(1.0) > pool
+    uses: list[Callable[[], object]] = [
+        lambda: double(1) >> pool,
+        lambda: double(1) @ pool,
+        lambda: double(1) > pool,
+        lambda: pool.map(double, [1]),
+        lambda: waiting.result(),
+        waiting.cancel,
+    ]
+    for use in uses:
+        assert f"belongs to process {os.getpid()}" in in_child(use)
+    assert "PoolError: Pool " in in_child(uses[0])
+    assert in_child(lambda: pool.is_active) == "returned False"
+    assert waiting.result() == "slept"
+    assert double(4) @ pool == [8, 8]
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_child_that_leaves_the_block_ends_nothing(pool: sky.ComputePool) -> None:
+    """Neither nodes nor calls of its parent."""
+    waiting = sleep(0.5) > pool
+    assert in_child(lambda: pool.__exit__(None, None, None)) == "returned None"
+    assert waiting.result() == "slept"
+    assert double(3) >> pool == 6
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_forked_pools_of_processes_beside_an_open_pool(pool: sky.ComputePool) -> None:
+    """Results stay right while multiprocessing forks in the middle of them."""
+    context = multiprocessing.get_context("fork")
+    for _ in range(5):
+        futures = [double(number) > pool for number in range(200)]
+        with context.Pool(2) as processes:
+            assert processes.map(abs, range(-50, 0)) == list(range(50, 0, -1))
+        assert [future.result() for future in futures] == [2 * number for number in range(200)]
+
+
+def test_callbacks_may_call_the_pool(pool: sky.ComputePool) -> None:
+    """From as many of them at once as there are calls."""
+    done, results = threading.Semaphore(0), list[int]()
+
+    def again(future: Future[Any]) -> None:
+        results.append(double(future.result()) >> pool)
+        done.release()
+
+    for number in range(20):
+        (double(number) > pool).add_done_callback(again)
+    for _ in range(20):
+        assert done.acquire(timeout=30)
+    assert sorted(results) == [4 * number for number in range(20)]
+
+
+@pytest.mark.parametrize("how", ["raise", "exit"])
+def test_a_callback_that_fails_harms_nothing(pool: sky.ComputePool, printed: Printed, how: str) -> None:
+    """It is reported with the name of its call."""
+
+    def fail(_: Future[Any]) -> None:
+        if how == "exit":
+            sys.exit(3)
+        raise LookupError("a mistake in the callback")
+
+    future = double(1) > pool
+    future.add_done_callback(fail)
+    assert future.result() == 2
+    output = printed.until(err="a callback of double() raised an error")
+    assert ("SystemExit" if how == "exit" else "a mistake in the callback") in output.err
+    assert double(2) @ pool == [4, 4]
+
+
+def test_a_slow_callback_ends_no_other_call(pool: sky.ComputePool) -> None:
+    """Time limits count the run of a call, whatever callbacks do meanwhile."""
+    gate = threading.Event()
+    (double(1) > pool).add_done_callback(lambda _: gate.wait(5))
+    limited = [sleep(0.2).with_timeout(3) > pool for _ in range(10)]
+    assert [future.result() for future in limited] == ["slept"] * 10
+    gate.set()
+
+
+def test_results_are_unpickled_where_they_are_asked_for(pool: sky.ComputePool) -> None:
+    """A class of the user's that takes its time to load holds up nobody else's result."""
+
+    class Slow:
+        def __reduce__(self) -> Any:
+            return time.sleep, (3.0,)
+
+    @sky.compute
+    def slow() -> object:
+        return Slow()
+
+    future = slow() > pool
+    while not future.done():
+        time.sleep(0.01)
+    began = time.monotonic()
+    assert double(5) @ pool == [10, 10]
+    assert time.monotonic() - began < 2
+    assert future.result() is None
+
+
+def test_futures_wait_as_those_of_the_standard_library(pool: sky.ComputePool) -> None:
+    """`wait`, `as_completed` and exceptions of failed calls."""
+    from concurrent.futures import FIRST_EXCEPTION, as_completed, wait
+
+    @sky.compute
+    def fail() -> None:
+        raise LookupError("nothing there")
+
+    fast: Future[Any] = double(1) > pool
+    failing: Future[Any] = fail() > pool
+    slow: Future[Any] = sleep(1.5) > pool
+    done, left = wait([failing, slow], return_when=FIRST_EXCEPTION, timeout=10)
+    assert (done, left) == ({failing}, {slow})
+    assert {future.result() for future in as_completed([fast, slow])} == {2, "slept"}
+    assert isinstance(failing.exception(), LookupError)
+    with pytest.raises(LookupError, match="nothing there"):
+        failing.result()
+
+
+def test_a_closed_pool_says_so_and_not_that_it_was_forked() -> None:
+    """The two are told apart."""
+    with sky.ComputePool(sky.Local(), display="quiet") as pool:
+        assert double(1) >> pool == 2
+    with pytest.raises(PoolError, match="is not open"):
+        double(1) >> pool

@@ -1,0 +1,170 @@
+"""Peers that stop reading, in the middle of large payloads: nobody else waits for them, and nothing runs twice."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from concurrent.futures import CancelledError
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import skyward as sky
+from skyward.errors import TaskTimeoutError, WorkerLostError
+from tests.waiting import wait_until
+
+LARGE = np.zeros(5 << 17)  # 5 MB, far more than a socket takes
+
+
+@sky.compute
+def hold_the_interpreter(seconds: int) -> None:
+    """C code that keeps the interpreter's lock: no thread of this process does anything else."""
+    ctypes.PyDLL(None).sleep(seconds)
+
+
+@sky.compute
+def pids() -> tuple[int, int]:
+    return os.getppid(), os.getpid()
+
+
+@sky.compute
+def sleep(seconds: float, directory: str = "") -> str:
+    """Leaves a file for each run."""
+    if directory:
+        (Path(directory) / f"{os.getpid()}-{time.monotonic_ns()}").touch()
+    time.sleep(seconds)
+    return "slept"
+
+
+@sky.compute
+def take(array: object, directory: str = "") -> int:
+    if directory:
+        (Path(directory) / f"{os.getpid()}-{time.monotonic_ns()}").touch()
+    return len(array)  # type: ignore[arg-type]
+
+
+def test_a_worker_that_does_not_read_holds_up_no_clock_and_no_heartbeat() -> None:
+    """Its call ends by its limit, what was sent ahead to it runs elsewhere, the other node outlives the lease."""
+    worker = sky.Worker(buffer=4)
+    with sky.ComputePool(sky.Local(), nodes=2, worker=worker, ttl=5, display="quiet") as pool:
+        pids() @ pool
+        stuck = hold_the_interpreter(60).with_timeout(2) > pool
+        healthy = sleep(12) > pool
+        time.sleep(0.2)
+        behind = [take(LARGE) > pool for _ in range(8)]  # ahead to both; one of them will not read
+        began = time.monotonic()
+        with pytest.raises(TaskTimeoutError):
+            stuck.result(20)
+        assert time.monotonic() - began < 4
+        assert [each.result(40) for each in behind] == [len(LARGE)] * 8
+        assert healthy.result(20) == "slept"
+
+
+def test_a_stopped_node_is_lost_in_time_though_an_argument_is_on_its_way() -> None:
+    """Ten seconds after the first question; the node beside it goes on."""
+    with sky.ComputePool(sky.Local(), nodes=2, ttl=8, display="quiet") as pool:
+        agent, worker = (pids() @ pool)[0]
+        stopped = [agent, worker]
+        healthy = None
+        try:
+            for pid in stopped:
+                os.kill(pid, signal.SIGSTOP)
+            calls = [take(np.zeros(16 << 20)) > pool for _ in range(2)]
+            began = time.monotonic()
+            done = [call for call in calls if not isinstance(call.exception(14), WorkerLostError)]
+            assert time.monotonic() - began < 13
+            assert len(done) == 1  # the other one had been sent to the stopped node, and may have run there
+            lost = next(call for call in calls if call not in done)
+            assert "answered nothing" in str(lost.exception(0))
+            assert "not known" in str(lost.exception(0))
+            healthy = sleep(10) > pool
+            assert healthy.result(20) == "slept"
+        finally:
+            for pid in stopped:
+                try:
+                    os.kill(pid, signal.SIGCONT)
+                except ProcessLookupError:
+                    pass  # the pool has removed it
+
+
+def test_large_calls_that_are_cancelled_cost_no_worker(tmp_path: Path) -> None:
+    """Arguments and results of 8 MB, both ways at once, every third call taken back: nothing waits for the other."""
+    worker = sky.Worker(concurrency=8, buffer=16)
+    array = np.zeros(1 << 20)
+
+    @sky.compute
+    def echo(values: object) -> object:
+        return values
+
+    with sky.ComputePool(sky.Local(), worker=worker, display="quiet") as pool:
+        before = pids() >> pool
+        end = time.monotonic() + 6
+        while time.monotonic() < end:
+            futures = [echo(array) > pool for _ in range(24)]
+            for future in futures[2::3]:
+                future.cancel()
+            for future in futures:
+                try:
+                    assert len(future.result(30)) == len(array)  # type: ignore[arg-type]
+                except CancelledError:
+                    pass
+        assert pids() >> pool == before
+
+
+def test_a_neighbour_of_a_call_that_will_not_end_runs_once(tmp_path: Path) -> None:
+    """The pool ends the process that both run in; a call that has begun is an error then, unless it may run again."""
+
+    @sky.compute
+    def deaf() -> None:
+        while True:
+            try:
+                time.sleep(0.1)
+            except BaseException:
+                continue
+
+    once, again = tmp_path / "once", tmp_path / "again"
+    once.mkdir()
+    again.mkdir()
+    repeatable = sky.compute(retries=1)(sleep.fn)
+    with sky.ComputePool(sky.Local(), concurrency=4, display="quiet") as pool:
+        neighbours = [sleep(9, str(once)) > pool for _ in range(2)]
+        retried = repeatable(9, str(again)) > pool
+        with pytest.raises(TaskTimeoutError):
+            deaf().with_timeout(1) >> pool
+        for neighbour in neighbours:
+            with pytest.raises(WorkerLostError, match=r"the pool ended it, because .*deaf\(\) was to be stopped there"):
+                neighbour.result(30)
+        assert retried.result(60) == "slept"
+    assert len(list(once.iterdir())) == 2
+    assert len(list(again.iterdir())) == 2
+
+
+def test_results_that_have_arrived_are_results_though_the_agent_is_gone(tmp_path: Path) -> None:
+    """Agents are killed in the middle of thousands of calls: none that may not run twice does."""
+    with sky.ComputePool(sky.Local(), nodes=2, display="quiet") as pool:
+        record = Path(tmp_path)
+
+        @sky.compute
+        def note(number: int) -> int:
+            with (record / str(os.getpid())).open("a") as file:
+                file.write(f"{number}\n")
+            return number
+
+        futures = []
+        for round_ in range(4):
+            agent, _ = pids() >> pool
+            batch = [note(1000 * round_ + number) > pool for number in range(1000)]
+            futures += batch
+            wait_until(batch[100].done)
+            os.kill(agent, signal.SIGKILL)
+            for future in batch:
+                error = future.exception(60)
+                assert error is None or isinstance(error, WorkerLostError)
+    runs = [int(line) for file in tmp_path.iterdir() for line in file.read_text().split()]
+    assert len(runs) == len(set(runs))
+    returned = {future.result() for future in futures if future.exception() is None}
+    assert returned <= set(runs)
+    assert len(returned) > 3900
