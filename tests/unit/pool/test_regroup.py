@@ -228,8 +228,32 @@ def test_a_node_that_is_gone_cannot_come_back(ranks: Ranks) -> None:
     ranks.returns(0)
     assert not waiting.done
     ranks.group.abandoned(1, "node 1 is gone (killed), and could not be replaced.")
-    with pytest.raises(PoolError, match=r"node 1 is gone \(killed\)"):
+    with pytest.raises(PoolError, match=r"needs all nodes: node 1 is gone \(killed\)"):
         ranks.until(lambda: not ranks.pool.submit(1))
+    assert isinstance(waiting.error, PoolError)
+
+
+def test_a_node_that_comes_late_brings_the_group_back(ranks: Ranks) -> None:
+    """It had been given up, and calls failed; from now on they wait again, for a group with it."""
+    ranks.nodes[1].gone = SimpleNamespace(text="killed")
+    ranks.replacing = True
+    ranks.pool.lose(ranks.pool.workers[1])
+    ranks.group.lost(ranks.pool.workers[1])
+    ranks.until(lambda: ranks.killed() == [0])
+    ranks.ends(0)
+    ranks.returns(0)
+    ranks.group.abandoned(1, "node 1 is gone (killed), and could not be replaced.")
+    with pytest.raises(PoolError):
+        ranks.until(lambda: not ranks.pool.submit(1))
+    fresh = make_worker(1, 5)
+    ranks.nodes[1] = FakeNode(1, fresh)
+    ranks.nodes[1].setups[1] = Future()
+    ranks.replacing = False
+    ranks.group.joined(cast(NodeLink, ranks.nodes[1]))
+    ranks.until(lambda: ranks.setup.entered)
+    assert ranks.setup.entered == [[(0, 1), (1, 5)]]
+    (call,) = ranks.pool.submit(1, pin=1)
+    ranks.until(lambda: sent(fresh) == [call.id])
 
 
 def test_calls_on_all_ranks_take_turns(ranks: Ranks) -> None:
