@@ -65,6 +65,12 @@ RUN --mount=type=tmpfs,target=/run \
     set -e; . /run/skyward/step.sh; \
     cp -r /run/runner /opt/skyward; \
     /opt/venv/bin/python -m compileall -q --invalidation-mode unchecked-hash -x '/opt/skyward/skyward/(build|cli|engine|image|pool|providers)/' /opt/skyward; \
+    chmod -R a+rX /opt/skyward; \
+    grep -q '^[^:]*:[^:]*:10001:' /etc/group || echo 'skyward:x:10001:' >>/etc/group; \
+    grep -q '^[^:]*:[^:]*:10001:' /etc/passwd || echo 'skyward:x:10001:10001::/home/skyward:/bin/sh' >>/etc/passwd; \
+    mkdir -p /home/skyward /work; \
+    chmod 1777 /home/skyward /work; \
+    [ "$PWD" = / ] || chmod a+rwx .; \
     end_step
 ENV PYTHONPATH=/opt/skyward
-LABEL skyward.base="sha256:0000000000000000000000000000000000000000000000000000000000000000" skyward.image="0ce049992225e7a01bd7f56d08f342c2a43b85caa12c2c143beafc255327f858" skyward.python="3.11"
+LABEL skyward.base="sha256:0000000000000000000000000000000000000000000000000000000000000000" skyward.image="d5135ca357620ceb3188a00a036300d1207adb2d0ffb99e2740be12c900403cb" skyward.python="3.11"

@@ -65,7 +65,13 @@ RUN --mount=type=tmpfs,target=/run \
     set -e; . /run/skyward/step.sh; \
     cp -r /run/runner /opt/skyward; \
     /opt/venv/bin/python -m compileall -q --invalidation-mode unchecked-hash -x '/opt/skyward/skyward/(build|cli|engine|image|pool|providers)/' /opt/skyward; \
+    chmod -R a+rX /opt/skyward; \
+    grep -q '^[^:]*:[^:]*:10001:' /etc/group || echo 'skyward:x:10001:' >>/etc/group; \
+    grep -q '^[^:]*:[^:]*:10001:' /etc/passwd || echo 'skyward:x:10001:10001::/home/skyward:/bin/sh' >>/etc/passwd; \
+    mkdir -p /home/skyward /work; \
+    chmod 1777 /home/skyward /work; \
+    [ "$PWD" = / ] || chmod a+rwx .; \
     end_step
 ENV PYTHONPATH=/opt/skyward
 ENV XLA_PYTHON_CLIENT_PREALLOCATE="false"
-LABEL skyward.base="sha256:0000000000000000000000000000000000000000000000000000000000000000" skyward.image="7dbb550a5a51fa46f30b334466f7dbcd4d4e7b0822755324c80383ce299fd4ed" skyward.python="3.11"
+LABEL skyward.base="sha256:0000000000000000000000000000000000000000000000000000000000000000" skyward.image="4bd3e97f2b08e496d22c1042df3f843c39b1dc606c1bdacf70ebe13634425eb6" skyward.python="3.11"

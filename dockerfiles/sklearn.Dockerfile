@@ -54,6 +54,12 @@ RUN --mount=type=tmpfs,target=/run \
     set -e; . /run/skyward/step.sh; \
     cp -r /run/runner /opt/skyward; \
     /opt/venv/bin/python -m compileall -q --invalidation-mode unchecked-hash -x '/opt/skyward/skyward/(build|cli|engine|image|pool|providers)/' /opt/skyward; \
+    chmod -R a+rX /opt/skyward; \
+    grep -q '^[^:]*:[^:]*:10001:' /etc/group || echo 'skyward:x:10001:' >>/etc/group; \
+    grep -q '^[^:]*:[^:]*:10001:' /etc/passwd || echo 'skyward:x:10001:10001::/home/skyward:/bin/sh' >>/etc/passwd; \
+    mkdir -p /home/skyward /work; \
+    chmod 1777 /home/skyward /work; \
+    [ "$PWD" = / ] || chmod a+rwx .; \
     end_step
 ENV PYTHONPATH=/opt/skyward
-LABEL skyward.base="sha256:0000000000000000000000000000000000000000000000000000000000000000" skyward.image="0c47221535b98d8203cd2a7dab5b60d79a849db10bfd384019b658e998434e5d" skyward.python="3.11"
+LABEL skyward.base="sha256:0000000000000000000000000000000000000000000000000000000000000000" skyward.image="d3b648b1ee30c01b2a666da3e8b8d83ac85d340fc86d13062b3a572d7f992474" skyward.python="3.11"

@@ -64,7 +64,13 @@ RUN --mount=type=tmpfs,target=/run \
     set -e; . /run/skyward/step.sh; \
     cp -r /run/runner /opt/skyward; \
     /opt/venv/bin/python -m compileall -q --invalidation-mode unchecked-hash -x '/opt/skyward/skyward/(build|cli|engine|image|pool|providers)/' /opt/skyward; \
+    chmod -R a+rX /opt/skyward; \
+    grep -q '^[^:]*:[^:]*:10001:' /etc/group || echo 'skyward:x:10001:' >>/etc/group; \
+    grep -q '^[^:]*:[^:]*:10001:' /etc/passwd || echo 'skyward:x:10001:10001::/home/skyward:/bin/sh' >>/etc/passwd; \
+    mkdir -p /home/skyward /work; \
+    chmod 1777 /home/skyward /work; \
+    [ "$PWD" = / ] || chmod a+rwx .; \
     end_step
 ENV PYTHONPATH=/opt/skyward
 ENV TF_CPP_MIN_LOG_LEVEL="1"
-LABEL skyward.base="sha256:0000000000000000000000000000000000000000000000000000000000000000" skyward.image="074b17964df935af7d3f9586477de2eda04e57b6ba2ce2ea00e34ea98a8fc868" skyward.python="3.11"
+LABEL skyward.base="sha256:0000000000000000000000000000000000000000000000000000000000000000" skyward.image="39ef3665f94e711158d89099ca8b203fd836cee46bc922b2bad0294019d83b4e" skyward.python="3.11"

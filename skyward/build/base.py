@@ -14,16 +14,17 @@ from skyward.build.requirement_files import resolve_files
 from skyward.build.runner import runner_digest
 from skyward.build.store import ImageFacts, ImageStore
 from skyward.errors import ImageNotFoundError
-from skyward.image import Plan, check_python, compile, default_base  # noqa: A004 - the compiler's own name
+from skyward.image import BaseBuild, Plan, check_python, compile, default_base  # noqa: A004 - the compiler's own name
 from skyward.model.image import Dockerfile, Image
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Base:
-    """A base image as a build uses it: the reference for FROM, and the digest that stands for its content."""
+    """A base image as a build uses it: the reference for FROM, the digest that stands for its content, its user."""
 
     reference: str
     digest: str
+    user: str = ""
 
 
 def plan_for(
@@ -52,7 +53,7 @@ def plan_for(
     image = resolve_files(image, root)
     packages = local_packages(image, root)
     made = base_build(image.base, root, platform) if isinstance(image.base, Dockerfile) else None
-    base = Base(reference=made.tag, digest=f"dockerfile:{made.digest}") if made else _given_base(image, python, store)
+    base = _built_base(made) if made else _given_base(image, python, store)
     request = Request(image=image, python=python, platform=platform, provided=tuple(each.name for each in packages))
     return compile(
         image,
@@ -65,7 +66,12 @@ def plan_for(
         packages=package_files(packages),
         code=code_files(image, root),
         base_build=made,
+        base_user=base.user,
     )
+
+
+def _built_base(made: BaseBuild) -> Base:
+    return Base(reference=made.tag, digest=f"dockerfile:{made.digest}", user=made.user)
 
 
 def _given_base(image: Image, python: str, store: ImageStore) -> Base:
@@ -107,9 +113,9 @@ def _pinned(reference: str, facts: ImageFacts) -> Base:
         repository, _, digest = known.partition("@")
         if _full_name(repository) == _full_name(name):
             if digest == facts.id:
-                return Base(reference=reference, digest=digest)
-            return Base(reference=f"{name}@{digest}", digest=digest)
-    return Base(reference=reference, digest=facts.id)
+                return Base(reference=reference, digest=digest, user=facts.user)
+            return Base(reference=f"{name}@{digest}", digest=digest, user=facts.user)
+    return Base(reference=reference, digest=facts.id, user=facts.user)
 
 
 def _repository(reference: str) -> str:

@@ -46,6 +46,7 @@ def base_build(base: Dockerfile, root: Path, platform: str) -> BaseBuild:
         digest=digest,
         tag=f"skyward:base-{digest[:16]}",
         files=files,
+        user=named_user(text, base.target),
     )
 
 
@@ -73,6 +74,20 @@ def copy_base(place: Path, base: BaseBuild) -> None:
             f"{base.dockerfile} or files that it copies changed while it was being prepared. Run it again once they "
             "are quiet."
         )
+
+
+def named_user(text: str, target: str | None = None) -> str:
+    """The user that a Dockerfile's last stage, or the target, names; "" where it names none, or by a variable."""
+    user, stage = "", None
+    for words in (line.split() for line in re.sub(r"\\[ \t]*\r?\n", " ", text).splitlines()):
+        match [word.upper() for word in words[:1]]:
+            case ["FROM"]:
+                if target is not None and stage == target:
+                    break
+                user, stage = "", words[-1] if len(words) > 3 and words[-2].upper() == "AS" else None
+            case ["USER"] if len(words) == 2:
+                user = words[1]
+    return "" if "$" in user else user
 
 
 def reads_context(text: str) -> bool:

@@ -17,6 +17,7 @@ class ImageFacts:
         labels: its labels.
         size: bytes on the engine's disk.
         platform: such as "linux/amd64"; "" where it was not asked for.
+        user: the user that it names; "" for none, and where it was not asked for.
     """
 
     id: str
@@ -24,6 +25,7 @@ class ImageFacts:
     labels: Mapping[str, str] = field(default_factory=dict)
     size: int = 0
     platform: str = ""
+    user: str = ""
 
 
 class ImageStore(Protocol):

@@ -5,9 +5,11 @@ Knows nothing of pools; safe to use from several threads.
 
 from __future__ import annotations
 
+import io
 import logging
 import socket
 import struct
+import tarfile
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -159,6 +161,22 @@ class Engine:
             except docker.errors.APIError as error:
                 if error.status_code not in (404, 409):
                     raise
+
+    def read(self, image: str, path: str) -> bytes:
+        """A file of an image; b"" if it has none. Takes a container that is never started, so a tenth of a second."""
+        import docker.errors
+
+        with engine_call(f"read {path} of image {image}", self.url):
+            made = self._api.create_container(image, ["true"])
+            try:
+                stream, _ = self._api.get_archive(made["Id"], path)
+                with tarfile.open(fileobj=io.BytesIO(b"".join(stream))) as archive:
+                    file = archive.extractfile(archive.next() or path)
+                    return file.read() if file else b""
+            except docker.errors.NotFound:
+                return b""
+            finally:
+                self.remove(made["Id"])
 
     def watch(self, labels: Mapping[str, str]) -> Watch:
         """Follow the ends of all containers with these labels; open it before they are started."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from skyward.engine.failures import engine_call
 from skyward.engine.limits import shm_bytes
 
+ACCOUNTS = "/etc/passwd"
 _FRAME_HEADER = 8  # one byte for the stream, three of padding, four for the length
 
 
@@ -24,11 +25,15 @@ class ContainerSpec:
         labels: labels by which it is found again.
         env: environment in addition to the image's.
         mounts: directories of this machine and where the container sees them.
+        accounts: a file of this machine that stands in for the image's /etc/passwd; None for the image's own.
         working_dir: where the command starts; made if it is not there.
         gpus: number of NVIDIA GPUs, or their indexes; None for none.
         cpus: limit in CPUs; None for no limit.
         memory_bytes: limit of memory; None for no limit.
         machine_bytes: memory of the engine's machine; None if that is this one.
+        user: whom its programs run as, by name or number, "user:group"; None for the image's own.
+        privileges: capabilities that its programs can have, or gain by programs that are installed to give them; with
+            none, nothing can gain any. "default" for what the engine gives by itself.
         mounts_file_systems: whether it may mount file systems in user space (FUSE).
     """
 
@@ -38,11 +43,14 @@ class ContainerSpec:
     labels: Mapping[str, str] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
     mounts: tuple[tuple[Path, str], ...] = ()
+    accounts: Path | None = None
     working_dir: str | None = None
     gpus: int | tuple[int, ...] | None = None
     cpus: float | None = None
     memory_bytes: int | None = None
     machine_bytes: int | None = None
+    user: str | None = None
+    privileges: tuple[str, ...] | Literal["default"] = ()
     mounts_file_systems: bool = False
 
 
@@ -75,6 +83,7 @@ def create(api: Any, spec: ContainerSpec, limits: Mapping[str, int]) -> str:
         labels=dict(spec.labels),
         environment=dict(spec.env),
         working_dir=spec.working_dir,
+        user=spec.user,
         host_config=_host_config(api, spec, limits),
     )
     return str(made["Id"])
@@ -98,6 +107,8 @@ def _host_config(api: Any, spec: ContainerSpec, limits: Mapping[str, int]) -> An
 
     # of type "bind", so that a directory the engine does not see is an error and not made empty
     mounts = [Mount(target=target, source=str(source), type="bind") for source, target in spec.mounts]
+    if spec.accounts is not None:
+        mounts.append(Mount(target=ACCOUNTS, source=str(spec.accounts), type="bind", read_only=True))
     wishes: dict[str, Any] = {}
     if spec.gpus is not None:
         which = {"count": spec.gpus} if isinstance(spec.gpus, int) else {"device_ids": [str(i) for i in spec.gpus]}
@@ -106,8 +117,8 @@ def _host_config(api: Any, spec: ContainerSpec, limits: Mapping[str, int]) -> An
         wishes["nano_cpus"] = int(spec.cpus * 1e9)
     if spec.memory_bytes is not None:  # with swap included: a node over its limit ends instead of crawling
         wishes |= {"mem_limit": spec.memory_bytes, "memswap_limit": spec.memory_bytes}
-    if spec.mounts_file_systems:  # the least that mount(2) of FUSE takes; AppArmor's own profile forbids any
-        wishes |= {"devices": ["/dev/fuse"], "cap_add": ["SYS_ADMIN"], "security_opt": ["apparmor=unconfined"]}
+    if spec.mounts_file_systems:
+        wishes["devices"] = ["/dev/fuse"]
     return api.create_host_config(
         network_mode="host",
         init=True,
@@ -117,4 +128,19 @@ def _host_config(api: Any, spec: ContainerSpec, limits: Mapping[str, int]) -> An
         ulimits=[Ulimit(name=name, soft=value, hard=value) for name, value in limits.items()],
         log_config=LogConfig(type=LogConfig.types.JSON, config={"max-size": "10m", "max-file": "2"}),
         **wishes,
+        **_rights(spec),
     )
+
+
+def _rights(spec: ContainerSpec) -> dict[str, Any]:
+    """No capability and no way to gain one, but for what was asked for."""
+    if spec.privileges == "default":
+        rights: dict[str, Any] = {"cap_add": [], "security_opt": []}
+    else:
+        rights = {"cap_drop": ["ALL"], "cap_add": list(spec.privileges), "security_opt": []}
+    if spec.mounts_file_systems:  # what mount(2) takes; AppArmor's own profile forbids any
+        rights["cap_add"] = sorted({*rights["cap_add"], "SYS_ADMIN"})
+        rights["security_opt"] = ["apparmor=unconfined"]
+    elif not spec.privileges:
+        rights["security_opt"] = ["no-new-privileges"]
+    return rights

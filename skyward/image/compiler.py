@@ -15,7 +15,7 @@ from skyward.image.plan import BaseBuild, Copied, Layer, Plan
 from skyward.model.image import Image
 
 _LINE_BYTES = 65_000  # builders read no line of 64 KiB
-EPOCH = 3  # raised when the same description has to become a different image
+EPOCH = 4  # raised when the same description has to become a different image
 
 
 def default_base(python: str) -> str:
@@ -48,6 +48,7 @@ def compile(  # noqa: A001 - it is what the room does
     packages: tuple[Copied, ...] = (),
     code: Copied | None = None,
     base_build: BaseBuild | None = None,
+    base_user: str = "",
 ) -> Plan:
     """The plan of an image.
 
@@ -63,6 +64,7 @@ def compile(  # noqa: A001 - it is what the room does
         packages: local wheels and projects.
         code: local code to bake in; None to send it.
         base_build: how the base is made, if from a Dockerfile.
+        base_user: the user that the base names, and that the image names too; "" for none.
 
     Raises:
         ConfigError: the image asks for a Python version other than the client's, or a value is longer than a line of a
@@ -70,7 +72,7 @@ def compile(  # noqa: A001 - it is what the room does
     """
     check_python(image, python)
     platform = image.platform or platform
-    layers = _layers(image, python, platform, base, lock, packages, code)
+    layers = _layers(image, python, platform, base, base_user, lock, packages, code)
     files = ((steps.STEP_FILE, steps.STEP), *(tier_files(lock) if lock else ()))
     if image.build_env:
         files = (("build-env.sh", steps.build_env_file(image)), *files)
@@ -104,6 +106,7 @@ def _layers(
     python: str,
     platform: str,
     base: str,
+    base_user: str,
     lock: Lock | None,
     packages: tuple[Copied, ...],
     code: Copied | None,
@@ -111,7 +114,7 @@ def _layers(
     """All but the labels, what changes rarely first."""
     base_origin = origin_of(image, "base", str(image.base)) if image.base else "skyward itself, or SKYWARD_BASE"
     return [
-        *steps.base_stage(base, base_origin),
+        *steps.base_stage(base, base_origin, base_user),
         *steps.apt(image, platform),
         *steps.python_venv(python),
         *steps.uv_stage(image),
@@ -122,6 +125,7 @@ def _layers(
         *steps.runner(),
         *steps.code(image, code),
         *steps.env(image, code),
+        *steps.own_user(base_user),
     ]
 
 

@@ -57,6 +57,7 @@ class BaseBuild:
         digest: SHA-256 (hex) over the Dockerfile, the stage, the platform and the files.
         tag: the name of the image it becomes.
         files: what it may copy: path in the context, and where each file is on this machine.
+        user: the user that it names; "" for none.
     """
 
     dockerfile: str = field(compare=False)
@@ -65,6 +66,7 @@ class BaseBuild:
     digest: str
     tag: str
     files: tuple[tuple[str, str], ...] = field(compare=False, repr=False)
+    user: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from skyward.image.lock import COMMITS, TIERS, Lock, Tier, index_id, source_file
 from skyward.image.origins import origin_of, origins_of
 from skyward.image.plan import Copied, Layer
 from skyward.model.image import Image, local_path, requirement_name
+from skyward.model.rights import ACCOUNT, ACCOUNT_ID, HOME, WORK_DIR
 
 UV = "0.13.8"
 NEWLINES = {"\n": "SKYWARD_LF", "\r": "SKYWARD_CR"}  # the Dockerfile has no way to write them in ENV: build arguments
@@ -58,9 +59,10 @@ _USER = "your image"
 _OWN = "skyward itself"
 
 
-def base_stage(base: str, origin: str) -> list[Layer]:
-    """Where everything starts from."""
-    return [_layer(f"FROM {base} AS python", "base", origin, "python")]
+def base_stage(base: str, origin: str, user: str = "") -> list[Layer]:
+    """Where everything starts from; what follows installs as root, also where the base names another user."""
+    become = [_layer("USER root", "the user of what follows", _OWN, "python")] if user else []
+    return [_layer(f"FROM {base} AS python", "base", origin, "python"), *become]
 
 
 def python_venv(python: str) -> list[Layer]:
@@ -144,10 +146,19 @@ def local_packages(image: Image, platform: str, packages: tuple[Copied, ...]) ->
 
 
 def runner() -> list[Layer]:
-    """The runner, of the client's own version. What only clients load goes without bytecode, half of the layer."""
+    """The runner, of the client's own version, and the user that it runs as with directories that it can write to.
+
+    What only clients load goes without bytecode, half of the layer. All is readable by everybody, whatever the modes of
+    the client's files: a later `chown` or `chmod` would copy what it touches into another layer.
+    """
     client = "/opt/skyward/skyward/(build|cli|engine|image|pool|providers)/"
     compile_all = "/opt/venv/bin/python -m compileall -q --invalidation-mode unchecked-hash"
-    copy = ["cp -r /run/runner /opt/skyward", f"{compile_all} -x '{client}' /opt/skyward"]
+    copy = [
+        "cp -r /run/runner /opt/skyward",
+        f"{compile_all} -x '{client}' /opt/skyward",
+        "chmod -R a+rX /opt/skyward",
+        *_account(),
+    ]
     return [
         _run(copy, "--mount=type=bind,source=runner,target=/run/runner", name="the runner", origin=_OWN),
         _layer("ENV PYTHONPATH=/opt/skyward", "the runner's path", _OWN),
@@ -174,7 +185,12 @@ def code(image: Image, copied: Copied | None) -> list[Layer]:
         return []
     origin = f"your bake=True, includes={list(image.includes)!r}"
     mount = f"--mount=type=bind,source={copied.folder},target=/run/code"
-    return [_run([f"cp -r /run/code {CODE}"], mount, name="local code", origin=origin)]
+    return [_run([f"cp -r /run/code {CODE}", f"chmod -R a+rX {CODE}"], mount, name="local code", origin=origin)]
+
+
+def own_user(user: str) -> list[Layer]:
+    """The user that the base names, for nodes to run as."""
+    return [_layer(f"USER {user}", "the base's user", "your base")] if user else []
 
 
 def env(image: Image, copied: Copied | None) -> list[Layer]:
@@ -199,6 +215,21 @@ def labels(facts: Mapping[str, str]) -> list[Layer]:
 def build_env_file(image: Image) -> str:
     """The environment of build steps, as a shell reads it."""
     return "".join(f"export {name}={_word(value)}\n" for name, value in image.build_env.items())
+
+
+def _account() -> list[str]:
+    """The user of nodes, its home, and a place to work: theirs, and of whichever other user a node is started as.
+
+    Written by hand: not every base has useradd, which besides leaves backups and logs that differ between builds.
+    """
+    line = f"{ACCOUNT}:x:{ACCOUNT_ID}:"
+    return [
+        f"grep -q '^[^:]*:[^:]*:{ACCOUNT_ID}:' /etc/group || echo '{line}' >>/etc/group",
+        f"grep -q '^[^:]*:[^:]*:{ACCOUNT_ID}:' /etc/passwd || echo '{line}{ACCOUNT_ID}::{HOME}:/bin/sh' >>/etc/passwd",
+        f"mkdir -p {HOME} {WORK_DIR}",
+        f"chmod 1777 {HOME} {WORK_DIR}",
+        '[ "$PWD" = / ] || chmod a+rwx .',
+    ]
 
 
 def quoted(value: str) -> str:

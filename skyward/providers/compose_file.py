@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 
-from skyward.providers.containers import COMMAND, WORK_DIR
+from skyward.model.rights import WORK_DIR
+from skyward.providers.containers import COMMAND
 
 IMAGE = "skyward:node"  # what nodes run that no pool brings up, unless SKYWARD_IMAGE says otherwise
 DOCKERFILE = "dockerfiles/bases/node.Dockerfile"  # in a clone of skyward; what `build` makes of it

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from skyward.engine import Container, ContainerSpec, Engine, Watch
+from skyward.engine.container import ACCOUNTS
 from skyward.errors import PoolClosedError, ProviderError
+from skyward.model.rights import ACCOUNT, ACCOUNT_ID, HOME, WORK_DIR, Rights
 from skyward.providers.base import Announcement, Exit, Launch
 from skyward.providers.output import NodeOutput, node_exit, start_failure
 from skyward.providers.owner import USER, Owner, current_user
@@ -20,7 +23,6 @@ from skyward.system.futures import ThreadPoolExecutor
 
 POOL, NODE, OWNER, OWNER_ID = "skyward.pool", "skyward.node", "skyward.owner", "skyward.owner-id"
 RUN_DIR = "/run/skyward"  # where a container sees its node's directory
-WORK_DIR = "/work"  # where functions run in images that name no directory of their own
 COMMAND = ("/opt/venv/bin/python", "-m", "skyward.runner")
 _log = logging.getLogger(__name__)
 _END_NEWS_S = 2.0  # how long after the last byte of its output an engine may take to say how a container ended
@@ -50,11 +52,23 @@ class Place(Protocol):
 
 
 class PoolContainers:
-    """The containers of a pool on one engine: the events that tell of their ends, and a gate against late starts."""
+    """The containers of a pool on one engine: the events that tell of their ends, and a gate against late starts.
 
-    def __init__(self, pool: str, engine: Engine) -> None:
+    Args:
+        pool: identifier of the pool.
+        engine: the engine.
+        rights: what their programs may do.
+        client: user and group id of this client on the engine's machine.
+        keep: writes a small file that containers can mount, on the engine's machine, until the pool ends; its path.
+    """
+
+    def __init__(
+        self, pool: str, engine: Engine, rights: Rights, client: tuple[int, int], keep: Callable[[bytes], Path]
+    ) -> None:
         self.pool, self.engine = pool, engine
-        self._working_dirs: dict[str, str] = {}
+        self._rights, self._client, self._keep = rights, client, keep
+        self._image_lock = threading.Lock()
+        self._images: dict[str, _OfImage] = {}
         self._gate = threading.Condition()
         self._starting, self._closed = 0, False
         self.watch: Watch = engine.watch({POOL: pool})
@@ -87,16 +101,13 @@ class PoolContainers:
             EngineError: the engine refuses; nothing is left.
             ProviderError: the launch names no image.
         """
-        if launch.image is None:
-            raise ProviderError(
-                f"Node {launch.node} of pool {launch.pool} has no image, and this provider runs images."
-            )
+        of_image = self._of_image(launch)
         owner = Owner.of(os.getpid())
         own = {POOL: launch.pool, NODE: str(launch.node), USER: current_user()}
         own |= {OWNER: owner.for_people, OWNER_ID: owner.text}
         return self.engine.run(
             ContainerSpec(
-                image=launch.image,
+                image=of_image.reference,
                 command=COMMAND,
                 name=launch.name,
                 labels={**own, **(labels or {})},
@@ -107,7 +118,10 @@ class PoolContainers:
                     "SKYWARD_RUN_DIR": RUN_DIR,
                 },
                 mounts=((directory, RUN_DIR),),
-                working_dir=self._working_dir(launch.image),
+                accounts=of_image.accounts,
+                working_dir=of_image.working_dir,
+                user=of_image.user,
+                privileges=self._rights.privileges,
                 gpus=gpus,
                 cpus=launch.cpus,
                 memory_bytes=None if launch.memory_gb is None else int(launch.memory_gb * _GIB),
@@ -133,12 +147,89 @@ class PoolContainers:
             last.callback(self.watch.close)
             remove_all(self.engine, self.pool)
 
-    def _working_dir(self, image: str) -> str:
-        """The image's own, or an empty one: at / every top-level directory would be importable as a package."""
-        if image not in self._working_dirs:
-            config = (self.engine.image(image) or {}).get("Config") or {}
-            self._working_dirs[image] = config.get("WorkingDir") or WORK_DIR
-        return self._working_dirs[image]
+    def owner_of(self, launch: Launch) -> int | None:
+        """Number of the user that a node's programs run as, and that its directory is to belong to.
+
+        None where only the image knows the number, or this client may not give files away.
+
+        Raises:
+            ProviderError: the launch names no image.
+        """
+        number = self._of_image(launch).runs_as.partition(":")[0]
+        known = number.isdecimal() and (self._client[0] == 0 or int(number) == self._client[0])
+        return int(number) if known else None
+
+    def _of_image(self, launch: Launch) -> _OfImage:
+        """What follows from the image of a launch; asked for once."""
+        image = launch.image
+        if image is None:
+            raise ProviderError(
+                f"Node {launch.node} of pool {launch.pool} has no image, and this provider runs images."
+            )
+        with self._image_lock:
+            if image not in self._images:
+                config = (self.engine.image(image) or {}).get("Config") or {}
+                user = user_of(self._rights, config.get("User") or "", self._client, mounts=launch.mounts)
+                self._images[image] = _OfImage(
+                    reference=image,
+                    # an empty one: at / every top-level directory would be importable as a package
+                    working_dir=config.get("WorkingDir") or WORK_DIR,
+                    user=user,
+                    runs_as=user or config["User"],
+                    accounts=self._accounts(image, user) if user is not None else None,
+                )
+            return self._images[image]
+
+    def _accounts(self, image: str, user: str) -> Path | None:
+        """A file of the image's accounts in which a number that it does not know has one: many libraries look it up."""
+        uid, _, gid = user.partition(":")
+        if not uid.isdecimal() or int(uid) in (0, ACCOUNT_ID):
+            return None
+        known = [line for line in self.engine.read(image, ACCOUNTS).decode(errors="replace").splitlines() if line]
+        if any(line.split(":")[2:3] == [uid] for line in known):
+            return None
+        others = [line for line in known if not line.startswith(f"{ACCOUNT}:")]
+        own = f"{ACCOUNT}:x:{uid}:{gid if gid.isdecimal() else 0}::{HOME}:/bin/sh"
+        return self._keep("".join(f"{line}\n" for line in (*others, own)).encode())
+
+
+@dataclass(frozen=True, slots=True)
+class _OfImage:
+    """What follows from an image for its containers.
+
+    Attributes:
+        reference: of the image.
+        working_dir: where they start.
+        user: whom their programs are to run as, None for the user that the image names.
+        runs_as: whom they do run as.
+        accounts: file that stands in for the image's accounts, None for its own.
+    """
+
+    reference: str
+    working_dir: str
+    user: str | None
+    runs_as: str
+    accounts: Path | None
+
+
+def user_of(rights: Rights, image_user: str, client: tuple[int, int], *, mounts: bool = False) -> str | None:
+    """Whom a container's programs run as, None for the user that its image names.
+
+    That is the client's own user, whom what they leave in shared directories then belongs to. Where that is root, it is
+    the user that skyward's images have. To mount file systems takes root: fusermount3 helps other users only where the
+    machine lets them open /dev/fuse.
+    """
+    if rights.user is not None:
+        return rights.user
+    if mounts:
+        return _joined((0, 0))
+    if image_user:
+        return None
+    return _joined(client if client[0] else (ACCOUNT_ID, ACCOUNT_ID))
+
+
+def _joined(ids: tuple[int, int]) -> str:
+    return f"{ids[0]}:{ids[1]}"
 
 
 class ContainerNode:

@@ -5,6 +5,7 @@ All nodes share the machine's network; each has a private directory in common wi
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,13 +18,14 @@ from skyward.engine import Engine, Images, find_engine
 from skyward.errors import PoolClosedError, ProviderError
 from skyward.model.accelerator import Accelerator
 from skyward.model.image import Image
+from skyward.model.rights import Rights
 from skyward.model.spec import Cluster
 from skyward.providers.base import Host, Launch
 from skyward.providers.containers import OWNER_ID, POOL, ContainerNode, PoolContainers, describe, dismiss_all
 from skyward.providers.gpus import check_engine_gpus, gpus_of_container
 from skyward.providers.owner import Owner
 from skyward.providers.ports import PortClaim, claim_port
-from skyward.providers.rundir import PoolDirectory, runtime_base, sweep_orphans
+from skyward.providers.rundir import PoolDirectory, runtime_base, share, sweep_orphans
 from skyward.system import socket
 from skyward.wire.listen import dial
 
@@ -39,16 +41,33 @@ class Docker:
     Attributes:
         base_url: the engine's socket, as `unix:///path`; None for the engine that the docker CLI would use
             (`DOCKER_HOST`, the current context, the default socket).
+        user: whom functions run as, by name or number, with a group if wanted ("app", "1000:100"). None for the user
+            that the image names; where it names none, the caller's own, or for root the image's user skyward.
+        privileges: capabilities(7) that their programs can have, such as ["SYS_PTRACE"]: root has them, other users get
+            them by programs such as sudo. None by default, and then none can be gained. "default" for what Docker
+            gives by itself.
+
+    Raises:
+        ConfigError: a value is wrong.
     """
 
     can_mount: ClassVar[bool] = True
     base_url: str | None = None
+    user: str | None = None
+    privileges: Sequence[str] = ()
     _pools: dict[str, _Pool] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "privileges", self._rights.privileges)
 
     @property
     def name(self) -> str:
         """Name of the provider."""
         return "docker"
+
+    @property
+    def _rights(self) -> Rights:
+        return Rights.of("sky.Docker", self.user, self.privileges)
 
     @property
     def lease_s(self) -> float:
@@ -81,7 +100,7 @@ class Docker:
             check_engine_gpus(engine, nodes, accelerator)
         sweep_orphans()
         _remove_unstarted(engine)
-        self._pools[pool] = opened = _Pool(pool, engine)
+        self._pools[pool] = opened = _Pool(pool, engine, self._rights)
         return [DockerHost(opened)] * nodes
 
     def replace(self, pool: str, lost: Host | None, accelerator: Accelerator | None) -> Host:  # noqa: ARG002
@@ -149,11 +168,12 @@ class Docker:
 class _Pool:
     """What a pool of this process holds here: directory, containers, ports."""
 
-    def __init__(self, pool: str, engine: Engine) -> None:
+    def __init__(self, pool: str, engine: Engine, rights: Rights) -> None:
         self.directory = PoolDirectory.create(pool, runtime_base())
         self._ports: list[PortClaim] = []
         try:
-            self.containers = PoolContainers(pool, engine)
+            client = (os.geteuid(), os.getegid())
+            self.containers = PoolContainers(pool, engine, rights, client, self.directory.keep)
         except BaseException:
             self.directory.remove()
             raise
@@ -201,6 +221,7 @@ class DockerHost:
         with containers.starting():
             directory = self._pool.directory.add(launch.node, launch.key)
             try:
+                share(directory, containers.owner_of(launch))
                 container = containers.run(launch, directory, gpus_of_container(launch))
             except BaseException:
                 shutil.rmtree(directory, ignore_errors=True)

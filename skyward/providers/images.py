@@ -28,6 +28,7 @@ class EngineImages:
             labels=config.get("Labels") or {},
             size=found.get("Size", 0),
             platform=f"{found['Os']}/{found['Architecture']}{variant}",
+            user=config.get("User") or "",
         )
 
     def history(self, ref: str) -> Sequence[tuple[str, int]]:

@@ -6,6 +6,7 @@ ends the pool's containers and removes what it made. A host needs a POSIX shell 
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -44,6 +45,7 @@ if [ ! -S "$sock" ]; then say fact engine missing
 elif [ ! -r "$sock" ] || [ ! -w "$sock" ]; then say fact engine forbidden
 else say fact engine there; fi
 say fact docker "$(command -v docker)"
+say fact user "$(id -u) $(id -g)"
 nvidia-smi --query-gpu=driver_version,name --format=csv,noheader 2>/dev/null | while read -r gpu; do
     say fact gpu "$gpu"
 done
@@ -160,6 +162,13 @@ claim() {  # a claim is made, and then stands if it is the only one
     say failed no free port was found
 }
 
+share() {  # with a container, into which a directory is mounted: with one user, or any; nobody else gets past $dir
+    case $2 in
+    any) chmod 777 "$1" && chmod 644 "$1/key" ;;
+    "$(id -u)") : ;;
+    *) chown "$2" "$1" "$1/key" ;;
+    esac
+}
 disk() { say disk "$(df -Pk "$1" 2>/dev/null | { read -r _; read -r _ _ _ free _; echo "$free"; })"; }
 
 while read -r word a && [ "$word" = disk ]; do disk "$a"; done
@@ -184,14 +193,18 @@ if why=$(mkdir "$dir" 2>&1); then :; else say failed "$why"; exit 1; fi
 : >"$dir/lease.$lease"
 watch </dev/null >/dev/null 2>&1 &
 say ready "$dir"
-while read -r word a b; do
+while read -r word a b c; do
     case $word in
     beat) : >"$dir/alive" ;;
     lease) : >"$dir/lease.$a"; for old in "$dir"/lease.*; do [ "${old##*.}" = "$a" ] || rm -f "$old"; done ;;
     port) claim ;;
     free) rmdir "$dir/port.$a"; say freed ;;
     disk) disk "$a" ;;
-    node) if why=$(mkdir "$dir/$a" 2>&1 && printf "$b" >"$dir/$a/key"); then say made; else say failed "$why"; fi ;;
+    node)
+        if why=$(mkdir "$dir/$a" 2>&1 && printf "$b" >"$dir/$a/key" && share "$dir/$a" "$c" 2>&1)
+        then say made; else say failed "$why"; fi ;;
+    keep)
+        if why=$(printf "$b" 2>&1 >"$dir/$a" && chmod 644 "$dir/$a"); then say kept; else say failed "$why"; fi ;;
     drop) rm -rf "$dir/$a"; say dropped ;;
     end) rm -rf "$dir"; say ended; exit 0 ;;
     esac
@@ -212,6 +225,7 @@ class Facts:
         socket: path of its engine's socket.
         engine: "there", "missing", or "forbidden" to this user.
         docker: path of the docker command; "" without one.
+        user: user and group id of whoever it was logged in to as.
         gpus: driver version and name of each NVIDIA GPU.
         toolkit: path of the NVIDIA Container Toolkit; "" without one.
         status: what the kernel says of the engine's process: its capabilities; "" where that is not known.
@@ -224,6 +238,7 @@ class Facts:
     socket: str
     engine: str
     docker: str
+    user: tuple[int, int] = (0, 0)
     gpus: tuple[tuple[str, str], ...] = ()
     toolkit: str = ""
     status: str = ""
@@ -303,14 +318,27 @@ class Keeper:
         said = self._ask(f"disk {path}").removeprefix("disk").strip()
         return int(said) * 1024 if said.isdigit() else None
 
-    def add(self, node: int, key: bytes) -> PurePosixPath:
-        """A fresh directory for a node, with the node's key in a file that only the owner can read."""
+    def add(self, node: int, key: bytes, owner: int | None) -> PurePosixPath:
+        """A fresh directory for a node, with the node's key in a file that only the owner can read.
+
+        Args:
+            node: index of the node.
+            key: its key.
+            owner: number of the user that the node's programs run as; None where only the image can tell, and nothing
+                but the pool's directory around it keeps others out.
+        """
         with self._talk.lock:
             self._talk.made[str(node)] += 1
             again = self._talk.made[str(node)] - 1
         name = f"{node}.{again}" if again else str(node)  # a replaced node leaves its own
-        self._ask(f"node {name} {''.join(f'{chr(92)}{byte:03o}' for byte in key)}")
+        self._ask(f"node {name} {_escaped(key)} {'any' if owner is None else owner}")
         return self.directory / name
+
+    def keep(self, content: bytes) -> Path:
+        """A file with this content, which containers can mount, for as long as the pool lives."""
+        name = hashlib.sha256(content).hexdigest()[:16]
+        self._ask(f"keep {name} {_escaped(content)}")
+        return Path(self.directory / name)
 
     def drop(self, directory: PurePosixPath) -> None:
         """Remove a node's directory."""
@@ -354,10 +382,16 @@ class Keeper:
         return None
 
 
+def _escaped(content: bytes) -> str:
+    """Bytes as printf(1) of every shell takes them."""
+    return "".join(f"\\{byte:03o}" for byte in content)
+
+
 def _facts(lines: Mapping[str, Sequence[str]]) -> Facts:
     def one(name: str) -> str:
         return (lines.get(name) or [""])[0]
 
+    user, _, group = one("user").partition(" ")
     gpus = [gpu.partition(",")[::2] for gpu in lines.get("gpu", ())]
     return Facts(
         address=one("address"),
@@ -366,6 +400,7 @@ def _facts(lines: Mapping[str, Sequence[str]]) -> Facts:
         socket=one("socket"),
         engine=one("engine"),
         docker=one("docker"),
+        user=(int(user or 0), int(group or 0)),
         gpus=tuple((driver.strip(), name.strip()) for driver, name in gpus),
         toolkit=one("toolkit"),
         status=one("status"),

@@ -14,6 +14,7 @@ from skyward.engine import Engine, Images
 from skyward.engine.limits import limits_by
 from skyward.engine.ssh import ForwardedEngine
 from skyward.errors import EngineError, SkywardError
+from skyward.model.rights import Rights
 from skyward.model.ssh import SshHost
 from skyward.providers.base import Launch
 from skyward.providers.containers import OWNER_ID, ContainerNode, PoolContainers
@@ -36,10 +37,20 @@ class Machine:
         lease_s: how long what it runs outlives a silent client.
         slot: number of the machine in the pool.
         attempt: how often the pool has connected to it before. What is left there of that is ended by `go`.
+        rights: what programs in its containers may do.
     """
 
-    def __init__(self, host: SshHost, pool: str, folder: Path, lease_s: float, slot: int = 0, attempt: int = 0) -> None:
-        self._pool, self._lease_s = pool, lease_s
+    def __init__(
+        self,
+        host: SshHost,
+        pool: str,
+        folder: Path,
+        lease_s: float,
+        slot: int = 0,
+        attempt: int = 0,
+        rights: Rights | None = None,
+    ) -> None:
+        self._pool, self._lease_s, self._rights = pool, lease_s, rights or Rights()
         self._folder = folder
         folder.mkdir(mode=0o700)
         self.keeper = Keeper(host, folder, pool, lease_s, slot, attempt)
@@ -92,7 +103,7 @@ class Machine:
         """Make the pool's directory there, and watch connection and engine from now on."""
         self._goes = True
         self.keeper.go()
-        self._containers = PoolContainers(self._pool, self.engine)
+        self._containers = PoolContainers(self._pool, self.engine, self._rights, self.facts.user, self.keeper.keep)
         threading.Thread(target=self._watch_engine, name=f"engine-{self.name}", daemon=True).start()
         self.connection.at_end(self._on_end)
 
@@ -120,7 +131,7 @@ class Machine:
             )
         with containers.starting():
             self._follow_lease(launch)
-            directory = self.keeper.add(launch.node, launch.key)
+            directory = self.keeper.add(launch.node, launch.key, containers.owner_of(launch))
             # another machine's process numbers mean nothing there, so no owner is named by number
             labels = {KEEPER: self.keeper.label, OWNER_ID: ""}
             try:

@@ -84,6 +84,14 @@ class PoolDirectory:
             file.write(key)
         return path
 
+    def keep(self, content: bytes) -> Path:
+        """A file with this content, which containers can mount, for as long as the pool lives."""
+        handle, name = tempfile.mkstemp(dir=self.path)
+        with open(handle, "wb") as file:
+            file.write(content)
+            os.fchmod(handle, 0o644)
+        return Path(name)
+
     def is_orphaned(self) -> bool:
         """Whether the client that made it has certainly ended."""
         try:
@@ -106,6 +114,23 @@ class PoolDirectory:
     def remove(self) -> None:
         """Remove it with everything in it."""
         shutil.rmtree(self.path, ignore_errors=True)
+
+
+def share(directory: Path, owner: int | None) -> None:
+    """Let the programs of a container, into which a node's directory is mounted, use it.
+
+    Args:
+        directory: of the node, as `add` made it.
+        owner: number of the user that they run as. None where only the image can tell: then everybody may use it, which
+            here means nobody else, since the pool's directory above it opens for its owner only.
+    """
+    paths = (directory, directory / KEY_FILE)
+    if owner is None:
+        for path, mode in zip(paths, (0o777, 0o644), strict=True):
+            path.chmod(mode)
+    elif owner != os.geteuid():
+        for path in paths:
+            os.chown(path, owner, -1)
 
 
 def note_process(directory: Path, pid: int, **about: Any) -> None:

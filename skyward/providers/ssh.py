@@ -24,6 +24,7 @@ from skyward.errors import (
 )
 from skyward.model.accelerator import Accelerator
 from skyward.model.image import Image
+from skyward.model.rights import Rights
 from skyward.model.spec import Cluster
 from skyward.model.ssh import SshHost
 from skyward.providers.base import Host, Launch
@@ -60,6 +61,8 @@ class SSH:
         registry: repository through which images reach the hosts, such as "registry.example.com/team/skyward"; None
             to send them through the SSH connections.
         build: "local" builds images on the engine here, "remote" on the first host.
+        rights: whom functions run as in their containers, and what they may do: `user` and `privileges`, which
+            `sky.Docker` explains. The caller's own user is the one that the connection logs in as.
 
     Raises:
         ConfigError: a value is wrong.
@@ -71,6 +74,7 @@ class SSH:
     known_hosts: Path | None
     registry: str | None
     build: Literal["local", "remote"]
+    rights: Rights
     _pools: dict[str, _Pool] = field(repr=False, compare=False)
     _expected: dict[str, _Demand] = field(repr=False, compare=False)
 
@@ -81,12 +85,15 @@ class SSH:
         known_hosts: str | os.PathLike[str] | None = None,
         registry: str | None = None,
         build: Literal["local", "remote"] = "local",
+        user: str | None = None,
+        privileges: Sequence[str] = (),
     ) -> None:
         set_ = object.__setattr__
         set_(self, "key", _file("key", key))
         set_(self, "known_hosts", _file("known_hosts", known_hosts))
         set_(self, "registry", registry)
         set_(self, "build", build)
+        set_(self, "rights", Rights.of("sky.SSH", user, privileges))
         set_(self, "hosts", tuple(self._host(text) for text in hosts))
         set_(self, "_pools", {})
         set_(self, "_expected", {})
@@ -131,7 +138,7 @@ class SSH:
         """
         sweep_orphans()
         directory = PoolDirectory.create(pool, runtime_base())
-        self._pools[pool] = opened = _Pool(pool, directory, self._expected.pop(pool, None))
+        self._pools[pool] = opened = _Pool(pool, directory, self._expected.pop(pool, None), self.rights)
         hosts = self.hosts[:nodes]
         placed = [(hosts[node % len(hosts)], node // len(hosts)) for node in range(nodes)]
         opened.open(placed, accelerator, nodes if at_least is None else at_least)
@@ -255,8 +262,8 @@ class _Demand:
 class _Pool:
     """What a pool of this process holds: a directory here, the machines, and the thread that tells them it lives."""
 
-    def __init__(self, pool: str, directory: PoolDirectory, demand: _Demand | None) -> None:
-        self.id, self._directory, self._demand = pool, directory, demand
+    def __init__(self, pool: str, directory: PoolDirectory, demand: _Demand | None, rights: Rights) -> None:
+        self.id, self._directory, self._demand, self._rights = pool, directory, demand, rights
         self.machines: list[Machine] = []
         self._heirs: dict[Machine, Machine] = {}
         self._tried: set[SshHost] = set()  # hosts that are being connected to
@@ -324,7 +331,7 @@ class _Pool:
             self._attempts[host] += 1
             slot = list(self._attempts).index(host)
             folder = self._directory.path / f"{slot}.{attempt}"
-            machine = Machine(host, self.id, folder, LEASE_S, slot, attempt)
+            machine = Machine(host, self.id, folder, LEASE_S, slot, attempt, self._rights)
             self.machines.append(machine)  # from here on `close` ends its connection
         try:
             findings = check_host(machine.name, machine.open(), gpus, accelerator)

@@ -44,7 +44,9 @@ def image(api: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The default base with the stand-in first on PYTHONPATH."""
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as tar:
-        tar.add(install(tmp_path_factory.mktemp("standin")), arcname="standin")
+        folder = install(tmp_path_factory.mktemp("standin"))
+        folder.chmod(0o755)  # nodes do not run as its owner
+        tar.add(folder, arcname="standin")
     blank = api.create_container(os.environ["SKYWARD_BASE"], ["true"])["Id"]
     api.put_archive(blank, "/opt", archive.getvalue())
     api.commit(blank, "skyward-test/standin", "latest", changes="ENV PYTHONPATH=/opt/standin")

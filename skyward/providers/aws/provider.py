@@ -15,6 +15,7 @@ from skyward.build.events import note
 from skyward.errors import ConfigError, PoolClosedError, ProviderError
 from skyward.model.accelerator import Accelerator
 from skyward.model.image import Image
+from skyward.model.rights import Rights
 from skyward.model.spec import Cluster
 from skyward.providers.aws import estate
 from skyward.providers.aws.ami import find_image
@@ -59,6 +60,8 @@ class AWS:
         use_private_ip: reach the machines at their private addresses, from within their network; they get no others.
         registry: repository through which images reach the machines; None to send them through the SSH connections.
         build: "local" builds images on the engine here, "remote" on the first machine.
+        user: whom functions run as in their containers; see `sky.Docker`. The caller's own user is the machine's.
+        privileges: capabilities that their programs can have; see `sky.Docker`.
         terms: what a pool asks; the pool sets it.
 
     Raises:
@@ -74,6 +77,8 @@ class AWS:
     use_private_ip: bool = False
     registry: str | None = None
     build: Literal["local", "remote"] = "local"
+    user: str | None = None
+    privileges: Sequence[str] = ()
     terms: Terms = field(default=Terms(), repr=False)
     _pools: dict[str, _Pool] = field(default_factory=dict, repr=False, compare=False)
     _expected: dict[str, tuple[Image, Cluster]] = field(default_factory=dict, repr=False, compare=False)
@@ -88,6 +93,7 @@ class AWS:
 
             parse_reference(self.registry)
         allocation_of(self.terms.allocation)
+        object.__setattr__(self, "privileges", self._rights.privileges)
 
     def on(self, terms: Terms) -> AWS:
         """The same for one pool.
@@ -96,6 +102,10 @@ class AWS:
             ConfigError: it asks for what there is not.
         """
         return replace(self, terms=terms)
+
+    @property
+    def _rights(self) -> Rights:
+        return Rights.of("sky.AWS", self.user, self.privileges)
 
     @property
     def name(self) -> str:
@@ -168,7 +178,7 @@ class AWS:
             private=self.use_private_ip,
         )
         opened.rent(*launch(api, order, offers, terms.report))
-        opened.connect(self.registry, self.build, gpus=accelerator is not None)
+        opened.connect(self.registry, self.build, self._rights, gpus=accelerator is not None)
         return opened.acquire(accelerator)
 
     def expect(self, pool: str, image: Image, cluster: Cluster) -> None:
@@ -289,12 +299,19 @@ class _Pool:
         self.offer, self.machines = offer, machines
         self._meter.start(offer, (machine.id for machine in machines))
 
-    def connect(self, registry: str | None, build: Literal["local", "remote"], *, gpus: bool) -> None:
+    def connect(self, registry: str | None, build: Literal["local", "remote"], rights: Rights, *, gpus: bool) -> None:
         """Wait until the machines can be used, with the driver of their GPUs where the pool needs those."""
         self._trust(self.machines)
         names = [f"{USER}@{machine.address}" for machine in self.machines]
-        where = {"key": self._keys.file, "known_hosts": self._keys.known_hosts}
-        ssh = SSH(*names, **where, registry=registry, build=build)
+        ssh = SSH(
+            *names,
+            key=self._keys.file,
+            known_hosts=self._keys.known_hosts,
+            registry=registry,
+            build=build,
+            user=rights.user,
+            privileges=rights.privileges,
+        )
         wait_up(self.machines, ssh.hosts, gpus, self._report)
         self.ssh = ssh  # there is something to release from now on
 

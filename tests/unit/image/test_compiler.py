@@ -329,3 +329,23 @@ def _seconds(image: Image) -> float:
     start = perf_counter()
     compiled(image)
     return perf_counter() - start
+
+
+def test_the_base_s_user_is_the_image_s() -> None:
+    """What is installed is installed as root; without a user of its own an image names none."""
+    image = Image(apt=["git"], pip=["numpy"])
+    lines = compiled(image, base_user="app:100").dockerfile.splitlines()
+    users = [(number, line) for number, line in enumerate(lines) if line.startswith("USER ")]
+    assert [line for _, line in users] == ["USER root", "USER app:100"]
+    assert lines[users[0][0] - 1].startswith("FROM ")
+    assert not [line for line in lines[users[1][0] :] if line.startswith(("RUN", "COPY", "FROM"))]
+    assert "USER " not in compiled(image).dockerfile
+
+
+def test_what_nodes_read_is_readable_and_where_they_write_is_writable() -> None:
+    """Whatever the modes of the client's files are, and whoever a node runs as."""
+    plan = compiled(Image(includes=["lib"], bake=True), code=Copied(folder="code", digest="c0de", files=()))
+    assert "chmod -R a+rX /opt/skyward;" in plan.dockerfile
+    assert "chmod -R a+rX /opt/code;" in plan.dockerfile
+    assert "chmod 1777 /home/skyward /work;" in plan.dockerfile
+    assert "chown" not in plan.dockerfile

@@ -97,7 +97,7 @@ def test_a_node_gets_a_private_directory_with_the_key(start: Start, pool: str, p
     keeper.facts()
     keeper.go()
     key = bytes(range(256))
-    first, again = keeper.add(1, key), keeper.add(1, b"other")
+    first, again = keeper.add(1, key, 0), keeper.add(1, b"other", None)
     assert Path(first) == pools / f"{pool}.0.0" / "1"
     assert Path(again) == pools / f"{pool}.0.0" / "1.1"
     assert (Path(first) / "key").read_bytes() == key
@@ -176,7 +176,7 @@ def test_the_directory_goes_when_the_client_goes(start: Start) -> None:
     keeper = start()
     keeper.facts()
     keeper.go()
-    keeper.add(0, b"key")
+    keeper.add(0, b"key", None)
     keeper.connection.close()
     _wait_gone(Path(keeper.directory))
 
@@ -186,3 +186,28 @@ def _wait_gone(path: Path) -> None:
     while path.exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_node_s_directory_belongs_to_the_user_of_its_container(start: Start) -> None:
+    """Nobody else can open it; where nobody knows the user, only the pool's directory keeps others out."""
+    keeper = start()
+    assert keeper.facts().user == (os.geteuid(), os.getegid())
+    keeper.go()
+    given, any_ = Path(keeper.add(0, b"k", 10001)), Path(keeper.add(1, b"k", None))
+    for path, mode in ((given, 0o700), (given / "key", 0o600)):
+        assert (path.stat().st_uid, path.stat().st_mode & 0o777) == (10001, mode)
+    assert (any_.stat().st_mode & 0o777, (any_ / "key").stat().st_mode & 0o777) == (0o777, 0o644)
+    assert any_.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_file_for_containers_is_kept(start: Start) -> None:
+    """Byte for byte, also with what printf(1) would read as its own; the same content is one file."""
+    keeper = start()
+    keeper.facts()
+    keeper.go()
+    content = b"100 % \\n 'quoted'\nskyward:x:1000:1000::/home/skyward:/bin/sh\n" * 40
+    kept = keeper.keep(content)
+    assert kept == keeper.keep(content)
+    assert kept.read_bytes() == content
+    assert kept.stat().st_mode & 0o777 == 0o644

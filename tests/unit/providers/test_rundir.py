@@ -9,7 +9,7 @@ import pytest
 from skyward.errors import ProviderError
 from skyward.providers import rundir
 from skyward.providers.owner import Owner
-from skyward.providers.rundir import PoolDirectory, note_process, pool_directories, sweep_orphans
+from skyward.providers.rundir import PoolDirectory, note_process, pool_directories, share, sweep_orphans
 
 
 @pytest.fixture
@@ -121,3 +121,21 @@ def test_long_names_give_way_to_short_ones(tmp_path: Path, monkeypatch: pytest.M
     assert rundir.runtime_base() == Path("/tmp")
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/nonexistent")
     assert rundir.runtime_base() == rundir.temporary_base()
+
+
+@pytest.mark.parametrize(
+    ("owner", "mode", "key_mode"), [(os.geteuid(), 0o700, 0o600), (None, 0o777, 0o644), (10001, 0o700, 0o600)]
+)
+def test_a_directory_is_shared_with_the_user_of_a_container(
+    tmp_path: Path, owner: int | None, mode: int, key_mode: int
+) -> None:
+    """It opens for that user only; where nobody can tell who that is, the pool's directory keeps the others out."""
+    if owner not in (None, os.geteuid()) and os.geteuid() != 0:
+        pytest.skip("only root can give files away")
+    directory = PoolDirectory.create("feed0001", tmp_path)
+    node = directory.add(0, b"k")
+    share(node, owner)
+    assert (node.stat().st_mode & 0o777, (node / "key").stat().st_mode & 0o777) == (mode, key_mode)
+    for path in (node, node / "key"):
+        assert path.stat().st_uid == (os.geteuid() if owner is None else owner)
+    assert directory.path.stat().st_mode & 0o777 == 0o700

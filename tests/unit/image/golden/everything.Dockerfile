@@ -52,13 +52,19 @@ RUN --mount=type=tmpfs,target=/run \
     set -e; . /run/skyward/step.sh; \
     cp -r /run/runner /opt/skyward; \
     /opt/venv/bin/python -m compileall -q --invalidation-mode unchecked-hash -x '/opt/skyward/skyward/(build|cli|engine|image|pool|providers)/' /opt/skyward; \
+    chmod -R a+rX /opt/skyward; \
+    grep -q '^[^:]*:[^:]*:10001:' /etc/group || echo 'skyward:x:10001:' >>/etc/group; \
+    grep -q '^[^:]*:[^:]*:10001:' /etc/passwd || echo 'skyward:x:10001:10001::/home/skyward:/bin/sh' >>/etc/passwd; \
+    mkdir -p /home/skyward /work; \
+    chmod 1777 /home/skyward /work; \
+    [ "$PWD" = / ] || chmod a+rwx .; \
     end_step
 ENV PYTHONPATH=/opt/skyward
 ARG SKYWARD_LF
 ENV LINES="one${SKYWARD_LF}two" \
     PYTHONPATH="/opt/skyward:/srv/lib" \
     QUOTES="a \"b\" 'c' \$HOME \\"
-LABEL skyward.base="sha256:ba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5e" skyward.image="295b2df1f1e82c2418d44e73b0cef5ffcf42174f1e2a8c2c0c24f1178e9419fb" skyward.python="3.11"
+LABEL skyward.base="sha256:ba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5e" skyward.image="07a1303de9a0a489682d8f0e58d9ee2bc3d5717f98ba30fba3c017648505e8e0" skyward.python="3.11"
 
 # --- step.sh
 : > /run/skyward/begun
@@ -73,4 +79,4 @@ end_step() {
 }
 
 # --- tag
-skyward:sky-3-295b2df1f1e82c24
+skyward:sky-4-07a1303de9a0a489

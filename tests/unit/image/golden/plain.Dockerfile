@@ -18,9 +18,15 @@ RUN --mount=type=tmpfs,target=/run \
     set -e; . /run/skyward/step.sh; \
     cp -r /run/runner /opt/skyward; \
     /opt/venv/bin/python -m compileall -q --invalidation-mode unchecked-hash -x '/opt/skyward/skyward/(build|cli|engine|image|pool|providers)/' /opt/skyward; \
+    chmod -R a+rX /opt/skyward; \
+    grep -q '^[^:]*:[^:]*:10001:' /etc/group || echo 'skyward:x:10001:' >>/etc/group; \
+    grep -q '^[^:]*:[^:]*:10001:' /etc/passwd || echo 'skyward:x:10001:10001::/home/skyward:/bin/sh' >>/etc/passwd; \
+    mkdir -p /home/skyward /work; \
+    chmod 1777 /home/skyward /work; \
+    [ "$PWD" = / ] || chmod a+rwx .; \
     end_step
 ENV PYTHONPATH=/opt/skyward
-LABEL skyward.base="sha256:ba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5e" skyward.image="d343a690b99ab94159c3e9b34676fa56c6225cff5f323072a84ed72907d4d24e" skyward.python="3.11"
+LABEL skyward.base="sha256:ba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5e" skyward.image="6dd1f61ec0d3118ee0e9d1780fb04a5d2110a32d0d848c842929f4b6f5bb64e2" skyward.python="3.11"
 
 # --- step.sh
 : > /run/skyward/begun
@@ -35,4 +41,4 @@ end_step() {
 }
 
 # --- tag
-skyward:sky-3-d343a690b99ab941
+skyward:sky-4-6dd1f61ec0d3118e

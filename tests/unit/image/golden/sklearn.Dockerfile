@@ -50,10 +50,16 @@ RUN --mount=type=tmpfs,target=/run \
     set -e; . /run/skyward/step.sh; \
     cp -r /run/runner /opt/skyward; \
     /opt/venv/bin/python -m compileall -q --invalidation-mode unchecked-hash -x '/opt/skyward/skyward/(build|cli|engine|image|pool|providers)/' /opt/skyward; \
+    chmod -R a+rX /opt/skyward; \
+    grep -q '^[^:]*:[^:]*:10001:' /etc/group || echo 'skyward:x:10001:' >>/etc/group; \
+    grep -q '^[^:]*:[^:]*:10001:' /etc/passwd || echo 'skyward:x:10001:10001::/home/skyward:/bin/sh' >>/etc/passwd; \
+    mkdir -p /home/skyward /work; \
+    chmod 1777 /home/skyward /work; \
+    [ "$PWD" = / ] || chmod a+rwx .; \
     end_step
 ENV PYTHONPATH=/opt/skyward
 ENV OMP_NUM_THREADS="1"
-LABEL skyward.base="sha256:ba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5e" skyward.image="2bad515e81281470d0af2f4f45aeab300dae1af855adca009913a0671a9a6cce" skyward.python="3.11"
+LABEL skyward.base="sha256:ba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5e" skyward.image="68b0f8501b6679bcec8d6a0912953c8017b4057b771637a4315664ba721b7c54" skyward.python="3.11"
 
 # --- step.sh
 : > /run/skyward/begun
@@ -68,4 +74,4 @@ end_step() {
 }
 
 # --- tag
-skyward:sky-3-2bad515e81281470
+skyward:sky-4-68b0f8501b6679bc

@@ -62,9 +62,15 @@ RUN --mount=type=tmpfs,target=/run \
     set -e; . /run/skyward/step.sh; \
     cp -r /run/runner /opt/skyward; \
     /opt/venv/bin/python -m compileall -q --invalidation-mode unchecked-hash -x '/opt/skyward/skyward/(build|cli|engine|image|pool|providers)/' /opt/skyward; \
+    chmod -R a+rX /opt/skyward; \
+    grep -q '^[^:]*:[^:]*:10001:' /etc/group || echo 'skyward:x:10001:' >>/etc/group; \
+    grep -q '^[^:]*:[^:]*:10001:' /etc/passwd || echo 'skyward:x:10001:10001::/home/skyward:/bin/sh' >>/etc/passwd; \
+    mkdir -p /home/skyward /work; \
+    chmod 1777 /home/skyward /work; \
+    [ "$PWD" = / ] || chmod a+rwx .; \
     end_step
 ENV PYTHONPATH=/opt/skyward
-LABEL skyward.base="sha256:ba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5e" skyward.image="df5ca138c7757a061ba2b904cd77bd0fdc056d954e1e92bea66524b67ecaf183" skyward.python="3.11"
+LABEL skyward.base="sha256:ba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5e" skyward.image="fd2e564b4e6c302eeb80f225b8df6286bf3700221da35fd424eb2a5cca795cc1" skyward.python="3.11"
 
 # --- step.sh
 : > /run/skyward/begun
@@ -79,4 +85,4 @@ end_step() {
 }
 
 # --- tag
-skyward:sky-3-df5ca138c7757a06
+skyward:sky-4-fd2e564b4e6c302e

@@ -1,0 +1,75 @@
+"""What the programs in a node's container may do: the user they run as, and the privileges that they can have."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Literal
+
+from skyward.errors import ConfigError
+
+ACCOUNT = "skyward"  # the user that every image has
+ACCOUNT_ID = 10001  # its user and group id: no system account, and none that distributions give to people
+HOME = "/home/skyward"
+WORK_DIR = "/work"  # where functions run in images that name no directory of their own
+
+DEFAULT: Literal["default"] = "default"
+_USER = re.compile(r"[A-Za-z0-9_][\w.-]*(:[A-Za-z0-9_][\w.-]*)?", re.ASCII)
+# capabilities(7), as of Linux 5.9
+_CAPABILITIES = frozenset(
+    re.findall(
+        r"\w+",
+        """AUDIT_CONTROL AUDIT_READ AUDIT_WRITE BLOCK_SUSPEND BPF CHECKPOINT_RESTORE CHOWN DAC_OVERRIDE DAC_READ_SEARCH
+        FOWNER FSETID IPC_LOCK IPC_OWNER KILL LEASE LINUX_IMMUTABLE MAC_ADMIN MAC_OVERRIDE MKNOD NET_ADMIN
+        NET_BIND_SERVICE NET_BROADCAST NET_RAW PERFMON SETFCAP SETGID SETPCAP SETUID SYS_ADMIN SYS_BOOT SYS_CHROOT
+        SYS_MODULE SYS_NICE SYS_PACCT SYS_PTRACE SYS_RAWIO SYS_RESOURCE SYS_TIME SYS_TTY_CONFIG SYSLOG WAKE_ALARM""",
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """What the programs of a node's container may do.
+
+    Attributes:
+        user: name or number of the user that they run as, with its group if wanted ("app", "1000", "1000:100"); None
+            for the image's own, and where the image names none for an unprivileged one.
+        privileges: capabilities that they can have, such as ("SYS_PTRACE",): root has them, other users get them by
+            programs that are installed to give them (sudo). None by default, and then no program can gain any.
+            "default" for those that the engine gives when nobody says anything.
+
+    Raises:
+        ConfigError: a value is wrong.
+    """
+
+    user: str | None = None
+    privileges: tuple[str, ...] | Literal["default"] = ()
+
+    @classmethod
+    def of(cls, provider: str, user: object, privileges: object) -> Rights:
+        """The rights that a caller of a provider's class asks for; `provider` is its name, for errors."""
+        if user is not None and not (isinstance(user, str) and _USER.fullmatch(user)):
+            raise ConfigError(
+                f"{provider}: user is a text, the name or number of a user in the image, with its group if wanted "
+                f"('app', '1000:100'); found {user!r}."
+            )
+        return cls(user, _privileges(provider, privileges))
+
+
+def _privileges(provider: str, given: object) -> tuple[str, ...] | Literal["default"]:
+    if given == DEFAULT:
+        return DEFAULT
+    if isinstance(given, str) or not isinstance(given, Sequence) or not all(isinstance(each, str) for each in given):
+        raise ConfigError(
+            f"{provider}: privileges is a list of capabilities, such as ['SYS_PTRACE'], or 'default' for those that "
+            f"the engine gives by itself; found {given!r}."
+        )
+    names = dict.fromkeys(each.upper().removeprefix("CAP_") for each in given)
+    for name in names:
+        if name not in _CAPABILITIES:
+            near = get_close_matches(name, _CAPABILITIES, 1)
+            meant = f" Is {near[0]} meant?" if near else ""
+            raise ConfigError(f"{provider}: privileges names {name!r}, which is no capability of Linux.{meant}")
+    return tuple(names)

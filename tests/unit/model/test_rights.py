@@ -1,0 +1,61 @@
+"""The rights of containers as a caller asks for them."""
+
+from __future__ import annotations
+
+import pytest
+
+import skyward as sky
+from skyward.errors import ConfigError
+from skyward.model.rights import Rights
+from skyward.providers.containers import user_of
+
+
+def test_nothing_is_given_unless_asked_for() -> None:
+    """No privilege, no user; what is asked for is kept in one form, so that equal providers are equal."""
+    assert Rights.of("sky.Docker", None, ()) == Rights()
+    assert Rights.of("sky.Docker", "app:100", ["cap_sys_ptrace", "SYS_NICE"]) == Rights(
+        "app:100", ("SYS_PTRACE", "SYS_NICE")
+    )
+    assert sky.Docker(privileges=["CAP_KILL"]) == sky.Docker(privileges=("kill",))
+    assert Rights.of("sky.Docker", None, "default").privileges == "default"
+
+
+@pytest.mark.parametrize(
+    ("user", "privileges", "said"),
+    [
+        (0, (), r"user is a text, .*found 0\."),
+        ("", (), r"user is a text"),
+        ("a:b:c", (), r"user is a text"),
+        ("-u", (), r"user is a text"),
+        (None, "SYS_PTRACE", r"privileges is a list of capabilities.*found 'SYS_PTRACE'"),
+        (None, [1], r"privileges is a list"),
+        (None, None, r"privileges is a list"),
+        (None, ["SYS_PTRACER"], r"'SYS_PTRACER', which is no capability of Linux\. Is SYS_PTRACE meant\?"),
+    ],
+)
+def test_what_is_no_right_is_refused(user: object, privileges: object, said: str) -> None:
+    """Before anything is created, by the name of the provider."""
+    for provider in (sky.Docker, lambda **given: sky.SSH("host", **given), sky.AWS):
+        with pytest.raises(ConfigError, match=rf"^sky\.(Docker|SSH|AWS): .*{said}"):
+            provider(user=user, privileges=privileges)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("asked", "of_image", "client", "user"),
+    [
+        (None, "", (0, 0), "10001:10001"),  # root is nobody to run functions as
+        (None, "", (1000, 100), "1000:100"),
+        (None, "app", (0, 0), None),
+        (None, "root", (1000, 100), None),
+        ("root", "app", (1000, 100), "root"),
+    ],
+)
+def test_whom_programs_run_as(asked: str | None, of_image: str, client: tuple[int, int], user: str | None) -> None:
+    """Whom the caller says, else whom the image says, else the caller, who is never root."""
+    assert user_of(Rights(asked), of_image, client) == user
+
+
+def test_mounting_takes_root() -> None:
+    """Unless the caller knows better."""
+    assert user_of(Rights(), "app", (1000, 1000), mounts=True) == "0:0"
+    assert user_of(Rights("app"), "", (1000, 1000), mounts=True) == "app"
