@@ -23,7 +23,7 @@ class StreamWatch:
         for worker in workers:
             slots += worker.slots
             running += list(worker.outstanding.values())[: worker.slots]
-        if first_waiting is None or len(running) < slots or any(task.stream is None for task in running):
+        if first_waiting is None or not slots or len(running) < slots or any(task.stream is None for task in running):
             self._since = None
             return ""
         self._since = since = now if self._since is None else self._since

@@ -434,6 +434,15 @@ def test_streams_that_hold_up_a_call_are_told_once(make: Make) -> None:
     assert third.id in sent(pool.workers[0])
 
 
+def test_calls_that_wait_for_a_node_wait_for_no_stream(make: Make) -> None:
+    """Nothing is told of streams where there is no worker at all."""
+    pool = make()
+    pool.lose(pool.workers[0])
+    pool.submit(1)
+    pool.time.pass_(5 * HELD_S)
+    assert pool.notices == []
+
+
 def test_what_was_not_sent_is_taken_back_here(make: Make) -> None:
     """A worker that reads nothing is asked nothing about it, and the call runs elsewhere."""
     pool = make(workers=2)
