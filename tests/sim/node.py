@@ -14,6 +14,7 @@ from tests.sim.kernel import Process, SimExit
 # isort: split
 from skyward.errors import NodeStartError, PoolClosedError
 from skyward.model.instance import ENV_VAR, InstanceInfo
+from skyward.pool import callbacks as pool_callbacks
 from skyward.pool import functions as pool_functions
 from skyward.pool import gang as pool_gang
 from skyward.pool import node as pool_node
@@ -175,6 +176,8 @@ class Child:
         kernel.K.point()
         if self.process.alive:
             self._asked = True
+            if not self._node.agent._stopping:
+                world.W.check_kill(self.process)
             self.process.end(signal=9)
 
     def signal(self, _number: int) -> None:
@@ -221,6 +224,7 @@ class Node:
         self.children: list[Child] = []
         self.machine = f"n{len(world.W.nodes)}"
         self._said = ""
+        self.agent: Any = None
         self._heard = threads.Event()
         self.process = Process(k, f"{self.machine}:agent")
         self.process.model = self
@@ -243,7 +247,8 @@ class Node:
             for i in range(self.settings.processes)
         ]
         made: Any = agent.Agent
-        SYSTEM._exit(made(place.node, self.settings.lease_s, run_dir, key, children).run())
+        self.agent = made(place.node, self.settings.lease_s, run_dir, key, children)
+        SYSTEM._exit(self.agent.run())
 
     def _ended(self) -> None:
         """The agent has ended: a container ends with it, a plain process's workers notice it."""
@@ -434,6 +439,7 @@ def patch() -> None:
         (pool_functions, {"local_modules": lambda _fn: CodeBundle()}),
         (pool_functions, {"is_collective": lambda fn: fn.__name__ == "together"}),
         (pool_output, {"_write": lambda text, _error: world.W.prints(text)}),
+        (pool_callbacks, {"_report": _ignore}),
         (Progress, {"tell": lambda _self, line: kernel.K.note("tell", line), "stage": _quiet_stage}),
     ]
     for module, names in patched:

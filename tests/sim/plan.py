@@ -73,9 +73,13 @@ class Plan:
 
 
 KILLS = ("kill-worker", "kill-worker", "kill-agent", "kill-node", "term-node")
-STOPS = ("stop-node", "stop-worker", "stop-client")
+STOPS = ("stop-node", "stop-worker", "stop-client", "leave")
 LINKS = ("cut-to", "cut-from", "cut", "reset", "slow")
-LEAVES = ("leave",)
+_KINDS = (
+    *("one", "gather", "background", "callback", "cancel", "stream", "half", "arriving", "raise", "everywhere", "hold"),
+    "together",
+)
+_WEIGHTS = (3, 4, 2, 1, 2, 1, 1, 1, 1, 2, 0.5)
 SECONDS = (0.0, 0.0, 0.0, 0.001, 0.003, 0.02, 0.3, 2.0)
 
 
@@ -117,23 +121,14 @@ def plan(seed: int) -> Plan:
 
 
 def _op(rng: random.Random, tokens: itertools.count[int], collective: bool, ranks: int, large: bool) -> Op:
-    kind = rng.choices(
-        (
-            "one",
-            "gather",
-            "background",
-            "cancel",
-            "stream",
-            "half",
-            "arriving",
-            "raise",
-            "everywhere",
-            "together",
-            "hold",
-        ),
-        (3, 4, 2, 2, 1, 1, 1, 1, 2, 4 if collective else 0, 0.5),
-    )[0]
-    count = {"gather": rng.choice((3, 8, 30)), "arriving": 5, "background": 4, "cancel": rng.choice((1, 6))}
+    kind = rng.choices(_KINDS, (*_WEIGHTS, 5 if collective else 0))[0]
+    count = {
+        "gather": rng.choice((3, 8, 30)),
+        "arriving": 5,
+        "background": 4,
+        "callback": 4,
+        "cancel": rng.choice((1, 6)),
+    }
     seconds = rng.choice(SECONDS)
     return Op(
         kind=kind,
@@ -153,13 +148,11 @@ def _faults(rng: random.Random) -> tuple[Fault, ...]:
     mood = rng.random()
     if mood < 0.25:
         return ()
-    kinds = (
-        KILLS if mood < 0.55 else STOPS if mood < 0.7 else LINKS if mood < 0.85 else (*KILLS, *STOPS, *LINKS, *LEAVES)
-    )
+    kinds = KILLS if mood < 0.55 else STOPS if mood < 0.7 else LINKS if mood < 0.85 else (*KILLS, *STOPS, *LINKS)
     found = [_fault(rng, rng.choice(kinds)) for _ in range(rng.choice((1, 1, 2, 4)))]
     if rng.random() < 0.06:
         found.append(_fault(rng, "kill-client"))
-    if rng.random() < 0.15:
+    if rng.random() < 0.25:
         found.append(_fault(rng, "close"))
     return tuple(found)
 

@@ -17,6 +17,7 @@ from tests.sim.plan import Op, Plan, plan
 # isort: split
 from skyward.errors import (
     PluginError,
+    PoolClosedError,
     PoolError,
     SkywardError,
     TaskCancelledError,
@@ -70,6 +71,7 @@ class Workload:
         self.succeeded: dict[int, int] = {}  # lines of calls that returned
         self.lost_unbegun = 0
         self.left = len(chosen.callers)
+        self.over: Callable[[], None] = lambda: None
 
     def caller(self, ops: tuple[Op, ...]) -> None:
         """Do one thing after the other (a thread of the client)."""
@@ -78,6 +80,8 @@ class Workload:
             getattr(self, f"_{op.kind}")(op)
             kernel.K.note("done", op.kind, op.tokens[0])
         self.left -= 1
+        if not self.left:
+            self.over()
 
     # what is asked ---------------------------------------------------------------------------------------------
 
@@ -125,6 +129,31 @@ class Workload:
         for token, future in zip(op.tokens, futures, strict=True):
             self._expect(op, token, future.result)
 
+    def _callback(self, op: Op) -> None:
+        """Each call is followed by another one, which the callback of its future makes."""
+        over = threads.Semaphore(0)
+        half = len(op.tokens) // 2
+        try:
+            futures = [self.pool.run_async(self._call(op, token)) for token in op.tokens[:half]]
+        except SkywardError as error:
+            self._error(op, op.tokens, error)
+            return
+        for future, token in zip(futures, op.tokens[half:], strict=True):
+
+            def follow(_future: Any, token: int = token) -> None:
+                try:
+                    self._expect(op, token, lambda: self.pool.run(self._call(op, token)))
+                finally:
+                    over.release()
+                if op.count == 0:
+                    raise SystemExit  # which ends nothing else
+
+            future.add_done_callback(follow)
+        for token, future in zip(op.tokens, futures, strict=False):
+            self._expect(op, token, future.result)
+        for _ in futures:
+            over.acquire()
+
     def _cancel(self, op: Op) -> None:
         k = kernel.K
         try:
@@ -134,8 +163,9 @@ class Workload:
             return
         if op.count:
             k.sleep(op.count * 0.01)
-        for future in futures:
+        for token, future in zip(op.tokens, futures, strict=True):
             future.cancel()
+            world.W.cancelled[token] = k.now
         for token, future in zip(op.tokens, futures, strict=True):
             began = k.now
             self._expect(op, token, future.result, cancelled=True)
@@ -203,11 +233,19 @@ class Workload:
             kernel.K.fail(f"call {token} returned {value!r}")
         else:
             self.succeeded[token] = lines
+            self._check_limit(op, token)
 
     def _value(self, op: Op, token: int, value: Any) -> None:
         if value != result(token, op.returned):
             kernel.K.fail(f"call {token} returned {value!r}")
         self.succeeded[token] = op.lines
+        self._check_limit(op, token)
+
+    def _check_limit(self, op: Op, token: int) -> None:
+        """A call that has returned did so within its limit."""
+        run = world.W.runs[token][-1]
+        if op.timeout is not None and not world.W.faults and (run.ended or 0) - run.began > op.timeout + 1.0:
+            kernel.K.fail(f"call {token} returned after {(run.ended or 0) - run.began:.1f} s: beyond its limit")
 
     def _error(
         self,
@@ -234,7 +272,7 @@ class Workload:
                 kernel.K.fail(f"{tokens} ran {ages} s and failed of their limit of {op.timeout:g} s: {error}")
             return
         if isinstance(error, WorkerLostError):
-            disbanded = op.kind == "together" and self.plan.slots > 1  # with another one, which failed
+            disbanded = broadcast and self.plan.slots > 1  # with another one, which failed
             if not (self._ended_workers() or w.node_faults or disbanded):
                 kernel.K.fail(f"{tokens} failed though no worker has ended: {error}")
             if not runs and not w.node_faults and not broadcast:
@@ -243,6 +281,8 @@ class Workload:
                     kernel.K.fail(f"{tokens} had not begun and failed: {error}")
             return
         if isinstance(error, PoolError | PluginError) and (w.node_faults or (broadcast and (raises or w.faults))):
+            return
+        if isinstance(error, PoolClosedError) and w.closing:
             return
         if isinstance(error, PluginError) and broadcast and self._ended_workers():
             return
@@ -305,22 +345,43 @@ def _client(chosen: Plan) -> None:
             k.fail(f"the pool could not be opened: {error!r}")
         return
     callers = [threads.Thread(target=load.caller, args=(ops,), name="caller") for ops in chosen.callers]
+    over, opened = threads.Event(), k.now
+    load.over = w.on_close = over.set
     for caller in callers:
         caller.start()
-    for caller in callers:
-        caller.join()
+    over.wait()
     began, w.closing = k.now, True
     try:
         pool.__exit__(None, None, None)
     except SkywardError as error:
         if not w.node_faults:
             k.fail(f"the pool could not be closed: {error!r}")
+    if (took := began - opened) > (bound := _bound(chosen)) and not (w.faults or w.node_faults):
+        k.fail(f"all was done after {took:.1f} s, which should take at most {bound:.1f} s")
     if k.now - began > CLOSE_S + w.stopped_client_s:
         k.fail(f"the end of the pool took {k.now - began:.1f} s")
+    for caller in callers:
+        caller.join(CLOSE_S)
+        if caller.is_alive():
+            k.fail(f"a caller still waits {CLOSE_S:g} s after the pool was closed")
     w.check_output(load.succeeded)
     w.check_runs(load.retries)
     left = [t for t in w.client.threads if not t.done and not t.dead and t.role != "client.main"]
     k.note("threads left", left)
+
+
+def _bound(chosen: Plan) -> float:
+    """Within how many seconds everything is done if nothing goes wrong."""
+    bound = 3.0
+    for op in (op for ops in chosen.callers for op in ops):
+        times = {"hold": 4.0, "stream": 3.0, "half": 3.0}.get(
+            op.kind, 4.0 * (op.count + 1) if op.fails_on >= 0 else 1.0
+        )
+        stops = op.timeout is not None or op.kind in {"cancel", "half", "arriving", "everywhere", "together", "raise"}
+        large = (op.sent + op.returned) / chosen.capacity + op.lines + op.count
+        bound += len(op.tokens) * (op.seconds * times * (1 + chosen.ranks) + chosen.latency_s * (20 + 4 * large) + 0.1)
+        bound += 15.0 if stops else 0.0
+    return bound
 
 
 def _referee(w: world.World, client: kernel.Thread) -> None:

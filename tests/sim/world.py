@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +16,7 @@ from tests.sim.plan import Fault, Plan
 LEASE_SLACK_S = 20.0  # so much later than its lease a node may end
 EXIT_LEASE = 3
 NEVER_BLOCK = {"NodeLink._read_worker", "NodeLink._read_agent", "Clock._run", "Members._beat", "Inbox._watch"}
+_UNHEEDING = {"hold", "together"}  # such calls do not, or have all ranks started afresh
 _LINE = re.compile(r"\] L (\d+) (\d+) (\d+)\n")
 
 
@@ -47,6 +48,9 @@ class World:
         self.faults = 0  # that have happened
         self.node_faults = 0  # those that a whole node was hit by, or the client
         self.stopped_client_s = 0.0
+        self.stops: dict[str, int] = {}  # how often each machine was stopped
+        self.on_close: Callable[[], None] = _nothing
+        self.cancelled: dict[int, float] = {}  # when each call was cancelled
         self.hit: set[str] = set()  # machines that something was done to
         self._serial = 0
         self.watched: list[Thread] = []
@@ -63,6 +67,8 @@ class World:
         run = Run(token, rank, me.process, self.k.now)
         self.runs[token].append(run)
         self.k.note("begins", token, me.process.name)
+        if self.k.now - self.cancelled.get(token, self.k.now) > 2.0 + 20 * self.latency_s and not self.faults:
+            self.k.fail(f"call {token} began {self.k.now - self.cancelled[token]:.1f} s after it had been cancelled")
         return len(self.runs[token]) - 1
 
     def ends(self, token: int, run: int) -> None:
@@ -119,7 +125,7 @@ class World:
         if fault.kind == "close":
             self.faults += 1
             self.node_faults += 1
-            k.spawn(self.client, "close", self.close, "close")
+            k.spawn(self.client, "close", self.on_close, "close")
             return
         if not nodes:
             return
@@ -136,6 +142,7 @@ class World:
         workers = [process for process in node.workers if process.alive]
         if not workers:
             return
+        self.hit.add(node.machine)
         worker = workers[int(fault.chance * 97) % len(workers)]
         if fault.kind == "kill-worker":
             worker.end(signal=9)
@@ -184,8 +191,12 @@ class World:
     def _expect_lost(self, node: Any, seconds: float) -> None:
         """A node that does not answer is given up within its time."""
 
+        self.stops[node.machine] = number = self.stops.get(node.machine, 0) + 1
+
         def look() -> None:
             pool = self.pool
+            if self.stops[node.machine] != number:
+                return  # it has been stopped anew, and may have gone on in between
             if self.closing or pool is None or not self.client.alive or self.stopped_client_s:
                 return
             for link in pool._members._nodes.values():
@@ -194,14 +205,6 @@ class World:
 
         if seconds > 17.0:
             self.k.after(17.0, look)
-
-    def close(self) -> None:
-        """Close the pool while calls run, from a thread of the client."""
-        pool = self.pool
-        if pool is not None and not self.closing and pool._leave is not None:
-            self.closing = True
-            pool._dispatcher.close(_closed())
-            self.closing = False
 
     # invariants ------------------------------------------------------------------------------------------------
 
@@ -221,9 +224,15 @@ class World:
     def check_lease(self, node: Any) -> None:
         """A node has ended by its lease: right only if its client was not there."""
         well = self.client.alive and not (self.stopped_client_s or self.closing or node.machine in self.hit)
-        if node.process.code != EXIT_LEASE or not well:
+        if node.process.code != EXIT_LEASE or not well or self.plan.failing_calls:
             return
         self.k.fail(f"{node.machine} ended by its lease, although its client was there and well")
+
+    def check_kill(self, process: Process) -> None:
+        """The pool has a worker ended: right only if a call in it does not heed that it is to stop."""
+        kinds = {op.kind for ops in self.plan.callers for op in ops}
+        if self.plan.slots == 1 and not (self.faults or self.node_faults or self.closing or kinds & _UNHEEDING):
+            self.k.fail(f"the pool had {process.name} ended, whose calls end when they are told to")
 
     def check_runs(self, retries: dict[int, int]) -> None:
         """No call ran more often than it may."""
@@ -258,10 +267,8 @@ class World:
                 self.k.fail(f"{', '.join(alive)} still there after the lease of {self.plan.lease_s:g} s")
 
 
-def _closed() -> Any:
-    from skyward.errors import PoolClosedError
-
-    return PoolClosedError("closed in the middle of everything")
+def _nothing() -> None:
+    pass
 
 
 W: World = None  # type: ignore[assignment]  # of the simulation that runs now

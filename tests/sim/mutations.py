@@ -1,0 +1,291 @@
+"""The small mistakes that `mutants.py` puts into the pool, and earlier fixes taken back."""
+
+from __future__ import annotations
+
+from tests.sim.mutants import Mutant
+
+DISPATCH, NODE, MEMBERS, REGROUP = "pool/dispatch.py", "pool/node.py", "pool/members.py", "pool/regroup.py"
+GANG, GATHERING, TASK, STREAM = "pool/gang.py", "pool/gathering.py", "pool/task.py", "pool/stream.py"
+FRAMES, WORKER, OUTPUT, CLOCK = "wire/frames.py", "pool/worker.py", "pool/output.py", "pool/clock.py"
+
+MUTANTS: tuple[Mutant, ...] = (
+    # the dispatcher
+    Mutant(
+        "what a result makes room for is not sent",
+        DISPATCH,
+        "            self._refill(worker)\n        _flush((worker, *touched))",
+        "            self._refill(worker)\n        _flush(touched)",
+    ),
+    Mutant(
+        "a result makes room for nothing",
+        DISPATCH,
+        "            self._refill(worker)\n        _flush((worker, *touched))",
+        "        _flush((worker, *touched))",
+    ),
+    Mutant("what may have run runs again", DISPATCH, "elif fate is Fate.WAITED:", "elif fate is not Fate.RAN:"),
+    Mutant("retries are not counted", DISPATCH, "                task.retries -= 1\n", ""),
+    Mutant("one retry too many", DISPATCH, "elif task.retries > 0:", "elif task.retries >= 0:"),
+    Mutant("what is put back is lost", DISPATCH, "            self._queue.appendleft(task)\n", "            pass\n"),
+    Mutant(
+        "a cancelled call is not told",
+        DISPATCH,
+        "                    worker.post_order(Kind.CANCEL, task.id)\n",
+        "",
+    ),
+    Mutant(
+        "limits are looked at once",
+        DISPATCH,
+        "            if self._ticking:\n                self._clock.after(TICK_S, self._tick)\n        _flush(touched)",
+        "        _flush(touched)",
+    ),
+    Mutant(
+        "limits are not noted",
+        DISPATCH,
+        "                    self._limits[frame.id] = (time.monotonic() + task.timeout, task)",
+        "                    pass",
+    ),
+    Mutant(
+        "a new worker is not sent what waits",
+        DISPATCH,
+        "            self._admit((worker,))\n        _flush((worker,))",
+        "            self._admit((worker,))",
+    ),
+    Mutant(
+        "what waits for a rank is dropped",
+        DISPATCH,
+        "                if task.stopping is None:\n                    self._assign(task, worker)",
+        "                pass",
+    ),
+    Mutant("calls are not sent", DISPATCH, "        _flush(touched.values())\n", ""),
+    Mutant(
+        "a close forgets what runs",
+        DISPATCH,
+        "left = [*self._take_all_waiting(), *(t for w in workers for t in w.outstanding.values())]",
+        "left = self._take_all_waiting()",
+    ),
+    Mutant(
+        "a close forgets what waits",
+        DISPATCH,
+        "left = [*self._take_all_waiting(), *(t for w in workers for t in w.outstanding.values())]",
+        "left = [t for w in workers for t in w.outstanding.values()]",
+    ),
+    Mutant("calls go on resting", DISPATCH, "self._resting, self._suspended = False, None", "self._suspended = None"),
+    Mutant("what a worker gives back is dropped", DISPATCH, "                    given_back.append(task)\n", ""),
+    Mutant(
+        "what a cancelled call leaves behind is not refilled",
+        DISPATCH,
+        "                    del worker.outstanding[task.id]\n                    self._refill(worker)",
+        "                    pass",
+    ),
+    # the fate of calls
+    Mutant(
+        "what was prefetched has not begun, whoever says so",
+        "pool/losses.py",
+        "(is_known and position >= worker.slots and task.stream is None)",
+        "(position >= worker.slots and task.stream is None)",
+    ),
+    Mutant("nothing has begun", "pool/losses.py", "is_known and position >= worker.slots", "is_known"),
+    Mutant(
+        "the end of a silent node is known",
+        NODE,
+        "        is_known = worker.drained and (report is not None or self._end_is_known())\n",
+        "        is_known = True\n",
+    ),
+    # calls, streams, callbacks
+    Mutant(
+        "a latch opens twice",
+        TASK,
+        "            self._open = True\n        self._gate.release()",
+        "        self._gate.release()",
+    ),
+    Mutant(
+        "a latch opens at the first result",
+        TASK,
+        "self._open or not (self._left == 0 or self.first_failed)",
+        "self._open",
+    ),
+    Mutant("of two outcomes both count", TASK, "waiter = self._waiter.pop()", "waiter = self._waiter[0]"),
+    Mutant(
+        "a stream gets no credit",
+        STREAM,
+        "                self._source.credit(_CREDIT_STEP)\n",
+        "                pass\n",
+    ),
+    Mutant("credit is not sent", STREAM, "                worker.flush()\n", ""),
+    Mutant(
+        "the clock is not told of what is due",
+        CLOCK,
+        "            self._changed.notify()\n\n    def stop",
+        "\n    def stop",
+    ),
+    Mutant("output is printed twice", OUTPUT, "                self._waiting.clear()\n", ""),
+    Mutant(
+        "a callback runs in the thread that reads",
+        TASK,
+        "lambda ended: self._callbacks.submit(what, lambda: fn(ended))",
+        "lambda ended: (what, fn(ended))",
+    ),
+    # gathers and gangs
+    Mutant(
+        "a gather leaves one rank out",
+        GATHERING,
+        "elif len(self._given) == len(self._ranks):",
+        "elif len(self._given) >= len(self._ranks) - 1:",
+    ),
+    Mutant("gathers are not counted", GATHERING, "        self._number += 1\n", ""),
+    Mutant(
+        "a gather mixes the order of ranks",
+        GATHERING,
+        "in_order = [self._given[rank] for rank in self._ranks]",
+        "in_order = list(self._given.values())",
+    ),
+    Mutant(
+        "ranks wait for one that has ended",
+        GATHERING,
+        "answers = self._fail(self._absence([rank])) if self._given else []",
+        "answers = []",
+    ),
+    Mutant("a gang does not see its ends", GANG, "            self._returned[rank] = time.monotonic()\n", ""),
+    Mutant(
+        "the caller of a gang is not told",
+        GANG,
+        "for the next one not to begin in processes that are to end\n        self._gate.set()\n",
+        "\n",
+    ),
+    Mutant("the next gang waits for ever", GANG, "        self._group.dismiss(self)  # only now", "        # only now"),
+    Mutant("a broken gang is not made again", GANG, "            self._group.break_up(f", "            str(f"),
+    Mutant(
+        "the failure of a rank wakes nobody",
+        GANG,
+        "                self._failures.append(failure)\n                self._changed.notify_all()",
+        "                self._failures.append(failure)",
+    ),
+    # ranks together
+    Mutant(
+        "a group is made again for ever",
+        REGROUP,
+        '            self._broken = ""\n            return True',
+        "            return True",
+    ),
+    Mutant("a lost rank breaks nothing up", REGROUP, "if self.collective and self._open and not ours:", "if False:"),
+    Mutant(
+        "ranks that should end go on",
+        REGROUP,
+        "                    self._dispatcher.end(worker",
+        "                    max(str(worker)",
+    ),
+    Mutant(
+        "ranks made again are not used",
+        REGROUP,
+        "self._dispatcher.resume([worker for _, worker in self._entering.values()])",
+        "self._entering.values()",
+    ),
+    Mutant(
+        "calls begin while ranks are ended",
+        REGROUP,
+        "        if not self._closed:\n            self._dispatcher.rest()",
+        "        pass",
+    ),
+    # nodes
+    Mutant("a lost node is not replaced", NODE, "        self._pool.gone(self)\n", ""),
+    Mutant("the loss of a worker is not told", NODE, "        self._pool.lost(worker)\n", ""),
+    Mutant("answers do not count as signs of life", NODE, "                self._unanswered = []\n", ""),
+    Mutant(
+        "a silent node is not given up",
+        NODE,
+        "        if self._agent is not None:\n            self._agent.close()\n\n    def leave",
+        "\n    def leave",
+    ),
+    Mutant(
+        "readers of a silent node go on",
+        NODE,
+        "                    worker.connection.stop_reading()\n                self._changed.wait",
+        "                    str(worker)\n                self._changed.wait",
+    ),
+    Mutant("no heartbeats", MEMBERS, "                node.beat()\n", "                str(node)\n"),
+    Mutant("a node that came counts as coming", MEMBERS, "                self._filling.discard(node.index)\n", ""),
+    Mutant(
+        "the first nodes are not announced",
+        MEMBERS,
+        "                self._early.append(node)\n                self._changed.notify_all()",
+        "                self._early.append(node)",
+    ),
+    # connections
+    Mutant(
+        "what was queued meanwhile stays queued",
+        FRAMES,
+        "            self._write(0)\n        self._flush_again()",
+        "            self._write(0)",
+    ),
+    Mutant(
+        "the writer is not woken",
+        FRAMES,
+        "        self._is_writers_turn = True\n        self._wake.release()",
+        "        self._is_writers_turn = True",
+    ),
+    Mutant(
+        "what the writer leaves stays queued",
+        FRAMES,
+        "                self._writing.release()\n            self._flush_again()",
+        "                self._writing.release()",
+    ),
+    Mutant(
+        "urgent frames cut into others",
+        FRAMES,
+        "                if not self._pending:\n                    self._pending = self._next_parts()",
+        "                if not self._pending or self._urgent:\n                    self._pending = self._next_parts()",
+    ),
+)
+
+REVERTS: tuple[Mutant, ...] = (
+    Mutant(
+        "part 1: flush blocks in the thread that calls it",
+        FRAMES,
+        "done = self._write(socket.MSG_DONTWAIT)",
+        "done = self._write(0)",
+    ),
+    Mutant(
+        "part 1: heartbeats wait for the socket",
+        NODE,
+        "            self._agent.post(frame)",
+        "            self._agent.send(frame)",
+    ),
+    Mutant(
+        "part 1: a worker answers a cancel with a send",
+        "runner/worker.py",
+        "                connection.post(frame)",
+        "                connection.send(frame)",
+    ),
+    Mutant(
+        "94b5876: a set-up that ends while its pool closes",
+        NODE,
+        "_unless_closed = suppress(InvalidStateError)",
+        "_unless_closed = suppress()",
+    ),
+    Mutant(
+        "94b5876: a host that is gone before its node has left",
+        NODE,
+        "        except SkywardError:\n            pass  # its host may be gone already;"
+        " the pool's end tries again, and reports\n",
+        "        finally:\n            pass\n",
+    ),
+    Mutant(
+        "daeb22b: a pool closes while a node is seen off",
+        MEMBERS,
+        "            if node not in self._leaving:\n"
+        "                return  # it was lost, or the pool was closed, while it left\n",
+        "",
+    ),
+    Mutant(
+        "2d34217: the error of a rank that is just telling it",
+        GANG,
+        "lambda: not self._unplaced()",
+        "lambda: not self._silent()",
+    ),
+    Mutant(
+        "a rank lost before its pool was a group",
+        REGROUP,
+        "                self._alone.add(worker.rank)\n",
+        "                pass\n",
+    ),
+)
