@@ -25,6 +25,7 @@ from werkzeug.serving import WSGIRequestHandler, make_server
 
 from scripts.stand.place import Host, Stand, program
 from skyward.providers.aws.boot import STATE
+from skyward.providers.aws.host_key import KEY
 from tests.e2e.stand import wait_until
 
 REGION, ACCOUNT = "us-east-1", "123456789012"
@@ -47,11 +48,26 @@ class Metadata(http.server.BaseHTTPRequestHandler):
         self.wfile.write(text.encode())
     def log_message(self, *_):
         pass
-http.server.ThreadingHTTPServer(("169.254.169.254", 80), Metadata).serve_forever()
+http.server.ThreadingHTTPServer(("", 80), Metadata).serve_forever()
+"""
+# Several instances may be one host: each sees these directories of its own, as do those that come to it by SSH.
+_VIEW = """
+for at in etc/ssh run/skyward-host-key run/skyward-metadata; do
+    mkdir -p "/$at" "$0/$at" && mount --bind "$0/$at" "/$at" || exit 1
+done
+exec "$@"
+"""
+_OPEN_AGAIN = """
+ls -d /run/i-* >/dev/null 2>&1 && exit
+iptables -w -D OUTPUT -d 169.254.169.254 -j SKYWARD
+iptables -w -D OUTPUT -d 169.254.169.254 -j REJECT
+ip6tables -w -D OUTPUT -d fd00:ec2::254 -j REJECT
+iptables -w -F SKYWARD
+iptables -w -X SKYWARD
 """
 _SSHD = """
 ListenAddress {address}
-HostKey {folder}/host_key
+HostKey {key}
 PidFile {folder}/sshd.pid
 PasswordAuthentication no
 KbdInteractiveAuthentication no
@@ -77,8 +93,7 @@ class Instance:
     user_data: Mapping[str, Any] = field(repr=False)
     pool: str
     stopped: Callable[[str], None] = field(repr=False)
-    _guard: subprocess.Popen[bytes] | None = field(default=None, repr=False)
-    _metadata: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    _processes: list[subprocess.Popen[bytes]] = field(default_factory=list, repr=False)
 
     @property
     def folder(self) -> str:
@@ -96,19 +111,39 @@ class Instance:
         """Do what cloud-init and systemd do at a first start."""
         run, config = self.host.run, self.user_data
         run("ip", "addr", "add", f"{self.address}/24", "dev", "eth0")
-        run("mkdir", "-p", f"{self.folder}/bin")
-        self._write(f"{self.folder}/host_key", config["ssh_keys"]["ed25519_private"], "600")
-        self._write(f"{self.folder}/sshd_config", _SSHD.format(address=self.address, folder=self.folder), "644")
+        run("mkdir", "-p", f"{self.folder}/bin", f"{self.folder}/etc/ssh")
+        self.take_key(config["ssh_keys"]["ed25519_private"])
+        sshd = _SSHD.format(address=self.address, folder=self.folder, key=KEY)
+        self._write(f"{self.folder}/sshd_config", sshd, "644")
         for user in config["users"]:
             self._add_user(user)
         for file in config["write_files"]:
             self._write(file["path"], file["content"], file["permissions"])
         self._write(f"{self.folder}/bin/shutdown", "#!/bin/sh\nkill $PPID\n", "755")  # ends the guard that calls it
-        run("/usr/sbin/sshd", "-f", f"{self.folder}/sshd_config")
+        self._write(f"{self.folder}/bin/systemctl", f"#!/bin/sh\nkill -HUP $(cat {self.folder}/sshd.pid)\n", "755")
+        self.start_sshd()
         self._serve_metadata()
         enabled = [words[-1] for words in config["runcmd"] if words[:3] == ["systemctl", "enable", "--now"]]
         for unit in enabled:
             self._start_unit(f"/etc/systemd/system/{unit}")
+
+    def start_sshd(self) -> None:
+        """Start its sshd, as a machine does that starts, or starts again."""
+        self.host.run(*self._view, "/usr/sbin/sshd", "-f", f"{self.folder}/sshd_config")
+
+    def stop_listening(self) -> None:
+        """End its sshd, and leave the connections that are open."""
+        self.host.run("sh", "-c", 'kill $(cat "$1/sshd.pid")', "sh", self.folder)
+        wait_until(lambda: not self.host.run("ss", "-Hltn", f"src {self.address}:22").strip(), 30)
+
+    def take_key(self, private: str) -> None:
+        """Have its sshd have another host key from its next start on."""
+        self._write(f"{self.folder}{KEY}", private, "600")
+
+    @property
+    def _view(self) -> list[str]:
+        """What a command on the host begins with that is to see the directories of this instance."""
+        return ["unshare", "--mount", "sh", "-c", _VIEW, self.folder]
 
     def _write(self, path: str, text: str, mode: str) -> None:
         self.host.run("sh", "-c", 'printf %s "$2" >"$1" && chmod "$3" "$1"', "sh", path, text, mode)
@@ -125,31 +160,54 @@ class Instance:
         self.host.run("sh", "-c", add, "sh", keys, f"{home}/.ssh/authorized_keys", name)
 
     def _start_unit(self, path: str) -> None:
-        """Run a service; that it has ended means that the machine has been shut down."""
+        """Run a service; that the guard has ended means that the machine has been shut down."""
         unit = self.host.run("cat", path)
-        before, command = (
-            re.findall(f"^{name}=(.*)$", unit, re.MULTILINE)[0] for name in ("ExecStartPre", "ExecStart")
-        )
-        self.host.run(*shlex.split(before))
+        for before in re.findall("^ExecStartPre=(.*)$", unit, re.MULTILINE):
+            self.host.run(*shlex.split(before))
+        (command,) = re.findall("^ExecStart=(.*)$", unit, re.MULTILINE)
+        is_guard = "guard" in path
+        words = self._guarding(command) if is_guard else shlex.split(command)
+        inside = [program("nsenter"), "--all", f"--target={self.host.init}", "--", *self._view, *words]
+        env = {"PATH": f"{self.folder}/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+        process = subprocess.Popen(inside, env=env, stdin=subprocess.DEVNULL, start_new_session=True)
+        self._processes.append(process)
+        if is_guard:
+            threading.Thread(target=self._wait_shutdown, args=[process], daemon=True).start()
+
+    def _guarding(self, command: str) -> list[str]:
         # one host may be several machines: each sees its own pool's directories alone, whichever it is of the pool's
         link = 'mkdir "$1" && for n in 0 1 2 3 4 5 6 7; do ln -s "$2.$n.0" "$1/p.$n.0"; done'
         self.host.run("sh", "-c", link, "sh", self._pools, f"{STATE}/pools/{self.pool}")
-        words = [self._pools if word == f"{STATE}/pools" else word for word in shlex.split(command)]
-        inside = [program("nsenter"), "--all", f"--target={self.host.init}", "--", *words]
-        env = {"PATH": f"{self.folder}/bin:/usr/bin:/bin"}
-        self._guard = subprocess.Popen(inside, env=env, stdin=subprocess.DEVNULL, start_new_session=True)
-        threading.Thread(target=self._wait_shutdown, args=[self._guard], daemon=True).start()
+        return [self._pools if word == f"{STATE}/pools" else word for word in shlex.split(command)]
 
     def _wait_shutdown(self, guard: subprocess.Popen[bytes]) -> None:
         guard.wait()
         self.stopped(self.id)
 
     def _serve_metadata(self) -> None:
-        self.host.run("ip", "addr", "replace", f"{METADATA}/32", "dev", "lo")
-        inside = [program("nsenter"), "--net", f"--target={self.host.init}", "--", "python3", "-c", _IMDS]
-        self._metadata = subprocess.Popen(
-            [*inside, str(self._notice)], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        """Serve it from a network namespace of its own: at EC2 as well it is not on the machine."""
+        if "skyimds" in self.host.run("ip", "-br", "link"):
+            return  # of another instance that is this host
+        beside = [program("nsenter"), "--net", f"--target={self.host.init}", "--"]
+        server = subprocess.Popen(
+            [*beside, "unshare", "--net", "python3", "-c", _IMDS, str(self._notice)],
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
         )
+        self._processes.append(server)
+        outside, inside = (Path(f"/proc/{pid}/ns/net") for pid in (self.host.init, server.pid))
+        host_network, ours = outside.readlink(), Path("/proc/self/ns/net").readlink()
+        wait_until(lambda: inside.readlink() not in (host_network, ours), 30)
+        within = [program("nsenter"), "--net", f"--target={server.pid}", "--"]
+        for words in (
+            [*beside, *f"ip link add skyimds type veth peer name imds netns {server.pid}".split()],
+            [*beside, *["ip", "addr", "add", "169.254.169.1/24", "dev", "skyimds"]],
+            [*beside, *["ip", "link", "set", "skyimds", "up"]],
+            [*within, *f"ip addr add {METADATA}/24 dev imds".split()],
+            [*within, *["ip", "link", "set", "imds", "up"]],
+        ):
+            subprocess.run(words, check=True, capture_output=True)
 
     def interrupt(self, at: str) -> None:
         """Give the notice that a spot instance gets before it is taken away."""
@@ -158,11 +216,10 @@ class Instance:
     def power_off(self) -> None:
         """End all that it was, as the operating system of a terminated instance does; leave the host as it was."""
         run = self.host.run
-        for process in (self._guard, self._metadata):
-            if process is not None and process.poll() is None:
+        for process in self._processes:
+            if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
-            if process is not None:
-                process.wait()
+            process.wait()
         each = 'for one in $(pgrep -P "$pid"); do pkill -KILL -P "$one"; kill -9 "$one"; done'
         stop = f'pid=$(cat "$1/sshd.pid") && {{ {each}; kill -9 "$pid"; }}'
         run("sh", "-c", stop, "sh", self.folder, check=False)
@@ -171,8 +228,7 @@ class Instance:
         if ids:
             run("docker", "rm", "-f", "-v", *ids, check=False)
         run("sh", "-c", f"rm -rf {self.folder} {STATE}/pools/{self.pool}.*")
-        last = f"ls -d /run/i-* >/dev/null 2>&1 || ip addr del {METADATA}/32 dev lo"
-        run("sh", "-c", last, check=False)
+        run("sh", "-c", _OPEN_AGAIN, check=False)
         self._notice.unlink(missing_ok=True)
 
 

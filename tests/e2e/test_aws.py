@@ -20,11 +20,13 @@ import pytest
 import skyward as sky
 from scripts.stand.place import Stand
 from skyward.errors import ProviderError
+from skyward.model.ssh import SshHost
+from skyward.providers.aws.host_key import KEY
 from skyward.providers.owner import current_user
 from skyward.providers.rundir import runtime_base
 from tests.e2e.cloud import PRICES, REGION, Cloud, left, wait_gone
 from tests.e2e.stand import IMAGE, forget_image, ssh, stand, wait_until
-from tests.e2e.stand_functions import where, work_once
+from tests.e2e.stand_functions import ask_metadata, where, work_once
 
 __all__ = ["ssh", "stand"]
 
@@ -136,6 +138,59 @@ def test_the_digits_demo_on_rented_machines(cloud: Cloud, capsys: pytest.Capture
     assert "launching 2 x m6i.large (spot) in us-east-1a for 0.062 USD per hour" in said
     assert "2 x m6i.large for" in said
     assert not [path for path in Path("/tmp").glob(f"skyward-{pool.id}*") if path.exists()]
+
+
+def reach(pool: sky.ComputePool, address: str) -> int:
+    """Status of a connection to a machine with what the pool trusts; 255 where its host key is another."""
+    folder = runtime_base() / f"skyward-{pool.id}.aws"
+    host = SshHost(host=address, user="skyward", key=str(folder / "key"), known_hosts=str(folder / "known_hosts"))
+    return subprocess.run(host.command("true"), capture_output=True, check=False).returncode
+
+
+def test_a_machine_has_a_host_key_that_no_user_data_holds(cloud: Cloud) -> None:
+    """The one that it was launched with is good for the first connection; it keeps its own when it starts again."""
+    with pool_on(allocation="on-demand") as pool:
+        assert where() >> pool == "stand1"
+        (machine,) = cloud.running()
+        told = machine.user_data["ssh_keys"]
+        asked = ["ssh-keyscan", "-t", "ed25519", machine.address]
+        served = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()[2]
+        assert served != told["ed25519_public"].split()[1]
+        known = (runtime_base() / f"skyward-{pool.id}.aws" / "known_hosts").read_text()
+        assert known == f"{machine.address} ssh-ed25519 {served}\n"
+        assert machine.host.run("cat", f"{machine.folder}{KEY}") != told["ed25519_private"]
+        assert reach(pool, machine.address) == 0
+
+        machine.stop_listening()
+        machine.start_sshd()  # it has started again
+        assert reach(pool, machine.address) == 0
+
+        machine.stop_listening()
+        machine.take_key(told["ed25519_private"])  # somebody has read user data, and answers at its address
+        machine.start_sshd()
+        assert reach(pool, machine.address) == 255
+        assert where() >> pool == "stand1"  # through the connection that is open
+    assert left(cloud) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "answer"),
+    [
+        pytest.param({}, "ConnectionRefusedError", id="none"),
+        pytest.param({"user": "root", "privileges": "default"}, "ConnectionRefusedError", id="none, to root"),
+        pytest.param({"instance_profile": "worker"}, "token", id="one"),
+    ],
+)
+def test_containers_reach_the_metadata_service_with_a_profile_only(
+    cloud: Cloud, settings: dict[str, Any], answer: str
+) -> None:
+    """It would give them user data, and whatever else the machine may know."""
+    if "instance_profile" in settings:
+        boto3.client("iam").create_instance_profile(InstanceProfileName="worker")
+    provider = sky.AWS(REGION, use_private_ip=True, **settings)
+    with pool_on(provider) as pool:
+        assert ask_metadata() >> pool == answer
+    assert left(cloud) == []
 
 
 def test_a_machine_with_another_host_key_gets_nothing(cloud: Cloud) -> None:

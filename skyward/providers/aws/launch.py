@@ -84,12 +84,12 @@ def launch(api: Api, order: Order, offers: Sequence[Offer], report: Report) -> t
         try:
             made = api.call("ec2", "run_instances", **_request(order, offer, number))["Instances"]
             return offer, _wait_running(api, made, order, report)
-        except RefusedError as error:
-            if error.code not in _NO_ROOM:
+        except ProviderError as error:
+            estate.terminate(api, made)  # nobody else knows of these before the pool's end
+            if not isinstance(error, RefusedError) or error.code not in _NO_ROOM:
                 raise
             report(note(f"no room for {offer.type.name} ({offer.market}) in {offer.zone}: {error.code}"))
             tried.append(f"  {offer.type.name}  {offer.market}  {offer.zone}  {error.code}")
-            estate.terminate(api, made)
     raise ProviderError(
         f"AWS has no room for {order.nodes} machines in {api.region}:\n" + "\n".join(tried) + "\n"
         "Try later, another region, other types, or allocation='on-demand'; for limits of the account see its service "

@@ -49,9 +49,10 @@ class Meter:
             threading.Thread(target=self._say_hourly, name="skyward-meter", daemon=True).start()
 
     def stop(self, machine: str) -> None:
-        """A machine was ended before the others."""
+        """A machine was ended before the others; a second time changes nothing."""
         with self._lock:
-            self._uses[machine].ended = time.monotonic()
+            use = self._uses[machine]
+            use.ended = use.ended or time.monotonic()
 
     def end(self) -> None:
         """All machines have ended."""

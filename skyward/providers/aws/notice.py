@@ -1,7 +1,7 @@
 """Spot notices: AWS tells a machine two minutes before it takes it away, and the machine tells us.
 
-The metadata service is asked on the machine itself, through the pool's SSH connection (AWS: Instance metadata,
-`spot/instance-action`, to be polled every 5 seconds).
+A service of the machine asks the metadata service for `spot/instance-action`, which nobody else there can (see
+metadata.py), and writes the answer into a file; this one waits for the file through the pool's SSH connection.
 """
 
 from __future__ import annotations
@@ -14,17 +14,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from skyward.model.ssh import SshHost
+from skyward.providers.aws import metadata
 from skyward.system import threading
 
 _log = logging.getLogger(__name__)
 _SCRIPT = r"""
-at=http://169.254.169.254/latest
-while sleep 2; do
-    token=$(curl -sf -m 2 -X PUT -H 'X-aws-ec2-metadata-token-ttl-seconds: 60' $at/api/token) || continue
-    if said=$(curl -sf -m 2 -H "X-aws-ec2-metadata-token: $token" $at/meta-data/spot/instance-action); then
-        echo "$said"
-        exit 0
-    fi
+[ ! -e "$2" ] || { echo blind; exit 0; }
+while sleep 1; do
+    [ -s "$1" ] && exec cat "$1"
 done
 """
 
@@ -69,7 +66,7 @@ class NoticeWatch:
         self.notice: Notice | None = None
         self._who = f"The machine {machine} of pool {pool}"
         self._asking = subprocess.Popen(
-            through.command("sh", "-c", _SCRIPT),
+            through.command("sh", "-c", _SCRIPT, "sh", metadata.NOTICE, metadata.BLIND),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -85,6 +82,13 @@ class NoticeWatch:
     def _listen(self) -> None:
         said, _ = self._asking.communicate()
         if not said.strip():
+            return
+        if said.strip() == "blind":
+            _log.warning(
+                "%s cannot tell when AWS takes it away: its firewall has no match for control groups (xt_cgroup), so "
+                "that its metadata service is closed to everybody.",
+                self._who,
+            )
             return
         try:
             found = json.loads(said)

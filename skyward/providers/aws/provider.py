@@ -12,15 +12,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from skyward.build.events import note
-from skyward.errors import ConfigError, PoolClosedError, ProviderError
+from skyward.errors import ConfigError, PoolClosedError, ProviderError, SkywardError
 from skyward.model.accelerator import Accelerator
 from skyward.model.image import Image
 from skyward.model.rights import Rights
 from skyward.model.spec import Cluster
+from skyward.model.ssh import SshHost
 from skyward.providers.aws import estate
 from skyward.providers.aws.ami import find_image
 from skyward.providers.aws.api import Api, RefusedError
-from skyward.providers.aws.boot import USER, Keys
+from skyward.providers.aws.boot import USER, FirstKey, Keys
 from skyward.providers.aws.disk import room_gb, size_here
 from skyward.providers.aws.launch import Order, Rented, launch
 from skyward.providers.aws.meter import Meter
@@ -29,7 +30,7 @@ from skyward.providers.aws.notice import Notice, NoticeWatch
 from skyward.providers.aws.offers import allocation_of, find_offers, within
 from skyward.providers.aws.terms import Offer
 from skyward.providers.aws.types import find_types
-from skyward.providers.aws.waiting import wait_up
+from skyward.providers.aws.waiting import Launched, wait_up
 from skyward.providers.base import Host, Leaving, Terms
 from skyward.providers.heir import Heir
 from skyward.providers.rundir import PoolDirectory, runtime_base, sweep_orphans
@@ -166,14 +167,14 @@ class AWS:
         image = find_image(api, terms.platform, accelerator, self.ami, self.disk_gb, self._room_gb(pool))
         estate.sweep(api)
         client = network.cidr if self.use_private_ip else _exactly(client_address())
-        keys = opened.begin()
+        opened.begin(open_metadata=self.instance_profile is not None)
         opened.order = order = Order(
             pool=pool,
             nodes=nodes,
             image=image,
             network=network,
             group=opened.renewed(make_group(api, pool, network, client)),
-            user_data=keys.user_data(terms.lease_s),
+            user_data=opened.user_data(0),
             profile=self.instance_profile,
             private=self.use_private_ip,
         )
@@ -256,20 +257,30 @@ class _Pool:
         self.machines: list[Rented] = []
         self.ssh: SSH | None = None
         self._hosts: list[Host] = []  # of `machines`, in their order
-        self._trusted: set[str] = set()
+        self._trusted: dict[str, str] = {}  # the host key that each machine has made, by address
+        self._first: dict[int, FirstKey] = {}  # by the launch's number
         self._watches: list[tuple[Host, NoticeWatch]] = []
         self._again = itertools.count(1)
         self._lock = threading.Lock()
         self._ended = threading.Event()
 
-    def begin(self) -> Keys:
-        """Make the pool's keys, and start its heir: after that something may be made at AWS."""
+    def begin(self, *, open_metadata: bool) -> None:
+        """Make the pool's keys, and start its heir: after that something may be made at AWS.
+
+        Args:
+            open_metadata: whether containers may reach the metadata service of their machine.
+        """
+        self._open_metadata = open_metadata
         sweep_orphans()
         self._directory = PoolDirectory.create(f"{self.id}.aws", runtime_base())
         self._keys = Keys(self._directory.path)
         self._keys.make()
         self._heir = Heir("skyward.providers.aws.heir", self.id, self._api.region)
-        return self._keys
+
+    def user_data(self, launch: int) -> str:
+        """What the machines of a launch are told; each launch has a first host key of its own."""
+        self._first[launch] = first = self._keys.first_key(launch)
+        return self._keys.user_data(first, self._terms.lease_s, open_metadata=self._open_metadata)
 
     def renewed(self, group: str) -> str:
         """Say in a tag of the pool's security group that its client lives, from now on and as long as the pool is open.
@@ -301,7 +312,6 @@ class _Pool:
 
     def connect(self, registry: str | None, build: Literal["local", "remote"], rights: Rights, *, gpus: bool) -> None:
         """Wait until the machines can be used, with the driver of their GPUs where the pool needs those."""
-        self._trust(self.machines)
         names = [f"{USER}@{machine.address}" for machine in self.machines]
         ssh = SSH(
             *names,
@@ -312,7 +322,8 @@ class _Pool:
             user=rights.user,
             privileges=rights.privileges,
         )
-        wait_up(self.machines, ssh.hosts, gpus, self._report)
+        launched = self._launched(0, zip(self.machines, ssh.hosts, strict=True))
+        wait_up(launched, gpus, self._trust, self._report)
         self.ssh = ssh  # there is something to release from now on
 
     def acquire(self, accelerator: Accelerator | None) -> Sequence[Host]:
@@ -342,26 +353,42 @@ class _Pool:
             self._meter.stop(gone.id)
             if not self.is_leaving(lost):
                 estate.terminate(self._api, [{"InstanceId": gone.id}])
-        order = dataclasses.replace(self.order, nodes=1, again=next(self._again))
+        again = next(self._again)
+        order = dataclasses.replace(self.order, nodes=1, again=again, user_data=self.user_data(again))
         offer, (machine,) = launch(self._api, order, offers, self._report)
         self._meter.start(offer, [machine.id])
-        with self._lock:
+        try:
             if self._ended.is_set():
-                estate.terminate(self._api, [{"InstanceId": machine.id}])
                 raise PoolClosedError(f"Pool {self.id} has ended; no machine is rented for it.")
-            self._trust([*self.machines, machine])
             where = self.ssh.host_like(f"{USER}@{machine.address}")
-        wait_up([machine], [where], accelerator is not None, self._report, self._ended)
-        host = self.ssh.join(self.id, where, accelerator)
+            launched = self._launched(again, [(machine, where)])
+            wait_up(launched, accelerator is not None, self._trust, self._report, self._ended)
+            host = self.ssh.join(self.id, where, accelerator)
+        except SkywardError:  # it is no node's, and the next try rents another
+            self._meter.stop(machine.id)
+            estate.terminate(self._api, [{"InstanceId": machine.id}])
+            raise
         with self._lock:
             self.machines.append(machine)
             self._hosts.append(host)
         self._watch(host, machine, offer)
         return host
 
-    def _trust(self, machines: Sequence[Rented]) -> None:
-        self._trusted.update(machine.address for machine in machines)
-        self._keys.trust(sorted(self._trusted))
+    def _launched(self, launch: int, machines: Iterable[tuple[Rented, SshHost]]) -> list[Launched]:
+        """Machines of a launch, with the way to them for the first connection and for all others."""
+        first = self._first.pop(launch)
+        known = list(machines)
+        first.trust(machine.address for machine, _ in known)
+        return [
+            Launched(machine=machine, first=replace(host, known_hosts=str(first.known_hosts)), host=host)
+            for machine, host in known
+        ]
+
+    def _trust(self, address: str, key: str) -> None:
+        """Trust a machine's own host key, and no other at its address."""
+        with self._lock:
+            self._trusted[address] = key
+            self._keys.trust(self._trusted)
 
     def _watch(self, host: Host, machine: Rented, offer: Offer) -> None:
         """Ask a machine that can be taken away for the notice of that."""
