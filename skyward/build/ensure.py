@@ -1,4 +1,8 @@
-"""`ensure`: the image of a plan on an engine, built if it is not there, once for all who ask at the same time."""
+"""`ensure`: the image of a plan on an engine, built if it is not there, once for all who ask at the same time.
+
+That the engine has an image with the plan's tag is not enough: its content has to be what this user built, or found in
+a registry, for that tag (`contents`). Otherwise it is built, which the builder's cache makes short, and takes the tag.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from skyward.build.contents import is_known, note_content
 from skyward.build.events import Report, note
 from skyward.build.secrets import secret_values
 from skyward.build.store import ImageStore
@@ -27,7 +32,7 @@ def ensure(
     docker_host: str | SshHost | None = None,
     cache: SharedCache | None = None,
 ) -> str:
-    """Make the engine have the image of a plan, and return its tag.
+    """Make the engine have the image of a plan, and return its tag. Another image that has the tag is replaced.
 
     Args:
         plan: from `plan_for`.
@@ -43,9 +48,9 @@ def ensure(
         EngineError: no docker command here can build.
         ConfigError: a secret has no value here, or this machine's settings for package sources are wrong.
     """
-    if store.inspect(plan.tag) is None:
+    if not is_known(plan.tag, store.inspect(plan.tag)):
         with _single_flight(plan, report):
-            if store.inspect(plan.tag) is None:
+            if not is_known(plan.tag, store.inspect(plan.tag)):
                 _build(plan, store, report, docker_host, cache)
     return plan.tag
 
@@ -57,17 +62,21 @@ def _build(
 
     secrets = secret_values(plan.image.secrets)  # whatever is missing is said before anything is made
     host = docker_host or os.environ.get("DOCKER_HOST")
-    started = perf_counter()
+    started, before = perf_counter(), store.inspect(plan.tag)
     if plan.base_build and store.inspect(plan.base) is None:
         report(note(f"building the base {plan.base} from {plan.base_build.dockerfile}"))
         build_base(plan, report, host, secrets)
     report(note(f"building {plan.tag} from {plan.base}"))
     build(plan, report, host, secrets, cache)
-    if store.inspect(plan.tag) is None:
+    made = store.inspect(plan.tag)
+    if made is None:
         raise BuildError(
             f"The build of {plan.tag} ended well, but the engine does not have the image. The docker command "
             f"and skyward may use different engines: docker_host is {docker_host!r}; set DOCKER_HOST for both."
         )
+    if before and (before.content or before.id) != (made.content or made.id):
+        report(note(f"{plan.tag} was another image on the engine ({before.id[:19]}); the built one takes its place"))
+    note_content(plan.tag, made.content, made.id)
     report(note(f"built {plan.tag} in {perf_counter() - started:.1f} s"))
 
 

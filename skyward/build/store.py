@@ -12,12 +12,15 @@ class ImageFacts:
     """What an engine says of an image it has.
 
     Attributes:
-        id: the engine's own identifier, `sha256:...` (digest of the image's configuration).
+        id: the engine's own identifier, `sha256:...`: the digest of the image's configuration or, on engines that keep
+            images in containerd, of its manifest.
         repo_digests: names under which a registry knows it, `repository@sha256:...`; empty for images made here.
         labels: its labels.
         size: bytes on the engine's disk.
         platform: such as "linux/amd64"; "" where it was not asked for.
         user: the user that it names; "" for none, and where it was not asked for.
+        content: digest of what runs, comparable between engines, see `skyward.build.contents`; "" where it was not
+            asked for.
     """
 
     id: str
@@ -26,6 +29,7 @@ class ImageFacts:
     size: int = 0
     platform: str = ""
     user: str = ""
+    content: str = ""
 
 
 class ImageStore(Protocol):

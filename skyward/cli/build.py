@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from skyward.build import ensure, plan_for
+from skyward.build.contents import is_known
 from skyward.build.events import Event, Report, note, readable
 from skyward.build.sizes import layer_sizes
 from skyward.build.used import note_use
@@ -177,7 +178,7 @@ def _build(wanted: Wanted, way: Way, output: Output) -> int:
         plan = way.plan(wanted)
         target = way.target(plan)
         result = Result.of(plan)
-        if target is None or not _in_registry(target, plan, result):
+        if target is None or not _in_registry(target, plan, result, report):
             _on_engine(plan, way, target, result, report)
             if target is not None:
                 _push(plan, target, way, result, report)
@@ -202,7 +203,7 @@ def _on_engine(plan: Plan, way: Way, target: str | None, result: Result, report:
     Where it goes to a registry afterwards, what others have built and pushed there is used.
     """
     facts = way.engine.inspect(plan.tag)
-    if facts is None:
+    if not is_known(plan.tag, facts):
 
         def follow(event: Event) -> None:
             result.follow(event)
@@ -223,10 +224,10 @@ def _on_engine(plan: Plan, way: Way, target: str | None, result: Result, report:
         result.id, result.size = facts.id, facts.size
 
 
-def _in_registry(target: str, plan: Plan, result: Result) -> bool:
+def _in_registry(target: str, plan: Plan, result: Result, report: Report) -> bool:
     from skyward.build.registry import Exists, Unknown, existence
 
-    found = existence.check(target, platform=plan.platform)
+    found = existence.check_content(plan.tag, target, platform=plan.platform, report=report)
     if isinstance(found, Unknown):
         raise found.error()
     if isinstance(found, Exists):
@@ -263,7 +264,7 @@ def _check(wanted: Wanted, way: Way, output: Output) -> int:
 def _state(plan: Plan, way: Way) -> tuple[str, str]:
     target = way.target(plan)
     if target is None:
-        return ("absent" if way.engine.inspect(plan.tag) is None else "exists"), ""
+        return ("exists" if is_known(plan.tag, way.engine.inspect(plan.tag)) else "absent"), ""
     from skyward.build.registry import Absent, Exists, existence
 
     found = existence.check(target, platform=plan.platform, trust_s=0)

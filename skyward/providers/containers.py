@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from skyward.engine import Container, ContainerSpec, Engine, Watch
 from skyward.engine.container import ACCOUNTS
-from skyward.errors import PoolClosedError, ProviderError
+from skyward.errors import ImageError, PoolClosedError, ProviderError
 from skyward.model.rights import ACCOUNT, ACCOUNT_ID, HOME, WORK_DIR, Rights
 from skyward.providers.base import Announcement, Exit, Launch
 from skyward.providers.output import NodeOutput, node_exit, start_failure
@@ -100,8 +100,10 @@ class PoolContainers:
         Raises:
             EngineError: the engine refuses; nothing is left.
             ProviderError: the launch names no image.
+            ImageError: the engine has another image by its name than the one that was delivered.
         """
         of_image = self._of_image(launch)
+        self._check_image(launch, of_image.reference)
         owner = Owner.of(os.getpid())
         own = {POOL: launch.pool, NODE: str(launch.node), USER: current_user()}
         own |= {OWNER: owner.for_people, OWNER_ID: owner.text}
@@ -179,6 +181,19 @@ class PoolContainers:
                     accounts=self._accounts(image, user) if user is not None else None,
                 )
             return self._images[image]
+
+    def _check_image(self, launch: Launch, tag: str) -> None:
+        """See that the engine has the image that is meant."""
+        from skyward.build.contents import is_known, known_contents  # Local() never needs the build room
+        from skyward.providers.images import facts_of
+
+        found = self.engine.image(tag)
+        if found and known_contents(tag) and not is_known(tag, facts_of(found)):
+            raise ImageError(
+                f"Node {launch.node} of pool {launch.pool} was not started: the Docker engine at {self.engine.url} has "
+                f"another image as {tag} ({found['Id'][:19]}) than the one that was delivered there. Something else "
+                "moves that tag; open the pool again, which replaces the image."
+            )
 
     def _accounts(self, image: str, user: str) -> Path | None:
         """A file of the image's accounts in which a number that it does not know has one: many libraries look it up."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from skyward.build.contents import content_digest
 from skyward.build.store import ImageFacts
 from skyward.engine import Images
 
@@ -20,16 +21,7 @@ class EngineImages:
         found = self._images.inspect(ref)
         if found is None:
             return None
-        config = found.get("Config") or {}
-        variant = f"/{found['Variant']}" if found.get("Variant") else ""
-        return ImageFacts(
-            id=found["Id"],
-            repo_digests=tuple(found.get("RepoDigests") or ()),
-            labels=config.get("Labels") or {},
-            size=found.get("Size", 0),
-            platform=f"{found['Os']}/{found['Architecture']}{variant}",
-            user=config.get("User") or "",
-        )
+        return facts_of(found)
 
     def history(self, ref: str) -> Sequence[tuple[str, int]]:
         """The instructions an image was made by, the first one first, and the bytes each one added."""
@@ -44,11 +36,27 @@ class EngineImages:
         return self._images.push(image, repository, tag, auth)
 
 
+def facts_of(found: Mapping[str, Any]) -> ImageFacts:
+    """An engine's description of an image, as facts."""
+    config = found.get("Config") or {}
+    variant = f"/{found['Variant']}" if found.get("Variant") else ""
+    layers = (found.get("RootFS") or {}).get("Layers") or ()
+    return ImageFacts(
+        id=found["Id"],
+        repo_digests=tuple(found.get("RepoDigests") or ()),
+        labels=config.get("Labels") or {},
+        size=found.get("Size", 0),
+        platform=f"{found['Os']}/{found['Architecture']}{variant}",
+        user=config.get("User") or "",
+        content=content_digest(layers, config, found["Os"], found["Architecture"]),
+    )
+
+
 class ListedImages(EngineImages):
     """The same, for a look at what is there: one listing answers for every image in it.
 
-    What it says of an image holds for the moment of the first question. Images that it does not have are asked for one
-    by one, so that what is built or pulled meanwhile is found.
+    It answers the first question about each image; further ones, and those about images that it does not have, go to
+    the engine one by one, so that what is built or pulled meanwhile is found.
     """
 
     def __init__(self, images: Images) -> None:
@@ -68,4 +76,4 @@ class ListedImages(EngineImages):
                 )
                 names = [*(found.get("RepoTags") or ()), *facts.repo_digests, facts.id]
                 self._known |= dict.fromkeys(names, facts)
-        return self._known.get(ref) or super().inspect(ref)
+        return self._known.pop(ref, None) or super().inspect(ref)

@@ -23,14 +23,16 @@ class Supplied:
     Attributes:
         reference: what they are told to run: `repository@digest`; or the image's id, on the machine that has built it.
         auth: credentials for its registry, in the form in which an engine takes them.
+        content: digest of what runs, see `skyward.build.contents`.
     """
 
     reference: str
     auth: Mapping[str, str] = field(default_factory=dict, repr=False)
+    content: str = ""
 
 
 def registered(plan: Plan, registry: str, store: EngineImages, report: Report, docker_host: str | SshHost) -> Supplied:
-    """Have an image in a registry, and say how machines get it from there.
+    """Have an image in a registry, and say how machines get it from there. Another one under its name is replaced.
 
     Args:
         plan: the image.
@@ -44,15 +46,16 @@ def registered(plan: Plan, registry: str, store: EngineImages, report: Report, d
         EngineError: the engine refuses or does not answer.
     """
     target = with_tag(registry, plan.tag.rpartition(":")[2])
-    found = existence.check(target, platform=plan.platform)
+    found = existence.check_content(plan.tag, target, platform=plan.platform, report=report)
     if isinstance(found, Unknown):
         raise found.error()
     if isinstance(found, Absent):
         ensure(plan, store, report, docker_host=docker_host)
         note_use(plan.tag)
-        reference = push(plan.tag, target, platform=plan.platform, engine=store, report=report).reference
+        pushed = push(plan.tag, target, platform=plan.platform, engine=store, report=report)
+        reference, content = pushed.reference, pushed.content
     else:
-        reference = found.reference
+        reference, content = found.reference, found.content
     name = parse_reference(target).registry
     credentials = registry_credentials(name)
-    return Supplied(reference, credentials.for_engine(name) if credentials else {})
+    return Supplied(reference, credentials.for_engine(name) if credentials else {}, content)

@@ -22,6 +22,7 @@ from skyward.engine.transfer import Pull
 from skyward.errors import BuildError, ConfigError, EngineError, ProviderError, RegistryError
 from skyward.providers import distribution
 from tests.e2e import functions, programs
+from tests.e2e.functions import lengths
 from tests.e2e.stand import IMAGE, clean, directories_on, forget_image, ssh, stand, wait_until
 from tests.e2e.stand_functions import where
 from tests.printed import Printed
@@ -159,6 +160,34 @@ def test_an_image_comes_from_a_registry_by_digest(ssh: Make, stand: Stand, repos
     assert f"pulling {name}@sha256:" in said
     forget(stand, tag)
     subprocess.run(["docker", "rmi", tag], capture_output=True, check=True)
+
+
+@pytest.mark.parametrize("way", ["sent", "pulled", "built there"])
+def test_another_image_by_our_tag_is_replaced(
+    ssh: Make, stand: Stand, repository: str, printed: Printed, way: str
+) -> None:
+    """On two of three hosts something else has our tag: the right image runs on all, and a line for each says so."""
+    base = f"{stand.registry}/{sky_base()}"
+    image = sky.Image(base=base if way == "built there" else None, env={"STAND_TEST": uuid.uuid4().hex})
+    settings: dict[str, Any] = {"registry": repository} if way == "pulled" else {}
+    settings |= {"build": "remote"} if way == "built there" else {}
+    provider = ssh(**settings)
+    with sky.ComputePool(provider, nodes=3, image=image) as pool:
+        (tag,) = {found["image"] for found in provider.find() if found["pool"] == pool.id}
+    for number in (1, 3):
+        stand.host(number).run("docker", "pull", "-q", base)
+        stand.host(number).run("docker", "tag", base, tag)
+    printed.read()
+    with sky.ComputePool(provider, nodes=3, image=image) as pool:
+        assert lengths(["STAND_TEST"]) @ pool == [{"STAND_TEST": 32}] * 3
+    said = printed.read().err
+    for number in (1, 3):
+        assert f"{tag} was another image on {stand.host(number).login} (sha256:" in said
+    assert f"{tag} was another image on {stand.host(2).login}" not in said
+    with sky.ComputePool(provider, nodes=3, image=image):
+        assert "another image" not in printed.read().err
+    forget(stand, tag)
+    subprocess.run(["docker", "rmi", tag], capture_output=True, check=False)
 
 
 def test_an_image_is_built_on_the_first_host(ssh: Make, stand: Stand, printed: Printed) -> None:

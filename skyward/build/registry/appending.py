@@ -11,7 +11,7 @@ import io
 import json
 import tarfile
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -96,7 +96,8 @@ def append(
         image = find_image(reading, origin.wanted, platform)
     if image is None:
         raise ImageNotFoundError(f"The registry has no image {source} for {platform}; push it there first.")
-    config = _encoded(_config(image, sha256(layer), into, labels or {}))
+    settings = _config(image, sha256(layer), into, labels or {})
+    config = _encoded(settings)
     manifest = _encoded(_manifest(image, config, packed))
     with RegistryClient(goal, "pull,push", also_from=origin.repository) as client:
         digest = sha256(manifest)
@@ -107,7 +108,7 @@ def append(
                 client.put_blob(packed)
             client.put_blob(config)
             client.put_manifest(goal.tag, image.media_type, manifest)
-    existence.remember(goal, platform, digest, digest)
+    existence.remember(goal, platform, digest, digest, replace(image, config=settings).content)
     return Appended(reference=f"{goal.name}@{digest}", digest=digest, layer_bytes=len(packed), is_new=is_new)
 
 

@@ -11,10 +11,12 @@ import json
 import os
 import re
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import time
 
+from skyward.build.contents import known_contents, note_content
+from skyward.build.events import Report, note
 from skyward.build.registry.reference import Reference, parse_reference
 from skyward.errors import RegistryError
 
@@ -30,10 +32,12 @@ class Exists:
     Attributes:
         digest: of its manifest for the platform asked for.
         reference: `repository@digest`, which nodes run.
+        content: digest of what runs, see `skyward.build.contents`.
     """
 
     digest: str
     reference: str
+    content: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,7 @@ def check(reference: str, *, platform: str, trust_s: float = TRUST_S) -> Exists 
     try:
         with RegistryClient(wanted) as client:
             if known and client.digest_of(wanted.wanted) == known.tagged:
-                remember(wanted, platform, known.digest, known.tagged)
+                remember(wanted, platform, known.digest, known.tagged, known.content)
                 return known.found(wanted)
             image = find_image(client, wanted.wanted, platform)
     except RegistryError as error:
@@ -89,23 +93,50 @@ def check(reference: str, *, platform: str, trust_s: float = TRUST_S) -> Exists 
     if image is None:
         forget(reference, platform=platform)
         return Absent()
-    remember(wanted, platform, image.digest, image.tagged)
-    return Exists(image.digest, f"{wanted.name}@{image.digest}")
+    remember(wanted, platform, image.digest, image.tagged, image.content)
+    return Exists(image.digest, f"{wanted.name}@{image.digest}", image.content)
+
+
+def check_content(tag: str, reference: str, *, platform: str, report: Report) -> Exists | Absent | Unknown:
+    """Ask a registry for the image of a tag of ours, and count another image under that name as absent.
+
+    Where nothing is noted for the tag (see `skyward.build.contents`), what the registry has is noted: clients that have
+    not built an image take it from whoever may push to the repository.
+
+    Args:
+        tag: of the image on engines.
+        reference: with tag.
+        platform: such as "linux/amd64".
+        report: is told of another image.
+
+    Raises:
+        ConfigError: the reference is none.
+    """
+    found = check(reference, platform=platform)
+    if isinstance(found, Exists):
+        known = known_contents(tag)
+        if known and found.content not in known:
+            report(note(f"{reference} was another image in the registry ({found.digest[:19]}); ours takes its place"))
+            forget(reference, platform=platform)
+            return Absent()
+        note_content(tag, found.content)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What was seen earlier: the image's digest, that of what the tag stood for, and how long ago."""
+    """What was seen earlier: digests of the image, of what the tag stood for and of its content, and how long ago."""
 
     digest: str
     tagged: str
+    content: str
     age_s: float
 
     def found(self, reference: Reference) -> Exists:
-        return Exists(self.digest, f"{reference.name}@{self.digest}")
+        return Exists(self.digest, f"{reference.name}@{self.digest}", self.content)
 
 
-def remember(reference: Reference, platform: str, digest: str, tagged: str) -> None:
+def remember(reference: Reference, platform: str, digest: str, tagged: str, content: str) -> None:
     """Note that the registry was seen to have an image. Where nothing can be written, nothing is remembered.
 
     Args:
@@ -113,13 +144,15 @@ def remember(reference: Reference, platform: str, digest: str, tagged: str) -> N
         platform: of the image.
         digest: of its manifest.
         tagged: digest of what the tag stands for: the manifest, or an index that has it.
+        content: digest of what runs.
     """
     path = _file(reference, platform)
-    note = {"reference": str(reference), "platform": platform, "digest": digest, "tagged": tagged, "seen_at": time()}
+    digests = {"digest": digest, "tagged": tagged, "content": content}
+    seen = {"reference": str(reference), "platform": platform, **digests, "seen_at": time()}
     fresh = path.with_suffix(f".{os.getpid()}")
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        fresh.write_text(json.dumps(note), encoding="utf-8")
+        fresh.write_text(json.dumps(seen), encoding="utf-8")
         fresh.replace(path)
         _drop_old(path.parent)
 
@@ -132,8 +165,13 @@ def forget(reference: str, *, platform: str) -> None:
 
 def _recall(reference: Reference, platform: str) -> _Known | None:
     try:
-        note = json.loads(_file(reference, platform).read_text(encoding="utf-8"))
-        known = _Known(str(note["digest"]), str(note["tagged"]), time() - float(note["seen_at"]))
+        seen = json.loads(_file(reference, platform).read_text(encoding="utf-8"))
+        known = _Known(
+            digest=str(seen["digest"]),
+            tagged=str(seen["tagged"]),
+            content=str(seen["content"]),
+            age_s=time() - float(seen["seen_at"]),
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None  # not known, or half written by a machine that went down: then it is asked
     return known if _DIGEST.fullmatch(known.digest) and known.age_s >= 0 else None

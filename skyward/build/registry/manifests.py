@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from skyward.build.contents import content_digest
 from skyward.build.registry.client import INDEX_TYPES, Blob, RegistryClient
 from skyward.errors import RegistryError
 
@@ -35,6 +36,13 @@ class ImageManifest:
         contents = self.config["rootfs"]["diff_ids"]
         blobs = self.document["layers"]
         return tuple((content, b["digest"], b["size"]) for content, b in zip(contents, blobs, strict=True))
+
+    @property
+    def content(self) -> str:
+        """Digest of what runs, see `skyward.build.contents`."""
+        config = self.config
+        layers = config["rootfs"]["diff_ids"]
+        return content_digest(layers, config.get("config") or {}, config["os"], config["architecture"])
 
 
 def find_image(client: RegistryClient, wanted: str, platform: str) -> ImageManifest | None:

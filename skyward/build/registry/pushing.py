@@ -61,12 +61,14 @@ class Pushed:
         digest: of its manifest.
         size_bytes: of all its layers as the registry keeps them.
         sent_bytes: of the layers that the registry did not have.
+        content: digest of what runs, see `skyward.build.contents`.
     """
 
     reference: str
     digest: str
     size_bytes: int
     sent_bytes: int
+    content: str
 
 
 def push(image: str, target: str, *, platform: str, engine: PushingEngine, report: Report) -> Pushed:
@@ -102,6 +104,7 @@ def push(image: str, target: str, *, platform: str, engine: PushingEngine, repor
         digest=found.digest,
         size_bytes=sum(size for _, _, size in found.layers),
         sent_bytes=_sent_bytes(found, progress.states),
+        content=found.content,
     )
 
 
@@ -133,7 +136,7 @@ def find_pushed(reference: Reference, platform: str) -> ImageManifest:
             f"The engine says that it pushed {reference}, but the registry has no such image for {platform}.",
             "The engine may reach another registry by that name than this machine does.",
         )
-    existence.remember(reference, platform, found.digest, found.tagged)
+    existence.remember(reference, platform, found.digest, found.tagged, found.content)
     leave_cache(found, reference, platform)
     return found
 

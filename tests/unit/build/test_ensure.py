@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from skyward.build import ImageFacts, ensure
+from skyward.build.contents import note_content
 from skyward.build.digest import digest_of
 from skyward.build.events import Event, as_lines
 from skyward.errors import BuildError, ConfigError, EngineError
@@ -30,7 +31,9 @@ class Store:
         self.built = built
 
     def inspect(self, ref: str) -> ImageFacts | None:
-        return ImageFacts(id="1") if self.built.exists() and ref in self.built.read_text() else None
+        own = self.built.with_name("id")
+        name = own.read_text().strip() if own.exists() else "1"
+        return ImageFacts(id=name) if self.built.exists() and ref in self.built.read_text() else None
 
     def pull(self, ref: str) -> None:
         raise AssertionError(ref)
@@ -72,8 +75,24 @@ def _calls(place: Path) -> list[str]:
 def test_an_image_that_is_there_starts_nothing(place: Path) -> None:
     """The engine is asked once; no command is looked for, no folder made."""
     (place / "built").write_text(PLAN.tag)
+    note_content(PLAN.tag, "", "1")
     assert ensure(PLAN, Store(place / "built"), print) == PLAN.tag
-    assert sorted(path.name for path in place.iterdir()) == ["built", "temp"]
+    assert sorted(path.name for path in place.iterdir()) == ["built", "cache", "temp"]
+
+
+@pytest.mark.parametrize("known", ["", "sha256:ours"])
+def test_another_image_with_the_tag_is_replaced(place: Path, known: str) -> None:
+    """A tag alone proves nothing: an image that this user has not built is built anew, and one line says so."""
+    (place / "built").write_text(PLAN.tag)
+    if known:
+        note_content(PLAN.tag, known)
+    _docker(place, f'echo "$TAG" > {place}/built; echo ours > {place}/id')
+    reported: list[str] = []
+    for _ in range(2):
+        ensure(PLAN, Store(place / "built"), as_lines(reported.append))
+    assert len(_calls(place)) == 1
+    (line,) = [line for line in reported if "another image" in line]
+    assert line.startswith(f"{PLAN.tag} was another image on the engine (1); the built one takes its place")
 
 
 def test_a_build(place: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from skyward.build.contents import note_content
 from tests.unit.cli.conftest import Skyward
 from tests.unit.engine.fake import FakeEngine
 
@@ -43,6 +44,7 @@ def _make(skyward: Skyward, engine: FakeEngine, *words: object) -> list[str]:
     tags = [line.split()[0] for line in skyward("build", *words, "--check")[1].splitlines()]
     for tag in tags:
         engine.add(tag)
+        note_content(tag, "", f"sha256:{tag}")
     engine.requests.clear()
     return tags
 
@@ -109,6 +111,14 @@ def test_an_image_that_exists_is_not_built(skyward: Skyward, engine: FakeEngine,
     assert (status, err) == (0, "")
     assert out.splitlines() == [f"{tag}  {file}: exists", f"  id      sha256:{tag}", "  size    1 kB"]
     assert engine.requests == ["GET /images/json"]
+
+
+def test_an_image_that_was_not_built_here_does_not_exist(skyward: Skyward, engine: FakeEngine, file: Path) -> None:
+    """Whatever has its tag on the engine: a tag can be moved by anybody who may use the engine."""
+    (tag,) = _make(skyward, engine, file)
+    engine.images[tag] |= {"Id": "sha256:other"}
+
+    assert skyward("build", file, "--check")[0] == 1
 
 
 def test_json_is_one_object_per_line(skyward: Skyward, engine: FakeEngine, file: Path) -> None:

@@ -1,0 +1,90 @@
+"""What the tags of our images stand for: the content that was built or first found, noted by digest on this machine.
+
+A tag can be moved by whoever may use an engine or push to a registry, so a tag alone proves nothing. Before an image
+runs, its content on each host is compared with what is noted here.
+
+The digest covers the layers and the part of the configuration that decides what runs. An image's id would not do: with
+images in containerd it is the digest of the manifest, elsewhere that of the configuration.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from skyward.build.store import ImageFacts
+
+# of https://github.com/opencontainers/image-spec/blob/main/config.md, and what Docker has besides
+_DECIDING = (
+    "User",
+    "ExposedPorts",
+    "Env",
+    "Entrypoint",
+    "Cmd",
+    "Volumes",
+    "WorkingDir",
+    "Labels",
+    "StopSignal",
+    "ArgsEscaped",
+    "Healthcheck",
+    "OnBuild",
+    "Shell",
+)
+
+
+def content_digest(layers: Sequence[str], config: Mapping[str, Any], system: str, architecture: str) -> str:
+    """The digest of an image's content, the same from every engine and registry that has it.
+
+    Args:
+        layers: digests of the unpacked layers, the lowest first.
+        config: environment, command, user, labels and so on, with the names that engines and registries give them.
+        system: operating system.
+        architecture: of the processor.
+    """
+    deciding = {name: config[name] for name in _DECIDING if config.get(name)}
+    document = [system, architecture, list(layers), deciding]
+    return f"sha256:{hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()}"
+
+
+def is_known(tag: str, facts: ImageFacts | None) -> bool:
+    """Whether an image that has a tag of ours is one that the tag was noted for; False for none."""
+    return facts is not None and bool({facts.id, facts.content} & known_contents(tag))
+
+
+def known_contents(tag: str) -> frozenset[str]:
+    """What is noted for a tag: contents, and ids of images on engines."""
+    try:
+        found = json.loads(_file(tag).read_text(encoding="utf-8"))
+        return frozenset(str(digest) for digest in found if digest)
+    except (OSError, ValueError, TypeError):  # none yet, or half written by a machine that went down
+        return frozenset()
+
+
+def note_content(tag: str, content: str, image_id: str = "") -> None:
+    """Note what a tag stands for, besides what is noted already: builds on two engines need not give the same bytes.
+
+    Args:
+        tag: of the image.
+        content: its content's digest.
+        image_id: what the engine that has it calls it; known again without a look at its layers.
+    """
+    known = known_contents(tag)
+    fresh = known | {digest for digest in (content, image_id) if digest}
+    if fresh == known:
+        return
+    path = _file(tag)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(f".{os.getpid()}")
+    part.write_text(json.dumps(sorted(fresh)), encoding="utf-8")
+    part.replace(path)
+
+
+def _file(tag: str) -> Path:
+    from platformdirs import user_cache_path
+
+    return user_cache_path("skyward") / "contents" / f"{tag.rpartition(':')[2]}.json"
