@@ -6,9 +6,10 @@ its forwards several times as fast as through those of SSH libraries in Python (
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +23,9 @@ CONNECT_S = 8.0  # until the other side's first word
 _ALIVE_S, _SILENT = 1, 5  # a sign of life is asked for each second; so many without an answer end the connection
 _END_S = 2.0  # ssh's time to leave by itself
 _FORWARD_S = 10.0
+_READ_S = 10.0  # for ssh to read its configuration, which may run commands
+_MOST_JUMPS = 16
+_TARGET = "[%h]:%p"  # what ssh makes the address of where a proxy is to lead
 OPTIONS = {
     "ConnectTimeout": f"{CONNECT_S:.0f}",
     "ServerAliveInterval": str(_ALIVE_S),
@@ -33,6 +37,7 @@ OPTIONS = {
     "ForwardAgent": "no",
     "ForwardX11": "no",
     "PermitLocalCommand": "no",
+    "Tunnel": "no",
 }
 
 
@@ -52,6 +57,69 @@ class ForwardedEngine(EngineAddress):
         return self.host.url
 
 
+def checked_way(host: SshHost) -> SshHost:
+    """The host, with the options that keep the way to it to the keys of `known_hosts`, where that is given.
+
+    ssh gives the options of its command line to no jump host: it starts another ssh for each, which only reads the
+    configuration. So the jumps are made here, each with the same options. The key exchange by GSSAPI of some
+    distributions' ssh asks for no host key; others do not know its option.
+
+    Raises:
+        ProviderError: ssh cannot read its configuration, or jumps lead in a circle.
+    """
+    return host if host.known_hosts is None else replace(host, way=tuple(_way(host, None, 0)))
+
+
+def _way(host: SshHost, jumps: Sequence[str] | None, depth: int) -> list[str]:
+    """Options for one machine. `jumps` come before it; None for those that the configuration names."""
+    configured = _configuration(host)
+    words = ["-o", "GSSAPIKeyExchange=no"] if configured.get("gssapikeyexchange") == "yes" else []
+    if jumps is None:
+        named = "none" if host.trusts_jumps else configured.get("proxyjump", "none")
+        jumps = [] if named == "none" else named.split(",")
+    if not jumps:
+        return words
+    if depth >= _MOST_JUMPS:
+        raise ProviderError(f"The SSH configuration leads to {host.name} in a circle of jump hosts.")
+    jump = SshHost.parse(jumps[-1] if "://" in jumps[-1] else f"ssh://{jumps[-1]}")
+    jump = replace(jump, known_hosts=host.known_hosts)
+    jump = replace(jump, way=tuple(_way(jump, jumps[:-1] or None, depth + 1)))
+    proxy = " ".join(
+        shlex.quote(word if word == _TARGET else word.replace("%", "%%"))
+        for word in jump.command(options=("-W", _TARGET))
+    )
+    return [*words, "-o", f"ProxyCommand={proxy}", "-o", "ProxyUseFdpass=no"]
+
+
+def _configuration(host: SshHost) -> dict[str, str]:
+    """What the SSH configuration says of a machine, by the names of its options in small letters."""
+    try:
+        done = subprocess.run(
+            host.command(options=("-G",)),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            stdin=subprocess.DEVNULL,
+            timeout=_READ_S,
+        )
+    except OSError as error:
+        raise _no_ssh(host, error) from error
+    except subprocess.TimeoutExpired as error:
+        raise ProviderError(f"ssh did not read its configuration for {host.name} within {_READ_S:g} s.") from error
+    if done.returncode:
+        why = host.meaning(done.stderr) or done.stderr.strip().rpartition("\n")[2]
+        raise ProviderError(f"ssh could not read its configuration for {host.name}: {why}")
+    return dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
+
+
+def _no_ssh(host: SshHost, error: OSError) -> ProviderError:
+    return ProviderError(
+        f"The ssh command could not be started ({error}). Reaching {host.name} takes OpenSSH's client; install it "
+        "(Debian: openssh-client)."
+    )
+
+
 class SshConnection:
     """A connection that is being made, is open, or has ended; `wait_line` blocks until it is known which.
 
@@ -61,10 +129,13 @@ class SshConnection:
         host: the machine.
         folder: a private directory for its sockets; its path must be short.
         words: the command of the session.
+
+    Raises:
+        ProviderError: there is no ssh command, or it cannot read its configuration.
     """
 
     def __init__(self, host: SshHost, folder: Path, *words: str) -> None:
-        self.host, self.ended = host, threading.Event()
+        self.host, self.ended = checked_way(host), threading.Event()
         self._folder, self._control = folder, folder / "ssh"
         self._errors = TemporaryFile()  # noqa: SIM115 - closed when the connection has ended
         self._lock = threading.Lock()
@@ -74,7 +145,7 @@ class SshConnection:
         self._said = ""
         self._at_end: list[Callable[[], None]] = []
         options = [word for name, value in OPTIONS.items() for word in ("-o", f"{name}={value}")]
-        command = host.command(*words, options=("-M", "-S", str(self._control), *options))
+        command = self.host.command(*words, options=("-M", "-S", str(self._control), *options))
         try:
             # a session of its own: Ctrl-C is the client's alone
             self._ssh = subprocess.Popen(
@@ -85,10 +156,7 @@ class SshConnection:
                 start_new_session=True,
             )
         except OSError as error:
-            raise ProviderError(
-                f"The ssh command could not be started ({error}). Reaching {host.name} takes OpenSSH's client; install "
-                "it (Debian: openssh-client)."
-            ) from error
+            raise _no_ssh(host, error) from error
         threading.Thread(target=self._read, name=f"ssh-{host.name}", daemon=True).start()
 
     @property

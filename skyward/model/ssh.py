@@ -13,8 +13,15 @@ from skyward.errors import ConfigError, EngineMissingError
 _OPTIONS = (
     *("-T", "-o", "BatchMode=yes"),  # nobody is there to type a password
     *("-o", "StrictHostKeyChecking=yes"),  # a build's secrets go there
+    *("-o", "NoHostAuthenticationForLocalhost=no"),  # a forward of somebody else's may stand at a port of this machine
     *("-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4"),
     *("-o", "RemoteCommand=none"),  # the configuration may name one for people
+)
+# Where known_hosts= is given: every other source of host keys in ssh_config(5), and what would write to that file. A
+# connection that the configuration shares was made with whatever keys that trusts.
+_KNOWN_HOSTS_ONLY = (
+    *("-o", "GlobalKnownHostsFile=/dev/null", "-o", "KnownHostsCommand=none", "-o", "VerifyHostKeyDNS=no"),
+    *("-o", "UpdateHostKeys=no", "-o", "CheckHostIP=no", "-o", "ControlMaster=no", "-o", "ControlPath=none"),
 )
 # what ssh and the docker command over there say, and what to do; the first that matches is used
 _KNOWN = (
@@ -32,6 +39,10 @@ _KNOWN = (
     (
         r"host key verification failed|host key is known",
         "its host key is not known here. Connect once by hand (`{by_hand}`) and compare the key.",
+    ),
+    (
+        r"bad configuration option: knownhostscommand",
+        "the ssh command here cannot be kept to the keys of known_hosts=. Install OpenSSH 8.5 or newer (March 2021).",
     ),
     (
         r"permission denied \(|too many authentication failures",
@@ -55,7 +66,12 @@ class SshHost:
         port: TCP port; None for what the SSH configuration says.
         key: file of the private key to log in with; None for what agent and SSH configuration offer.
         known_hosts: file of the only host keys to trust; None for those of the SSH configuration.
+        trusts_jumps: whether the SSH configuration says all the same which keys of jump hosts to trust.
         control: socket of an open connection to go through; None to make one.
+        way: options of ssh that lead there where the SSH configuration would have led past `known_hosts`.
+
+    Raises:
+        ConfigError: the path of a file cannot be given to ssh.
     """
 
     host: str
@@ -63,7 +79,14 @@ class SshHost:
     port: int | None = None
     key: str | None = None
     known_hosts: str | None = None
+    trusts_jumps: bool = False
     control: str | None = None
+    way: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, path in (("key", self.key), ("known_hosts", self.known_hosts)):
+            if path and re.search(r'["\\\n]|\$\{', path):
+                raise ConfigError(f"The file {path!r} of {name}= cannot be given to ssh: its path has signs of syntax.")
 
     @classmethod
     def parse(cls, url: str) -> SshHost:
@@ -100,7 +123,7 @@ class SshHost:
         return self.url.removeprefix("ssh://")
 
     def command(self, *words: str, options: Sequence[str] = ()) -> list[str]:
-        """The local command that runs these words on the machine, each one argument there.
+        """The local command that runs these words on the machine, each one argument there; without words, none.
 
         Of an option that is given twice ssh takes the first: `options` come before those that are always there.
         """
@@ -108,15 +131,14 @@ class SshHost:
         port = ("-p", str(self.port)) if self.port else ()
         control = ("-S", self.control) if self.control else ()
         return [
-            *("ssh", *options, *control, *_OPTIONS, *self._identity(), *user, *port),
-            *("--", self.host, shlex.join(words)),
+            *("ssh", *options, *control, *self.way, *_OPTIONS, *self._identity(), *user, *port),
+            *("--", self.host, *([shlex.join(words)] if words else [])),
         ]
 
     def _identity(self) -> list[str]:
-        words = ["-i", self.key, "-o", "IdentitiesOnly=yes"] if self.key else []
-        if self.known_hosts:
-            words += ["-o", f'UserKnownHostsFile="{self.known_hosts}"', "-o", "GlobalKnownHostsFile=/dev/null"]
-        return words
+        key, known = (path and path.replace("%", "%%") for path in (self.key, self.known_hosts))  # % starts a token
+        words = ["-i", key, "-o", "IdentitiesOnly=yes"] if key else []
+        return [*words, "-o", f'UserKnownHostsFile="{known}"', *_KNOWN_HOSTS_ONLY] if known else words
 
     def meaning(self, said: str) -> str | None:
         """What it means that ssh or the docker command there printed this, and what to do; None if it is not known."""

@@ -57,7 +57,7 @@ class SSH:
         hosts: `[user@]name[:port]`, where the name may be an alias of the SSH configuration. Nodes are put on them in
             this order, one on each before any gets a second.
         key: file of the private key; None for what agent and SSH configuration offer.
-        known_hosts: file of the only host keys to trust; None for those of the SSH configuration.
+        known_hosts: file of the only host keys to trust, also of jump hosts; None for those of the SSH configuration.
         registry: repository through which images reach the hosts, such as "registry.example.com/team/skyward"; None
             to send them through the SSH connections.
         build: "local" builds images on the engine here, "remote" on the first host.
@@ -331,8 +331,12 @@ class _Pool:
             self._attempts[host] += 1
             slot = list(self._attempts).index(host)
             folder = self._directory.path / f"{slot}.{attempt}"
-            machine = Machine(host, self.id, folder, LEASE_S, slot, attempt, self._rights)
+        machine = Machine(host, self.id, folder, LEASE_S, slot, attempt, self._rights)
+        with self._lock:
             self.machines.append(machine)  # from here on `close` ends its connection
+        if self._ended.is_set():
+            machine.connection.kill()
+            raise PoolClosedError(f"Pool {self.id} has ended; no host is connected to for it.")
         try:
             findings = check_host(machine.name, machine.open(), gpus, accelerator)
             findings += self._demand.check(machine) if self._demand else []

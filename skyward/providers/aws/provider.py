@@ -244,6 +244,13 @@ class AWS:
         return estate.describe(self._api)
 
 
+class _Machines(SSH):
+    """Machines with host keys of the pool's own; jump hosts on the way to them have those of the SSH configuration."""
+
+    def _host(self, text: str) -> SshHost:
+        return replace(super()._host(text), trusts_jumps=True)
+
+
 class _Pool:
     """What a pool of this process holds: keys, heir, machines, and the way to them."""
 
@@ -313,7 +320,7 @@ class _Pool:
     def connect(self, registry: str | None, build: Literal["local", "remote"], rights: Rights, *, gpus: bool) -> None:
         """Wait until the machines can be used, with the driver of their GPUs where the pool needs those."""
         names = [f"{USER}@{machine.address}" for machine in self.machines]
-        ssh = SSH(
+        ssh = _Machines(
             *names,
             key=self._keys.file,
             known_hosts=self._keys.known_hosts,

@@ -61,7 +61,8 @@ class Swarm:
         Args:
             engine: of the manager, as above.
             key: file of the private key for SSH; None for what agent and SSH configuration offer.
-            known_hosts: file of the only host keys to trust; None for those of the SSH configuration.
+            known_hosts: file of the only host keys to trust, also of jump hosts; None for what the SSH configuration
+                trusts.
             registry: as above.
         """
         files = (_file(name, path) for name, path in (("key", key), ("known_hosts", known_hosts)))

@@ -83,3 +83,13 @@ def test_what_ssh_says_is_explained(said: str, meaning: str) -> None:
 def test_other_output_is_no_reason() -> None:
     """A failing build is not a failing connection."""
     assert SshHost(host="box").failure("#5 ERROR: process did not complete successfully: exit code: 1") is None
+
+
+@pytest.mark.parametrize("path", ['/a "b"', "/a\\b", "/${HOME}/x", "/a\nb"])
+def test_names_of_files_that_ssh_would_read_as_something_else_are_refused(path: str) -> None:
+    """A variable, the end of a quote; but spaces and percent signs are what they are."""
+    with pytest.raises(ConfigError, match="cannot be given to ssh"):
+        SshHost(host="box", known_hosts=path)
+    words = SshHost(host="box", key="/k 1%h", known_hosts="/a 100%h").command("true")
+    assert words[words.index("-i") + 1] == "/k 1%%h"
+    assert 'UserKnownHostsFile="/a 100%%h"' in words
