@@ -6,7 +6,6 @@ framework's heartbeats stop. Such an error tells what a peer noticed, and must n
 
 from __future__ import annotations
 
-import pickle
 import re
 from dataclasses import dataclass
 from enum import IntEnum
@@ -14,6 +13,7 @@ from signal import SIGABRT
 
 from skyward.errors import WorkerLostError
 from skyward.pool.task import Task
+from skyward.wire import payload
 from skyward.wire.exceptions import Record
 from skyward.wire.frames import Frame
 from skyward.wire.messages import RESULT_HEAD, Kind
@@ -68,7 +68,7 @@ class Failure:
         if isinstance(outcome, BaseException):
             return cls(rank, at, task, outcome, None)
         assert outcome.kind == Kind.ERROR
-        return cls(rank, at, task, outcome, Record(*pickle.loads(memoryview(outcome.head)[RESULT_HEAD.size :])))
+        return cls(rank, at, task, outcome, payload.load_record(memoryview(outcome.head)[RESULT_HEAD.size :]))
 
     @property
     def blame(self) -> Blame:

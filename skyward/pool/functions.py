@@ -23,14 +23,18 @@ class Function:
     bundle: CodeBundle | None = field(repr=False)
     env: Mapping[str, str] = field(default_factory=dict)  # set in the worker before it loads the function
     collective: bool = False  # its ranks form one group when it is called on every node
+    only_data: bool = False  # whether its results are read as data only, and its exceptions as text
 
 
 class Functions:
-    """The functions a pool has seen. A function is a snapshot of the moment it is first sent: what it closes over, and
-    the globals it uses, stay as they were then. Equal content is sent once, whichever object holds it.
+    """The functions a pool has seen, and whether their results are read as data only.
+
+    A function is a snapshot of the moment it is first sent: what it closes over, and the globals it uses, stay as they
+    were then. Equal content is sent once, whichever object holds it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, only_data: bool = False) -> None:
+        self._only_data = only_data
         self._lock = threading.Lock()
         self._by_object: dict[int, tuple[Callable[..., Any], Function]] = {}  # the object is kept, so that its id is
         self._by_digest: dict[bytes, Function] = {}
@@ -53,7 +57,7 @@ class Functions:
             if function is None:
                 name = getattr(fn, "__qualname__", type(fn).__name__).rpartition("<locals>.")[2]
                 env, collective = declared_env(fn), is_collective(fn)
-                function = Function(next(self._numbers), name, data, bundle, env, collective)
+                function = Function(next(self._numbers), name, data, bundle, env, collective, self._only_data)
                 self._by_digest[digest] = function
             self._by_object[id(fn)] = (fn, function)
         return function
@@ -64,6 +68,6 @@ class Functions:
         function = self._of_series.get(key)
         if function is None:
             _, data = payload.dumps_function(fn)
-            function = Function(next(self._numbers), name, data, bundle_modules(modules))
+            function = Function(next(self._numbers), name, data, bundle_modules(modules), only_data=self._only_data)
             self._of_series[key] = function
         return function

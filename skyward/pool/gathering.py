@@ -6,7 +6,6 @@ order) fails the whole for every rank, those that come later included: ranks tha
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -14,9 +13,9 @@ from skyward.pool.clock import Clock
 from skyward.pool.task import Task
 from skyward.pool.worker import WorkerLink
 from skyward.system import threading, time
-from skyward.wire.exceptions import Record
 from skyward.wire.frames import Buffer, Frame
 from skyward.wire.messages import RESULT_HEAD, Kind, decode, encode
+from skyward.wire.payload import load_record
 
 CALL_LIMIT_S = 60.0  # of a gather in a call, unless it names its own
 ALONE = (
@@ -164,7 +163,7 @@ def _in_words(outcome: Frame | BaseException | None) -> str:
     if isinstance(outcome, BaseException):
         return f"failed: {str(outcome).partition(chr(10))[0]}"
     if outcome is not None and outcome.kind == Kind.ERROR:
-        record = Record(*pickle.loads(memoryview(outcome.head)[RESULT_HEAD.size :]))
+        record = load_record(memoryview(outcome.head)[RESULT_HEAD.size :])
         return f"raised {record.type_name}: {record.text}".rstrip(": .") + "."
     return "has returned without it."
 

@@ -56,6 +56,7 @@ class PoolLink:
     lost: Callable[[WorkerLink], None]  # is told that a worker has ended, after its calls have been
     gone: Callable[[NodeLink], None]  # is told that a node is gone, after its calls have been
     dismissed: Callable[[], None]  # is told that another client ends the pool
+    only_data: bool = False  # whether exceptions of its nodes come as text
 
 
 class NodeLink:
@@ -274,7 +275,9 @@ class NodeLink:
             with _unless_closed:
                 setup.set_result(None)
         else:
-            self._pool.callbacks.submit("the error of a plugin", partial(_fail_setup, setup, worker, frame))
+            self._pool.callbacks.submit(
+                "the error of a plugin", partial(_fail_setup, setup, worker, frame, only_data=self._pool.only_data)
+            )
 
     # why a worker ended ----------------------------------------------------------------------------------------
 
@@ -420,9 +423,9 @@ class NodeLink:
             pass  # the agent's reader notices the same and settles what depends on it
 
 
-def _fail_setup(setup: Future[None], worker: WorkerLink, frame: Frame) -> None:
+def _fail_setup(setup: Future[None], worker: WorkerLink, frame: Frame, *, only_data: bool) -> None:
     """Unpickle what a plugin raised: not in the thread that reads, since the exception's class is the user's."""
-    error = payload.load_exception(bytes(memoryview(frame.head)[RESULT_HEAD.size :]))
+    error = payload.load_exception(bytes(memoryview(frame.head)[RESULT_HEAD.size :]), only_data=only_data)
     with _unless_closed:
         setup.set_exception(payload.noted(error, f"raised while the plugins were set up on {worker}"))
 

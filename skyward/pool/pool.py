@@ -31,7 +31,7 @@ from skyward.pool.places import Places
 from skyward.pool.progress import Progress
 from skyward.pool.ranks import ranks_of
 from skyward.pool.regroup import Group
-from skyward.pool.settings import Display, PoolSettings
+from skyward.pool.settings import Display, PoolSettings, Results
 from skyward.pool.setup import WorkerSetup
 from skyward.providers.base import Host, Leaving, Provider, Terms
 from skyward.wire import payload
@@ -77,6 +77,9 @@ class ComputePool(Calls):
         provision_timeout: seconds a node may take to become ready, its image being there.
         default_compute_timeout: limit in seconds for calls that have none of their own; None for no limit.
         display: "auto" shows progress and the nodes' output, "quiet" neither.
+        results: "any" takes whatever nodes return, which is code of theirs that runs here; "data" runs none of it:
+            values are built-in ones, arrays, frames, tensors in main memory, and this program's own dataclasses, named
+            tuples and enumerations; exceptions come as text, in a `RemoteError`. See SECURITY.md.
         others: parameters of this name raise ConfigError; none is ignored.
 
     Raises:
@@ -111,6 +114,7 @@ class ComputePool(Calls):
         provision_timeout: float = 300.0,
         default_compute_timeout: float | None = None,
         display: Display = "auto",
+        results: Results = "any",
         **others: Any,
     ) -> None:
         reading.refuse_unknown(others, list(ComputePool.__init__.__annotations__))
@@ -134,6 +138,7 @@ class ComputePool(Calls):
             provision_timeout_s=reading.positive("provision_timeout", provision_timeout),
             default_timeout_s=reading.positive("default_compute_timeout", default_compute_timeout),
             display=reading.display_of(display),
+            results=reading.results_of(results),
         )
         self._progress = Progress(quiet=display == "quiet")
         terms = Terms(
@@ -186,7 +191,7 @@ class ComputePool(Calls):
         places = Places(self.id, settings)
         self._members = members = Members(self.id, settings, places, progress.tell)
         self._dispatcher = Dispatcher(self._clock, members.kill, progress.tell)
-        self._functions = Functions()
+        self._functions = Functions(only_data=settings.results == "data")
         self._dispatcher.expect(count * settings.worker.processes)
         self._group = group = Group(
             settings, lambda: members.nodes, lambda: members.replacing, self._dispatcher, self._setup, self._clock
@@ -213,6 +218,7 @@ class ComputePool(Calls):
                 lost=group.lost,
                 gone=members.gone,
                 dismissed=members.dismissed,
+                only_data=settings.results == "data",
             )
             members.join(link, self._dispatcher, group, prepare)
             members.start(hosts, image)

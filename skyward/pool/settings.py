@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from skyward.providers.choice import Selection
 
 Display = Literal["auto", "quiet"]
+Results = Literal["any", "data"]
 N = TypeVar("N", bound=float | None)
 _GIB = 1024**3
 _BYTES = {
@@ -57,6 +58,7 @@ class PoolSettings:
     provision_timeout_s: float
     default_timeout_s: float | None
     display: Display
+    results: Results = "any"
 
     def __post_init__(self) -> None:
         shared = self.worker.processes > self.worker.ranks
@@ -123,6 +125,13 @@ def display_of(value: str) -> Display:
     if value not in ("auto", "quiet"):
         raise ConfigError(f"display must be 'auto' or 'quiet'; found {value!r}.")
     return "auto" if value == "auto" else "quiet"
+
+
+def results_of(value: str) -> Results:
+    """What a pool reads of its nodes."""
+    if value not in ("any", "data"):
+        raise ConfigError(f"results must be 'any' or 'data'; found {value!r}.")
+    return "data" if value == "data" else "any"
 
 
 def accelerator_info(accelerator: Accelerator | None) -> AcceleratorInfo | None:

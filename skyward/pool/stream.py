@@ -13,7 +13,6 @@ from skyward.pool.interrupt import uninterrupted
 from skyward.pool.task import Task
 from skyward.pool.worker import WorkerLink
 from skyward.system import SimpleQueue, threading
-from skyward.wire import payload
 from skyward.wire.frames import Frame
 from skyward.wire.messages import RESULT_HEAD, Kind
 
@@ -113,7 +112,7 @@ class RemoteStream(Iterator[T], Generic[T]):
             self._taken += 1
             if self._taken % _CREDIT_STEP == 0:
                 self._source.credit(_CREDIT_STEP)
-            value: T = payload.loads(item.head, item.buffers, what="An item of the generator")
+            value: T = self._source.task.read(item.head, item.buffers, "An item of the generator")
             return value
         self._ended = True
         if item.kind == Kind.ERROR:

@@ -15,7 +15,7 @@ from skyward.system import threading
 from skyward.system.futures import Future, InvalidStateError
 from skyward.wire import payload
 from skyward.wire.frames import Buffer, Frame
-from skyward.wire.messages import CALL_HEAD, EVERYWHERE, RESULT_HEAD, WANT_STARTED, Kind
+from skyward.wire.messages import CALL_HEAD, EVERYWHERE, ONLY_DATA, RESULT_HEAD, WANT_STARTED, Kind
 
 R = TypeVar("R")
 
@@ -76,6 +76,7 @@ class Task:
     def call_frame(self) -> Frame:
         """The message that makes a worker run this call."""
         flags = (WANT_STARTED if self.timeout is not None else 0) | (EVERYWHERE if self.pin is not None else 0)
+        flags |= ONLY_DATA if self.function.only_data else 0
         return Frame(Kind.CALL, self.id, CALL_HEAD.pack(self.function.number, flags) + self.data, self.buffers)
 
     def resolve(self, frame: Frame | None = None, error: BaseException | None = None, stream: Any = None) -> None:
@@ -117,11 +118,17 @@ class Task:
             return self.stream.open()
         assert self.frame is not None
         body = memoryview(self.frame.head)[RESULT_HEAD.size :]
-        return payload.loads(body, self.frame.buffers, what=f"The result of {self.function.name}()")
+        return self.read(body, self.frame.buffers, "The result")
+
+    def read(self, data: Buffer, buffers: Sequence[Buffer], what: str) -> Any:
+        """What the function has sent; `what` it is of it starts the message of an error."""
+        what = f"{what} of {self.function.name}()"
+        return payload.loads(data, buffers, what=what, only_data=self.function.only_data)
 
     def remote_error(self, dumped: bytes) -> BaseException:
         """The exception raised by the user's code, with a note that says where."""
-        return payload.noted(payload.load_exception(dumped), f"raised by {self.function.name}() on {self.place}")
+        error = payload.load_exception(dumped, only_data=self.function.only_data)
+        return payload.noted(error, f"raised by {self.function.name}() on {self.place}")
 
 
 class PlainCall(NamedTuple):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import types
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from skyward.errors import PluginError
@@ -18,10 +19,11 @@ from skyward.runtime.output import task_output
 from skyward.system import threading, time
 from skyward.wire import payload
 from skyward.wire.frames import Frame
-from skyward.wire.messages import CALL_HEAD, EVERYWHERE, RESULT_HEAD, WANT_STARTED, Kind, decode
+from skyward.wire.messages import CALL_HEAD, EVERYWHERE, ONLY_DATA, RESULT_HEAD, WANT_STARTED, Kind, decode
 
 STREAM_WINDOW = 16  # items of a generator that may be on their way before the client has taken one
 Send = Callable[[Frame], None]
+Dumps = Callable[[Any], tuple[bytes, list[memoryview]]]
 
 
 class Session(Protocol):
@@ -101,9 +103,15 @@ class Calls:
                 value = fn(*args, **kwargs)
                 del args, kwargs
                 if isinstance(value, types.GeneratorType):
-                    self._stream(frame.id, value, slot, send)
+                    self._stream(
+                        frame.id,
+                        value,
+                        slot,
+                        send,
+                        partial(_dumps, what="An item of the generator", fn=fn, flags=flags),
+                    )
                     return Frame(Kind.END, frame.id, RESULT_HEAD.pack(time.perf_counter() - start))
-            data, buffers = payload.dumps(value, what="The result")
+                data, buffers = _dumps(value, "The result", fn, flags)
             return Frame(Kind.RESULT, frame.id, RESULT_HEAD.pack(time.perf_counter() - start) + data, buffers)
         except Interrupted:
             raise
@@ -144,20 +152,31 @@ class Calls:
                 self._functions[number] = known
         return known
 
-    def _stream(self, call: int, items: types.GeneratorType[Any, Any, Any], slot: Slot, send: Send) -> None:
+    def _stream(
+        self, call: int, items: types.GeneratorType[Any, Any, Any], slot: Slot, send: Send, dumps: Dumps
+    ) -> None:
         """Send a generator's items, never more than the client has given credit for."""
         credit = self._credits[call] = threading.Semaphore(STREAM_WINDOW)
         try:
             with slot.shield():
                 send(Frame(Kind.STREAM, call))
             for item in items:
-                data, buffers = payload.dumps(item, what="An item of the generator")
+                data, buffers = dumps(item)
                 credit.acquire()
                 with slot.shield():
                     send(Frame(Kind.ITEM, call, data, buffers))
         finally:
             del self._credits[call]
             items.close()
+
+
+def _dumps(value: Any, what: str, fn: Callable[..., Any], flags: int) -> tuple[bytes, list[memoryview]]:
+    """Pickle a result or an item, as the client reads it."""
+    if not flags & ONLY_DATA:
+        return payload.dumps(value, what=what)
+    from skyward.wire.data import Pickler
+
+    return payload.dumps(value, what=f"{what} of {getattr(fn, '__name__', 'a function')}()", pickler=Pickler)
 
 
 def failure(call: int, error: BaseException, start: float) -> Frame:

@@ -8,13 +8,17 @@ from __future__ import annotations
 import linecache
 import re
 import traceback
+from pathlib import Path
 from types import FunctionType, MemberDescriptorType, TracebackType
 from typing import Any, NamedTuple
 
-from skyward.errors import RemoteError, RemoteTraceback
+from skyward.errors import ConfigError, PluginError, RemoteError, RemoteTraceback, SerializationError, WireError
 
 _FRAME = re.compile(r'^(?P<indent>[ |]*)File "(?P<file>[^"]+)", line (?P<line>\d+), in .*$')
 _HEAP_TYPE = 1 << 9  # flag of classes that are not built into the interpreter
+_FROM_TEXT: dict[str, type[Exception]] = {  # of a text alone
+    f"{kind.__module__}.{kind.__qualname__}": kind for kind in (ConfigError, PluginError, SerializationError, WireError)
+}
 _OURS = ("skyward.runner", "skyward.wire")  # frames below the user's code, which say nothing about it
 
 
@@ -63,6 +67,15 @@ class Record(NamedTuple):
                 "A function ends by returning or by raising an ordinary exception."
             )
         error = RemoteError(message, type_name=self.type_name, traceback=self.trace)
+        self.complete(error)
+        return error
+
+    def as_text(self) -> BaseException:
+        """The stand-in where exceptions come as text: skyward's own of a known class, or a `RemoteError`."""
+        kind = _FROM_TEXT.get(self.type_name)
+        if kind is None or not self.ordinary:
+            return self._replace(problem=self.problem or "the pool has results='data'").as_remote_error()
+        error = kind(self.text)
         self.complete(error)
         return error
 
@@ -120,11 +133,16 @@ def _with_source(trace: str) -> str:
     """A traceback's text with the source lines that only this side has: those of code sent by value."""
     lines = trace.splitlines()
     full = []
-    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+    for line, following in zip(lines, [*lines[1:], ""], strict=False):
         full.append(line)
         frame = _FRAME.match(line)
-        if frame and not following.startswith(frame["indent"] + "  "):
+        if frame and not following.startswith(frame["indent"] + "  ") and _is_source(frame["file"]):
             source = linecache.getline(frame["file"], int(frame["line"])).strip()
             if source:
                 full.append(f"{frame['indent']}  {source}")
     return "\n".join(full)
+
+
+def _is_source(file: str) -> bool:
+    """Whether a file that a node names may be looked into: not a device, nor whatever else never ends."""
+    return file in linecache.cache or (file.endswith(".py") and Path(file).is_file())

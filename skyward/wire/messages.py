@@ -70,7 +70,8 @@ class Kind(IntEnum):
 NO_CALL = 0
 CALL_HEAD = struct.Struct("<IB")  # number of the function, flags
 RESULT_HEAD = struct.Struct("<d")  # seconds the call ran
-WANT_STARTED, EVERYWHERE = 1, 2  # flags of a CALL: send STARTED; all ranks have been sent this call
+# flags of a CALL: send STARTED; all ranks have been sent this call; send only data, as `data.Pickler` makes it
+WANT_STARTED, EVERYWHERE, ONLY_DATA = 1, 2, 4
 
 STDOUT, STDERR = 1, 2
 

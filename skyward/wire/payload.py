@@ -20,7 +20,7 @@ import cloudpickle
 
 from skyward.errors import SerializationError
 from skyward.model.instance import ENV_VAR
-from skyward.wire import exceptions, segments, tensors
+from skyward.wire import exceptions, restricted, segments, tensors
 
 OUT_OF_BAND = 64 * 1024  # bytes; smaller buffers cost more as a separate part of a message than as a copy
 _GC_PAUSE = 64 * 1024  # bytes; loading 5 MB of small dicts takes 87 ms, 36 of them without the cyclic collector
@@ -49,7 +49,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
 
 
 def dumps(
-    obj: object, *, what: str = "A value", pickler: Callable[..., Pickler] = Pickler
+    obj: object, *, what: str = "A value", pickler: Callable[..., pickle.Pickler] = Pickler
 ) -> tuple[bytes, list[memoryview]]:
     """Pickle `obj`. Large buffers and byte strings are returned beside the pickle, as views of the original memory:
     what changes them before they are sent changes what is sent.
@@ -73,6 +73,8 @@ def dumps(
 
     try:
         pickler(file, 5, in_band).dump(obj)
+    except restricted.NotDataError as error:
+        raise SerializationError(f"{what} holds {error}. {restricted.REMEDY}") from error
     except Exception as error:  # reducers are other people's code and may raise anything
         raise SerializationError(f"{what} cannot be pickled: {_text(error)}.") from error
     return file.head(), file.large + buffers
@@ -111,22 +113,27 @@ def dumps_function(fn: Callable[..., Any]) -> tuple[bytes, bytes]:
     return hashlib.blake2b(data, digest_size=16).digest(), data
 
 
-def loads(data: Buffer, buffers: Sequence[Buffer] = (), *, what: str = "A payload") -> Any:
+def loads(data: Buffer, buffers: Sequence[Buffer] = (), *, what: str = "A payload", only_data: bool = False) -> Any:
     """Unpickle what `dumps` made. The result uses the memory of `buffers`: arrays are writable if the buffers are.
 
-    An error calls the object `what`, which starts a sentence.
+    An error calls the object `what`, which starts a sentence. `only_data`: take only what `data.Pickler` has made, and
+    run no code whoever has made it.
 
     Raises:
-        SerializationError: it cannot be unpickled here, mostly for want of a module.
+        SerializationError: it cannot be unpickled here, mostly for want of a module; or it is not only data.
     """
     pause = len(data) >= _GC_PAUSE and gc.isenabled()
     try:
         if pause:
             gc.disable()
+        if only_data:
+            return _load_data(data, buffers)
         if segments.is_split(data):
             file, rest = segments.joined(data, buffers)
             return pickle.Unpickler(file, buffers=rest).load()
         return pickle.loads(data, buffers=buffers)
+    except restricted.NotDataError as error:
+        raise SerializationError(f"{what} holds {error}. {restricted.REMEDY}") from error
     except ModuleNotFoundError as error:
         raise SerializationError(_missing(what, error)) from error
     except Exception as error:  # constructors are other people's code and may raise anything
@@ -134,6 +141,15 @@ def loads(data: Buffer, buffers: Sequence[Buffer] = (), *, what: str = "A payloa
     finally:
         if pause:
             gc.enable()
+
+
+def _load_data(data: Buffer, buffers: Sequence[Buffer]) -> Any:
+    try:
+        return restricted.load(data, buffers)
+    except restricted.NamesError:
+        from skyward.wire.data import load  # its imports take longer than most results
+
+        return load(data, buffers)
 
 
 def dump_exception(error: BaseException) -> bytes:
@@ -154,12 +170,28 @@ def dump_exception(error: BaseException) -> bytes:
     return pickle.dumps(tuple(record), 5)
 
 
-def load_exception(data: Buffer) -> BaseException:
+def load_record(data: Buffer) -> exceptions.Record:
+    """What `dump_exception` has made, as texts; nothing in it is run, and what is no such record is told in one."""
+    try:
+        found = restricted.load(data)
+        kinds = (str, str, str, bool, tuple, bytes | None, str)
+        if type(found) is not tuple or len(found) != len(kinds) or not all(map(isinstance, found, kinds)):
+            raise ValueError("it is not one")
+        record = exceptions.Record(*found)
+        return record._replace(notes=tuple(map(str, record.notes)))
+    except Exception as error:  # whatever is in it
+        return exceptions.Record("an exception", "", "", ordinary=True, problem=f"its record is broken: {_text(error)}")
+
+
+def load_exception(data: Buffer, *, only_data: bool = False) -> BaseException:
     """The exception that `dump_exception` was given, its remote traceback as its cause.
 
-    A `RemoteError` with its type's name, text and traceback where the exception itself cannot be rebuilt.
+    A `RemoteError` with its type's name, text and traceback where the exception itself cannot be rebuilt, or is not to
+    be: `only_data` unpickles none, and rebuilds none but skyward's own, from their texts.
     """
-    record = exceptions.Record(*pickle.loads(data))
+    record = load_record(data)
+    if only_data:
+        return record.as_text()
     if record.data is None:
         return record.as_remote_error()
     try:
