@@ -27,6 +27,12 @@ BATCH = 50  # calls of one gather
 AHEAD = 100  # calls in the background per thread
 SETTLE_S = 45.0  # once faults have stopped, everything is done by then
 CLOSE_S = 25.0  # leaving a pool takes no longer
+SHAPES = (
+    sky.Worker(),
+    sky.Worker(buffer=8),
+    sky.Worker(concurrency=3),
+    sky.Worker(concurrency=2, executor="process"),
+)
 _LINE = re.compile(r"\[\d+\] chaos (\S+) (\d+) (\d+)")
 
 
@@ -164,7 +170,8 @@ def run(
     token = os.urandom(8).hex()
     before, recorder, printed = held(), Recorder(), io.StringIO()
     with collecting(place.host) as collector:
-        settings = {**place.settings, "env": {VARIABLE: token}, "ttl": LEASE_S, **settings}
+        shape = random.Random(seed).choice(SHAPES)
+        settings = {**place.settings, "env": {VARIABLE: token}, "ttl": LEASE_S, "worker": shape, **settings}
         began = time.monotonic()
         pool = sky.ComputePool(**settings)
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()):
@@ -191,7 +198,8 @@ def run(
     broken += [f"{ended} processes still had a connection {place.gone_s:g} s after the pool was closed."] * (ended > 0)
     broken += [f"Leaving the pool took {closed_s:.1f} s."] * (closed_s > CLOSE_S)
     broken += ["The pool was not whole again once faults had stopped."] * (whole_s is None)
-    return Result(_figures(history, time.monotonic() - began, whole_s, closed_s), broken)
+    figures = _figures(history, time.monotonic() - began, whole_s, closed_s)
+    return Result({"worker": str(settings["worker"]), **figures}, broken)
 
 
 def _under_faults(
