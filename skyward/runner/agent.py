@@ -35,6 +35,8 @@ _TERM_GRACE_S = 5.0  # `docker stop` kills after ten seconds
 _KILLED_S = 1.0  # how long a killed process may take to vanish
 _DUMP_S = 1.0  # how long a worker may take to write where it is
 _MAX_FAILED_STARTS = 3  # in a row
+_LONGEST_GRACE_S = 1e6
+_SHOWN = 200  # characters of what a malformed message led to
 
 
 class End(NamedTuple):
@@ -255,8 +257,8 @@ class Agent:
                     self._take(client, frame)
         except WireError:
             return  # it is gone; the lease decides what follows
-        except (ValueError, KeyError, TypeError) as error:
-            say(f"A client sent a message that is not understood ({error!r}); its connection was closed.")
+        except Exception as error:  # whatever a malformed message leads to: it costs its own connection and no more
+            _refuse(client, error)
 
     def _take(self, client: Client, frame: Frame) -> None:
         match frame.kind:
@@ -267,11 +269,12 @@ class Agent:
             case Kind.PLACE:
                 self._move(bytes(frame.head).decode())
             case Kind.DUMP:
-                self._thread(self._dump, decode(frame.head)).start()
+                order = decode(frame.head)
+                self._thread(self._dump, self._meant(order), order).start()
             case Kind.REACH:
                 self._thread(self._try_reach, client, frame.id, decode(frame.head)).start()
             case Kind.SHUTDOWN:
-                self._inbox.put(End(0, grace_s=float(decode(frame.head)["grace_s"])))
+                self._inbox.put(End(0, grace_s=_seconds(decode(frame.head)["grace_s"])))
             case _:
                 raise ValueError(f"kind {frame.kind}")
 
@@ -279,18 +282,18 @@ class Agent:
         """Note the node's new place, for workers that are started from now on; those that run are told themselves."""
         place = InstanceInfo.from_json(document)
         with self._lock:
+            changes = [rank_environment(place, child.start.index, os.environ) for child in self._children]
             os.environ[ENV_VAR] = document
-            for child in self._children:
-                child.env.update(rank_environment(place, child.start.index, os.environ))
+            for child, variables in zip(self._children, changes, strict=True):
+                child.env.update(variables)
 
     def _kill(self, order: dict[str, int]) -> None:
         """End a worker."""
         if child := self._meant(order):
             child.kill()
 
-    def _dump(self, order: dict[str, int]) -> None:
+    def _dump(self, child: Child | None, order: dict[str, int]) -> None:
         """Let a worker that does not answer write where it is, and pass that on (a thread of its own)."""
-        child = self._meant(order)
         if child is not None and child.address:
             text = stacks.read_dump(stacks.dump_file(child.start), child.signal, _DUMP_S)
             with self._lock:
@@ -298,7 +301,12 @@ class Agent:
 
     def _try_reach(self, client: Client, question: int, order: dict[str, Any]) -> None:
         """Do one step of finding out which nodes reach each other (a thread of its own)."""
-        client.post(Frame(Kind.REACHED, question, encode(self._reach.take(order))))
+        try:
+            answer = self._reach.take(order)
+        except Exception as error:  # as in `_converse`
+            _refuse(client, error)
+        else:
+            client.post(Frame(Kind.REACHED, question, encode(answer)))
 
     def _meant(self, order: dict[str, int]) -> Child | None:
         """The worker of an order; one that names a generation must not hit the one that has replaced it."""
@@ -320,6 +328,21 @@ class Agent:
         if args.exc_value is not None:
             sys.excepthook(args.exc_type, args.exc_value, args.exc_traceback)
         self._inbox.put(End(EXIT_FAILED, f"Node {self._node} ends: its agent failed, see above."))
+
+
+def _refuse(client: Client, error: Exception) -> None:
+    """Close the connection of a client that sent a malformed message, and say so, with no more than a part of it."""
+    text = repr(error)
+    shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    say(f"A client sent a message that is not understood ({shown}); its connection was closed.")
+    client.close()
+
+
+def _seconds(value: object) -> float:
+    """A duration out of a message: a number, neither negative nor endless."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _LONGEST_GRACE_S:
+        raise ValueError(f"{value!r} is no duration in seconds")
+    return float(value)
 
 
 def say(text: str) -> None:

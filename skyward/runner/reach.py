@@ -64,6 +64,9 @@ class Reach:
         except OSError:
             listener.close()
             return 0
+        except BaseException:  # an address of another type than text
+            listener.close()
+            raise
         self._socket = listener
         port: int = listener.getsockname()[1]
         return port

@@ -82,8 +82,19 @@ def encode(document: dict[str, Any]) -> bytes:
 
 
 def decode(head: bytes | bytearray | memoryview) -> dict[str, Any]:
-    """The document of a control message; only ever called on what an authenticated peer sent."""
-    document = json.loads(bytes(head))
+    """The document of a control message; only ever called on what an authenticated peer sent.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        document = json.loads(bytes(head), parse_constant=_refuse_constant)
+    except RecursionError:
+        raise ValueError("a control message is nested too deeply") from None
     if not isinstance(document, dict):
         raise ValueError(f"a control message must hold an object, found {type(document).__name__}")
     return document
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"a control message holds {name}, which is no number of JSON")

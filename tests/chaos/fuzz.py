@@ -37,7 +37,7 @@ from tests.chaos.workload import Result
 
 MEMORY_KB = 96 * 1024  # how much more a process may hold at its peak than before
 READ = 0.6  # share of frames that are read and go no further
-REAL = 0.01  # share of frames and handshakes that go to real processes
+REAL = 0.02  # share of frames and handshakes that go to real processes
 KILLED = 10  # workers that are ended by what they cannot understand, which costs a start each
 SAID = 500  # bytes, of what is written for people about a frame, on the average
 AT_ONCE = 200  # frames of one connection

@@ -1,0 +1,61 @@
+"""Control messages that make no sense, from an authenticated client: they cost its connection, never the node."""
+
+from __future__ import annotations
+
+import pytest
+
+from skyward.wire.frames import Frame
+from skyward.wire.messages import Kind, decode
+from tests.unit.runner.node import Client, RunningNode
+
+MALFORMED = [
+    (Kind.REACH, b"{}"),
+    (Kind.REACH, b'{"step": "open"}'),
+    (Kind.REACH, b'{"step": "open", "address": null, "secret": ""}'),
+    (Kind.REACH, b'{"step": "open", "address": "127.0.0.1", "secret": "no"}'),
+    (Kind.REACH, b'{"step": "send"}'),
+    (Kind.REACH, b'{"step": []}'),
+    (Kind.REACH, b"[" * 100_000),
+    (Kind.DUMP, b"{}"),
+    (Kind.DUMP, b'{"worker": {}}'),
+    (Kind.DUMP, b'{"worker": 9}'),
+    (Kind.KILL, b'{"worker":' * 100_000),
+    (Kind.KILL, b"null"),
+    (Kind.PLACE, b"{}"),
+    (Kind.PLACE, b"\xff"),
+    (Kind.SHUTDOWN, b'{"grace_s": NaN}'),
+    (Kind.SHUTDOWN, b'{"grace_s": -Infinity}'),
+    (Kind.SHUTDOWN, b'{"grace_s": 1e999}'),
+    (Kind.SHUTDOWN, b'{"grace_s": -1}'),
+    (Kind.SHUTDOWN, b'{"grace_s": true}'),
+    (200, b""),
+]
+
+
+def test_malformed_messages_cost_only_their_connection(node: RunningNode) -> None:
+    """Deep JSON, numbers that are none, missing and wrong fields: the agent closes that connection and goes on."""
+    other = node.client()
+    for kind, head in MALFORMED:
+        client = Client(node.client().connection)
+        client.connection.send(Frame(kind, 0, head))
+        assert client.is_closed(), (kind, head[:40])
+    other.ping_s()
+    assert node.process.poll() is None
+
+
+def test_what_is_said_of_a_malformed_message_is_short(node: RunningNode) -> None:
+    """A line of a log, however long the message was."""
+    client = Client(node.client().connection)
+    client.connection.send(Frame(Kind.KILL, 0, b'{"worker": "' + b"x" * 500_000 + b'\xff"}'))
+    assert client.is_closed()
+    node.process.terminate()
+    _, errors = node.end()
+    assert "is not understood (UnicodeDecodeError(" in errors
+    assert len(errors) < 1000
+
+
+@pytest.mark.parametrize("head", [b"[" * 100_000, b'{"a":' * 100_000, b'{"a": NaN}', b"[1]", b"", b"\xff"])
+def test_a_document_that_is_none_is_a_value_error(head: bytes) -> None:
+    """Whoever reads a control message has one class of errors to expect."""
+    with pytest.raises(ValueError):
+        decode(head)
