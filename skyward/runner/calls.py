@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from skyward.errors import PluginError
 from skyward.model.instance import InstanceInfo
+from skyward.runner.forked import end_child
 from skyward.runner.slots import Interrupted, Slot
 from skyward.runtime import environment
 from skyward.runtime.output import task_output
@@ -72,7 +73,9 @@ class Calls:
                 data, *buffers = frame.buffers
                 self._session = session = payload.loads(data, buffers)(self._place)
                 self._grouped |= session.collective and self._place.total_workers > 1
+            end_child()
         except Exception as error:  # any failure of a user's plugin is reported, none ends the worker
+            end_child(error)
             return Frame(Kind.ERROR, frame.id, RESULT_HEAD.pack(0.0) + payload.dump_exception(error))
         return Frame(Kind.READY, frame.id)
 
@@ -110,14 +113,15 @@ class Calls:
                         send,
                         partial(_dumps, what="An item of the generator", fn=fn, flags=flags),
                     )
+                    end_child()
                     return Frame(Kind.END, frame.id, RESULT_HEAD.pack(time.perf_counter() - start))
                 data, buffers = _dumps(value, "The result", fn, flags)
+                end_child()
             return Frame(Kind.RESULT, frame.id, RESULT_HEAD.pack(time.perf_counter() - start) + data, buffers)
         except Interrupted:
             raise
-        except (
-            BaseException
-        ) as error:  # user code may leave by the wrong door (SystemExit and the like); the worker stays
+        except BaseException as error:  # user code may raise SystemExit and the like; the worker stays
+            end_child(error)
             return failure(frame.id, error, start)
         finally:
             environment.end_call()
@@ -161,6 +165,7 @@ class Calls:
             with slot.shield():
                 send(Frame(Kind.STREAM, call))
             for item in items:
+                end_child()
                 data, buffers = dumps(item)
                 credit.acquire()
                 with slot.shield():

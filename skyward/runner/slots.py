@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 from skyward.system import threading
 
+_IMPORT_SYSTEM = "<frozen importlib._bootstrap>"  # the file of its frames
 IDLE = 0  # no call has this id
 _REPEAT_S = 0.05
 
@@ -28,11 +30,16 @@ class Slot:
     Attributes:
         running: id of the call that runs, `IDLE` without. Set by the slot's own thread alone.
         thread: identifier of that thread.
+        struck: whether an interrupt has been raised in the call that runs, or ran last. What becomes of the call then
+            is not its own outcome.
+        broke_import: whether an interrupt was raised while that call imported something. Modules may then be half
+            there, and extension modules cannot be imported again in the same process.
     """
 
     def __init__(self) -> None:
         self.running = IDLE
         self.thread = 0
+        self.struck = self.broke_import = False
         self._target = IDLE
         self._shielded = 0
 
@@ -43,6 +50,15 @@ class Slot:
     def is_current(self) -> bool:
         """Whether the caller runs in this slot's thread."""
         return self.thread == threading.get_ident()
+
+    def begin(self, call: int) -> None:
+        """Note which call starts; in the slot's own thread, as `end`."""
+        self.struck = self.broke_import = False
+        self.running = call
+
+    def end(self) -> None:
+        """Note that the call has ended. An interrupt that was on its way is dropped: none is raised from now on."""
+        self.running = IDLE
 
     def interrupt(self, call: int) -> bool:
         """Raise `Interrupted` in this call if it runs here; returns whether it did run here."""
@@ -58,12 +74,15 @@ class Slot:
     @contextmanager
     def shield(self) -> Iterator[None]:
         """Hold interrupts back while the block runs; one that came meanwhile is raised at its end."""
-        self._shielded += 1
+        self._begin_shield()
         try:
             yield
         finally:
             self._shielded -= 1
         self.deliver()
+
+    def _begin_shield(self) -> None:
+        self._shielded += 1
 
     def deliver(self) -> None:
         """Raise the pending interrupt if it is meant for what runs now; called in the slot's own thread."""
@@ -71,7 +90,12 @@ class Slot:
             return
         due, self._target = self._target == self.running, IDLE
         if due:
+            self._strike(sys._getframe())
             raise Interrupted("the call was interrupted by the client")
+
+    def _strike(self, frame: FrameType | None) -> None:
+        self.struck = True
+        self.broke_import |= _is_importing(frame)
 
 
 class MainSlot(Slot):
@@ -99,6 +123,49 @@ class MainSlot(Slot):
 class ThreadSlot(Slot):
     """Another thread. The interrupt reaches it at its next Python instruction: a blocking C call ends first."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._guard = threading.Lock()  # between its own thread and those that interrupt it
+
+    def interrupt(self, call: int) -> bool:
+        """See `Slot.interrupt`."""
+        with self._guard:
+            return super().interrupt(call)
+
     def _signal(self) -> None:
         if not self._shielded:
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread), ctypes.py_object(Interrupted))
+            self._strike(sys._current_frames().get(self.thread))
+            self._raise(Interrupted)
+
+    def _begin_shield(self) -> None:
+        """An interrupt that is on its way, and has not arrived yet, waits for the end of the shield."""
+        with self._guard:
+            if self.struck:
+                self._raise(None)
+            self._shielded += 1
+
+    def end(self) -> None:
+        """See `Slot.end`."""
+        while True:
+            try:
+                with self._guard:
+                    self.running = IDLE
+                    if self.struck:
+                        self._raise(None)
+            except Interrupted:
+                continue  # it arrived before it could be taken back
+            return
+
+    def _raise(self, exception: type[BaseException] | None) -> None:
+        """Have it raised in the slot's thread, in the place of one that has not arrived yet; None takes that back."""
+        value = None if exception is None else ctypes.py_object(exception)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread), value)
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    """Whether a module is being imported in a thread that has come to this frame."""
+    while frame is not None:
+        if frame.f_code.co_filename == _IMPORT_SYSTEM:
+            return True
+        frame = frame.f_back
+    return False

@@ -21,6 +21,7 @@ from skyward.runner.acceptor import Acceptor
 from skyward.runner.calls import Calls, failure
 from skyward.runner.config import WorkerStart, read_place
 from skyward.runner.exchange import SETUP, Exchange
+from skyward.runner.forked import end_child, on_fork
 from skyward.runner.inbox import Inbox
 from skyward.runner.slots import IDLE, Interrupted, MainSlot, Slot, ThreadSlot
 from skyward.runtime import group, lasting, output
@@ -31,6 +32,7 @@ from skyward.wire.handshake import accept, worker_endpoint
 from skyward.wire.listen import listen, tune
 from skyward.wire.messages import NO_CALL, STDERR, STDOUT, Kind, decode, encode
 
+_HOOKS_S = 5.0  # for the hooks of a process that is replaced
 CODE_DIR = ".skyward-code"  # below the working directory: local modules that the client sends
 
 
@@ -48,15 +50,28 @@ class Worker:
         self._connection: Connection | None = None
         self._serving = threading.Lock()
         self._setting_up = self._leaving = False
+        self._claims = threading.Lock()  # guards what follows, and the step from a queued call to a running one
+        self._retiring = False  # whether no call starts here any more: a fresh process is to take the place of this one
+        self._retired = False  # whether the client knows that nothing that this process holds has begun
         self._exchange = Exchange(self._ask, self._current)
         group.install(self._exchange.gather)
 
     def run(self) -> None:
         """Run what arrives until told to leave, then leave what calls and plugins have entered (the main thread)."""
-        for slot in self._slots:
-            if isinstance(slot, ThreadSlot):
-                threading.Thread(target=self._run_slot, args=(slot, self._work), daemon=True).start()
+        threads = [
+            threading.Thread(target=self._run_slot, args=(slot, self._work), daemon=True)
+            for slot in self._slots
+            if isinstance(slot, ThreadSlot)
+        ]
+        for thread in threads:
+            thread.start()
         self._run_slot(self._main, self._inbox)
+        if self._retiring:
+            for thread in threads:
+                thread.join()  # each sends the outcome of its last call first
+            watchdog = threading.Timer(_HOOKS_S, os._exit, (0,))
+            watchdog.daemon = True
+            watchdog.start()
         try:
             lasting.leave()
         finally:
@@ -70,6 +85,12 @@ class Worker:
             self._work.put(None)
         self._exchange.abandon("the worker is ending.")
         self._inbox.put(None)
+
+    def abandon(self) -> None:
+        """Let go of the client, in a forked process."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.abandon()
 
     def serve(self, listener: socket.socket) -> None:
         """Accept clients for as long as the process lives (a thread of its own)."""
@@ -158,18 +179,48 @@ class Worker:
             answer = None
             started = time.perf_counter()
             try:
-                slot.running = frame.id
-                if frame.id in self._queued:
-                    answer = self._start_call(frame, slot)
-                slot.running = IDLE
+                if self._claim(frame.id, slot):
+                    answer = self._calls.run(frame, slot, self._send)
+                slot.end()
             except Interrupted as interrupt:
-                slot.running = IDLE
+                slot.end()
+                end_child(interrupt)
                 answer = answer or failure(frame.id, interrupt, started)
-            if answer is not None:
-                self._send(answer)
-                if answer.kind == Kind.STALE:
-                    return  # to leave the plugins and end; the agent starts a fresh process
+            if answer is not None and not (self._leaving and slot.struck):  # else nobody wanted its end: it is lost
+                self._conclude(answer, slot)
             frame = answer = None  # payloads must not live until the next call
+            if self._retiring:
+                return
+
+    def _claim(self, call: int, slot: Slot) -> bool:
+        """Take a call that is to run; False if it was recalled, its client is gone, or this process starts no more."""
+        with self._claims:
+            if self._leaving or self._retiring:
+                return False
+            slot.begin(call)  # first: as soon as the call is not queued any more, it can be interrupted
+            try:
+                self._queued.remove(call)
+            except KeyError:
+                slot.end()
+                return False
+            return True
+
+    def _conclude(self, answer: Frame, slot: Slot) -> None:
+        """Send the outcome of a call; the last one of a process that is to be replaced says so first."""
+        if answer.kind == Kind.STALE:
+            self._retiring = True
+        elif slot.broke_import or self._retiring:
+            with self._claims:
+                self._retiring = True
+                is_last = not self._retired and all(each.running == IDLE for each in self._slots)
+                self._retired |= is_last
+            if is_last:
+                self._send(Frame(Kind.STALE, answer.id))
+        self._send(answer)
+        if self._retired:
+            for _ in self._slots:
+                self._work.put(None)
+            self._inbox.put(None)
 
     def _move(self, document: str) -> None:
         """Take the node's new place: its neighbours have changed."""
@@ -187,13 +238,6 @@ class Worker:
 
     def _no_calls(self) -> Calls:
         return Calls(self._place, replaceable=self._start.slots == 1)
-
-    def _start_call(self, frame: Frame, slot: Slot) -> Frame | None:
-        try:
-            self._queued.remove(frame.id)
-        except KeyError:  # recalled, or the client that sent it is gone
-            return None
-        return self._calls.run(frame, slot, self._send)
 
     def _send(self, frame: Frame) -> None:
         if frame.kind == Kind.STREAM:
@@ -289,6 +333,14 @@ def main() -> None:
         sys.exit(2)
     shared.values.directory = Path.cwd() / shared.DIRECTORY
     output.install(worker)
+
+    def abandon() -> None:
+        worker.abandon()
+        listener.close()
+        if (descriptor := control.detach()) >= 0:  # `close` would wait for the end of `lines`
+            os.close(descriptor)
+
+    on_fork(abandon)
     threading.Thread(target=worker.serve, args=(listener,), daemon=True).start()
     threading.Thread(target=_obey, args=(lines, worker), daemon=True).start()
     worker.run()

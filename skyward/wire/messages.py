@@ -47,7 +47,7 @@ class Kind(IntEnum):
     DROPPED = 37  # the call was given back unstarted
     OUTPUT = 38  # stream byte (1 or 2), then UTF-8 text; id = call, NO_CALL when unknown
     GATHER = 39  # JSON {"name", "round", "timeout_s"}, pickled value in the buffers; id = call, or that of the SETUP
-    STALE = 40  # the call needs a fresh process, so this one ends; it and what was sent after it have not run
+    STALE = 40  # a fresh process is to take over; calls that this one holds and does not answer have not begun
     STACKS = 41  # id of the STACK; JSON of `runner.stacks.describe`, empty when the call does not run
 
     # client -> agent

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 import skyward as sky
-from skyward.errors import RemoteTraceback
+from skyward.errors import RemoteTraceback, TaskTimeoutError, WorkerLostError
 from tests.e2e import user_code_functions as functions
+from tests.e2e.failing_functions import ring
+from tests.printed import Printed
+from tests.waiting import wait_until
 
 FROZEN = (functions.Frozen(3), functions.Slotted(4))
 
@@ -37,3 +45,163 @@ def test_an_exception_that_cannot_be_changed_is_raised_as_itself(pool: sky.Compu
         assert raised.value == error
         assert isinstance(raised.value.__cause__, RemoteTraceback)
         assert "on node" in raised.value.__notes__[-1]
+
+
+# forks ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def threads_pool() -> Iterator[sky.ComputePool]:
+    """One node, whose calls run in four threads."""
+    with sky.ComputePool(sky.Local(), concurrency=4) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize("name", ["pool", "threads_pool"])
+def test_a_forked_child_ends_with_its_copy_of_the_call(name: str, request: pytest.FixtureRequest) -> None:
+    """Only the worker answers; the child ends with status 0 where the function returns in it."""
+    pool: sky.ComputePool = request.getfixturevalue(name)
+    calls = [functions.fork_and_return(number) for number in range(100)]
+    assert sky.gather(*calls) >> pool == tuple((number, 0) for number in range(100))
+    assert list(functions.fork_in_generator() >> pool) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(None, 0), (ValueError("of the child"), 1), (SystemExit(7), 7), (SystemExit(), 0), (SystemExit("text"), 1)],
+    ids=str,
+)
+def test_a_forked_child_ends_as_any_process_does(
+    pool: sky.ComputePool, printed: Printed, error: BaseException | None, status: int
+) -> None:
+    """With the status that Python gives a process for what was raised, and with all that it has printed."""
+    assert functions.fork_and_raise(error) >> pool == status
+    printed.until(out="from the child", err=str(error) if status == 1 else "")
+
+
+def test_a_daemon_does_not_keep_the_connection_of_its_worker(pool: sky.ComputePool) -> None:
+    """A worker that ends while a process that it forked lives on is noticed at once."""
+    functions.leave_a_daemon(30) @ pool
+    started = time.monotonic()
+    with pytest.raises(WorkerLostError, match="exit status 3"):
+        functions.end_process(3) >> pool
+    assert time.monotonic() - started < 5
+
+
+def test_a_forked_child_leaves_the_exit_of_the_worker_alone(pool: sky.ComputePool, tmp_path: Path) -> None:
+    """What is registered with atexit is not done in the child."""
+    functions.fork_at_exit(str(tmp_path / "done")) >> pool
+    assert not (tmp_path / "done").exists()
+
+
+def test_processes_of_multiprocessing_work_as_ever(pool: sky.ComputePool) -> None:
+    """They are forked, too, and never come back to the worker's code."""
+    for _ in range(3):
+        assert functions.squares(list(range(20))) >> pool == [number * number for number in range(20)]
+    assert functions.process_status(5) >> pool == 5
+
+
+# a node that is told to end ----------------------------------------------------------------------------------------
+
+
+def end_node(path: Path, *, lines: int = 1) -> int:
+    """Tell the agent that has noted itself in a file to end, as `docker stop` does; its process."""
+    wait_until(lambda: path.exists() and len(path.read_text().splitlines()) >= lines)
+    agent = int(path.read_text().split()[0])
+    os.kill(agent, signal.SIGTERM)
+    return agent
+
+
+@pytest.mark.parametrize("how", ["sleeps", "returns", "raises"])
+def test_a_call_on_a_node_that_is_told_to_end_is_lost(pool: sky.ComputePool, tmp_path: Path, how: str) -> None:
+    """Whatever the function makes of its interrupt: its caller has not asked for that."""
+    future = functions.waits(str(tmp_path / "run"), how) > pool
+    end_node(tmp_path / "run")
+    with pytest.raises(WorkerLostError, match=r"waits\(\)"):
+        future.result(60)
+
+
+@pytest.mark.parametrize("how", ["sleeps", "returns", "raises"])
+def test_a_call_on_a_node_that_is_told_to_end_runs_again(pool: sky.ComputePool, tmp_path: Path, how: str) -> None:
+    """Where its function allows that."""
+    future = functions.waits_again(str(tmp_path / "run"), how) > pool
+    end_node(tmp_path / "run")
+    assert future.result(60) == "done"
+
+
+def test_a_node_that_is_told_to_end_is_a_lost_rank_to_the_others(tmp_path: Path) -> None:
+    """In a group as well: one error, and the next call has all ranks again."""
+    path = tmp_path / "run"
+    with sky.ComputePool(sky.Local(), nodes=2, plugins=[ring()]) as pool, ThreadPoolExecutor(1) as thread:
+        call = thread.submit(lambda: functions.waits_for_all(str(path)) @ pool)
+        end_node(path)
+        with pytest.raises(WorkerLostError) as lost:
+            call.result(60)
+        assert lost.value.node == 1
+        assert functions.waits_for_all(str(path)) @ pool == ["done", "done"]
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_what_a_node_that_is_told_to_end_had_not_begun_runs_elsewhere(tmp_path: Path, concurrency: int) -> None:
+    """Each call once: none of those that wait there begins while the node ends."""
+    path = tmp_path / "runs"
+    with sky.ComputePool(sky.Local(), nodes=2, concurrency=concurrency) as pool:
+        short = [functions.adds_a_line(str(tmp_path / "short"), 0.0) for _ in range(300)]
+        sky.gather(*short) >> pool  # after which a node is sent more than it runs
+        futures = [functions.adds_a_line(str(path), 0.3) > pool for _ in range(30)]
+        ended = end_node(path, lines=2 * concurrency)
+        lost = [future for future in futures if isinstance(future.exception(60), WorkerLostError)]
+        assert len(lost) <= concurrency
+        assert sum(future.exception() is None for future in futures) == len(futures) - len(lost)
+        runs = path.read_text().split()
+        assert len(runs) == len(futures)
+        assert runs.count(str(ended)) <= 2 * concurrency  # of about 15 that it had been sent
+
+
+# imports that are interrupted --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fresh(request: pytest.FixtureRequest) -> Iterator[sky.ComputePool]:
+    """A node that has imported nothing, with calls in its main thread or in four others."""
+    with sky.ComputePool(sky.Local(), concurrency=request.param) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize("fresh", [1, 4], indirect=True)
+@pytest.mark.parametrize("why", ["limit", "cancel"])
+def test_after_an_import_that_was_interrupted_modules_can_be_imported(
+    fresh: sky.ComputePool, tmp_path: Path, why: str
+) -> None:
+    """Extension modules are loaded once per process: a fresh one takes its place."""
+    path = tmp_path / "half"
+    if why == "limit":
+        with pytest.raises(TaskTimeoutError):
+            functions.half_imports(str(path)).with_timeout(1) >> fresh
+    else:
+        future = functions.half_imports(str(path)) > fresh
+        wait_until(path.exists)
+        future.cancel()
+    assert sky.gather(*(functions.total([1, 2, number]) for number in range(20))) >> fresh
+    assert functions.total([1, 2, 3]) >> fresh == (6, (functions.total([]) >> fresh)[1])
+
+
+def test_after_a_broadcast_that_failed_during_an_import_modules_can_be_imported(tmp_path: Path) -> None:
+    """The error of one rank interrupts the others, wherever they are."""
+    with sky.ComputePool(sky.Local(), nodes=2) as pool:
+        with pytest.raises(LookupError, match="row 7"):
+            functions.half_imports_on_one(str(tmp_path / "half")) @ pool
+        assert [value for value, _ in functions.total([1, 2, 3]) @ pool] == [6, 6]
+
+
+@pytest.mark.parametrize("fresh", [4], indirect=True)
+def test_neighbours_of_an_import_that_was_interrupted_go_on(fresh: sky.ComputePool, tmp_path: Path) -> None:
+    """They run to their end, once; what has not begun waits for the fresh process."""
+    path = tmp_path / "half"
+    neighbours = [functions.counts_runs(str(tmp_path / str(number)), 2.0) > fresh for number in range(3)]
+    future = functions.half_imports(str(path)) > fresh
+    wait_until(path.exists)
+    later = [functions.total([number]) > fresh for number in range(30)]
+    future.cancel()
+    assert [each.result(60)[0] for each in later] == list(range(30))
+    assert [each.result(60) for each in neighbours] == [1, 1, 1]

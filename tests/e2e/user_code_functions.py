@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
+import multiprocessing
+import os
+import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import skyward as sky
+from skyward.runtime.group import gather
 
 
 @dataclass(frozen=True)
@@ -37,3 +44,177 @@ def fail_in_silence(error: Exception) -> None:
 def fail_late(error: Exception) -> Iterator[int]:
     yield 1
     raise error
+
+
+# forks ---------------------------------------------------------------------------------------------------------------
+
+
+@sky.compute
+def fork_and_return(number: int) -> tuple[int, int]:
+    """Both processes return; the parent tells the status of the child."""
+    child = os.fork()
+    if child == 0:
+        return (number, -1)
+    return (number, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+
+@sky.compute
+def fork_and_raise(error: BaseException | None) -> int:
+    """The child prints, and returns or raises; its status."""
+    child = os.fork()
+    if child == 0:
+        print("from the child")
+        if error is not None:
+            raise error
+        return 0
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@sky.compute
+def fork_in_generator() -> Iterator[int]:
+    """Both processes go on."""
+    yield 1
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+    yield 2
+    yield 3
+
+
+@sky.compute
+def leave_a_daemon(seconds: float) -> int:
+    """A grandchild in a session of its own outlives the call, as daemons do; the number of this process."""
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            time.sleep(seconds)
+        return 0
+    os.wait()
+    return os.getpid()
+
+
+@sky.compute
+def end_process(status: int) -> None:
+    os._exit(status)
+
+
+@sky.compute
+def fork_at_exit(path: str) -> None:
+    """Handlers of the worker's exit are not the child's."""
+    atexit.register(Path(path).touch)
+    if os.fork():
+        os.wait()
+
+
+@sky.compute
+def squares(numbers: list[int]) -> list[int]:
+    """Pools of processes, which fork."""
+    with multiprocessing.get_context("fork").Pool(2) as processes:
+        return processes.map(_square, numbers)
+
+
+@sky.compute
+def process_status(status: int) -> int | None:
+    process = multiprocessing.get_context("fork").Process(target=sys.exit, args=(status,))
+    process.start()
+    process.join()
+    return process.exitcode
+
+
+def _square(number: int) -> int:
+    return number * number
+
+
+# a node that is told to end ----------------------------------------------------------------------------------------
+
+
+def _waits(path: str, how: str) -> str:
+    """Notes its agent in a file, then does not end by itself; from the second run on it does."""
+    with Path(path).open("a+", encoding="ascii") as file:
+        file.write(f"{os.getppid()}\n")
+    if len(Path(path).read_text().splitlines()) > 1:
+        return "done"
+    try:
+        time.sleep(60)
+    except KeyboardInterrupt:
+        if how == "returns":
+            return "half done"
+        if how == "raises":
+            raise RuntimeError("cannot go on") from None
+        raise
+    return "slept"
+
+
+waits = sky.compute(_waits)
+waits_again = sky.compute(_waits, retries=1)
+
+
+@sky.compute
+def waits_for_all(path: str) -> str:
+    """The same on all ranks, which wait for one that does not come."""
+    info = sky.instance_info()
+    assert info is not None
+    if info.node == 1 and not Path(path).exists():
+        return _waits(path, "sleeps")
+    gather(None, name="waits for all")
+    return "done"
+
+
+@sky.compute
+def adds_a_line(path: str, seconds: float) -> None:
+    with Path(path).open("a", encoding="ascii") as file:
+        file.write(f"{os.getppid()}\n")
+    time.sleep(seconds)
+
+
+# imports that are interrupted --------------------------------------------------------------------------------------
+
+
+class _Stops:
+    """Lets the import of numpy stop in the middle until it is interrupted."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def find_spec(self, name: str, _path: object = None, _target: object = None) -> None:
+        if name == "numpy.linalg":
+            Path(self._path).touch()
+            time.sleep(60)
+
+
+@sky.compute
+def half_imports(path: str) -> None:
+    """Makes a file when half of numpy is imported, and waits there."""
+    sys.meta_path.insert(0, _Stops(path))
+    import numpy  # noqa: F401
+
+
+@sky.compute
+def half_imports_on_one(path: str) -> None:
+    """Node 0 raises while the others do so."""
+    info = sky.instance_info()
+    assert info is not None
+    if info.node:
+        half_imports.local(path)
+    while not Path(path).exists():
+        time.sleep(0.01)
+    raise LookupError("row 7 is missing")
+
+
+@sky.compute
+def total(numbers: list[int]) -> tuple[int, int]:
+    """Their sum, by numpy, and the process."""
+    import numpy as np
+
+    return int(np.array(numbers).sum()), os.getpid()
+
+
+@sky.compute
+def counts_runs(path: str, seconds: float) -> int:
+    """How often this has begun."""
+    with Path(path).open("a+", encoding="ascii") as file:
+        file.write("x")
+        file.flush()
+        time.sleep(seconds)
+        file.seek(0)
+        return len(file.read())
