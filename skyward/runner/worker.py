@@ -158,6 +158,7 @@ class Worker:
         except KeyError:
             if frame.kind == Kind.CANCEL:
                 any(slot.interrupt(frame.id) for slot in self._slots)
+                self._retiring |= any(slot.broke_import for slot in self._slots)  # no call may start beside it
         else:
             self._post(Frame(Kind.DROPPED, frame.id))
 

@@ -179,7 +179,8 @@ class _Stops:
     def find_spec(self, name: str, _path: object = None, _target: object = None) -> None:
         if name == "numpy.linalg":
             Path(self._path).touch()
-            time.sleep(60)
+            for _ in range(6000):  # a thread is interrupted between two instructions only
+                time.sleep(0.01)
 
 
 @sky.compute
