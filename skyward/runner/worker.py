@@ -313,10 +313,12 @@ def _say(text: str) -> None:
 
 def _obey(lines: TextIO, worker: Worker) -> None:
     """Wait for the agent's word, or its end (a thread of its own)."""
-    for line in lines:
-        if "exit" in json.loads(line):
-            worker.leave()
-    os._exit(1)  # the agent is gone: nothing this process does could be reported
+    try:
+        for line in lines:
+            if "exit" in json.loads(line):
+                worker.leave()
+    finally:  # an agent that is killed before it has read all it was told resets the connection instead of ending it
+        os._exit(1)  # the agent is gone: nothing this process does could be reported
 
 
 def main() -> None:
