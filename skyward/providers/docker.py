@@ -170,7 +170,7 @@ class _Pool:
 
     def __init__(self, pool: str, engine: Engine, rights: Rights) -> None:
         self.directory = PoolDirectory.create(pool, runtime_base())
-        self._ports: list[PortClaim] = []
+        self._port: PortClaim | None = None
         try:
             client = (os.geteuid(), os.getegid())
             self.containers = PoolContainers(pool, engine, rights, client, self.directory.keep)
@@ -179,15 +179,16 @@ class _Pool:
             raise
 
     def claim_port(self) -> int:
-        claim = claim_port()
-        self._ports.append(claim)
-        return claim.port
+        earlier, self._port = self._port, claim_port()
+        if earlier is not None:
+            earlier.release()  # that of a head that has been replaced
+        return self._port.port
 
     def close(self) -> None:
         with ExitStack() as last:
             last.callback(self.directory.remove)
-            for claim in self._ports:
-                last.callback(claim.release)
+            if self._port is not None:
+                last.callback(self._port.release)
             self.containers.close()
 
 
@@ -208,7 +209,7 @@ class DockerHost:
         return "127.0.0.1"
 
     def claim_port(self) -> int:
-        """A port that no other pool on this machine gets until this pool is released."""
+        """A port that no other pool on this machine gets until this one is released or claims another."""
         return self._pool.claim_port()
 
     def start(self, launch: Launch) -> ContainerNode:

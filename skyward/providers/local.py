@@ -135,7 +135,7 @@ class _Pool:
         self.lock = threading.Lock()
         self.closed = False
         self.nodes: list[LocalNode] = []
-        self.ports: list[PortClaim] = []
+        self.port: PortClaim | None = None
 
     def close(self) -> None:
         with self.lock:
@@ -144,8 +144,8 @@ class _Pool:
             node.ask_to_end()  # all of them first, so that their graces run side by side
         for node in self.nodes:
             node.end()
-        for claim in self.ports:
-            claim.release()
+        if self.port is not None:
+            self.port.release()
         self.directory.remove()
 
 
@@ -166,10 +166,11 @@ class LocalHost:
         return "127.0.0.1"
 
     def claim_port(self) -> int:
-        """A port that no other pool on this machine gets until this pool is released."""
-        claim = claim_port()
-        self._pool.ports.append(claim)
-        return claim.port
+        """A port that no other pool on this machine gets until this one is released or claims another."""
+        earlier, self._pool.port = self._pool.port, claim_port()
+        if earlier is not None:
+            earlier.release()  # that of a head that has been replaced
+        return self._pool.port.port
 
     def start(self, launch: Launch) -> LocalNode:
         """Start the process of one node."""

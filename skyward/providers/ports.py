@@ -14,7 +14,6 @@ from skyward.errors import ProviderError
 from skyward.system import socket
 
 _LOWEST, _HIGHEST = 10_000, 65_535
-_ATTEMPTS = 200
 _TAKEN = (errno.EADDRINUSE, errno.EACCES)
 
 
@@ -41,7 +40,8 @@ def claim_port() -> PortClaim:
         ProviderError: no port could be found.
     """
     candidates = _candidates()
-    for port in random.sample(candidates, min(_ATTEMPTS, len(candidates))):
+    # nobody can know which come first, and user code that seeds `random` neither decides it nor is disturbed
+    for port in random.SystemRandom().sample(candidates, len(candidates)):
         holder = _hold(port)
         if holder is None:
             continue
@@ -49,7 +49,7 @@ def claim_port() -> PortClaim:
             return PortClaim(port, holder)
         holder.close()
     raise ProviderError(
-        f"No free port was found for a pool among {_ATTEMPTS} tried between {_LOWEST} and {_HIGHEST}. "
+        f"No free port was found for a pool among all {len(candidates)} between {_LOWEST} and {_HIGHEST}. "
         "See with `ss -ltnu` what holds them."
     )
 

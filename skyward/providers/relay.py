@@ -9,16 +9,14 @@ session ends, however that comes about.
 from __future__ import annotations
 
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from ipaddress import ip_address
-from pathlib import Path
 
 from skyward.build.events import Report, note, readable
 from skyward.errors import ProviderError, SkywardError
 from skyward.providers.machine import Machine
-from skyward.providers.rundir import runtime_base
+from skyward.providers.rundir import private_directory
 from skyward.system import threading, time
 from skyward.system.futures import ThreadPoolExecutor
 
@@ -212,8 +210,8 @@ def _tell(session: subprocess.Popen[str], text: str) -> None:
 
 def _key() -> tuple[str, str]:
     """A key pair for one transfer."""
-    with tempfile.TemporaryDirectory(prefix="sky-", dir=runtime_base()) as folder:
-        path = Path(folder) / "key"
+    with private_directory() as folder:
+        path = folder / "key"
         words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "skyward", "-f", str(path)]
         try:
             subprocess.run(words, check=True, stdin=subprocess.DEVNULL, capture_output=True)

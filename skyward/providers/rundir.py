@@ -9,10 +9,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 from skyward.errors import ProviderError
@@ -93,12 +96,23 @@ class PoolDirectory:
         return Path(name)
 
     def is_orphaned(self) -> bool:
-        """Whether the client that made it has certainly ended."""
+        """Whether the client that made it has certainly ended.
+
+        What names no client, and has anything in it, is none of ours: people call directories "skyward-results".
+        """
         try:
-            owner = Owner.parse((self.path / _OWNER_FILE).read_text())
-            return owner.is_gone() if owner else time.time() - self.path.stat().st_mtime > _FRESH_S
+            owner = Owner.parse((self.path / _OWNER_FILE).read_text(errors="replace"))
+            if owner:
+                return owner.is_gone()
         except FileNotFoundError:
-            return self.path.exists() and time.time() - self.path.stat().st_mtime > _FRESH_S
+            pass
+        except OSError:
+            return False
+        try:
+            unused = all(path.name == _OWNER_FILE for path in self.path.iterdir())
+            return unused and time.time() - self.path.stat().st_mtime > _FRESH_S
+        except OSError:  # removed at this moment
+            return False
 
     def processes(self) -> Iterator[tuple[dict[str, Any], Owner]]:
         """The nodes that are processes of this machine: what `note_process` wrote of each."""
@@ -152,11 +166,21 @@ def pool_directories() -> Iterator[PoolDirectory]:
             if "-" in path.name.removeprefix(_PREFIX):  # a build's, or somebody else's: no pool is called so
                 continue
             try:
-                mine = path.is_dir() and path.stat().st_uid == os.geteuid()
+                about = path.lstat()  # a link is somebody else's work
             except OSError:  # removed at this moment
                 continue
-            if mine:
+            if stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid():
                 yield PoolDirectory(path)
+
+
+@contextmanager
+def private_directory() -> Iterator[Path]:
+    """A directory for secrets and sockets of this process, for a while; what a killed one leaves is swept up."""
+    directory = PoolDirectory.create(f"{token_hex(4)}.x", runtime_base())
+    try:
+        yield directory.path
+    finally:
+        directory.remove()
 
 
 def runtime_base() -> Path:

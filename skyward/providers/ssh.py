@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,7 +31,7 @@ from skyward.providers.checks import Finding, check_architecture, check_driver, 
 from skyward.providers.condition import Condition, condition_of, finding_of
 from skyward.providers.containers import POOL, ContainerNode, describe, dismiss_all
 from skyward.providers.machine import Machine
-from skyward.providers.rundir import PoolDirectory, runtime_base, sweep_orphans
+from skyward.providers.rundir import PoolDirectory, private_directory, runtime_base, sweep_orphans
 from skyward.system import threading
 from skyward.system.futures import ThreadPoolExecutor
 
@@ -225,10 +224,10 @@ class SSH:
 
     def _ask(self, question: Callable[[Machine], R]) -> list[R | Finding]:
         """Ask all hosts through connections that change nothing there; of each its answer, or why there is none."""
-        with tempfile.TemporaryDirectory(prefix="sky-", dir=runtime_base()) as folder:
+        with private_directory() as folder:
 
             def one(number: int, host: SshHost) -> R:
-                machine = Machine(host, "none", Path(folder) / str(number), LEASE_S)
+                machine = Machine(host, "none", folder / str(number), LEASE_S)
                 try:
                     machine.open()
                     return question(machine)

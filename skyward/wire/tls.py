@@ -9,7 +9,6 @@ import hashlib
 import ssl
 import tempfile
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from skyward.system import select, socket, threading
 
@@ -50,11 +49,12 @@ class Identity:
         if server:
             context.num_tickets = 0  # nobody resumes
         context.load_verify_locations(cadata=self.peer)
-        with tempfile.TemporaryDirectory(prefix="skyward-") as folder:  # the ssl module takes a key from a file only
-            path = Path(folder) / "identity.pem"
-            path.touch(0o600)
-            path.write_text(self.private_key + self.certificate)
-            context.load_cert_chain(path)
+        # the ssl module takes a key from a file only; these have no name that could be left when this process is killed
+        with tempfile.TemporaryFile() as certificate, tempfile.TemporaryFile() as key:
+            for file, text in ((certificate, self.certificate), (key, self.private_key)):
+                file.write(text.encode())
+                file.seek(0)
+            context.load_cert_chain(f"/dev/fd/{certificate.fileno()}", f"/dev/fd/{key.fileno()}")
         return context
 
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from pathlib import Path
 
 from skyward.providers.heir import inherit
-from skyward.providers.rundir import runtime_base, sweep_orphans
+from skyward.providers.rundir import private_directory, sweep_orphans
 from skyward.providers.swarm import estate
 from skyward.providers.swarm.manager import Manager, ManagerAddress
 
@@ -31,8 +30,8 @@ def clear(pool: str, address: ManagerAddress) -> None:
     Raises:
         SkywardError: the manager cannot be reached, or refuses.
     """
-    with tempfile.TemporaryDirectory(prefix="sky-", dir=runtime_base()) as folder:
-        manager = Manager(address, Path(folder))
+    with private_directory() as folder:
+        manager = Manager(address, folder)
         try:
             estate.clear(manager.api, pool)
         finally:

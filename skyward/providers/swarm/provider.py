@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from skyward.model.accelerator import Accelerator
 from skyward.model.image import Image
 from skyward.model.spec import Cluster
 from skyward.providers.base import Host, Terms
-from skyward.providers.rundir import PoolDirectory, runtime_base, sweep_orphans
+from skyward.providers.rundir import PoolDirectory, private_directory, runtime_base, sweep_orphans
 from skyward.providers.swarm import checks, estate
 from skyward.providers.swarm.manager import Manager, ManagerAddress
 from skyward.providers.swarm.pool import SwarmHost, SwarmPool
@@ -174,8 +173,8 @@ class Swarm:
 
     @contextmanager
     def _asked(self) -> Iterator[Manager]:
-        with tempfile.TemporaryDirectory(prefix="sky-", dir=runtime_base()) as folder:
-            manager = Manager(self.manager, Path(folder))
+        with private_directory() as folder:
+            manager = Manager(self.manager, folder)
             try:
                 yield manager
             finally:

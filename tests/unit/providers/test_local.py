@@ -1,6 +1,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -193,6 +194,25 @@ def test_two_pools_never_get_the_same_port(provider: Local, pool: str) -> None:
     (one,), (two,) = provider.acquire(pool, 1, None), other.acquire(f"{pool}x", 1, None)
     assert len({one.claim_port(), two.claim_port()}) == 2
     other.release(f"{pool}x")
+
+
+def test_a_head_that_is_replaced_gives_its_port_up(provider: Local, pool: str) -> None:
+    """However often: a pool holds one claim, and one descriptor for it."""
+    (host,) = provider.acquire(pool, 1, None)
+    first = host.claim_port()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(20):
+        last = provider.replace(pool, host, None).claim_port()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    _bind(first)
+    with pytest.raises(OSError, match="in use"):
+        _bind(last)
+    provider.release(pool)
+
+
+def _bind(port: int) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as holder:
+        holder.bind(("127.0.0.1", port))
 
 
 def test_gpus_are_counted_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,3 +1,4 @@
+import random
 import socket
 import subprocess
 import sys
@@ -54,6 +55,31 @@ def test_ports_in_use_are_not_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(ports, "_candidates", lambda: [server.getsockname()[1]])
         with pytest.raises(ProviderError, match="No free port"):
             ports.claim_port()
+
+
+def test_seeds_of_the_user_neither_choose_ports_nor_are_used_up() -> None:
+    """Two programs with the same seed, and their random numbers after a claim."""
+    taken = []
+    for _ in range(2):
+        random.seed(7)
+        claim = ports.claim_port()
+        taken.append((claim.port, random.random()))
+        claim.release()
+    assert taken[0][0] != taken[1][0]
+    assert taken[0][1] == taken[1][1] == random.Random(7).random()
+
+
+def test_one_port_is_found_among_many_that_others_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All are tried before it is said that none is free."""
+    free = ports.claim_port()
+    free.release()
+    held = [port for port in range(1_000) if port != free.port]
+    hold = ports._hold
+    monkeypatch.setattr(ports, "_candidates", lambda: [*held, free.port])
+    monkeypatch.setattr(ports, "_hold", lambda port: None if port in held else hold(port))
+    claim = ports.claim_port()
+    claim.release()
+    assert claim.port == free.port
 
 
 def test_a_machine_that_gives_the_kernel_every_port_still_has_candidates(tmp_path: Path) -> None:

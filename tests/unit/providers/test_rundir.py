@@ -139,3 +139,51 @@ def test_a_directory_is_shared_with_the_user_of_a_container(
     for path in (node, node / "key"):
         assert path.stat().st_uid == (os.geteuid() if owner is None else owner)
     assert directory.path.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_directory_with_anything_in_it_that_names_no_client_is_never_swept(base: Path) -> None:
+    """People call their own directories so, and files in them "owner"."""
+    for folder in (base / "skyward-results", base / "skyward-run7"):
+        folder.mkdir()
+        (folder / "weights").write_text("months of work")
+        os.utime(folder, (0, 0))
+    (base / "skyward-run7" / "owner").write_text("Ada")
+    os.utime(base / "skyward-run7", (0, 0))
+    sweep_orphans()
+    assert (base / "skyward-results" / "weights").exists()
+    assert (base / "skyward-run7" / "weights").exists()
+
+
+def test_links_that_others_plant_are_no_directories_of_pools(
+    base: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """In a directory that all can write to, one that leads to files of this user is not followed; nor a pipe opened."""
+    mine = tmp_path_factory.mktemp("mine")
+    (mine / "0").mkdir()
+    (mine / "0" / "process").write_text('{"process": "1,1,", "node": 0}')
+    (base / "skyward-11111111").symlink_to(mine)
+    os.mkfifo(base / "skyward-22222222")
+    assert list(pool_directories()) == []
+    sweep_orphans()
+    assert (mine / "0" / "process").exists()
+
+
+def test_what_a_killed_process_left_in_a_private_directory_is_swept(base: Path) -> None:
+    """The next client of this user removes keys and sockets; while the process lives, nobody does."""
+    program = (
+        "import os, sys; from pathlib import Path; from skyward.providers import rundir;"
+        "rundir.runtime_base = lambda: Path(sys.argv[1]);"
+        "held = rundir.private_directory(); folder = held.__enter__();"
+        "(folder / 'key').write_text('k'); print(folder, flush=True);"
+        "input()"
+    )
+    words = [sys.executable, "-c", program, str(base)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        folder = Path(process.stdout.readline().strip())
+        assert _mode(folder) == 0o700
+        sweep_orphans()
+        assert (folder / "key").exists()
+        process.kill()
+    sweep_orphans()
+    assert not folder.exists()
