@@ -73,7 +73,8 @@ def compile(  # noqa: A001 - it is what the room does
     check_python(image, python)
     platform = image.platform or platform
     layers = _layers(image, python, platform, base, base_user, lock, packages, code)
-    files = ((steps.STEP_FILE, steps.STEP), *(tier_files(lock) if lock else ()))
+    uv = ((steps.UV_FILE, f"{steps.UV_REQUIREMENT}\n"),) if image.pip else ()
+    files = ((steps.STEP_FILE, steps.STEP), *uv, *(tier_files(lock) if lock else ()))
     if image.build_env:
         files = (("build-env.sh", steps.build_env_file(image)), *files)
     inputs = _inputs(image, python, platform, base_digest, runner_digest, lock, packages, code)

@@ -18,6 +18,19 @@ from skyward.model.image import Image, local_path, requirement_name
 from skyward.model.rights import ACCOUNT, ACCOUNT_ID, HOME, WORK_DIR
 
 UV = "0.13.8"
+UV_FILE = "uv.txt"
+# The wheels that PyPI has of this version: glibc and musl on x86-64, both on arm64, newer glibc there, riscv64.
+UV_REQUIREMENT = f"uv=={UV}" + "".join(
+    f" --hash=sha256:{digest}"
+    for digest in (
+        "e18a57b8b352eb7c8feb317b9f6f533c8f0ad9673fd6cf34bbe3cf1a9f6a8984",
+        "29451c60f5e8b07403e0a175d5229efc36b0289b34143ff4aaa499a5dd52553a",
+        "0b3e8b1a4f5e405e31e2ff33de8af4744831e9f7338539671efbd8c3c94e791d",
+        "5337c30bb893b4f9ce0ceb921ba2da0d13f649da644f40ad3bef84083bef0203",
+        "bfcaada3989c7716ad4b58673cd1413fad4fdc6b2e446f9553db0ef18da20850",
+        "b26fe533dc6153787e40443b7d9428ed41349127bff36a954ec82c48be01ded9",
+    )
+)
 NEWLINES = {"\n": "SKYWARD_LF", "\r": "SKYWARD_CR"}  # the Dockerfile has no way to write them in ENV: build arguments
 CODE = "/opt/code"
 
@@ -85,10 +98,14 @@ def uv_stage(image: Image) -> list[Layer]:
     """A stage with uv that is thrown away: it is mounted where it is needed."""
     if not image.pip:
         return []
-    script = [f"python -m pip install --quiet --no-cache-dir --root-user-action=ignore --target /opt/uv uv=={UV}"]
+    script = [
+        "python -m pip install --quiet --no-cache-dir --root-user-action=ignore --no-deps --only-binary :all: "
+        f"--require-hashes --target /opt/uv -r {_GIVEN}/{UV_FILE}"
+    ]
+    mount = f"--mount=type=bind,source={UV_FILE},target={_GIVEN}/{UV_FILE}"
     return [
         _layer("FROM python AS uv", "uv", _OWN, "uv"),
-        _run(script, name=f"uv {UV}", origin="skyward itself, to install your pip requirements", stage="uv"),
+        _run(script, mount, name=f"uv {UV}", origin="skyward itself, to install your pip requirements", stage="uv"),
     ]
 
 

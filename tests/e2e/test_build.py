@@ -25,6 +25,7 @@ import skyward as sky
 from skyward.build import ensure
 from skyward.build.events import Event
 from skyward.errors import BuildError, ConfigError, ImageError, ImageNotFoundError
+from skyward.image.steps import UV
 from skyward.model.image import PipIndex
 from tests.e2e.building import PYTHON, Built, search
 from tests.unit.build.wheels import make_wheel
@@ -178,6 +179,21 @@ def test_no_secret_is_left(built: Built, tmp_path: Path, monkeypatch: pytest.Mon
     assert canary not in history + plan.dockerfile + "".join(built.reports) + str(failed.value)
     found = search(built.engine.images.get(plan.tag), [canary.encode(), CANARY_CA.splitlines()[5].encode()])
     assert found == []
+
+
+def test_another_uv_is_not_installed(built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tool that installs everything else is known by its hash: what an index has by its name and version is not."""
+    word = secrets.token_hex(4)  # a new base, so that no layer of an earlier run is taken
+    make_wheel(tmp_path / "wheels", "uv", UV)
+    make_wheel(tmp_path / "wheels", f"leaf{word}", "1.0")
+    (tmp_path / "Dockerfile").write_text(f"FROM {built.plan(sky.Image()).base}\nRUN echo {word} > /word\n")
+    image = sky.Image.from_dockerfile(str(tmp_path / "Dockerfile")).pip_install(f"leaf{word}")
+    built.made.append(built.plan(sky.Image.from_dockerfile(str(tmp_path / "Dockerfile"))).base)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
+    with pytest.raises(BuildError) as caught:
+        built(image)
+    assert "do not match the hashes" in caught.value.log.lower()
 
 
 def test_a_failing_command(built: Built) -> None:

@@ -108,7 +108,7 @@ def test_a_build(place: Path) -> None:
     assert "DOCKER_BUILDKIT=1\n" in (place / "env").read_text()
     context = place / "context"
     assert (context / "Dockerfile").read_text() == PLAN.dockerfile
-    assert sorted(path.name for path in context.iterdir()) == ["Dockerfile", "runner", "step.sh"]
+    assert sorted(path.name for path in context.iterdir()) == ["Dockerfile", "runner", "step.sh", "uv.txt"]
     assert (context / "runner/skyward/errors.py").exists()
     assert list((place / "temp").iterdir()) == []
     assert reported[0] == f"building {PLAN.tag} from python:3.11-slim"
