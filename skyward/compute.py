@@ -94,7 +94,13 @@ class PendingCompute(Generic[R_co]):
 
     def __rshift__(self, target: Destination) -> R_co:
         """Run once, on one node; what the function returns or raises (an iterator for a generator function)."""
-        return _resolve(target, self, ">>").run(self)
+        result = _resolve(target, self, ">>").run(self)
+        if result is NotImplemented:
+            raise TypeError(
+                f"{self!r} returned NotImplemented, which an operator of Python cannot give: it stands for an operator "
+                "that does not exist. Use `pool.run(call)`, or return something else."
+            )
+        return result
 
     def __matmul__(self, target: Destination) -> list[R_co]:
         """Run once on every node; the index of the list is the node."""

@@ -20,7 +20,8 @@ from skyward.runtime.group import gather
 
 Backend: TypeAlias = Literal["jax", "torch", "tensorflow"]
 VARIABLE = "KERAS_BACKEND"
-_prepared: ContextVar[bool] = ContextVar("skyward_keras_prepared", default=False)  # for the call that runs here
+# whether the call that runs here was prepared for ranks that form a group (None: not at all)
+_prepared: ContextVar[bool | None] = ContextVar("skyward_keras_prepared", default=None)
 
 
 def checked(where: str, backend: Any, seed: Any) -> None:
@@ -57,11 +58,11 @@ def before_call(info: InstanceInfo, *, backend: str, seed: int | None) -> None:
         PluginError: Keras has been imported with another backend; or a rank is missing.
     """
     use(backend)
-    if not _prepared.get():
-        _prepared.set(True)
+    together = backend == "jax" and _in_jax_group() and on_every_rank()
+    if _prepared.get() is not together:  # the plugin may come before a decorator has joined JAX's group
+        _prepared.set(together)
         at_end(_forget)
         if backend == "jax" and _spans_devices(info):
-            together = _in_jax_group() and on_every_rank()
             _distribute(_device_names(everywhere=together))
             if together and seed is None:
                 seed = gather(secrets.randbelow(2**32), name="keras: seed")[0]
@@ -78,7 +79,7 @@ def join_jax(info: InstanceInfo) -> None:
 
 
 def _forget() -> None:
-    _prepared.set(False)
+    _prepared.set(None)
     keras: Any = sys.modules.get("keras")
     if keras is not None and keras.config.backend() == "jax":
         keras.distribution.set_distribution(None)

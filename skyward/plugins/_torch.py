@@ -22,7 +22,7 @@ _CUDA = re.compile(r"cu\d{2,3}")
 def torch(
     backend: Literal["nccl", "gloo"] | None = None,
     cuda: str = "cu128",
-    version: str = LATEST,
+    version: str | None = LATEST,
     vision: str | None = None,
     audio: str | None = None,
 ) -> Plugin:
@@ -34,7 +34,7 @@ def torch(
     Args:
         backend: of the group; None for nccl where CUDA is available on the worker, else gloo.
         cuda: CUDA version of the packages, as the index spells it.
-        version: of torch: "latest", a version ("2.3.0") or a specifier (">=2.3,<3").
+        version: of torch: "latest" (also for None), a version ("2.3.0") or a specifier (">=2.3,<3").
         vision: the same for torchvision; None does not install it.
         audio: the same for torchaudio; None does not install it.
 
@@ -52,7 +52,7 @@ def torch(
     packages = {
         name: requirement(name, value, where=f"sky.plugins.torch: {parameters[name]}")
         for name, value in wanted.items()
-        if value is not None
+        if value is not None or name == "torch"
     }
     return (
         Plugin.create("torch")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 from skyward.errors import PoolClosedError, PoolError, SkywardError
 from skyward.model.accelerator import Accelerator
@@ -318,6 +318,12 @@ class ComputePool(Calls):
         """How many nodes take calls now; one that is being started or replaced does not."""
         # at the pool's end as well, when the plugins on the client leave before the nodes do
         return self._members.count if hasattr(self, "_members") else 0
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "A pool exists in the client only and cannot be sent to its nodes: a function, or what it is given, refers "
+            f"to {self!r}. Leave it out, and let the client send what comes next"
+        )
 
     def __repr__(self) -> str:
         state = f"{self.current_nodes()} nodes" if self._running else "not open"

@@ -486,3 +486,10 @@ def test_the_documentation_is_true() -> None:
     done = doctest.testmod(sys.modules["skyward.compute"])
 
     assert (done.failed, done.attempted) == (0, 3)
+
+
+def test_not_implemented_as_a_result_is_explained(pool: HereTarget) -> None:
+    """Python takes it for a missing operator and would say so."""
+    call = compute(lambda: NotImplemented)()
+    with pytest.raises(TypeError, match=r"returned NotImplemented, .*pool\.run\(call\)"):
+        call >> pool

@@ -132,3 +132,9 @@ def test_the_run_half_needs_nothing_of_the_client() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == "[]"
+
+
+def test_no_version_is_the_latest() -> None:
+    """Torch is installed in any case."""
+    image = transform_all(sky.Image(), [sky.plugins.torch(version=None)], Cluster(spec=ClusterSpec(nodes=2)))
+    assert "torch" in image.pip

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from skyward.errors import ConfigError
+import skyward as sky
+from skyward.errors import ConfigError, SerializationError
 from skyward.pool.settings import memory_of
+from skyward.wire import payload
 
 
 @pytest.mark.parametrize(
@@ -42,3 +44,10 @@ def test_other_amounts_are_refused(memory: str | None, memory_gb: float | None) 
     """Nothing is guessed."""
     with pytest.raises(ConfigError, match="memory"):
         memory_of(memory, memory_gb)
+
+
+def test_a_pool_cannot_be_sent() -> None:
+    """A function that refers to its pool is refused with a sentence."""
+    pool = sky.ComputePool(sky.Local())
+    with pytest.raises(SerializationError, match="A pool exists in the client only"):
+        payload.dumps_function(lambda: pool)
