@@ -22,7 +22,7 @@ key=$1 place=$2 user=$3
 umask 077
 rm -f "$key.next" "$key.next.pub"
 ssh-keygen -q -t ed25519 -N '' -C skyward -f "$key.next" || exit 1
-rm -rf "$place"
+rm -rf "$place/public" "$place/client"
 install -d -m 755 "$place" && install -d -m 700 -o "$user" "$place/client" || exit 1
 install -m 644 "$key.next.pub" "$place/.public" && mv "$place/.public" "$place/public" || exit 1
 until [ -e "$place/client/trusted" ]; do sleep 0.2; done
