@@ -16,7 +16,7 @@ import skyward as sky
 from scripts.stand import faults
 from scripts.stand.place import Host, Stand
 from skyward.errors import ProviderError, WorkerLostError
-from tests.e2e.stand import IMAGE, clean, forget_image, left_on, run_program, ssh, stand, wait_until
+from tests.e2e.stand import IMAGE, clean, directories_on, forget_image, left_on, run_program, ssh, stand, wait_until
 from tests.e2e.stand_functions import wait, where, work, work_once
 from tests.printed import Printed
 
@@ -124,6 +124,27 @@ def test_a_pool_opens_without_a_host_that_is_down(
     with pytest.raises(ProviderError, match=host.login):
         faults.kill_sshd(host)
         sky.ComputePool(ssh(), nodes=3, image=IMAGE, display="quiet").__enter__()
+
+
+@pytest.mark.parametrize("kind", ["link-down", "kill-sshd"])
+def test_the_only_host_is_used_again_as_soon_as_it_is_back(
+    kind: str, ssh: Make, stand: Stand, mended: Callable[[str, Host], None]
+) -> None:
+    """Its keeper of before still waits for a silent client, for the minute of its lease, and its container is there."""
+    host = stand.host(1)
+    with sky.ComputePool(ssh(1), nodes=1, image=IMAGE, display="quiet") as pool:
+        (before,) = directories_on(host, pool.id)
+        mended(kind, host)
+        wait_until(lambda: pool.current_nodes() == 0, SEEN_S)
+        FAULTS[kind][1](host)
+        wait_until(lambda: pool.current_nodes() == 1, 30)
+        assert (where() >> pool) == "stand1"
+        (after,) = directories_on(host, pool.id)
+        assert after != before
+        assert len(host.run("docker", "ps", "-aq", "--filter", f"label=skyward.pool={pool.id}").split()) == 1
+        time.sleep(4)  # the first keeper notices, and ends nothing of the second's
+        assert directories_on(host, pool.id) == [after]
+        assert (where() >> pool) == "stand1"
 
 
 def test_what_a_host_runs_ends_by_its_lease_when_nobody_can_tell_it(
