@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from skyward.engine.failures import ADVICE
+from skyward.engine.liveness import LiveSocket
 from skyward.errors import ConfigError, EngineMissingError
 
 DEFAULT_URL = "unix:///var/run/docker.sock"
@@ -54,12 +55,9 @@ class EngineAddress:
             EngineMissingError: nobody answers, or this user may not ask.
         """
         where = f"No Docker engine answers at {self.url} (from {self.origin})"
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            sock.settimeout(timeout_s)
-            sock.connect(str(self.path))
+            return LiveSocket.connected(self.path, self.url, timeout_s)
         except OSError as error:
-            sock.close()
             found, advice = f"{error}.", ADVICE
             if isinstance(error, FileNotFoundError):
                 found = "there is no such socket."
@@ -68,7 +66,6 @@ class EngineAddress:
             elif isinstance(error, PermissionError):
                 found, advice = "permission denied, this user may not open it.", _MAY_NOT
             raise EngineMissingError(f"{where}: {found} {advice}") from error
-        return sock
 
 
 def find_engine(base_url: str | None = None, env: Mapping[str, str] = os.environ) -> EngineAddress:

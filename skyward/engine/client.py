@@ -19,11 +19,12 @@ from skyward.engine.container import Container, ContainerSpec, attach, create
 from skyward.engine.failures import LimitRefusedError, engine_call, not_pulled
 from skyward.engine.gpus import gives_gpus
 from skyward.engine.limits import wanted_limits
+from skyward.engine.liveness import check_alive
 from skyward.engine.watch import Watch
-from skyward.errors import EngineError
+from skyward.errors import EngineError, EngineMissingError
 
 _log = logging.getLogger(__name__)
-_CALL_TIMEOUT_S = 120  # a start on a busy machine takes seconds; silence for longer is a hung engine
+_CALL_TIMEOUT_S = 120  # of silence from an engine that is alive; one that is not is noticed sooner
 _LEAST_API = (1, 41)  # engine 20.10
 _engines: dict[tuple[str, int | None], Engine] = {}
 _engines_lock = threading.Lock()
@@ -42,16 +43,16 @@ class Engine:
     def __init__(self, address: EngineAddress, pid: int | None, limits: Mapping[str, int] | None = None) -> None:
         from docker.api.client import APIClient
 
-        self.url, self._pid = address.url, pid
+        self.url, self._path, self._pid = address.url, address.path, pid
         with engine_call("say its version", self.url):
-            with _client(APIClient, address.socket_url, "1.41") as first:
+            with _client(APIClient, address, "1.41") as first:
                 about = first.version(api_version=False)
             self.version, self.product = str(about["Version"]), str((about.get("Platform") or {}).get("Name") or "")
             if tuple(map(int, about["ApiVersion"].split("."))) < _LEAST_API:
                 raise EngineError(
                     f"The Docker engine at {self.url} is version {self.version}; skyward needs 20.10 or newer."
                 )
-            self._api = _client(APIClient, address.socket_url, about["ApiVersion"])
+            self._api = _client(APIClient, address, about["ApiVersion"])
         self._limits = wanted_limits(pid) if limits is None else limits
 
     @classmethod
@@ -151,6 +152,14 @@ class Engine:
                     raise
                 self._wait_gone(container_id)  # its own end is removing it at this moment
 
+    def is_frozen(self) -> bool:
+        """Whether it answers no ping, for some seconds."""
+        try:
+            check_alive(self._path, self.url)
+        except EngineMissingError:
+            return True
+        return False
+
     def signal(self, container_id: str, name: str) -> None:
         """Send the first process of a container a signal, such as "SIGUSR1"; nothing happens if it does not run."""
         import docker.errors
@@ -235,8 +244,12 @@ def _knock(address: EngineAddress) -> int | None:
         return pid or None
 
 
-def _client(make: Any, url: str, version: str) -> Any:
-    api = make(base_url=url, version=version, timeout=_CALL_TIMEOUT_S)
+def _client(make: Any, address: EngineAddress, version: str) -> Any:
+    from skyward.engine.transport import EngineAdapter
+
+    api = make(base_url=address.socket_url, version=version, timeout=_CALL_TIMEOUT_S)
+    api._custom_adapter = EngineAdapter(address.socket_url, address.url, _CALL_TIMEOUT_S)
+    api.mount("http+docker://", api._custom_adapter)
     # no proxy and no netrc stands before a local socket; looking for them takes a call from 0.6 to 0.8 ms
     api.trust_env = False
     return api

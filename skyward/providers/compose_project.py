@@ -101,7 +101,8 @@ class Project:
         self._compose(("up", "--detach"), _UP_LIMIT_S, variables, locks)
 
     def down(self) -> None:
-        """Remove its containers and its network; its volumes stay. Raises ProviderError."""
+        """Remove its containers and its network; its volumes stay. Raises ProviderError, EngineMissingError."""
+        self.containers()  # compose would wait for ever for an engine that is frozen
         self._compose(("down", "--timeout", str(_GRACE_S)), _DOWN_LIMIT_S, {})
 
     def _compose(

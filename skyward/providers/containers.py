@@ -28,6 +28,7 @@ _log = logging.getLogger(__name__)
 _END_NEWS_S = 2.0  # how long after the last byte of its output an engine may take to say how a container ended
 _DISMISSED_S = 3.0  # how long a node may take to end when it is told to
 _LOOK_S = 0.05
+_FIRST_LOOK_S = 3.0  # a node that has not ended by then may have done so on an engine that cannot tell
 _GIB = 1024**3
 
 
@@ -272,8 +273,10 @@ class ContainerNode:
         return connected
 
     def wait_exit(self, timeout_s: float) -> Exit | None:
-        """How the container ended, None if it still runs after `timeout_s`."""
-        ending = self._containers.watch.ending(self._container.id, timeout_s)
+        """How the container ended, None if it still runs after `timeout_s`, or at once where the engine is frozen."""
+        ending = self._containers.watch.ending(self._container.id, min(timeout_s, _FIRST_LOOK_S))
+        if ending is None and timeout_s > _FIRST_LOOK_S and not self._containers.engine.is_frozen():
+            ending = self._containers.watch.ending(self._container.id, timeout_s - _FIRST_LOOK_S)
         if ending is None:
             return None
         self._output.join(_END_NEWS_S)

@@ -1,0 +1,101 @@
+"""Connections to an engine that tell a long answer from an engine that is frozen.
+
+A daemon that is stopped, or hangs, still takes connections: the kernel does that for it. What it is asked then stays
+without an answer for ever, while a pull or a start on a busy machine may rightly take minutes. So after some silence
+the engine is pinged on another connection, which one that lives answers at once whatever else it does.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from skyward.errors import EngineMissingError
+
+_SILENCE_S, _PING_S = 3.0, 7.0  # ten seconds in all, of the fifteen that opening or leaving a pool may take
+_AGAIN_S = 0.3  # both of them, for an engine that was frozen a moment ago: there may be several more questions
+_REMEMBERED_S = 30.0
+_frozen: dict[str, float] = {}  # engines, and when they were last found frozen
+
+
+class LiveSocket(socket.socket):
+    """A connection to an engine. With a time limit on it, silence is looked into; without one it is just a socket.
+
+    Attributes:
+        engine: the engine's address, for messages.
+        path: its socket on this machine.
+    """
+
+    engine: str
+    path: Path
+
+    @classmethod
+    def connected(cls, path: Path, engine: str, timeout_s: float | None) -> LiveSocket:
+        """A connection to the engine that listens there; raises OSError."""
+        sock = cls(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.path, sock.engine = path, engine
+        try:
+            sock.settimeout(timeout_s)
+            sock.connect(str(path))
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
+        """Receive as a socket does.
+
+        Raises:
+            EngineMissingError: the engine is frozen.
+            TimeoutError: it is not, and yet has not answered within the time limit.
+        """
+        limit_s = self.gettimeout()
+        if limit_s is not None:
+            deadline = time.monotonic() + limit_s
+            poller = select.poll()
+            poller.register(self, select.POLLIN)
+            while not poller.poll(min(_patience(self.engine, _SILENCE_S), limit_s) * 1000):
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"no answer within {limit_s:g} s")
+                check_alive(self.path, self.engine)
+        return super().recv_into(buffer, nbytes, flags)
+
+
+def check_alive(path: Path, engine: str) -> None:
+    """See whether an engine answers a ping.
+
+    Raises:
+        EngineMissingError: it does not.
+    """
+    if _answers(path, _patience(engine, _PING_S)):
+        _frozen.pop(engine, None)
+        return
+    _frozen[engine] = time.monotonic()
+    raise EngineMissingError(
+        f"The Docker engine at {engine} is frozen: it takes connections, but answers neither what it is asked nor a "
+        "ping. Let it go on or restart it (for example `systemctl restart docker`). Containers of pools that could not "
+        "be removed end by their lease."
+    )
+
+
+def _answers(path: Path, limit_s: float) -> bool:
+    deadline = time.monotonic() + limit_s
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.settimeout(limit_s)
+            sock.connect(str(path))
+            sock.sendall(b"GET /_ping HTTP/1.0\r\nHost: docker\r\n\r\n")
+            sock.settimeout(max(0.01, deadline - time.monotonic()))
+            return bool(sock.recv(1))
+    except TimeoutError:
+        return False
+    except OSError:
+        return True  # it has ended, which the connection in question tells in better words
+
+
+def _patience(engine: str, usual_s: float) -> float:
+    recently = time.monotonic() - _frozen.get(engine, -_REMEMBERED_S) < _REMEMBERED_S
+    return _AGAIN_S if recently else usual_s

@@ -1,0 +1,98 @@
+"""An engine that is frozen, and one that only takes long."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from skyward.engine import Engine, Images, liveness
+from skyward.engine.address import EngineAddress
+from skyward.errors import EngineMissingError
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_SILENCE_S", "_PING_S", "_AGAIN_S"):
+        monkeypatch.setattr(liveness, name, 0.1)
+
+
+@contextmanager
+def _engine(path: Path, answer: Callable[[bytes], bytes | None]) -> Iterator[None]:
+    """Listens at a path, as an engine that gives these answers; None leaves a request without one."""
+    ended, held = threading.Event(), list[socket.socket]()
+
+    def serve() -> None:
+        while not ended.is_set():
+            near, _ = server.accept()
+            threading.Thread(target=speak, args=(near,), daemon=True).start()
+
+    def speak(near: socket.socket) -> None:
+        held.append(near)
+        try:
+            while request := near.recv(4096):
+                given = answer(request)
+                if given is not None:
+                    near.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(given), given))
+        except OSError:
+            pass  # the other side has read as much of an answer as it wanted
+
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.listen()
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield
+        ended.set()
+        with socket.socket(socket.AF_UNIX) as last:
+            last.connect(str(path))
+        thread.join(10)
+        for each in held:
+            each.close()
+
+
+def test_a_frozen_engine_is_named_and_what_to_do(tmp_path: Path) -> None:
+    """It takes connections and answers nothing: by the SDK and without it, the first question and the next."""
+    path = tmp_path / "e.sock"
+    with _engine(path, lambda _: None):
+        for _ in range(2):
+            with pytest.raises(EngineMissingError, match=r"e\.sock is frozen: .* restart it .*end by their lease\."):
+                Engine.connect(f"unix://{path}")
+            with pytest.raises(EngineMissingError, match=r"is frozen"):
+                Images(EngineAddress(path, "a test")).platform()
+
+
+def test_the_next_questions_to_a_frozen_engine_wait_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaving a pool asks several; together they must not take a multiple of the first."""
+    monkeypatch.setattr(liveness, "_SILENCE_S", 1.0)
+    monkeypatch.setattr(liveness, "_PING_S", 1.0)
+    monkeypatch.setattr(liveness, "_AGAIN_S", 0.01)
+    path, waited = tmp_path / "e.sock", []
+    with _engine(path, lambda _: None):
+        for _ in range(3):
+            began = time.monotonic()
+            with pytest.raises(EngineMissingError):
+                Engine.connect(f"unix://{path}")
+            waited.append(time.monotonic() - began)
+    assert waited[0] >= 2.0
+    assert sum(waited[1:]) < 1.0
+
+
+def test_an_engine_that_takes_long_is_waited_for(tmp_path: Path) -> None:
+    """As long as it answers pings; one that was frozen and goes on is as good as any."""
+    path = tmp_path / "e.sock"
+    liveness._frozen[f"unix://{path}"] = time.monotonic()
+
+    def answer(request: bytes) -> bytes:
+        if b"/_ping" not in request:
+            time.sleep(1.0)
+        return b'{"Os": "linux", "Arch": "amd64"}'
+
+    with _engine(path, answer):
+        assert Images(EngineAddress(path, "a test")).platform() == "linux/amd64"
+    assert f"unix://{path}" not in liveness._frozen
