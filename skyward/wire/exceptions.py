@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from skyward.errors import ConfigError, PluginError, RemoteError, RemoteTraceback, SerializationError, WireError
 
 _FRAME = re.compile(r'^(?P<indent>[ |]*)File "(?P<file>[^"]+)", line (?P<line>\d+), in .*$')
+_LONGEST = 200_000  # characters of a text that are sent
 _HEAP_TYPE = 1 << 9  # flag of classes that are not built into the interpreter
 _FROM_TEXT: dict[str, type[Exception]] = {  # of a text alone
     f"{kind.__module__}.{kind.__qualname__}": kind for kind in (ConfigError, PluginError, SerializationError, WireError)
@@ -54,7 +55,7 @@ class Record(NamedTuple):
             text = f"<its text cannot be had: {type(problem).__name__}>"
         lines = traceback.format_exception(kind, error, _user_frames(error.__traceback__))
         notes = tuple(map(str, getattr(error, "__notes__", ())))
-        return cls(name, text, "".join(lines), isinstance(error, Exception), notes)
+        return cls(name, _shortened(text), _shortened("".join(lines)), isinstance(error, Exception), notes)
 
     def as_remote_error(self) -> RemoteError:
         """The stand-in for an exception that is not raised as itself."""
@@ -119,6 +120,13 @@ def restore(error: BaseException, state: dict[str, Any]) -> None:
     """Set an exception's attributes, past any `__setattr__` of its class."""
     for name, value in state.items():
         object.__setattr__(error, name, value)
+
+
+def _shortened(text: str) -> str:
+    """A text, without its middle where it is so long that nobody reads it."""
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[: _LONGEST // 2]}\n... ({len(text) - _LONGEST} characters) ...\n{text[-_LONGEST // 2 :]}"
 
 
 def _user_frames(trace: TracebackType | None) -> TracebackType | None:

@@ -13,6 +13,7 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import FunctionType, NoneType
 from typing import Any
 
@@ -26,6 +27,9 @@ OUT_OF_BAND = 64 * 1024  # bytes; smaller buffers cost more as a separate part o
 _GC_PAUSE = 64 * 1024  # bytes; loading 5 MB of small dicts takes 87 ms, 36 of them without the cyclic collector
 _SCALARS = frozenset({int, float, complex, bool, str, NoneType})
 _PLAIN_ITEMS = 32  # looking at more costs more than the general pickler does
+
+_LARGEST_ERROR = 16_000_000  # bytes of a pickled exception; a larger one travels as text
+_CODE_DIR = ".skyward-code"  # where workers keep the local modules that they are sent
 
 Buffer = bytes | bytearray | memoryview
 
@@ -160,9 +164,14 @@ def dump_exception(error: BaseException) -> bytes:
     record = exceptions.Record.of(error)
     if isinstance(error, ModuleNotFoundError) and ENV_VAR in os.environ:
         record = record._replace(notes=(*record.notes, _remedy(error)))
+    if isinstance(error, FileNotFoundError) and _CODE_DIR in Path(str(error.filename)).parts:
+        note = "Of local modules only Python files are sent: add other files to Image(includes=[...])."
+        record = record._replace(notes=(*record.notes, note))
     if record.ordinary:
         try:
             data = _pickle(error)
+            if len(data) > _LARGEST_ERROR:
+                raise ValueError(f"it takes {len(data) / 1e6:.0f} MB, and at most {_LARGEST_ERROR / 1e6:.0f} are sent")
             pickle.loads(data)  # what cannot be rebuilt here will not be rebuilt there
             record = record._replace(data=data)
         except Exception as problem:  # reducers and constructors are other people's code

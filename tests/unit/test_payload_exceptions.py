@@ -272,3 +272,19 @@ def test_a_module_missing_in_user_code_is_explained(monkeypatch: pytest.MonkeyPa
 
     assert isinstance(back, ModuleNotFoundError)
     assert "The image has no module 'pandas'" in back.__notes__[0]
+
+
+def test_an_enormous_text_is_shortened() -> None:
+    """Neither the node nor the client holds it several times over; what it begins and ends with is told."""
+    dumped = payload.dump_exception(ValueError("begin" + "x" * 40_000_000 + "end"))
+    assert len(dumped) < 1_000_000
+    error = payload.load_exception(dumped)
+    assert isinstance(error, RemoteError)
+    assert "begin" in str(error)
+    assert "it takes 40 MB" in str(error)
+
+
+def test_a_missing_file_beside_a_module_points_at_includes() -> None:
+    """Data files are not sent with modules."""
+    error = raised(FileNotFoundError(2, "No such file", "/work/.skyward-code/package/table.csv"))
+    assert "Image(includes=[...])" in error.__notes__[-1]
