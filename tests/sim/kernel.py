@@ -215,7 +215,7 @@ class Kernel:
             raise SimExit
         return me
 
-    def point(self) -> Thread:
+    def point(self, *, takes_signals: bool = True) -> Thread:
         """A place where another thread may go on; returns the current one when it is its turn again."""
         me = self.current
         if me.dead:
@@ -236,7 +236,7 @@ class Kernel:
             pass
         elif (following := self._choose(me)) is not me:
             self._switch(me, following)
-        if me.pending:
+        if me.pending and takes_signals:
             self._deliver(me)
         return me
 

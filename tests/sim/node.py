@@ -92,12 +92,18 @@ class MainSlot(slots.Slot):
         kernel.K.signal(self._its, self.deliver, wakes=True)
 
 
-class ThreadSlot(MainSlot):
+class ThreadSlot(slots.ThreadSlot):
     """Another thread; what it waits for ends first."""
 
-    def _signal(self) -> None:
-        if not self._shielded:
+    def attach(self) -> None:
+        super().attach()
+        self._its = kernel.K.current
+
+    def _raise(self, exception: type[BaseException] | None) -> None:
+        if exception is not None:
             kernel.K.signal(self._its, _interrupt, wakes=False)
+        elif _interrupt in self._its.pending:
+            self._its.pending.remove(_interrupt)
 
 
 def _interrupt() -> None:
