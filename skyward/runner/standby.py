@@ -8,6 +8,7 @@ however its client ended, the node ends at once and is free again.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import json
 import os
@@ -29,6 +30,8 @@ EXIT_TAKEN = 75  # another client has the node
 _LOCK = Path(tempfile.gettempdir()) / "skyward-standby.lock"
 _PATIENCE_S = 1.0  # `wait` looks for a moment whether the node is taken, and a client before this one may just end
 _STEP_S = 0.05
+_END_S = 5.0
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def wait() -> int:
@@ -55,12 +58,14 @@ def take() -> int:
         if time.monotonic() > deadline:
             return EXIT_TAKEN
         time.sleep(_STEP_S)
+    _become_reaper()
     run_dir = Path(tempfile.mkdtemp(prefix="skyward-"))
     try:
         _say(f"{GREETING}{json.dumps({'run_dir': str(run_dir), 'port': _free_port()})}\n")
         line = sys.stdin.buffer.readline()
         return _be(json.loads(line), run_dir) if line else 0
     finally:
+        _end_descendants()
         shutil.rmtree(run_dir, ignore_errors=True)
 
 
@@ -94,6 +99,24 @@ def _kill_group(runner: subprocess.Popen[bytes]) -> None:
         os.killpg(runner.pid, signal.SIGKILL)
     except ProcessLookupError:
         pass
+
+
+def _become_reaper() -> None:
+    """Have what loses its parent become this process's child, whatever session it has gone to."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _end_descendants() -> None:
+    """End what the runner has started, daemons included: each one's children become ours."""
+    deadline = time.monotonic() + _END_S
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    while time.monotonic() < deadline and (pids := children.read_text().split()):
+        for pid in map(int, pids):
+            try:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+            except (ProcessLookupError, ChildProcessError, PermissionError):
+                pass  # it has just ended
 
 
 def _lock(lock: IO[str]) -> bool:
