@@ -214,7 +214,9 @@ class Fuzz:
         from skyward.wire.messages import Kind
         from tests.unit.runner.node import PLACE
 
-        generation = 0
+        while not (found := [int(path.name.split(".")[1]) for path in node.run_dir.glob("w0.*.sock")]):
+            time.sleep(0.02)  # a frame may have been an order to end it
+        generation = max(found)
         for _ in range(KILLED):
             address = f"unix:w0.{generation}.sock"
             sock = dial(node.run_dir, address)
