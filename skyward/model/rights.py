@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Literal
 
 from skyward.errors import ConfigError
@@ -69,6 +68,8 @@ def _privileges(provider: str, given: object) -> tuple[str, ...] | Literal["defa
     names = dict.fromkeys(each.upper().removeprefix("CAP_") for each in given)
     for name in names:
         if name not in _CAPABILITIES:
+            from difflib import get_close_matches  # 5 ms that a pool without mistakes saves
+
             near = get_close_matches(name, _CAPABILITIES, 1)
             meant = f" Is {near[0]} meant?" if near else ""
             raise ConfigError(f"{provider}: privileges names {name!r}, which is no capability of Linux.{meant}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -296,12 +296,24 @@ def test_two_pools_never_share_a_port(provider_name: str) -> None:
         assert (place() >> one)["port"] != (place() >> two)["port"]
 
 
-def test_thread_without_context_finds_the_pool(provider_name: str) -> None:
-    """A plain thread inside the block sends to the open pool."""
-    with sky.ComputePool(provider_of(provider_name), image=IMAGE, display="quiet"):
-        results: list[int] = []
-        thread = threading.Thread(target=lambda: results.append(double(21) >> sky))
-        thread.start()
-        thread.join(30)
+def test_thread_without_context_finds_the_pool(
+    provider_name: str, script: Callable[..., subprocess.Popen[str]]
+) -> None:
+    """A plain thread inside the block sends to the open pool, which is the only one of its process."""
+    provider = "sky.Docker()" if provider_name == "docker" else "sky.Local()"
+    program = f"""
+        import threading
+        import skyward as sky
 
-    assert results == [42]
+        @sky.compute
+        def double(x):
+            return 2 * x
+
+        with sky.ComputePool({provider}, image=sky.Image(pip={list(IMAGE.pip)!r}), display="quiet"):
+            thread = threading.Thread(target=lambda: print(double(21) >> sky))
+            thread.start()
+            thread.join(30)
+    """
+    out, err = script(program).communicate(timeout=120)
+
+    assert (out, err) == ("42\n", "")
