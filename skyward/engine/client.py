@@ -129,7 +129,8 @@ class Engine:
                     raise
                 self._limits = {name: value for name, value in self._limits.items() if name != refusal.limit}
                 continue
-            self._tell_limits(limits)
+            if not spec.quiet:
+                self._tell_limits(limits)
             return container
 
     def containers(self, *labels: str, state: str | None = None) -> Sequence[Mapping[str, Any]]:

@@ -35,6 +35,7 @@ class ContainerSpec:
         privileges: capabilities that its programs can have, or gain by programs that are installed to give them; with
             none, nothing can gain any. "default" for what the engine gives by itself.
         mounts_file_systems: whether it may mount file systems in user space (FUSE).
+        quiet: whether nothing is said of limits that the engine may not raise.
     """
 
     image: str
@@ -52,6 +53,7 @@ class ContainerSpec:
     user: str | None = None
     privileges: tuple[str, ...] | Literal["default"] = ()
     mounts_file_systems: bool = False
+    quiet: bool = False
 
 
 class Container:

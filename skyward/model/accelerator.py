@@ -8,9 +8,11 @@ from skyward.errors import ConfigError
 
 # memory of one device in GB, by the name people use; every one of them runs CUDA
 _NVIDIA = {
-    "T4": 16, "T4G": 16, "L4": 24, "L40S": 48, "A10": 24, "A10G": 24, "V100": 16, "P100": 16, "K80": 12,
-    "A100": 40, "A100-80GB": 80, "H100": 80, "H200": 141, "B200": 180, "B300": 270,
-    "RTX3090": 24, "RTX4090": 24, "RTX5090": 32, "A6000": 48,
+    "T4": 16, "T4G": 16, "L4": 24, "L20": 48, "L40": 48, "L40S": 48, "A2": 16, "A10": 24, "A10G": 24, "A30": 24,
+    "A40": 48, "V100": 16, "P4": 8, "P40": 24, "P100": 16, "K80": 12,
+    "A100": 40, "A100-80GB": 80, "H20": 96, "H100": 80, "H200": 141, "GH200": 96, "B200": 180, "B300": 270,
+    "RTX3070": 8, "RTX3080": 10, "RTX3090": 24, "RTX4080": 16, "RTX4090": 24, "RTX5080": 16, "RTX5090": 32,
+    "A4000": 16, "A5000": 24, "A6000": 48,
 }  # fmt: skip
 _OTHER = {"Trainium": 32, "Trainium2": 96, "Inferentia2": 32, "MI300X": 192, "MI250X": 128}
 _SPELLING = {name.lower(): name for name in (*_NVIDIA, *_OTHER)}
@@ -21,13 +23,13 @@ class Accelerator:
     """A kind and number of accelerators on each node.
 
     Attributes:
-        name: common name such as "A100" or "T4"; any other name is kept as it is and taken for an NVIDIA GPU.
+        name: common name such as "A100" or "T4"; any other one needs `cuda=`.
         count: devices per node.
         memory_gb: memory of one device in GB; None for what the name usually has.
         cuda: whether it runs CUDA; None for what the name says.
 
     Raises:
-        ConfigError: the name is empty or the count is below 1.
+        ConfigError: the name is empty, or unknown and `cuda` not given; or the count is below 1.
     """
 
     name: str
@@ -47,6 +49,8 @@ class Accelerator:
         if self.memory_gb is None:
             object.__setattr__(self, "memory_gb", {**_NVIDIA, **_OTHER}.get(name))
         if self.cuda is None:
+            if name not in _NVIDIA and name not in _OTHER:
+                raise ConfigError(_unknown(name))
             object.__setattr__(self, "cuda", name not in _OTHER)
 
     @classmethod
@@ -65,3 +69,14 @@ class Accelerator:
     def is_trainium(self) -> bool:
         """Whether this is one of AWS's own training chips."""
         return self.name.startswith("Trainium")
+
+
+def _unknown(name: str) -> str:
+    from difflib import get_close_matches  # 5 ms that a pool without mistakes saves
+
+    near = get_close_matches(name.lower(), _SPELLING, 1)
+    meant = f"is {_SPELLING[near[0]]!r} meant?" if near else f"known are {', '.join((*_NVIDIA, *_OTHER))}."
+    return (
+        f"The accelerator {name!r} is not known; {meant} For another one say whether it runs CUDA: "
+        f"sky.Accelerator({name!r}, memory_gb=..., cuda=True)."
+    )

@@ -37,6 +37,7 @@ class Launch:
             that only its owner can read, never by environment, label or command line.
         env: the user's run-time environment.
         mounts: whether the node may mount file systems, which takes a container with more rights than usual.
+        quiet: whether the pool shows nothing, so that notices which ask for nothing are left out.
     """
 
     pool: str
@@ -51,6 +52,7 @@ class Launch:
     cpus: float | None = None
     memory_gb: float | None = None
     mounts: bool = False
+    quiet: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -281,6 +281,8 @@ class Agent:
     def _move(self, document: str) -> None:
         """Note the node's new place, for workers that are started from now on; those that run are told themselves."""
         place = InstanceInfo.from_json(document)
+        if place.node != self._node:
+            raise ValueError(f"the place of node {place.node}, sent to node {self._node}")
         with self._lock:
             changes = [rank_environment(place, child.start.index, os.environ) for child in self._children]
             os.environ[ENV_VAR] = document

@@ -225,7 +225,7 @@ class Worker:
 
     def _move(self, document: str) -> None:
         """Take the node's new place: its neighbours have changed."""
-        self._place = replace(InstanceInfo.from_json(document), worker=self._place.worker)
+        self._place = replace(InstanceInfo.from_json(document), node=self._place.node, worker=self._place.worker)
         os.environ[ENV_VAR] = self._place.to_json()
         self._calls.move(self._place)
 

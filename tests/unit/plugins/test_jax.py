@@ -28,7 +28,7 @@ def test_plain_jax_on_nodes_without_gpu() -> None:
     assert packages(sky.plugins.jax(), NO_GPU) == ("jax",)
 
 
-@pytest.mark.parametrize("accelerator", ["A100", "a100:4", Accelerator("A100"), Accelerator("RTX9999", 2)])
+@pytest.mark.parametrize("accelerator", ["A100", "a100:4", Accelerator("A100"), Accelerator("RTX9999", 2, cuda=True)])
 def test_cuda_on_nodes_with_nvidia_gpus(accelerator: str | Accelerator) -> None:
     """A GPU that runs CUDA gets the extra with its libraries, however it was written."""
     assert packages(sky.plugins.jax(), on_gpus(accelerator)) == ("jax[cuda12]",)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from skyward.wire.frames import Frame
 from skyward.wire.messages import Kind, decode
-from tests.unit.runner.node import Client, RunningNode
+from tests.unit.runner.node import PLACE, Client, RunningNode
 
 MALFORMED = [
     (Kind.REACH, b"{}"),
@@ -41,6 +43,14 @@ def test_malformed_messages_cost_only_their_connection(node: RunningNode) -> Non
         assert client.is_closed(), (kind, head[:40])
     other.ping_s()
     assert node.process.poll() is None
+
+
+def test_a_node_keeps_its_index(node: RunningNode) -> None:
+    """Its neighbours may change; an order that makes another node of it is none."""
+    client = Client(node.client().connection)
+    client.connection.send(Frame(Kind.PLACE, 0, replace(PLACE, node=PLACE.node + 1).to_json().encode()))
+    assert client.is_closed()
+    node.client().ping_s()
 
 
 def test_what_is_said_of_a_malformed_message_is_short(node: RunningNode) -> None:
