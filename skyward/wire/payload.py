@@ -28,6 +28,8 @@ _GC_PAUSE = 64 * 1024  # bytes; loading 5 MB of small dicts takes 87 ms, 36 of t
 _SCALARS = frozenset({int, float, complex, bool, str, NoneType})
 _PLAIN_ITEMS = 32  # looking at more costs more than the general pickler does
 
+_ARRAYS = frozenset({"ndarray", "memmap"})  # by themselves numpy pickles them as writable where they are no plain array
+
 _LARGEST_ERROR = 16_000_000  # bytes of a pickled exception; a larger one travels as text
 _CODE_DIR = ".skyward-code"  # where workers keep the local modules that they are sent
 
@@ -35,7 +37,9 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """cloudpickle's, with four things of our own: decorated functions, views of buffers, exceptions, tensors."""
+    """cloudpickle's, with five things of our own: decorated functions, views of buffers, exceptions, tensors, and
+    arrays that may not be changed.
+    """
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
@@ -49,6 +53,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
             return reduced
         elif tensors.is_storage(kind):
             return tensors.reduce(obj)
+        elif kind.__name__ in _ARRAYS and _loses_its_flag(obj, kind):
+            return _read_only, (_without_file(obj),)
         return super().reducer_override(obj)
 
 
@@ -272,6 +278,24 @@ def undecorated(module: str, qualname: str) -> Any:
     for name in (*qualname.split("."), "fn"):
         found = getattr(found, name)
     return found
+
+
+def _loses_its_flag(array: Any, kind: type) -> bool:
+    """Whether numpy would pickle this array, which may not be changed, as one that may."""
+    if kind.__module__.partition(".")[0] != "numpy" or array.flags.writeable:
+        return False
+    return kind.__name__ == "memmap" or not (array.flags.c_contiguous or array.flags.f_contiguous)
+
+
+def _without_file(array: Any) -> Any:
+    """An array with the same values: a map of a file as what it is in memory, a view with strides as a whole."""
+    plain = array.view(sys.modules["numpy"].ndarray)
+    return plain if plain.flags.c_contiguous or plain.flags.f_contiguous else plain.copy()
+
+
+def _read_only(array: Any) -> Any:
+    array.flags.writeable = False
+    return array
 
 
 def _view(buffer: Any, form: str, shape: tuple[int, ...]) -> memoryview:

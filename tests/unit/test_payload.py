@@ -283,3 +283,35 @@ def test_the_pickles_are_those_of_the_standard_protocol() -> None:
     data, buffers = payload.dumps(io.BytesIO)
 
     assert io.BytesIO is pickle.loads(data, buffers=buffers)
+
+
+@pytest.mark.parametrize("how", ["memmap", "part of a memmap", "broadcast", "strides", "plain", "small"])
+def test_arrays_that_may_not_be_changed_arrive_so(tmp_path: Path, how: str) -> None:
+    """As they would be refused to change here, they are there; their values are the same."""
+    whole = np.arange(40_000.0)
+    whole.tofile(tmp_path / "values")
+    mapped = np.memmap(tmp_path / "values", dtype=float, mode="r")
+    arrays = {
+        "memmap": mapped,
+        "part of a memmap": mapped[::3],
+        "broadcast": np.broadcast_to(whole[:10_000], (4, 10_000)),
+        "strides": whole[::2].copy()[::2],
+        "plain": whole.copy(),
+        "small": whole[:5].copy(),
+    }
+    array = arrays[how]
+    array.flags.writeable = False
+    data, buffers = payload.dumps((array, "beside it"))
+    arrived, _ = payload.loads(data, [bytearray(buffer) for buffer in buffers])
+    assert np.array_equal(arrived, array)
+    assert not arrived.flags.writeable
+    with pytest.raises(ValueError, match="read-only"):
+        arrived[0] = 1.0
+
+
+def test_a_map_of_a_file_is_not_copied_into_the_pickle(tmp_path: Path) -> None:
+    """It goes from the page cache to the socket, as large arrays do."""
+    np.zeros(100_000).tofile(tmp_path / "values")
+    data, buffers = payload.dumps(np.memmap(tmp_path / "values", dtype=float, mode="r"))
+    assert len(data) < 1000
+    assert sum(buffer.nbytes for buffer in buffers) == 800_000
