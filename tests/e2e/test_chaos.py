@@ -1,6 +1,6 @@
 """A minute of `make chaos`: the same workloads, faults, soak and mutated bytes, a tenth or less of each.
 
-SEED=n repeats the calls and faults of a run.
+The same calls and faults in every run of the suite; `SEED=n` chooses others, as `make chaos` does by chance.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.e2e.stand import stand
 
 __all__ = ["stand"]
 
-SEED = os.environ.get("SEED") or str(int.from_bytes(os.urandom(3), "big"))
+SEED = os.environ.get("SEED", "1")
 CALLS, ROUNDS, FRAMES, HANDSHAKES, SOAK = 1500, 3, 20_000, 100_000, 0.1
 INTERVAL_S = 0.5  # between faults, so that the shorter run has some
 
