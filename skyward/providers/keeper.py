@@ -183,12 +183,13 @@ fi
 dir=$pools/$pool.$slot.$attempt
 stale </dev/null >/dev/null 2>&1 &
 supersede 2>/dev/null
-for other in "$pools/$pool".*; do
-    [ -d "$other" ] || continue
+if why=$(mkdir "$dir" 2>&1); then :; else say failed "$why"; exit 1; fi
+for other in "$pools/$pool".*; do  # after that, since two keepers may be here at the same time
+    [ -d "$other" ] && [ "$other" != "$dir" ] || continue
     say failed "File exists: $other, so this machine is in the pool already, under another name"
+    rmdir "$dir"
     exit 1
 done
-if why=$(mkdir "$dir" 2>&1); then :; else say failed "$why"; exit 1; fi
 : >"$dir/alive"
 : >"$dir/lease.$lease"
 watch </dev/null >/dev/null 2>&1 &

@@ -19,7 +19,7 @@ REGISTRY = os.environ.get("SKYWARD_REGISTRY", "")
 # something of each kind that becomes an instruction, packages that are large and small among them
 ALL_KINDS = """
 apt = ["hello"]
-pip = ["markupsafe==3.0.2", "six==1.17.0"]
+pip = ["markupsafe", "six"]
 includes = ["mine.py"]
 bake = true
 secrets = ["TOKEN"]

@@ -86,7 +86,8 @@ def test_a_call_that_ran_on_a_lost_host_is_one_clear_error(
         error = lost.exception()
         assert isinstance(error, WorkerLostError)
         assert error.node == 1
-        assert "Node 1 was lost while wait() ran there: is lost: the SSH connection to" in str(error)
+        assert "Node 1 was lost while wait() had been sent there. Whether it has run is not known" in str(error)
+        assert "is lost: the SSH connection to" in str(error)
         for call in calls:
             call.cancel()
 
