@@ -26,6 +26,7 @@ RUN --mount=type=tmpfs,target=/run \
     mkdir -p /home/skyward /work; \
     chmod 1777 /home/skyward /work; \
     [ "$PWD" = / ] || chmod a+rwx .; \
+    touch -d @315532800 /etc; \
     end_step
 ENV PYTHONPATH=/opt/skyward
 LABEL skyward.base="sha256:0000000000000000000000000000000000000000000000000000000000000000" skyward.image="860b946a244541112458d81cb07003600ec07654efff41a809f5090075168c99" skyward.python="3.11"

@@ -58,6 +58,7 @@ RUN --mount=type=tmpfs,target=/run \
     mkdir -p /home/skyward /work; \
     chmod 1777 /home/skyward /work; \
     [ "$PWD" = / ] || chmod a+rwx .; \
+    touch -d @315532800 /etc; \
     end_step
 ENV PYTHONPATH=/opt/skyward
 LABEL skyward.base="sha256:0000000000000000000000000000000000000000000000000000000000000000" skyward.image="3e2efa8546d83ce9cc4a00127fa0407febcb80974493119e63f234736b214a06" skyward.python="3.11"

@@ -72,6 +72,7 @@ RUN --mount=type=tmpfs,target=/run \
     mkdir -p /home/skyward /work; \
     chmod 1777 /home/skyward /work; \
     [ "$PWD" = / ] || chmod a+rwx .; \
+    touch -d @315532800 /etc; \
     end_step
 ENV PYTHONPATH=/opt/skyward
 LABEL skyward.base="sha256:0000000000000000000000000000000000000000000000000000000000000000" skyward.image="d5135ca357620ceb3188a00a036300d1207adb2d0ffb99e2740be12c900403cb" skyward.python="3.11"

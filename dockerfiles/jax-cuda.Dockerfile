@@ -72,6 +72,7 @@ RUN --mount=type=tmpfs,target=/run \
     mkdir -p /home/skyward /work; \
     chmod 1777 /home/skyward /work; \
     [ "$PWD" = / ] || chmod a+rwx .; \
+    touch -d @315532800 /etc; \
     end_step
 ENV PYTHONPATH=/opt/skyward
 ENV XLA_PYTHON_CLIENT_PREALLOCATE="false"

@@ -61,6 +61,7 @@ RUN --mount=type=tmpfs,target=/run \
     mkdir -p /home/skyward /work; \
     chmod 1777 /home/skyward /work; \
     [ "$PWD" = / ] || chmod a+rwx .; \
+    touch -d @315532800 /etc; \
     end_step
 ENV PYTHONPATH=/opt/skyward
 LABEL skyward.base="sha256:0000000000000000000000000000000000000000000000000000000000000000" skyward.image="d3b648b1ee30c01b2a666da3e8b8d83ac85d340fc86d13062b3a572d7f992474" skyward.python="3.11"

@@ -71,6 +71,7 @@ RUN --mount=type=tmpfs,target=/run \
     mkdir -p /home/skyward /work; \
     chmod 1777 /home/skyward /work; \
     [ "$PWD" = / ] || chmod a+rwx .; \
+    touch -d @315532800 /etc; \
     end_step
 ENV PYTHONPATH=/opt/skyward
 LABEL skyward.base="sha256:0000000000000000000000000000000000000000000000000000000000000000" skyward.image="f5aea9a5f53073c87d97214a209109d4a35b4a9886ace5ab9be9b63af5f1e54b" skyward.python="3.11"

@@ -69,6 +69,7 @@ RUN --mount=type=tmpfs,target=/run \
     mkdir -p /home/skyward /work; \
     chmod 1777 /home/skyward /work; \
     [ "$PWD" = / ] || chmod a+rwx .; \
+    touch -d @315532800 /etc; \
     end_step
 ENV PYTHONPATH=/opt/skyward
 LABEL skyward.base="sha256:ba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5e" skyward.image="fd2e564b4e6c302eeb80f225b8df6286bf3700221da35fd424eb2a5cca795cc1" skyward.python="3.11"
