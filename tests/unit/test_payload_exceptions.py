@@ -286,5 +286,5 @@ def test_an_enormous_text_is_shortened() -> None:
 
 def test_a_missing_file_beside_a_module_points_at_includes() -> None:
     """Data files are not sent with modules."""
-    error = raised(FileNotFoundError(2, "No such file", "/work/.skyward-code/package/table.csv"))
+    error = raised(FileNotFoundError(2, "No such file", "/nodes/.skyward-code/package/table.csv"))
     assert "Image(includes=[...])" in error.__notes__[-1]
