@@ -29,15 +29,15 @@ def package_files(packages: Iterable[LocalPackage]) -> tuple[Copied, ...]:
 
 
 def code_files(image: Image, root: Path) -> Copied | None:
-    """The local code of an image that is to be baked in; None if none is.
+    """The local code of an image that is to be baked in; None if none is. What is to be sent is only looked at.
 
     Raises:
-        ConfigError: a path does not exist, or a file cannot be read.
+        ConfigError: a path does not exist, a file cannot be read or is not to be taken, see `included_files`.
     """
-    if not (image.bake and image.includes):
+    found = included_files(image.includes, image.excludes, root) if image.includes else {}
+    if not (image.bake and found):
         return None
-    found = {name: os.path.realpath(path) for name, path in included_files(image.includes, image.excludes, root)}
-    files = tuple(sorted(found.items()))
+    files = tuple((name, os.path.realpath(path)) for name, path in found.items())
     return Copied(folder="code", digest=digest_of(files), files=files)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from skyward.build.included import included_files
+from skyward.build.included import project_files
 from skyward.errors import ConfigError
 from skyward.model.image import DEFAULT_EXCLUDES, Image, local_path, package_name
 
@@ -94,7 +94,7 @@ def _package(entry: str, path: Path) -> LocalPackage:
     try:
         if path.is_dir():
             name, dependencies = _of_project(path, extras)
-            files = tuple(included_files([path], _NOT_SOURCE, path))
+            files = project_files(path, _NOT_SOURCE)
         elif path.suffix == ".whl":
             name, dependencies = _of_wheel(path, extras)
             files = ((path.name, path),)

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
-from skyward.build.included import included_files
+from skyward.build.included import included_files, largest, total_size
 from skyward.errors import ConfigError, SerializationError, SkywardError
 from skyward.model.image import DEFAULT_EXCLUDES
 from skyward.wire import payload
@@ -47,7 +47,8 @@ class CodeBundle:
         """The bundle of these files, in the order of their paths."""
         digest = hashlib.sha256()
         for path, data in sorted(files.items()):
-            digest.update(b"%d %d %b" % (len(path.encode()), len(data), path.encode()) + data)
+            name = path.encode("utf-8", "surrogateescape")
+            digest.update(b"%d %d %b" % (len(name), len(data), name) + data)
         return cls(tuple(sorted(files.items())), digest.hexdigest())
 
 
@@ -82,7 +83,9 @@ def bundle_modules(names: Iterable[str]) -> CodeBundle:
         files[path] = data
         size += len(data)
         if size > MAX_BYTES:
-            raise SerializationError(_too_large(files, "The local modules that a function imports", "install them"))
+            most = sorted(files, key=lambda path: -len(files[path]))[:3]
+            listed = ", ".join(f"{each} ({len(files[each]) / 1e6:.1f} MB)" for each in most)
+            raise SerializationError(_too_large("The local modules that a function imports", listed, "install them"))
         if path.endswith(".py"):
             todo += _imports(data, name if module.is_package else name.rpartition(".")[0])
     return CodeBundle.of(files)
@@ -97,14 +100,10 @@ def bundle_paths(includes: Iterable[str | Path], excludes: Sequence[str] = DEFAU
     Raises:
         ConfigError: a path is missing or cannot be read, or all together are larger than 20 MB.
     """
-    files: dict[str, bytes] = {}
-    size = 0
-    for path, file in included_files(includes, excludes, Path.cwd()):
-        files[path] = _read(file, ConfigError)
-        size += len(files[path])
-        if size > MAX_BYTES:
-            raise ConfigError(_too_large(files, "The files of Image(includes=...)", "exclude what is not code"))
-    return CodeBundle.of(files)
+    found = included_files(includes, excludes, Path.cwd())
+    if total_size(found) > MAX_BYTES:
+        raise ConfigError(_too_large("The files of Image(includes=...)", largest(found), "exclude what is not code"))
+    return CodeBundle.of({path: _read(file, ConfigError) for path, file in found.items()})
 
 
 class _Module(NamedTuple):
@@ -280,10 +279,8 @@ def _read(file: Path, error: type[SkywardError]) -> bytes:
         raise error(f"{file} must be sent to the nodes but cannot be read: {problem.strerror}.") from problem
 
 
-def _too_large(files: dict[str, bytes], what: str, remedy: str) -> str:
-    largest = sorted(files, key=lambda path: -len(files[path]))[:3]
-    listed = ", ".join(f"{path} ({len(files[path]) / 1e6:.1f} MB)" for path in largest)
+def _too_large(what: str, listed: str, remedy: str) -> str:
     return (
         f"{what} are larger than {MAX_BYTES >> 20} MB; the largest are {listed}. They are sent to every node when the "
-        f"pool starts: {remedy}, or put them into the image (Image(pip=[...]), Image(run=[...]))."
+        f"pool starts: {remedy}, or put them into the image (Image(pip=[...]), Image(run=[...]), bake=True)."
     )

@@ -6,12 +6,13 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from skyward.errors import ConfigError
 from skyward.model.accelerator import Accelerator
 from skyward.model.image import Image
-from skyward.model.instance import AcceleratorInfo
+from skyward.model.instance import ENV_VAR, AcceleratorInfo
 from skyward.model.secrets import Secrets, check_variable, merged
 from skyward.model.spec import Cluster, ClusterSpec, Nodes, Worker
 from skyward.model.targets import local_minor
@@ -114,9 +115,18 @@ def on_terms(provider: Provider, terms: Terms) -> Provider:
 
 
 def image_of(value: Image | None) -> Image:
-    """The image of a pool; a plain one when none is given."""
+    """The image of a pool; a plain one when none is given.
+
+    Raises:
+        ConfigError: it is none, or what it includes is missing or not to be sent.
+    """
     if value is not None and not isinstance(value, Image):
         raise ConfigError(f"image= takes a sky.Image(...); found {value!r}.")
+    # on a node a module of the user's may make a pool that is never opened there, and the client's files are not there
+    if value is not None and value.includes and ENV_VAR not in os.environ:
+        from skyward.build.included import included_files
+
+        included_files(value.includes, value.excludes, Path.cwd())
     return value or Image()
 
 

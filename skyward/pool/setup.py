@@ -40,7 +40,12 @@ class WorkerSetup:
         self._ranks = ranks_of(settings.nodes.desired, settings.worker)
         self._code: Frame | None = None
         self._setup: Frame | None = None
-        files = bundle_paths(settings.image.includes, settings.image.excludes).files
+        image = settings.image
+        if settings.plugins:
+            from skyward.plugins import transform_all
+
+            image = transform_all(image, settings.plugins, settings.cluster)
+        files = bundle_paths(image.includes, image.excludes).files
         plugins: tuple[Buffer, ...] = ()
         if settings.plugins:
             from skyward.plugins import node_setup

@@ -337,7 +337,7 @@ def test_a_missing_include_is_refused(tree: Path) -> None:
 
 
 def test_links_that_lead_back_are_not_followed(tree: Path) -> None:
-    """A directory link inside an included directory is left out."""
+    """A link to a directory that it is in itself is left out."""
     (tree / "app" / "src" / "loop").symlink_to(tree / "app")
 
     assert [path for path, _ in bundle_paths(["src"]).files] == ["src/a.py", "src/data/t.csv"]

@@ -60,6 +60,13 @@ def test_code_is_in_the_image_only_where_it_is_baked(tmp_path: Path) -> None:
     assert _plan(Image(includes=["src"], bake=True), tmp_path).identity != baked.identity
 
 
+def test_code_is_looked_at_wherever_it_goes(tmp_path: Path) -> None:
+    """A missing folder is an error of a build also where its files are only sent."""
+    for bake in (False, True):
+        with pytest.raises(ConfigError, match="names 'src', which does not exist in"):
+            _plan(Image(includes=["src"], bake=bake), tmp_path)
+
+
 def test_a_base_from_a_dockerfile(tmp_path: Path) -> None:
     """It is named after its text and what it may copy, less what is ignored; not after where or when they are."""
     (tmp_path / "Dockerfile").write_text("FROM python:3.11-slim\nCOPY data /data\n")

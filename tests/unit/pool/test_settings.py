@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import skyward as sky
@@ -51,3 +53,17 @@ def test_a_pool_cannot_be_sent() -> None:
     pool = sky.ComputePool(sky.Local())
     with pytest.raises(SerializationError, match="A pool exists in the client only"):
         payload.dumps_function(lambda: pool)
+
+
+def test_missing_includes_are_refused_by_the_constructor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is created; on a node, where the client's files are not, a pool may be made and never opened."""
+    monkeypatch.chdir(tmp_path)
+    image = sky.Image(includes=["src"])
+    with pytest.raises(ConfigError, match=r"names 'src', which does not exist in"):
+        sky.ComputePool(sky.Local(), image=image)
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/.env").write_text("")
+    with pytest.raises(ConfigError, match=r"src/\.env: it seems to hold credentials"):
+        sky.ComputePool(sky.Local(), image=image)
+    monkeypatch.setenv("COMPUTE_POOL", "{}")
+    assert not sky.ComputePool(sky.Local(), image=image).is_active

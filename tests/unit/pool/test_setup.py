@@ -211,6 +211,19 @@ def test_nothing_is_waited_for_without_plugins_and_secrets(clock: Clock, tmp_pat
     assert [frame.kind for frame in cast(FakeConnection, start.workers[0].connection).sent] == [Kind.CODE]
 
 
+def test_files_that_a_plugin_includes_are_sent(clock: Clock, tmp_path: Path) -> None:
+    """As those of the user's image are."""
+    (tmp_path / "module.py").write_text("x = 1")
+    plugin = PLUGIN.with_image_transform(lambda image, _: image.with_includes(str(tmp_path / "module.py")))
+    start = Start(clock, plugins=[plugin])
+    wait = start.enter(0, 1)
+    for rank in (0, 1):
+        start.outcome(rank).set_result(None)
+    assert wait() is None
+    (frame,) = sent(start.workers[0], Kind.CODE)
+    assert ("module.py", b"x = 1") in payload.loads(frame.head, frame.buffers)
+
+
 def test_secrets_travel_with_the_set_up(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the message's own head, before the plugins are unpickled, and in no plugin."""
     monkeypatch.setenv("FIRST_TOKEN", "one")
