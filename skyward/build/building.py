@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 
 from skyward.build.command import BuildCommand, find_command
 from skyward.build.copied import copy_to
-from skyward.build.dockerfile import copy_base
+from skyward.build.dockerfile import copy_base, images_of
 from skyward.build.events import Report
 from skyward.build.failure import base_failure, build_failure
 from skyward.build.folders import FolderServer
 from skyward.build.process import run
 from skyward.build.progress import Progress
 from skyward.build.registry.caching import SharedCache
-from skyward.build.registry.login import login
+from skyward.build.registry.login import Logins, login, logins_for
+from skyward.build.registry.reference import parse_reference
 from skyward.build.remote import run_there
 from skyward.build.runner import runner_files
 from skyward.build.scratch import scratch_folder
 from skyward.build.secrets import handed_over
 from skyward.build.site import read_site, site_script, without_folders
+from skyward.errors import ConfigError
 from skyward.image import Plan
 from skyward.model.ssh import SshHost
 
@@ -65,9 +66,8 @@ def build(
         for name, value in plan.build_args:
             words += ["--build-arg", f"{name}={value}"]
         words += cache.words if cache else []
-        with ExitStack() as stack:
-            known = stack.enter_context(login(cache.place.registry)) if cache else {}
-            code = _run([*words, "--tag", plan.tag], progress, place, docker_host, known)
+        logins = logins_for([cache.place.registry] if cache else [], _registries([plan.base]))
+        code = _run([*words, "--tag", plan.tag], progress, place, docker_host, logins)
     if code:
         raise build_failure(plan, progress, code)
 
@@ -85,7 +85,8 @@ def build_base(plan: Plan, report: Report, docker_host: str | SshHost | None, se
         copy_base(place.folder, base)
         words = [*place.words, *(["--target", base.target] if base.target else [])]
         words += ["--label", f"{BASE_LABEL}={base.digest}", "--tag", base.tag, "--file", "Dockerfile"]
-        code = _run(words, progress, place, docker_host)
+        images = images_of((place.folder / "Dockerfile").read_text(encoding="utf-8", errors="replace"))
+        code = _run(words, progress, place, docker_host, logins_for(perhaps=_registries(images)))
     if code:
         raise base_failure(plan, progress, code)
 
@@ -128,11 +129,11 @@ def _run(
     progress: Progress,
     place: _Place,
     docker_host: str | SshHost | None,
-    known: Mapping[str, str] = MappingProxyType({}),
+    logins: Logins,
 ) -> int:
     """Run a build from its folder, here or on the machine that an SSH address names; gives its exit status.
 
-    `known` are variables for the command, should it run here: elsewhere it has what its own user has.
+    `logins` are for the registries that the builder takes images and layers from.
 
     The context is named by a path that no other build has, and its files are as old as they are: builders keep what
     they got, and fetch again only files whose size or time has changed.
@@ -141,12 +142,22 @@ def _run(
         docker_host = SshHost.parse(docker_host)
     if isinstance(docker_host, SshHost):
         forward = place.folders.forward
-        return run_there(docker_host, words, progress, place.folder, secrets=place.secrets, forward=forward)
+        secrets = place.secrets
+        return run_there(docker_host, words, progress, place.folder, secrets=secrets, logins=logins, forward=forward)
     command = find_command()
-    environment = {**_environment(command, docker_host), **known}
-    with handed_over(place.secrets, place.folder) as given:
+    with login(logins) as known, handed_over(place.secrets, place.folder) as given:
+        environment = {**_environment(command, docker_host), **known}
         words = [*command.words, *_proxies(), *given, *words, str(place.folder / "context")]
         return run(words, progress, folder=place.folder, environment=environment)
+
+
+def _registries(images: Iterable[str]) -> set[str]:
+    """The registries that images come from; none of a name that is no reference, which the builder will refuse."""
+    found = set()
+    for image in images:
+        with suppress(ConfigError):
+            found.add(parse_reference(image).registry)
+    return found
 
 
 def _is_here(docker_host: str | SshHost | None) -> bool:

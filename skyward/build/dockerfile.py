@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from skyward.build.digest import Files, digest_of
@@ -88,6 +88,41 @@ def named_user(text: str, target: str | None = None) -> str:
             case ["USER"] if len(words) == 2:
                 user = words[1]
     return "" if "$" in user else user
+
+
+def images_of(text: str) -> set[str]:
+    """The images that a Dockerfile takes from registries, as far as its text alone tells.
+
+    Those of FROM, `--from=`, mounts and the line `# syntax=`; variables have the defaults of the ARGs before the first
+    stage. Named stages are none.
+    """
+    joined = re.sub(r"\\[ \t]*\r?\n", " ", text)
+    defaults: dict[str, str] = {}
+    stages, found = {"scratch"}, set[str]()
+    if syntax := re.match(r"\s*#\s*syntax\s*=\s*(\S+)", text, re.IGNORECASE):
+        found.add(syntax[1])
+    for words in (line.split() for line in joined.splitlines()):
+        match [word.upper() for word in words[:1]]:
+            case ["ARG"] if len(stages) == 1:
+                defaults |= {name: value.strip("\"'") for word in words[1:] for name, _, value in [word.partition("=")]}
+            case ["FROM"]:
+                named = [word for word in words[1:] if not word.startswith("--")]
+                found |= {_filled(named[0], defaults)} - stages if named else set()
+                stages.add(named[2] if len(named) > 2 else str(len(stages) - 1))
+            case _:
+                taken = re.findall(r"(?:--|,)from=([^\s,]+)", " ".join(words))
+                found |= {each for each in taken if each not in stages and not each.isdigit()}
+    return {image for image in found if "$" not in image}
+
+
+def _filled(word: str, defaults: Mapping[str, str]) -> str:
+    """A word of a Dockerfile with the variables that have a default replaced."""
+
+    def value(found: re.Match[str]) -> str:
+        name, otherwise = found[1] or found[3], found[2]
+        return defaults.get(name) or otherwise or found[0]
+
+    return re.sub(r"\$(?:\{(\w+)(?::-([^}]*))?\}|(\w+))", value, word)
 
 
 def reads_context(text: str) -> bool:

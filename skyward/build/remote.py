@@ -6,7 +6,9 @@ with the build. Should the script itself be killed there, the next build removes
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,9 +16,11 @@ from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryFile
 from types import MappingProxyType
+from typing import Any
 
 from skyward.build.process import run
 from skyward.build.progress import Progress
+from skyward.build.registry.login import Logins, with_logins
 from skyward.errors import EngineError
 from skyward.image import TIME
 from skyward.model.ssh import SshHost
@@ -36,6 +40,13 @@ if command -v flock >/dev/null; then
     done
 fi
 cd "$place" && head -c "$1" | tar -xpf - || exit 1
+if [ -d login ]; then
+    own=${DOCKER_CONFIG:-$HOME/.docker}
+    for path in "$own"/*; do
+        if [ -e "$path" ] && [ "$path" != "$own/config.json" ]; then ln -s "$path" login/ || exit 1; fi
+    done
+    export DOCKER_CONFIG="$place/login"
+fi
 time=$2
 shift 2
 for name in HTTP_PROXY HTTPS_PROXY FTP_PROXY NO_PROXY ALL_PROXY http_proxy https_proxy ftp_proxy no_proxy all_proxy; do
@@ -76,6 +87,7 @@ def run_there(
     folder: Path,
     *,
     secrets: Mapping[str, bytes] = MappingProxyType({}),
+    logins: Logins = MappingProxyType({}),
     forward: str | None = None,
 ) -> int:
     """Send a folder to a machine and run its docker build there: its directory `context`, with these options.
@@ -88,6 +100,7 @@ def run_there(
         progress: is fed what it prints.
         folder: is sent there.
         secrets: are sent with it, without lying on this machine's disk under any name, and given to the build.
+        logins: for registries, which the docker command there has besides those of its own user.
         forward: a port of that machine that leads to one of this, for the time of the build, as ssh's -R has it.
 
     Raises:
@@ -103,8 +116,10 @@ def run_there(
             for path in sorted(folder.iterdir()):
                 tar.add(path, path.name, filter=_anonymous)
             for name, value in secrets.items():
-                _add_secret(tar, name, value)
+                _add_secret(tar, f"secrets/{name}", value)
                 given += ["--secret", f"id={name},src=secrets/{name}"]
+            if logins:
+                _add_secret(tar, "login/config.json", json.dumps(with_logins(_config_there(host), logins)).encode())
         size = packed.tell()
         packed.seek(0)
         command = host.command("sh", "-c", _SCRIPT, "sh", str(size), str(TIME), *given, *words, options=options)
@@ -122,8 +137,19 @@ def run_there(
     return code
 
 
+def _config_there(host: SshHost) -> dict[str, Any]:
+    """The configuration of the docker command on a machine."""
+    words = host.command("sh", "-c", 'cat "${DOCKER_CONFIG:-$HOME/.docker}/config.json"')
+    done = subprocess.run(words, capture_output=True, check=False, stdin=subprocess.DEVNULL)
+    try:
+        found = json.loads(done.stdout)
+    except ValueError:  # there is none; or it is damaged, and the docker command there would go on without it
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def _add_secret(tar: tarfile.TarFile, name: str, value: bytes) -> None:
-    member = tarfile.TarInfo(f"secrets/{name}")
+    member = tarfile.TarInfo(name)
     member.mode, member.size = 0o600, len(value)
     tar.addfile(member, BytesIO(value))
 

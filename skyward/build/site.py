@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import ssl
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from netrc import NetrcParseError, netrc
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from skyward.build.certificates import CA_VARIABLES, ca_bundle, certificates
 from skyward.build.indexes import Indexes, folder_of, host_indexes, mirrors, pip_option
 from skyward.build.passwords import with_password
 from skyward.errors import ConfigError
@@ -25,7 +25,6 @@ from skyward.image.lock import index_id
 from skyward.model.image import Image
 
 _DEFAULT = "default"  # in the site's map: what is used where no index is named
-_CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "PIP_CERT", "CURL_CA_BUNDLE")
 _PLACE = "/run/skyward"
 _MAX_SECRET = 500 * 1024  # BuildKit's limit
 
@@ -59,11 +58,12 @@ def read_site(environ: Mapping[str, str] = os.environ, home: Path | None = None,
     timeout = (
         environ.get("UV_HTTP_TIMEOUT") or pip_option("timeout", environ, home) or environ.get("PIP_DEFAULT_TIMEOUT")
     )
+    bundle = ca_bundle(environ, home)
     indexes, mapped = host_indexes(environ, home), mirrors(environ, folder or Path.cwd())
     if indexes.keyring:
         indexes, mapped = _with_passwords(indexes), {url: with_password(used) for url, used in mapped.items()}
     return Site(
-        ca=_ca_bundle(environ, pip_option("cert", environ, home)),
+        ca=certificates(bundle.path, bundle.origin) if bundle else "",
         indexes=replace(indexes, default=indexes.default or mapped.pop(_DEFAULT, None)),
         mirrors=tuple(sorted(mapped.items())),
         netrc=Path(environ.get("NETRC") or home / ".netrc"),
@@ -119,7 +119,7 @@ def uv_settings(site: Site, image: Image, serve: Callable[[Path], str]) -> UvSet
     variables = {"UV_CONFIG_FILE": "uv.toml", "PIP_CONFIG_FILE": "pip.conf"}
     if site.ca:
         files["ca.pem"] = site.ca
-        names = (*_CA_VARIABLES, "GIT_SSL_CAINFO", "NODE_EXTRA_CA_CERTS", "AWS_CA_BUNDLE")
+        names = (*CA_VARIABLES, "GIT_SSL_CAINFO", "NODE_EXTRA_CA_CERTS", "AWS_CA_BUNDLE")
         variables |= dict.fromkeys(names, "ca.pem")
     scoped = {index.url: address(index.url) for index in image.pip_indexes}
     if logins := _logins(site.netrc, [*files.values(), *scoped.values()]):
@@ -227,29 +227,3 @@ def _logins(file: Path | None, texts: Iterable[str]) -> str:
     hosts = {urlsplit(url).hostname for text in texts for url in re.findall(r"https?://[^\s\"']+", text)}
     found = [(host, known.hosts[host]) for host in sorted(filter(None, hosts)) if host in known.hosts]
     return "".join(f"machine {host} login {login} password {password}\n" for host, (login, _, password) in found)
-
-
-def _ca_bundle(environ: Mapping[str, str], cert: str | None) -> str:
-    """The certificates this machine trusts, without the comments between them."""
-    named = {name: environ[name] for name in _CA_VARIABLES if environ.get(name)}
-    if cert and cert not in named.values():
-        named["pip's option cert"] = cert
-    for name, file in named.items():
-        if not Path(file).exists():
-            raise ConfigError(
-                f"{name} names {shlex.quote(file)} as CA bundle, which does not exist. Correct or unset it."
-            )
-        if Path(file).is_file():
-            return _certificates(Path(file))
-    system = ssl.get_default_verify_paths()
-    return _certificates(Path(system.cafile)) if system.cafile else ""
-
-
-def _certificates(bundle: Path) -> str:
-    text = bundle.read_text(encoding="utf-8", errors="replace")
-    blocks = re.findall(
-        r"-----BEGIN (?:TRUSTED )?CERTIFICATE-----.+?-----END (?:TRUSTED )?CERTIFICATE-----", text, re.DOTALL
-    )
-    if not blocks:
-        raise ConfigError(f"The CA bundle {bundle} holds no certificate in PEM form.")
-    return "\n".join(blocks) + "\n"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +47,7 @@ class EngineAddress:
         """The socket to speak to, in that form."""
         return f"unix://{self.path}"
 
-    def dial(self, timeout_s: float = 10) -> socket.socket:
+    def dial(self, timeout_s: float = 10) -> LiveSocket:
         """A connection to the engine.
 
         Raises:

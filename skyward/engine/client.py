@@ -16,7 +16,7 @@ from typing import Any
 
 from skyward.engine.address import EngineAddress, find_engine
 from skyward.engine.container import Container, ContainerSpec, attach, create
-from skyward.engine.failures import LimitRefusedError, engine_call, not_pulled
+from skyward.engine.failures import LimitRefusedError, engine_call
 from skyward.engine.gpus import gives_gpus
 from skyward.engine.limits import wanted_limits
 from skyward.engine.liveness import check_alive
@@ -98,22 +98,6 @@ class Engine:
                 return dict(self._api.inspect_image(ref))
             except docker.errors.ImageNotFound:
                 return None
-
-    def pull(self, ref: str) -> None:
-        """Fetch an image from its registry.
-
-        Raises:
-            ImageNotFoundError: the registry has no such image, refuses it, or cannot be reached.
-        """
-        import docker.errors
-
-        with engine_call(f"pull image {ref}", self.url):
-            try:
-                for news in self._api.pull(ref, stream=True, decode=True):
-                    if "error" in news:
-                        raise not_pulled(ref, self.url, news["error"])
-            except docker.errors.APIError as error:
-                raise not_pulled(ref, self.url, str(error.explanation)) from error
 
     def run(self, spec: ContainerSpec) -> Container:
         """Create and start a container; whatever fails, none is left.

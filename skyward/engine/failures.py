@@ -79,9 +79,19 @@ def engine_call(action: str, engine: str) -> Iterator[None]:
         raise translate(action, engine, str(error.explanation or error)) from error
     except (docker.errors.DockerException, urllib3.exceptions.HTTPError, OSError) as error:
         # requests' exceptions are OSErrors
+        if isinstance(_innermost(error), TimeoutError):
+            raise too_slow(action, engine, _innermost(error)) from error
         raise EngineMissingError(
             f"The Docker engine at {engine} broke off when asked to {action} ({_innermost(error)}). {advice_on(engine)}"
         ) from error
+
+
+def too_slow(action: str, engine: str, error: BaseException) -> EngineError:
+    """The error for an engine that answers pings, and what it was asked for not in time."""
+    return EngineError(
+        f"The Docker engine at {engine} runs, but did not {action} in time ({error}). It may be busy, or wait for "
+        "something itself: its log says more. Repeat it."
+    )
 
 
 def translate(

@@ -14,17 +14,20 @@ from contextlib import closing, contextmanager
 from enum import Enum
 from http.client import HTTPException
 from time import monotonic
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 from skyward.engine.address import EngineAddress
-from skyward.engine.failures import ADVICE, not_pulled, translate
+from skyward.engine.failures import ADVICE, not_pulled, too_slow, translate
 from skyward.engine.lines import SocketLine, SshLine
+from skyward.engine.liveness import Waiting
 from skyward.errors import EngineMissingError
 
 if TYPE_CHECKING:
     from skyward.model.ssh import SshHost
 
+_NO_AUTH: Mapping[str, str] = MappingProxyType({})
 _IDLE_S = 60.0  # engines, and what stands before them, hang up after minutes; that is found out only by asking in vain
 
 
@@ -84,28 +87,45 @@ class Images:
         status, _ = self._ask("DELETE", f"/images/{_quoted(tag)}", f"remove image {tag}", expected=(404, 409))
         return {404: Removal.ABSENT, 409: Removal.IN_USE}.get(status, Removal.DONE)
 
-    def pull(self, ref: str) -> None:
-        """Fetch an image from its registry, with the credentials of the machine that the engine is on.
+    def pull(self, ref: str, auth: Mapping[str, str] = _NO_AUTH, waiting: Waiting | None = None) -> None:
+        """Fetch an image from its registry.
+
+        Args:
+            ref: with a tag or a digest; without one, all tags would come.
+            auth: credentials for this pull, which the engine does not keep. Where there are none, the docker command of
+                a machine reached by SSH pulls with its own user's.
+            waiting: see `push`.
 
         Raises:
             ImageNotFoundError: the registry has none, refuses it, or cannot be reached.
         """
-        if isinstance(self._place, EngineAddress):
-            from skyward.engine.client import Engine
+        if not auth and not isinstance(self._place, EngineAddress):
+            import subprocess
 
-            Engine.connect(self.url).pull(ref)
+            command = self._place.command("docker", "pull", "--quiet", ref)
+            done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+            if done.returncode:
+                raise self._place.failure(done.stderr) or not_pulled(ref, self.url, done.stderr)
             return
-        import subprocess
+        path = f"/images/create?{urlencode({'fromImage': ref})}"
+        for message in self._transfer(path, f"pull image {ref}", auth, waiting):
+            if "error" in message:
+                raise not_pulled(ref, self.url, str(message["error"]))
 
-        command = self._place.command("docker", "pull", "--quiet", ref)
-        done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
-        if done.returncode:
-            raise self._place.failure(done.stderr) or not_pulled(ref, self.url, done.stderr)
-
-    def push(self, image: str, repository: str, tag: str, auth: Mapping[str, str]) -> Iterator[Mapping[str, Any]]:
+    def push(
+        self, image: str, repository: str, tag: str, auth: Mapping[str, str], waiting: Waiting | None = None
+    ) -> Iterator[Mapping[str, Any]]:
         """Give an image the name `repository:tag` and push it there; the engine's messages as they come.
 
         A message with "error" in it is the last: the registry refuses, or cannot be reached.
+
+        Args:
+            image: its tag on the engine.
+            repository: where to.
+            tag: there.
+            auth: credentials for this push, which the engine does not keep.
+            waiting: called again and again while the engine is silent, with the seconds of silence; what it raises ends
+                the push. None for a limit of two minutes.
 
         Raises:
             ImageNotFoundError: the engine does not have the image.
@@ -115,16 +135,20 @@ class Images:
         status, answer = self._ask("POST", f"/images/{_quoted(image)}/tag?{query}", action)
         if status == 404:
             raise translate(action, self.url, _message(answer, "no such image"))
+        yield from self._transfer(f"/images/{_quoted(repository)}/push?tag={tag}", action, auth, waiting)
+
+    def _transfer(
+        self, path: str, action: str, auth: Mapping[str, str], waiting: Waiting | None
+    ) -> Iterator[Mapping[str, Any]]:
+        """What the engine tells of a transfer to or from a registry, on a connection of its own."""
         header = base64.urlsafe_b64encode(json.dumps(dict(auth)).encode()).decode()
         with closing(_line(self._place)) as line, self._told(line, action):
-            line.request(
-                "POST",
-                f"/images/{_quoted(repository)}/push?tag={tag}",
-                headers={"X-Registry-Auth": header},
-            )
+            line.waiting = waiting
+            line.request("POST", path, headers={"X-Registry-Auth": header})
             response = line.getresponse()
             if response.status >= 400:
-                raise translate(action, self.url, _message(json.loads(response.read() or b"null"), response.reason))
+                yield {"error": _message(json.loads(response.read() or b"null"), response.reason)}
+                return
             for message in response:
                 yield json.loads(message)
 
@@ -155,6 +179,9 @@ class Images:
         """Map what breaks a connection; `action` completes "The Docker engine at X broke off when asked to ..."."""
         try:
             yield
+        except TimeoutError as error:
+            line.close()
+            raise too_slow(action, self.url, error) from error
         except (HTTPException, OSError) as error:
             failure = line.failure()
             line.close()

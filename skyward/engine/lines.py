@@ -7,6 +7,7 @@ from http.client import HTTPConnection
 from typing import IO, TYPE_CHECKING
 
 from skyward.engine.address import EngineAddress
+from skyward.engine.liveness import LiveSocket, Waiting
 from skyward.errors import EngineMissingError, SkywardError
 
 if TYPE_CHECKING:
@@ -19,7 +20,13 @@ _END_S = 2.0  # ssh's time to say why it ended
 
 
 class SocketLine(HTTPConnection):
-    """Through the engine's socket on this machine."""
+    """Through the engine's socket on this machine.
+
+    Attributes:
+        waiting: see `LiveSocket`; set before it connects.
+    """
+
+    waiting: Waiting | None = None
 
     def __init__(self, address: EngineAddress) -> None:
         super().__init__("docker", timeout=_TIMEOUT_S)
@@ -28,6 +35,7 @@ class SocketLine(HTTPConnection):
     def connect(self) -> None:
         """Connect to the engine's socket; raises EngineMissingError."""
         self.sock = self._address.dial(_TIMEOUT_S)
+        self.sock.waiting = self.waiting
 
     def failure(self) -> SkywardError | None:
         """What is known of why the connection broke: nothing beyond the exception."""
@@ -35,7 +43,13 @@ class SocketLine(HTTPConnection):
 
 
 class SshLine(HTTPConnection):
-    """Through `ssh`, and over there the docker command as a pipe to its engine."""
+    """Through `ssh`, and over there the docker command as a pipe to its engine.
+
+    Attributes:
+        waiting: see `LiveSocket`; set before it connects.
+    """
+
+    waiting: Waiting | None = None
 
     def __init__(self, host: SshHost) -> None:
         super().__init__("docker", timeout=_TIMEOUT_S)
@@ -49,8 +63,12 @@ class SshLine(HTTPConnection):
         import subprocess  # a build here needs neither of them
         from tempfile import TemporaryFile
 
-        self.sock, theirs = socket.socketpair()
-        self.sock.settimeout(_TIMEOUT_S)
+        ours, theirs = socket.socketpair()
+        sock = LiveSocket(fileno=ours.detach())
+        sock.engine = self._host.url
+        sock.waiting = self.waiting
+        sock.settimeout(_TIMEOUT_S)
+        self.sock = sock
         self._errors = TemporaryFile()  # noqa: SIM115 - closed with the connection
         command = self._host.command("docker", "system", "dial-stdio")
         with theirs:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import select
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,22 @@ _REMEMBERED_S = 30.0
 _frozen: dict[str, float] = {}  # engines, and when they were last found frozen
 
 
+Waiting = Callable[[float], None]
+
+
 class LiveSocket(socket.socket):
     """A connection to an engine. With a time limit on it, silence is looked into; without one it is just a socket.
 
     Attributes:
         engine: the engine's address, for messages.
-        path: its socket on this machine.
+        path: its socket on this machine; None for one that cannot be pinged.
+        waiting: called again and again during silence, with its seconds, instead of the time limit; what it raises ends
+            the wait. For answers that the engine itself waits for.
     """
 
     engine: str
-    path: Path
+    path: Path | None = None
+    waiting: Waiting | None = None
 
     @classmethod
     def connected(cls, path: Path, engine: str, timeout_s: float | None) -> LiveSocket:
@@ -54,13 +61,17 @@ class LiveSocket(socket.socket):
         """
         limit_s = self.gettimeout()
         if limit_s is not None:
-            deadline = time.monotonic() + limit_s
+            began = time.monotonic()
             poller = select.poll()
             poller.register(self, select.POLLIN)
             while not poller.poll(min(_patience(self.engine, _SILENCE_S), limit_s) * 1000):
-                if time.monotonic() > deadline:
+                silent_s = time.monotonic() - began
+                if self.waiting is None and silent_s > limit_s:
                     raise TimeoutError(f"no answer within {limit_s:g} s")
-                check_alive(self.path, self.engine)
+                if self.path is not None:
+                    check_alive(self.path, self.engine)
+                if self.waiting is not None:
+                    self.waiting(silent_s)
         return super().recv_into(buffer, nbytes, flags)
 
 

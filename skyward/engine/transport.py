@@ -9,9 +9,6 @@ from docker.transport.unixconn import UnixHTTPAdapter, UnixHTTPConnection, UnixH
 
 from skyward.engine.liveness import LiveSocket
 
-_PULL = "/images/create"
-_PULL_S = 3600.0  # of silence, from an engine that answers pings all the time
-
 
 class EngineAdapter(UnixHTTPAdapter):
     """Requests to one engine.
@@ -40,11 +37,9 @@ class EngineAdapter(UnixHTTPAdapter):
         """Send a request. One without a time limit gets one for its first answer, and its stream then has none."""
         if more.get("timeout") is not None:
             return super().send(request, *args, **more)
-        pull = _PULL in request.path_url
-        response = super().send(request, *args, **{**more, "timeout": _PULL_S if pull else self.timeout})
-        if not pull:
-            stream: Any = response.raw
-            stream._fp.fp.raw._sock.settimeout(None)  # as the SDK itself reaches it
+        response = super().send(request, *args, **{**more, "timeout": self.timeout})
+        stream: Any = response.raw
+        stream._fp.fp.raw._sock.settimeout(None)  # as the SDK itself reaches it
         return response
 
 

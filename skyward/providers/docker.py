@@ -125,8 +125,10 @@ class Docker:
         """
         from skyward.build import ensure, plan_for
         from skyward.build.used import note_use
+        from skyward.providers.images import EngineImages
 
-        engine, images = self._engine(), self.images
+        engine = self._engine()
+        images = EngineImages(Images(find_engine(self.base_url)), report)
         platform = image.platform or cluster.spec.platform
         plan = plan_for(image, images, python=cluster.spec.python, platform=platform)
         tag = ensure(plan, images, report, docker_host=engine.url)

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from skyward.build.contents import content_digest
+from skyward.build.events import Report, note
 from skyward.build.store import ImageFacts
 from skyward.engine import Images
+from skyward.errors import ImageNotFoundError, RegistryError
 
 
 class EngineImages:
-    """An `ImageStore` over one engine."""
+    """An `ImageStore` over one engine.
 
-    def __init__(self, images: Images) -> None:
+    Args:
+        images: of the engine.
+        report: is told of pulls; None for nobody.
+    """
+
+    def __init__(self, images: Images, report: Report | None = None) -> None:
         self._images = images
+        self._report: Report = report or (lambda _: None)
 
     def inspect(self, ref: str) -> ImageFacts | None:
         """Facts on the image of that name or id; None if the engine does not have it."""
@@ -28,12 +36,40 @@ class EngineImages:
         return [(str(step.get("CreatedBy", "")), int(step.get("Size", 0))) for step in self._images.history(ref)]
 
     def pull(self, ref: str) -> None:
-        """Fetch an image from its registry; raises ImageNotFoundError with the registry's own words."""
-        self._images.pull(ref)
+        """Fetch an image from its registry, with this user's credentials for it.
 
-    def push(self, image: str, repository: str, tag: str, auth: Mapping[str, str]) -> Iterator[Mapping[str, Any]]:
+        Raises:
+            ConfigError: it is not the name of an image.
+            ImageNotFoundError: the registry has none, refuses it, or cannot be reached; in its own words.
+            RegistryError: it has stopped to answer, or credentials for it cannot be had.
+        """
+        from skyward.build.registry.client import registry_credentials
+        from skyward.build.registry.patience import Patience
+        from skyward.build.registry.reference import parse_reference
+
+        reference = parse_reference(ref)
+        failure: RegistryError | None = None
+        try:
+            credentials = registry_credentials(reference.registry)
+        except RegistryError as error:  # matters only if the image is not for everybody
+            credentials, failure = None, error
+        auth = credentials.for_engine(reference.registry) if credentials else {}
+        tagged = ref if "@" in ref or ref.endswith(f":{reference.tag}") else f"{ref}:{reference.tag}"
+        self._report(note(f"pulling {tagged}"))
+        try:
+            self._images.pull(tagged, auth, Patience(reference, "pull", self._report))
+        except ImageNotFoundError as error:
+            if failure is None:
+                raise
+            raise RegistryError(
+                f"{error} It was asked for without credentials, because: {failure.reason}", failure.remedy
+            ) from error
+
+    def push(
+        self, image: str, repository: str, tag: str, auth: Mapping[str, str], waiting: Callable[[float], None]
+    ) -> Iterator[Mapping[str, Any]]:
         """Push an image as `repository:tag`; the engine's messages as they come."""
-        return self._images.push(image, repository, tag, auth)
+        return self._images.push(image, repository, tag, auth, waiting)
 
 
 def facts_of(found: Mapping[str, Any]) -> ImageFacts:

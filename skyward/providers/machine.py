@@ -97,7 +97,7 @@ class Machine:
     @property
     def images(self) -> EngineImages:
         """The images of its engine."""
-        return _HostImages(self)
+        return EngineImages(Images(self.engine_address))
 
     def go(self) -> None:
         """Make the pool's directory there, and watch connection and engine from now on."""
@@ -238,15 +238,3 @@ class _HostDirectory:
 
     def why_gone(self) -> str:
         return self.machine.why_gone()
-
-
-class _HostImages(EngineImages):
-    """The images of a machine's engine."""
-
-    def __init__(self, machine: Machine) -> None:
-        super().__init__(Images(machine.engine_address))
-        self._machine = machine
-
-    def pull(self, ref: str) -> None:
-        """Fetch an image from its registry; raises ImageNotFoundError with the registry's own words."""
-        self._machine.engine.pull(ref)

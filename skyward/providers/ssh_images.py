@@ -50,11 +50,11 @@ class Supply:
         self._docker_host: str | SshHost
         if build == "remote":
             self._builder, self._docker_host = machines[0].engine_address, machines[0].connection.through
-            self._store = machines[0].images
+            self._store = EngineImages(Images(self._builder), report)
         else:
             self._builder = find_engine()
             self._docker_host = self._builder.url
-            self._store = EngineImages(Images(self._builder))
+            self._store = EngineImages(Images(self._builder), report)
 
     def bring(self, image: Image, python: str, platform: str) -> str:
         """Make every machine have the image, whatever else has its tag there; the tag.

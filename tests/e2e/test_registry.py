@@ -22,9 +22,13 @@ from typing import Any
 import pytest
 import requests
 
+from skyward.build import plan_for
+from skyward.build.building import build_base
 from skyward.build.registry import Absent, BakedFile, Exists, Unknown, append, existence, push, push_zstd
 from skyward.engine import Images, find_engine
 from skyward.errors import EngineError, ImageNotFoundError, RegistryError
+from skyward.model.image import Dockerfile, Image
+from skyward.model.targets import local_minor
 from skyward.providers.images import EngineImages
 
 AMD64 = "linux/amd64"
@@ -347,6 +351,42 @@ def test_a_wrong_password(locked: str, pushed: Push, own_home: Path) -> None:
     for error in (found.error(), not_pushed.value, not_appended.value):
         assert f"docker login {locked}" in error.remedy
         assert "wrong-canary" not in str(error)
+
+
+def test_a_private_base(
+    locked: str,
+    pushed: Push,
+    own_home: Path,
+    images: EngineImages,
+    engine: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Engine and builder get it with a login that only skyward knows: a variable of CI, and no configuration."""
+    _login(own_home, locked, PASSWORD)
+    name = f"{locked}/{_new_name()}:t"
+    pushed(name)
+    engine.images.remove(name)
+    config = own_home / "docker" / "config.json"
+    monkeypatch.setenv("DOCKER_AUTH_CONFIG", config.read_text())
+    config.unlink()
+
+    images.pull(name)
+    assert images.inspect(name)
+    engine.images.remove(name)
+
+    (own_home / "Dockerfile").write_text(f"ARG BASE={name}\nFROM $BASE\nLABEL private=yes\n")
+    image = Image(base=Dockerfile(str(own_home / "Dockerfile"), context=str(own_home / "docker")))
+    plan = plan_for(image, images, python=local_minor(), platform=AMD64)
+    assert plan.base_build
+    build_base(plan, print, os.environ.get("DOCKER_HOST"), {})
+    assert engine.images.get(plan.base_build.tag).labels["private"] == "yes"
+    engine.images.remove(plan.base_build.tag)
+
+    monkeypatch.delenv("DOCKER_AUTH_CONFIG")
+    with pytest.raises(ImageNotFoundError, match="docker login"):
+        images.pull(name)
+    assert PASSWORD not in "".join(capfd.readouterr())
 
 
 def test_a_credential_program(locked: str, own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

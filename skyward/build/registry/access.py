@@ -81,6 +81,8 @@ class Access:
         )
 
     def _token(self, challenge: dict[str, str]) -> str:
+        from skyward.build.registry.session import status_of
+
         realm = challenge.get("realm", "")
         if not self._may_ask(realm):
             raise RegistryError(
@@ -97,7 +99,7 @@ class Access:
         except (ValueError, AttributeError, KeyError, TypeError):
             raise RegistryError(
                 f"The token service {host_of(realm)} of the registry {self._reference.registry} gave no token: "
-                f"status {answer.status_code} {answer.reason}.",
+                f"{status_of(answer)}.",
                 "Try again later, or ask who runs it.",
             ) from None
         return token
@@ -118,6 +120,9 @@ class Access:
     def _ask_for_token(self, realm: str, service: str) -> Response:
         import requests
 
+        from skyward.build.registry.session import trust, unreachable
+
+        verify = trust(self._reference)
         known = self._credentials
         fields: dict[str, Any] = {"service": service} if service else {}
         try:
@@ -125,7 +130,9 @@ class Access:
                 fields |= {"grant_type": "refresh_token", "client_id": "skyward", "scope": " ".join(self._scopes)}
                 fields["refresh_token"] = known.identity_token
                 # a redirect of a POST would take the token along, and is not followed
-                return self._session.post(realm, data=fields, auth=_no_auth, timeout=_LIMITS_S, allow_redirects=False)
+                return self._session.post(
+                    realm, data=fields, auth=_no_auth, timeout=_LIMITS_S, allow_redirects=False, verify=verify
+                )
             fields["scope"] = list(self._scopes)
             header = _basic(known) if known and known.username else ""
 
@@ -134,22 +141,9 @@ class Access:
                     request.headers["Authorization"] = header
                 return request
 
-            return follow(self._session, "GET", realm, params=fields, auth=show, timeout=_LIMITS_S)
+            return follow(self._session, "GET", realm, params=fields, auth=show, timeout=_LIMITS_S, verify=verify)
         except requests.RequestException as error:
             raise unreachable(self._reference, error) from error
-
-
-def unreachable(reference: Reference, error: Exception) -> RegistryError:
-    """The error for a connection that could not be made or broke off."""
-    words = _innermost(error)
-    reason = f"The registry {reference.registry} cannot be asked: {words}."
-    if "WRONG_VERSION_NUMBER" in words or "record layer failure" in words:
-        return RegistryError(reason, f"If it speaks plain http, write http://{reference.name}.")
-    if "CERTIFICATE_VERIFY_FAILED" in words:
-        return RegistryError(reason, "Point SSL_CERT_FILE to a bundle with the CA that signed its certificate.")
-    return RegistryError(
-        reason, "Check the name, the network, and HTTPS_PROXY and NO_PROXY; or whether the registry runs at all."
-    )
 
 
 def _no_auth(request: PreparedRequest) -> PreparedRequest:
@@ -170,12 +164,3 @@ def _challenges(header: str) -> dict[str, dict[str, str]]:
         scheme.lower(): {name: quoted or plain for name, quoted, plain in _PARAMETER.findall(text)}
         for scheme, text in zip(parts[1::2], parts[2::2], strict=True)
     }
-
-
-def _innermost(error: BaseException) -> str:
-    """The system's own words, from under the layers of HTTP libraries."""
-    while True:
-        inner = error.__cause__ or error.__context__ or getattr(error, "reason", None)
-        if not isinstance(inner, BaseException):
-            return re.sub(r"://[^/@\s]*@", "://***@", str(error)).rstrip(".")
-        error = inner

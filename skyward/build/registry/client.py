@@ -7,25 +7,23 @@ origin and to its token service (`access`); redirects and uploads may lead elsew
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from http.cookiejar import DefaultCookiePolicy
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urljoin, urlsplit
 
-from skyward.build.registry.access import Access, unreachable
+from skyward.build.registry.access import Access
 from skyward.build.registry.clouds import cloud_credentials
 from skyward.build.registry.credentials import Credentials, find_credentials
 from skyward.build.registry.ecr import ecr_credentials, is_ecr
-from skyward.build.registry.redirects import follow, host_of, origin_of, stay_protected
-from skyward.build.registry.reference import Reference, is_loopback
+from skyward.build.registry.redirects import follow, host_of, origin_of, shown_url, stay_protected
+from skyward.build.registry.reference import Reference
 from skyward.errors import RegistryError
 
 if TYPE_CHECKING:
-    from requests import Response, Session
+    from requests import Response
 
 MANIFEST_TYPES = (
     "application/vnd.oci.image.manifest.v1+json",
@@ -37,6 +35,8 @@ INDEX_TYPES = (
 )
 # how long a registry may take to be connected to, and to go on with an answer
 _LIMITS_S = (3.0, 30.0)
+_COMMIT_LIMITS_S = (3.0, 600.0)  # for one that stores what it was sent, in an object store that may be slow
+_PING_LIMITS_S = (3.0, 10.0)
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
@@ -67,7 +67,9 @@ class RegistryClient:
         if also_from and also_from != reference.repository:
             scopes.append(f"repository:{also_from}:pull")
         self._base = f"{reference.url}/v2/{reference.repository}/"
-        self._session = _session(reference)
+        from skyward.build.registry.session import new_session, trust
+
+        self._session, self._verify = new_session(reference), trust(reference)
         self._access = Access(self._session, reference, tuple(scopes), registry_credentials)
 
     def __enter__(self) -> Self:
@@ -147,6 +149,8 @@ class RegistryClient:
     ) -> Response:
         import requests
 
+        from skyward.build.registry.session import status_of, unreachable
+
         url = urljoin(self._base, path)
         sent = {**(headers or {}), **({"Accept": ", ".join((*MANIFEST_TYPES, *INDEX_TYPES))} if accept else {})}
         try:
@@ -160,7 +164,8 @@ class RegistryClient:
                     params=query,
                     data=content,
                     auth=self._access,
-                    timeout=_LIMITS_S,
+                    timeout=_COMMIT_LIMITS_S if method == "PUT" else _LIMITS_S,
+                    verify=self._verify,
                 )
                 if answer.status_code != 401 or last or not self._is_own(answer) or not self._access.gained(answer):
                     break
@@ -172,8 +177,10 @@ class RegistryClient:
             if not self._is_own(answer):
                 raise self._refused_elsewhere(answer)
             raise self._access.refused(_errors(answer))
-        said = _errors(answer) or f"status {answer.status_code} {answer.reason}"
-        reason = f"The registry {self._reference.registry}, asked to {method} {urlsplit(url).path}, answered: {said}."
+        said = status_of(answer, _errors(answer))
+        reason = (
+            f"The registry {self._reference.registry}, asked to {method} {shown_url(answer.url)}, answered: {said}."
+        )
         raise RegistryError(reason, _advice(answer.status_code, self._reference))
 
     def _is_own(self, answer: Response) -> bool:
@@ -214,37 +221,25 @@ def registry_credentials(registry: str) -> Credentials | None:
     return find_credentials(registry) or cloud_credentials(registry)
 
 
+def failure_to_answer(reference: Reference) -> str:
+    """Why a registry does not answer at all, as a sentence; "" if it does, whatever its answer is."""
+    import requests
+
+    from skyward.build.registry.session import new_session, trust, unreachable
+
+    with new_session(reference, tries=1) as session:
+        try:
+            answer = session.get(
+                f"{reference.url}/v2/", timeout=_PING_LIMITS_S, allow_redirects=False, verify=trust(reference)
+            )
+        except requests.RequestException as error:
+            return unreachable(reference, error).reason
+    return f"Status {answer.status_code} {answer.reason}." if answer.status_code in (502, 503, 504) else ""
+
+
 def sha256(content: bytes) -> str:
     """The digest of some bytes, as registries write it."""
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
-
-
-def _session(reference: Reference) -> Session:
-    import requests
-    from requests.adapters import HTTPAdapter
-    from urllib3.util import Retry
-
-    session = requests.Session()
-    retry = Retry(
-        total=3,
-        connect=1,
-        other=0,  # distrust of a certificate does not pass
-        allowed_methods=None,  # all: what we send is the same however often it arrives
-        status_forcelist=(429, 500, 502, 503, 504),
-        backoff_factor=0.3,
-        raise_on_status=False,
-        respect_retry_after_header=False,  # hubs that limit the rate name hours
-    )
-    for scheme in ("http://", "https://"):
-        session.mount(scheme, HTTPAdapter(max_retries=retry))
-    session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=()))  # cookies know no ports; Docker keeps none
-    session.headers.clear()
-    session.headers["User-Agent"] = "skyward"
-    # as in Docker, no proxy stands before this machine itself
-    session.trust_env = not is_loopback(reference.registry)
-    bundles = (os.environ.get(name) for name in ("REQUESTS_CA_BUNDLE", "SSL_CERT_FILE", "CURL_CA_BUNDLE"))
-    session.verify = next((bundle for bundle in bundles if bundle), True)
-    return session
 
 
 def _errors(answer: Response) -> str:

@@ -22,6 +22,7 @@ from skyward.build.registry.reference import DOCKER_HUB
 from skyward.errors import RegistryError
 
 HUB_KEY = "https://index.docker.io/v1/"  # under which Docker keeps the credentials of its hub
+_HUB_HOSTS = ("index.docker.io", "registry-1.docker.io")
 _VARIABLE = "DOCKER_AUTH_CONFIG"
 _HELPER_LIMIT_S = 30  # a key store may ask its owner first
 _NOT_FOUND = "credentials not found"
@@ -60,24 +61,25 @@ class Credentials:
 def find_credentials(registry: str, environ: Mapping[str, str] = os.environ) -> Credentials | None:
     """What Docker's configuration knows of a registry; None where it knows nothing, which means: anonymous.
 
-    An entry in the variable DOCKER_AUTH_CONFIG, which holds the text of a configuration, comes first, as for the docker
-    command from 28.3 on. In the file, a program named for the registry in `credHelpers` comes before the one of
-    `credsStore`, and that before `auths`.
+    The variable DOCKER_AUTH_CONFIG, which holds the text of a configuration, comes before the file, as for the docker
+    command from 28.3 on and for GitLab. In each, a program named for the registry in `credHelpers` comes before the one
+    of `credsStore`, and that before `auths`.
 
     Raises:
         RegistryError: the configuration cannot be read, or a credential program is missing or fails.
     """
-    if given := _from_auths(_given_auths(environ), registry, _VARIABLE):
+    if given := _find(_given_config(environ), registry, _VARIABLE, environ):
         return given
-    found = _find_in_file(registry, environ)
+    path = config_folder(environ) / "config.json"
+    found = _find(read_config(path), registry, str(path), environ)
     return replace(found, configured=True) if found else None
 
 
-def _given_auths(environ: Mapping[str, str]) -> dict[str, Any]:
+def _given_config(environ: Mapping[str, str]) -> dict[str, Any]:
     if not environ.get(_VARIABLE):
         return {}
     try:
-        return _object(_object(json.loads(environ[_VARIABLE])).get("auths"))
+        return _object(json.loads(environ[_VARIABLE]))
     except ValueError:
         raise RegistryError(
             f"{_VARIABLE}, which holds credentials for registries, is not JSON.",
@@ -85,20 +87,23 @@ def _given_auths(environ: Mapping[str, str]) -> dict[str, Any]:
         ) from None
 
 
-def _find_in_file(registry: str, environ: Mapping[str, str]) -> Credentials | None:
-    path = config_folder(environ) / "config.json"
-    config = read_config(path)
-    helper = registry_helper(registry, environ) or config.get("credsStore")
+def _find(config: dict[str, Any], registry: str, origin: str, environ: Mapping[str, str]) -> Credentials | None:
+    helper = _named_helper(config, registry) or config.get("credsStore")
     if helper:
-        found = _ask_helper(str(helper), registry, path, environ)
+        found = _ask_helper(str(helper), registry, origin, environ)
         if found:
             return found
-    return _from_auths(_object(config.get("auths")), registry, str(path))
+    return _from_auths(_object(config.get("auths")), registry, origin)
 
 
 def registry_helper(registry: str, environ: Mapping[str, str] = os.environ) -> str | None:
     """The credential program that Docker's configuration names for this very registry."""
-    helpers = _object(read_config(config_folder(environ) / "config.json").get("credHelpers"))
+    configs = (_given_config(environ), read_config(config_folder(environ) / "config.json"))
+    return next((helper for config in configs if (helper := _named_helper(config, registry))), None)
+
+
+def _named_helper(config: dict[str, Any], registry: str) -> str | None:
+    helpers = _object(config.get("credHelpers"))
     return helpers.get(registry) or helpers.get(_key(registry)) or None
 
 
@@ -164,18 +169,20 @@ def _from_auths(auths: dict[str, Any], registry: str, path: str) -> Credentials 
 
 
 def _host(key: str) -> str:
-    """The host of a key of `auths`, which may be a URL of the registry's API."""
-    return urlsplit(key if "://" in key else f"//{key}").netloc
+    """The host of a key of `auths`, which may be a URL of the registry's API; one for all names of Docker's hub."""
+    host = urlsplit(key if "://" in key else f"//{key}").netloc
+    return DOCKER_HUB if host in _HUB_HOSTS else host
 
 
-def _ask_helper(helper: str, registry: str, config: Path, environ: Mapping[str, str]) -> Credentials | None:
+def _ask_helper(helper: str, registry: str, origin: str, environ: Mapping[str, str]) -> Credentials | None:
     """What a credential program that a configuration names says; None if it knows nothing of the registry."""
     program = f"docker-credential-{helper}"
     if shutil.which(program, path=environ.get("PATH")) is None:
         raise RegistryError(
-            f"Docker's configuration {config} names the credential program {program} for {registry}, "
+            f"Docker's configuration {origin} names the credential program {program} for {registry}, "
             "which is not on PATH.",
-            f"Install {program}, or remove its name ({helper!r}) from that file and run `docker login {registry}`.",
+            f"Install {program}, or remove its name ({helper!r}) from that configuration and run "
+            f"`docker login {registry}`.",
         )
     return ask_program(program, registry, environ)
 

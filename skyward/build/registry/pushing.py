@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from time import monotonic
@@ -15,6 +15,7 @@ from skyward.build.registry.caching import leave_cache
 from skyward.build.registry.client import RegistryClient, registry_credentials
 from skyward.build.registry.ecr import ensure_repository, is_ecr
 from skyward.build.registry.manifests import ImageManifest, find_image
+from skyward.build.registry.patience import Patience
 from skyward.build.registry.reference import Reference, parse_reference
 from skyward.errors import ConfigError, RegistryError
 
@@ -42,8 +43,12 @@ _KNOWN = (
 class PushingEngine(Protocol):
     """What a push needs from an engine."""
 
-    def push(self, image: str, repository: str, tag: str, auth: Mapping[str, str]) -> Iterator[Mapping[str, Any]]:
+    def push(
+        self, image: str, repository: str, tag: str, auth: Mapping[str, str], waiting: Callable[[float], None]
+    ) -> Iterator[Mapping[str, Any]]:
         """Give an image of the engine the name `repository:tag` and push it; the engine's messages as they come.
+
+        `waiting` is called again and again while the engine is silent, and ends the push by what it raises.
 
         Raises:
             ImageNotFoundError: the engine does not have the image.
@@ -93,7 +98,8 @@ def push(image: str, target: str, *, platform: str, engine: PushingEngine, repor
     credentials = registry_credentials(reference.registry)
     auth = credentials.for_engine(reference.registry) if credentials else {}
     progress = _Progress(reference, report)
-    with closing(engine.push(image, reference.name, reference.tag, auth)) as messages:  # type: ignore[type-var]
+    patience = Patience(reference, "push", report)
+    with closing(engine.push(image, reference.name, reference.tag, auth, patience)) as messages:  # type: ignore[type-var]
         for message in messages:
             if "error" in message:
                 raise refused(reference, str(message["error"]))

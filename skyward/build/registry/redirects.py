@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urljoin
+from urllib.parse import urljoin, urlsplit
 
 from skyward.errors import RegistryError
 
@@ -92,6 +92,11 @@ def origin_of(url: str) -> tuple[str, str, int]:
         raise RegistryError("A registry led to an address that is no URL.", "Ask who runs the registry.")
     scheme = parts.scheme.lower()
     return scheme, parts.host.lower(), parts.port or _PORTS.get(scheme, 0)
+
+
+def shown_url(url: str) -> str:
+    """A URL for messages: its query, which at other origins may be a signature, is left out."""
+    return f"{origin_of(url)[0]}://{host_of(url)}{urlsplit(url).path}"
 
 
 def host_of(url: str) -> str:

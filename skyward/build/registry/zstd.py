@@ -11,7 +11,7 @@ import subprocess
 from skyward.build.command import find_command
 from skyward.build.events import Report, note
 from skyward.build.registry.existence import Exists
-from skyward.build.registry.login import login
+from skyward.build.registry.login import login, logins_for
 from skyward.build.registry.pushing import find_pushed, prepare, refused
 from skyward.errors import EngineError, RegistryError
 
@@ -40,7 +40,7 @@ def push_zstd(image: str, target: str, *, platform: str, report: Report, docker_
     report(note(f"pushing {reference} with zstd"))
     words = [cli, "buildx", "build", "--builder", "default", "--progress=plain", "--provenance=false"]
     words += ["--platform", platform, "--output", f"{_OUTPUT},name={reference.name}:{reference.tag}", "-"]
-    with login(reference.registry) as known:
+    with login(logins_for([reference.registry])) as known:
         done = subprocess.run(
             words,
             input=f"FROM {image}\n",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import threading
@@ -12,6 +13,7 @@ import pytest
 
 from skyward.build.events import Event
 from skyward.build.progress import Progress
+from skyward.build.registry.credentials import Credentials
 from skyward.build.remote import run_there
 from skyward.errors import EngineError, EngineMissingError
 from skyward.image import TIME
@@ -185,3 +187,27 @@ def test_a_port_is_forwarded_on_a_connection_of_its_own(place: Path) -> None:
     words = (place / "words").read_text()
     assert "-o ExitOnForwardFailure=yes -R 127.0.0.1:46000:127.0.0.1:42000" in words
     assert "/shared" not in words
+
+
+def test_logins_are_added_to_those_over_there(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The docker command there finds ours for this one build, and keeps its own logins, contexts and plugins."""
+    theirs = place / "theirs"
+    (theirs / "cli-plugins").mkdir(parents=True)
+    (theirs / "config.json").write_text('{"auths": {"s.io": {"auth": "eDp5"}}, "credsStore": "desk"}')
+    monkeypatch.setenv("DOCKER_CONFIG", str(theirs))
+    seen = place / "seen"
+    _buildx(place, f"cat $DOCKER_CONFIG/config.json > {seen}; ls -l $DOCKER_CONFIG > {seen}.files; env > {seen}.env")
+    progress = Progress(compiled(Image()), list[Event]().append)
+    logins = {"r.io": Credentials(username="ann", password="canary", configured=True)}
+
+    assert run_there(HOST, ["--tag", "x"], progress, place / "place", logins=logins) == 0
+
+    config = json.loads(seen.read_text())
+    assert config["auths"] == {"s.io": {"auth": "eDp5"}, "r.io": {"username": "ann", "password": "canary"}}
+    assert config["credHelpers"] == {"r.io": ""}
+    files = (place / "seen.files").read_text()
+    assert "-rw------- " in files
+    assert f"cli-plugins -> {theirs}/cli-plugins" in files
+    assert "canary" not in (place / "seen.env").read_text() + (place / "called").read_text()
+    assert list((place / "there").iterdir()) == []
+    assert "canary" not in (theirs / "config.json").read_text()

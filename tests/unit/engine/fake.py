@@ -6,6 +6,7 @@ import json
 import re
 import socketserver
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
@@ -21,7 +22,8 @@ class FakeEngine:
         images: description of each image by its tag.
         in_use: tags that a container needs.
         requests: method and path of each request.
-        pushes: messages that a push answers with.
+        pushes: messages that a push or a pull answers with.
+        silence_s: before the last of them.
     """
 
     def __init__(self, path: Path) -> None:
@@ -30,6 +32,7 @@ class FakeEngine:
         self.in_use: set[str] = set()
         self.requests: list[str] = []
         self.pushes: list[dict[str, Any]] = []
+        self.silence_s = 0.0
         self.auth = ""
 
     def add(self, tag: str, *, labels: dict[str, str] | None = None, created: float = 0, size: int = 1000) -> None:
@@ -38,6 +41,8 @@ class FakeEngine:
 
     def answer(self, method: str, path: str, query: dict[str, list[str]]) -> tuple[int, Any]:
         """Status and JSON document for a request."""
+        if path == "/_ping":
+            return 200, "OK"
         if path == "/version":
             return 200, {"Os": "linux", "Arch": "arm64"}
         if path == "/images/json":
@@ -47,7 +52,7 @@ class FakeEngine:
         ref = unquote(re.sub(r"^/images/|/(json|history|tag|push)$", "", path))
         if ref == "broken:1":
             return 500, {"message": "the disk is on fire"}
-        if path.endswith("/push"):
+        if path.endswith("/push") or path == "/images/create":
             return 200, self.pushes
         if ref not in self.images:
             return 404, {"message": f"No such image: {ref}"}
@@ -83,12 +88,16 @@ def fake_engine(folder: Path) -> Iterator[FakeEngine]:
             engine.requests.append(f"{self.command} {self.path}")
             engine.auth = self.headers.get("X-Registry-Auth", "")
             status, document = engine.answer(self.command, parts.path, parse_qs(parts.query))
-            many = document if isinstance(document, list) and parts.path.endswith("/push") else [document]
-            body = b"".join(json.dumps(each).encode() + b"\r\n" for each in many) if document is not None else b""
+            is_transfer = parts.path.endswith(("/push", "/create"))
+            many = document if isinstance(document, list) and is_transfer else [document]
+            lines = [json.dumps(each).encode() + b"\r\n" for each in many] if document is not None else []
             self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Content-Length", str(sum(map(len, lines))))
             self.end_headers()
-            self.wfile.write(body)
+            for number, line in enumerate(lines, 1):
+                if is_transfer and number == len(lines):
+                    time.sleep(engine.silence_s)
+                self.wfile.write(line)
 
         do_POST = do_DELETE = do_GET
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from skyward.engine import Images, Removal, find_engine
+from skyward.engine import Images, Removal, find_engine, lines, liveness
 from skyward.engine.lines import SocketLine
-from skyward.errors import EngineError, EngineMissingError, ImageNotFoundError
+from skyward.errors import EngineError, EngineMissingError, ImageNotFoundError, RegistryError
 from skyward.model.ssh import SshHost
 from tests.unit.engine.fake import FakeEngine, fake_engine
 
@@ -170,3 +170,44 @@ def test_the_engines_sdk_is_not_loaded(engine: FakeEngine) -> None:
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
 
     assert not {"docker", "requests", "urllib3"} & set(done.stdout.split())
+
+
+def test_a_pull_sends_credentials_in_a_header(engine: FakeEngine, images: Images) -> None:
+    """They are for this one pull; a message with an error in it is the registry's refusal."""
+    engine.pushes = [{"status": "Pulling"}]
+
+    images.pull("host/b:2", {"username": "u", "password": "p"})
+
+    assert engine.requests == ["POST /images/create?fromImage=host%2Fb%3A2"]
+    assert json.loads(base64.urlsafe_b64decode(engine.auth)) == {"username": "u", "password": "p"}
+    engine.pushes = [{"error": "unauthorized: no basic auth credentials"}]
+    with pytest.raises(ImageNotFoundError, match=r"could not pull image host/b:2.*no basic auth.*docker login"):
+        images.pull("host/b:2")
+
+
+@pytest.fixture
+def slow(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
+    """An engine that is silent for longer than its client's limit, and answers pings."""
+    engine.add("a:1")
+    engine.pushes, engine.silence_s = [{"status": "Pushing"}, {"status": "Pushed"}], 0.4
+    monkeypatch.setattr(lines, "_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(liveness, "_SILENCE_S", 0.05)
+    return engine
+
+
+def test_an_engine_that_waits_for_a_registry(slow: FakeEngine, images: Images) -> None:
+    """Whoever follows a push decides how long; without them the limit holds, and is not called a missing engine."""
+    seen: list[float] = []
+
+    assert list(images.push("a:1", "host/b", "2", {}, seen.append)) == slow.pushes
+    assert seen == sorted(seen)
+    assert seen[-1] > 0.1
+    with pytest.raises(EngineError, match=r"runs, but did not push image a:1 to host/b:2 in time") as caught:
+        list(images.push("a:1", "host/b", "2", {}))
+    assert "Start Docker" not in str(caught.value)
+
+    def give_up(_: float) -> None:
+        raise RegistryError("enough")
+
+    with pytest.raises(RegistryError, match="enough"):
+        list(images.push("a:1", "host/b", "2", {}, give_up))

@@ -27,6 +27,7 @@ class RegistryServer:
         auth: "" for none, "basic", or "bearer": then /token gives tokens for `user` and `password`.
         requests: method, path and Authorization of all that came, in order.
         failures: statuses to answer with before anything else, used up one by one.
+        retry_after: what is said with them on when to ask again.
         pages: what an odd server answers to any path: status, content type, body.
         redirects: where requests go whose path has a word in it, by that word.
         uploads_at: the address that an upload is told to go on at.
@@ -34,10 +35,11 @@ class RegistryServer:
         headers: all that came, in order.
     """
 
-    def __init__(self, certificate: Path | None = None) -> None:
+    def __init__(self, certificate: Path | None = None, client_ca: Path | None = None) -> None:
         self.auth, self.user, self.password, self.refresh_token = "", "ann", "right", "refresh-me"
         self.requests: list[tuple[str, str, str]] = []
         self.failures: list[int] = []
+        self.retry_after = ""
         self.page: tuple[int, str, bytes] | None = None
         self.tokens: list[str] = []
         self.redirects: dict[str, str] = {}
@@ -52,6 +54,9 @@ class RegistryServer:
         if certificate:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(certificate)
+            if client_ca:
+                context.verify_mode = ssl.CERT_REQUIRED
+                context.load_verify_locations(client_ca)
             self._http.socket = context.wrap_socket(self._http.socket, server_side=True)
             self.scheme = "https"
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,))
@@ -103,7 +108,8 @@ class _Handler(BaseHTTPRequestHandler):
         registry.headers.append(dict(self.headers))
         redirect = next((target for word, target in registry.redirects.items() if word in path), None)
         if registry.failures:
-            self._send(registry.failures.pop(0))
+            wait = {"Retry-After": registry.retry_after} if registry.retry_after else {}
+            self._send(registry.failures.pop(0), b"", wait)
         elif registry.page:
             self._send(registry.page[0], registry.page[2], {"Content-Type": registry.page[1]})
         elif redirect and (path == "/token" or self._allowed()):

@@ -79,7 +79,7 @@ def test_plain_http_where_tls_is_spoken(server: RegistryServer) -> None:
 
 def test_credentials_need_tls(certificate: Path, configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
     """A registry behind TLS cannot have the password sent to somebody without it."""
-    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificate))
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     with RegistryServer(certificate) as server:
         server.auth, server.scheme = "bearer", "http"
         configure({"auths": {server.host: {"username": "ann", "password": "right"}}})

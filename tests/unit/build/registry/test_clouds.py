@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from skyward.build.registry.client import registry_credentials
 from skyward.build.registry.clouds import cloud_credentials
 from skyward.build.registry.credentials import Credentials, find_credentials
-from skyward.build.registry.login import login
+from skyward.build.registry.login import login, logins_for
 from skyward.errors import RegistryError
 from tests.unit.build.registry.conftest import Configure
 
@@ -118,7 +119,7 @@ def test_the_docker_command_finds_what_its_file_does_not_have(
     (own_home / "docker" / "cli-plugins").mkdir()
     logins = {"auths": {"s.io": {"username": "ann", "password": "canary"}}}
     monkeypatch.setenv("DOCKER_AUTH_CONFIG", json.dumps(logins))
-    with login("s.io") as found:
+    with login(logins_for(["s.io"])) as found:
         folder = Path(found["DOCKER_CONFIG"])
         config = json.loads((folder / "config.json").read_text())
         modes = [stat.S_IMODE(path.stat().st_mode) for path in (folder, folder / "config.json")]
@@ -134,5 +135,28 @@ def test_the_docker_command_keeps_its_own_login(configure: Configure) -> None:
     """What its file leads to it finds without us; and who is anonymous stays so."""
     configure({"auths": {"r.io": {"username": "ann", "password": "canary"}}})
 
-    with login("r.io") as known, login("s.io") as unknown:
+    with login(logins_for(["r.io"])) as known, login(logins_for(["s.io"])) as unknown:
         assert (known, unknown) == ({}, {})
+
+
+def test_a_variable_with_programs(configure: Configure, own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As GitLab has it: credential programs in DOCKER_AUTH_CONFIG, and Docker's hub under any of its names."""
+    program = own_home / "docker-credential-ci"
+    program.write_text('#!/bin/sh\nread server\necho \'{"Username": "ann", "Secret": "canary"}\'\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{own_home}:{os.environ['PATH']}")
+    hub = {"docker.io": {"username": "ann", "password": "canary"}}
+    monkeypatch.setenv("DOCKER_AUTH_CONFIG", json.dumps({"credHelpers": {"r.io": "ci"}, "auths": hub}))
+
+    assert find_credentials("r.io") == ANN
+    assert find_credentials("docker.io") == ANN
+    assert find_credentials("s.io") is None
+
+
+def test_logins_for_registries_that_may_be_used(configure: Configure) -> None:
+    """A program that fails stops what needs the registry, and not what may do without it."""
+    configure({"credHelpers": {"r.io": "nowhere"}, "auths": {"s.io": {"username": "ann", "password": "canary"}}})
+
+    assert logins_for(perhaps=["r.io", "s.io", "t.io"]) == {"s.io": ANN}
+    with pytest.raises(RegistryError, match="docker-credential-nowhere"):
+        logins_for(["r.io"])

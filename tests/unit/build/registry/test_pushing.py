@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -24,8 +24,11 @@ class Engine:
         self.asked: tuple[str, str, str, Mapping[str, str]] | None = None
         self.closed = False
 
-    def push(self, image: str, repository: str, tag: str, auth: Mapping[str, str]) -> Iterator[Mapping[str, Any]]:
+    def push(
+        self, image: str, repository: str, tag: str, auth: Mapping[str, str], waiting: Callable[[float], None]
+    ) -> Iterator[Mapping[str, Any]]:
         self.asked = image, repository, tag, auth
+        waiting(0.0)
         try:
             yield from self.messages
         finally:

@@ -23,7 +23,7 @@ SECRETS = (BASIC.partition(" ")[2], "token-", "refresh-me", "session=registry")
 @pytest.fixture
 def registry(certificate: Path, configure: Configure, monkeypatch: pytest.MonkeyPatch) -> Iterator[RegistryServer]:
     """A registry behind TLS that wants a password, which is configured."""
-    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificate))
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     with RegistryServer(certificate) as server:
         server.auth = "basic"
         configure({"auths": {server.host: {"username": "ann", "password": "right"}}})
