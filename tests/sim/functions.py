@@ -55,14 +55,16 @@ def items(token: int, count: int, seconds: float) -> Iterator[int]:
     world.W.ends(token, run)
 
 
-def everywhere(token: int, seconds: float, gathers: int, fails_on: int) -> Any:
-    """Run on all ranks, which exchange values so many times; one of them may raise instead."""
+def everywhere(token: int, seconds: float, gathers: int, fails_on: tuple[int, ...], telling_s: float) -> Any:
+    """Run on all ranks, which exchange values so many times; some of them may raise instead."""
     model = kernel.K.current.process.model
+    model.is_telling = False
     run = world.W.begins(token, model.rank)
     generations = []
     for number in range(gathers):
-        if fails_on == model.rank:
-            raise ModelError(str(token))
+        if model.rank in fails_on:
+            kernel.K.sleep(seconds if telling_s else 0.0)
+            _fail(token, run, 0.0 if model.rank == fails_on[0] else telling_s)
         kernel.K.sleep(seconds * (1 + model.rank))
         values = model.worker._exchange.gather((token, model.rank, model.generation), f"g{number}", None)
         generations.append(tuple(values))
@@ -71,9 +73,17 @@ def everywhere(token: int, seconds: float, gathers: int, fails_on: int) -> Any:
     return (token, model.rank, tuple(generations))
 
 
-def together(token: int, seconds: float, gathers: int, fails_on: int) -> Any:
+def together(token: int, seconds: float, gathers: int, fails_on: tuple[int, ...], telling_s: float) -> Any:
     """The same, of a group that fails as one."""
-    return everywhere(token, seconds, gathers, fails_on)
+    return everywhere(token, seconds, gathers, fails_on, telling_s)
+
+
+def _fail(token: int, run: int, telling_s: float) -> None:
+    """Raise an error, which takes so long to be put into words as that of a long trace."""
+    world.W.fails(token, run)
+    kernel.K.current.process.model.is_telling = True
+    kernel.K.sleep(telling_s)
+    raise ModelError(str(token))
 
 
 def _print(token: int, run: int, lines: int) -> None:

@@ -19,6 +19,7 @@ from skyward.pool import functions as pool_functions
 from skyward.pool import gang as pool_gang
 from skyward.pool import node as pool_node
 from skyward.pool import output as pool_output
+from skyward.pool import setup as pool_setup
 from skyward.pool import worker as pool_worker
 from skyward.pool.code import CodeBundle
 from skyward.pool.progress import Progress
@@ -117,6 +118,7 @@ class WorkerModel:
         self.node, self.index, self.generation = node, index, generation
         self.rank = node.launch.node * node.processes + index
         self.worker: Any = None
+        self.is_telling = False  # whether its call has failed, and puts the error into words
 
     def says(self, text: str) -> None:
         pass
@@ -405,9 +407,12 @@ def _on_signals(_numbers: Any, action: Callable[[int], object]) -> None:
 
 
 def _describe(_thread: int) -> dict[str, Any]:
-    """Where a call is: always somewhere else, in nothing that waits for others."""
+    """Where a call is: always somewhere else, in nothing that waits for others; nowhere if it has failed."""
+    if kernel.K.current.process.model.is_telling:
+        return {}
     here = kernel.K.sequence
-    return {"frames": [], "place": str(here), "waits": False, "cpu_s": float(here), "switches": here}
+    frames = [["functions.py", 1, "work", ""]]
+    return {"frames": frames, "place": str(here), "waits": False, "cpu_s": float(here), "switches": here}
 
 
 def _fixed_hash(cls: type) -> None:
@@ -420,6 +425,15 @@ def _fixed_hash(cls: type) -> None:
         return number
 
     cls.__hash__ = serial  # type: ignore[method-assign,assignment]
+
+
+_enter = pool_setup.WorkerSetup.enter
+
+
+def _enter_told(self: pool_setup.WorkerSetup, workers: Any, clock: Any) -> None:
+    """`WorkerSetup.enter`, which faults may follow on."""
+    world.W.event("setup")
+    _enter(self, workers, clock)
 
 
 @contextmanager
@@ -446,6 +460,7 @@ def patch() -> None:
         (pool_functions, {"is_collective": lambda fn: fn.__name__ == "together"}),
         (pool_output, {"_write": lambda text, _error: world.W.prints(text)}),
         (pool_callbacks, {"_report": _ignore}),
+        (pool_setup.WorkerSetup, {"enter": _enter_told}),
         (Progress, {"tell": lambda _self, line: kernel.K.note("tell", line), "stage": _quiet_stage}),
     ]
     for module, names in patched:

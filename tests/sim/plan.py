@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
@@ -25,12 +26,17 @@ class Op:
     retries: int = 0
     timeout: float | None = None
     count: int = 0
-    fails_on: int = -1
+    fails_on: tuple[int, ...] = ()  # ranks that raise
+    telling_s: float = 0.0  # how long such a rank takes to tell its error
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that goes wrong: at a moment, or at one of the scheduler's steps if it is `exact`."""
+    """Something that goes wrong: at a moment, or at one of the scheduler's steps if it is `exact`.
+
+    Attributes:
+        after: an event and how often it has to happen (see `World.event`); `at_s` then counts from there.
+    """
 
     kind: str
     at_s: float
@@ -38,6 +44,7 @@ class Fault:
     exact: bool
     seconds: float
     chance: float
+    after: tuple[str, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -60,7 +67,7 @@ class Plan:
     start_s: float
     callers: tuple[tuple[Op, ...], ...]
     faults: tuple[Fault, ...]
-    failing_calls: dict[int, str] = field(default_factory=dict)  # of the provider, by number
+    failing_calls: dict[int | str, str] = field(default_factory=dict)  # of the provider, by number or by name
 
     @property
     def slots(self) -> int:
@@ -84,7 +91,12 @@ SECONDS = (0.0, 0.0, 0.0, 0.001, 0.003, 0.02, 0.3, 2.0)
 
 
 def plan(seed: int) -> Plan:
-    """The plan of a seed."""
+    """The plan of a seed: what chance gives, and in some of them faults that follow on another closely."""
+    chosen, rng = _plan(seed), random.Random(seed * 2)
+    return rng.choice(STORIES)(chosen, rng) if rng.random() < STORY else chosen
+
+
+def _plan(seed: int) -> Plan:
     rng = random.Random(seed * 2 + 1)
     nodes = rng.choice((1, 1, 2, 2, 3))
     shape = rng.random()
@@ -140,7 +152,7 @@ def _op(rng: random.Random, tokens: itertools.count[int], collective: bool, rank
         retries=rng.choice((0, 0, 1, 3)),
         timeout=rng.choice((0.5, 1.0)) if seconds in {0.3, 2.0} and rng.random() < 0.25 else None,
         count=rng.choice((1, 5, 30)) if kind in {"stream", "half"} else rng.choice((0, 1, 3)),
-        fails_on=rng.randrange(ranks) if rng.random() < 0.3 else -1,
+        fails_on=(rng.randrange(ranks),) if rng.random() < 0.3 else (),
     )
 
 
@@ -168,8 +180,70 @@ def _fault(rng: random.Random, kind: str) -> Fault:
     )
 
 
-def _failing_calls(rng: random.Random) -> dict[int, str]:
+def _failing_calls(rng: random.Random) -> dict[int | str, str]:
     if rng.random() > 0.1:
         return {}
     ways = ("fail-before", "fail-after", "crash-before", "crash-after", "slow")
     return {rng.randrange(1, 10): rng.choice(ways) for _ in range(rng.choice((1, 1, 3)))}
+
+
+# faults that follow on another closely, which chance alone seldom gives -------------------------------------------
+
+
+def _leaves_as_the_pool_ends(chosen: Plan, rng: random.Random) -> Plan:
+    """A host is taken away, and the pool is closed, or its provider fails, while its node is seen off."""
+    leave = replace(_fault(rng, "leave"), exact=False, after=("begins", 1), seconds=25.0)
+    close = replace(_fault(rng, "close"), exact=False, after=("leaving", 1), at_s=rng.random() * 0.06)
+    failing: dict[int | str, str] = {"remove": "fail-before"}
+    if rng.random() < 0.5:
+        return replace(chosen, faults=(leave, close), failing_calls={})
+    return replace(chosen, faults=(leave,), failing_calls=failing)
+
+
+def _ends_in_a_set_up(chosen: Plan, rng: random.Random) -> Plan:
+    """The pool is closed while ranks that were started afresh are set up."""
+    chosen = _group(chosen, rng)
+    kill = replace(_fault(rng, "kill-worker"), exact=False, after=("begins", 1), at_s=rng.random() * 0.1)
+    close = replace(_fault(rng, "close"), exact=False, after=("setup", 2), at_s=rng.random() * 0.15)
+    return replace(chosen, secrets=True, latency_s=0.05, faults=(kill, close), failing_calls={})
+
+
+def _becomes_a_group(chosen: Plan, rng: random.Random) -> Plan:
+    """A worker ends, and the first call of a group comes before it has been started again."""
+    chosen = _group(chosen, rng)
+    first = Op("one", (700_001,), seconds=rng.choice((0.02, 0.3)), retries=3)
+    kill = replace(_fault(rng, "kill-worker"), exact=False, after=("begins", 1), at_s=rng.random() * 0.02)
+    callers = (((first, *chosen.callers[0])), *chosen.callers[1:])
+    return replace(chosen, callers=callers, start_s=1.0, faults=(kill,), failing_calls={})
+
+
+def _fails_on_several(chosen: Plan, rng: random.Random) -> Plan:
+    """Several ranks of a group fail, one a little later than the other, which takes time to tell of it."""
+    chosen = _group(chosen, rng)
+    ranks = tuple(sorted(rng.sample(range(chosen.ranks), 2)))
+    op = Op("together", (800_001,), seconds=1.0, count=1, fails_on=ranks, telling_s=rng.random() * 0.55)
+    return replace(chosen, callers=((op,),), faults=(), failing_calls={}, latency_s=min(chosen.latency_s, 0.002))
+
+
+def _does_not_read(chosen: Plan, rng: random.Random) -> Plan:
+    """A node is stopped whose connections take little before they are full."""
+    stop = replace(_fault(rng, "stop-node"), seconds=25.0)
+    ops = (Op("one", (900_001,), seconds=rng.choice((0.3, 12.0)), retries=3), Op("one", (901_001,), seconds=2.0))
+    return replace(chosen, callers=(ops,), capacity=128, faults=(stop,), failing_calls={}, lease_s=15.0)
+
+
+def _group(chosen: Plan, rng: random.Random) -> Plan:
+    """The same as a pool of several ranks, each with a slot, that are called together."""
+    small = replace(chosen, nodes=rng.choice((2, 3)), per_node=1, executor="thread", concurrency=1, collective=True)
+    ops = tuple(Op("together", (600_001 + 1000 * n,), seconds=0.02, count=1) for n in range(2))
+    return replace(small, least=small.nodes, callers=(ops,), buffer=0)
+
+
+STORY = 0.2  # of all seeds
+STORIES: tuple[Callable[[Plan, random.Random], Plan], ...] = (
+    _leaves_as_the_pool_ends,
+    _ends_in_a_set_up,
+    _becomes_a_group,
+    _fails_on_several,
+    _does_not_read,
+)

@@ -203,11 +203,11 @@ class Workload:
     def _broadcast(self, op: Op, fn: Callable[..., Any]) -> None:
         gathers = op.count if self.plan.ranks > 1 and self.plan.executor == "thread" else 0
         token = op.tokens[0]
-        call = Call(fn, (token, op.seconds, gathers, op.fails_on), {}, op.timeout, op.retries)
+        call = Call(fn, (token, op.seconds, gathers, op.fails_on, op.telling_s), {}, op.timeout, op.retries)
         try:
             got = self.pool.broadcast(call)
         except Exception as error:
-            self._error(op, op.tokens, error, raises=op.fails_on >= 0 and gathers > 0, broadcast=True)
+            self._error(op, op.tokens, error, raises=bool(op.fails_on) and gathers > 0, broadcast=True)
             return
         per_node = self.plan.concurrency if self.plan.executor == "process" else 1
         if [value[:2] for value in got] != [(token, number * per_node) for number in range(self.plan.ranks)]:
@@ -262,6 +262,7 @@ class Workload:
         kernel.K.note("error", op.kind, tokens, repr(error))
         runs = [run for token in tokens for run in w.runs.get(token, ())]
         if isinstance(error, ModelError) and raises:
+            self._check_accounts(op, error)
             return
         if isinstance(error, CancelledError | TaskCancelledError) and cancelled:
             return
@@ -280,6 +281,7 @@ class Workload:
                 if self.lost_unbegun > self._ended_workers() * self.plan.slots:
                     kernel.K.fail(f"{tokens} had not begun and failed: {error}")
             return
+        self._check_came(tokens, error)
         if isinstance(error, PoolError | PluginError) and (w.node_faults or (broadcast and (raises or w.faults))):
             return
         if isinstance(error, PoolClosedError) and w.closing:
@@ -287,6 +289,22 @@ class Workload:
         if isinstance(error, PluginError) and broadcast and self._ended_workers():
             return
         kernel.K.fail(f"{op.kind} {tokens} failed with {type(error).__name__}: {error}")
+
+    def _check_accounts(self, op: Op, error: ModelError) -> None:
+        """The error of a group says of every rank that has failed that it has, and not that it was nowhere."""
+        failed = {run.rank: run.failed for run in world.W.runs[op.tokens[0]] if run.failed is not None}
+        in_time = bool(failed) and max(failed.values()) + op.telling_s - min(failed.values()) < 0.6
+        text = "\n".join(getattr(error, "__notes__", ()))
+        if op.telling_s and in_time and not world.W.faults and "was not in the call" in text:
+            kernel.K.fail(f"ranks {list(failed)} of {op.tokens} had failed, and one is told as absent: {text}")
+
+    def _check_came(self, tokens: tuple[int, ...], error: BaseException) -> None:
+        """A rank comes within a minute where all that has gone wrong are workers that ended: they are started again."""
+        kinds = {op.kind for ops in self.plan.callers for op in ops}
+        faults = {fault.kind for fault in self.plan.faults}
+        only_restarts = not world.W.node_faults and faults <= {"kill-worker"} and not kinds & {"hold", "raise"}
+        if only_restarts and "did not come within" in str(error):
+            kernel.K.fail(f"{tokens}: a rank that was started again never came: {error}")
 
     def _ended_workers(self) -> int:
         return sum(not process.alive or process.stopped for each in world.W.nodes for process in each.workers)
@@ -333,7 +351,7 @@ def _client(chosen: Plan) -> None:
         provision_timeout=60.0,
     )
     load = Workload(pool, chosen)
-    for fault in chosen.faults:
+    for fault in (fault for fault in chosen.faults if fault.after is None):  # the others follow on an event
         if fault.exact:
             k.at_step.setdefault(k.steps + fault.step, lambda fault=fault: w.happen(fault))
         else:
@@ -374,9 +392,7 @@ def _bound(chosen: Plan) -> float:
     """Within how many seconds everything is done if nothing goes wrong."""
     bound = 3.0
     for op in (op for ops in chosen.callers for op in ops):
-        times = {"hold": 4.0, "stream": 3.0, "half": 3.0}.get(
-            op.kind, 4.0 * (op.count + 1) if op.fails_on >= 0 else 1.0
-        )
+        times = {"hold": 4.0, "stream": 3.0, "half": 3.0}.get(op.kind, 4.0 * (op.count + 1) if op.fails_on else 1.0)
         stops = op.timeout is not None or op.kind in {"cancel", "half", "arriving", "everywhere", "together", "raise"}
         large = (op.sent + op.returned) / chosen.capacity + op.lines + op.count
         bound += len(op.tokens) * (op.seconds * times * (1 + chosen.ranks) + chosen.latency_s * (20 + 4 * large) + 0.1)

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tests.sim import kernel, net
@@ -29,6 +30,7 @@ class Run:
     process: Process
     began: float
     ended: float | None = None
+    failed: float | None = None
 
 
 class World:
@@ -45,6 +47,7 @@ class World:
         self.closing = False
         self.pool: Any = None
         self.provider_calls = 0
+        self.events: dict[str, int] = defaultdict(int)  # how often each has happened
         self.faults = 0  # that have happened
         self.node_faults = 0  # those that a whole node was hit by, or the client
         self.stopped_client_s = 0.0
@@ -67,6 +70,7 @@ class World:
         run = Run(token, rank, me.process, self.k.now)
         self.runs[token].append(run)
         self.k.note("begins", token, me.process.name)
+        self.event("begins")
         if self.k.now - self.cancelled.get(token, self.k.now) > 2.0 + 20 * self.latency_s and not self.faults:
             self.k.fail(f"call {token} began {self.k.now - self.cancelled[token]:.1f} s after it had been cancelled")
         return len(self.runs[token]) - 1
@@ -74,6 +78,10 @@ class World:
     def ends(self, token: int, run: int) -> None:
         self.k.enter()
         self.runs[token][run].ended = self.k.now
+
+    def fails(self, token: int, run: int) -> None:
+        self.k.enter()
+        self.runs[token][run].failed = self.k.now
 
     def prints(self, text: str) -> None:
         self.k.enter()
@@ -86,7 +94,10 @@ class World:
 
         k = self.k
         self.provider_calls += 1
+        self.event(name)
         way = self.plan.failing_calls.get(self.provider_calls, "")
+        if self.events[name] == 1:
+            way = self.plan.failing_calls.get(name, way)
         k.note("provider", name, way)
         if way:
             self.node_faults += 1
@@ -104,6 +115,13 @@ class World:
             raise EngineError(f"{name} failed, after all")
 
     # faults ----------------------------------------------------------------------------------------------------
+
+    def event(self, name: str) -> None:
+        """Something has happened that a fault may follow on: a call of the provider, a set-up, a run, a leave."""
+        self.events[name] += 1
+        for fault in self.plan.faults:
+            if fault.after == (name, self.events[name]):
+                self.k.after(fault.at_s, partial(self.happen, fault))
 
     def happen(self, fault: Fault) -> None:
         """Let something go wrong; called in no thread in particular."""
@@ -186,6 +204,7 @@ class World:
         pool = self.pool
         if pool is not None and hasattr(pool, "_members"):
             self.k.spawn(self.client, "notice", lambda: pool._members.leaving(news), "notice")
+            self.event("leaving")
             self.k.after(left_s + 1.0, node.kill)
 
     def _expect_lost(self, node: Any, seconds: float) -> None:
