@@ -16,6 +16,7 @@ from tests.sim.plan import Fault, Plan
 
 LEASE_SLACK_S = 20.0  # so much later than its lease a node may end
 EXIT_LEASE = 3
+_GIVEN_UP_S, _SETTLED_S = 17.0, 21.0  # within which a node that does not answer is, and its calls are
 NEVER_BLOCK = {"NodeLink._read_worker", "NodeLink._read_agent", "Clock._run", "Members._beat", "Inbox._watch"}
 _UNHEEDING = {"hold", "together"}  # such calls do not, or have all ranks started afresh
 _LINE = re.compile(r"\] L (\d+) (\d+) (\d+)\n")
@@ -190,12 +191,15 @@ class World:
         elif fault.kind == "leave":
             self._leave(node, fault.seconds)
         else:
-            self._cut([link for link, kind in ((there, "cut-from"), (back, "cut-to")) if fault.kind != kind], fault)
+            self._cut(
+                node, [link for link, kind in ((there, "cut-from"), (back, "cut-to")) if fault.kind != kind], fault
+            )
 
-    def _cut(self, links: list[net.Link], fault: Fault) -> None:
+    def _cut(self, node: Any, links: list[net.Link], fault: Fault) -> None:
         for link in links:
             link.cut(fault.seconds)
             self.k.after(fault.seconds, link.heal)
+        self._expect_lost(node, fault.seconds)
 
     def _leave(self, node: Any, left_s: float) -> None:
         from skyward.providers.base import Leaving
@@ -208,22 +212,23 @@ class World:
             self.k.after(left_s + 1.0, node.kill)
 
     def _expect_lost(self, node: Any, seconds: float) -> None:
-        """A node that does not answer is given up within its time."""
-
+        """A node that does not answer is given up within its time, and its calls are settled then."""
         self.stops[node.machine] = number = self.stops.get(node.machine, 0) + 1
 
-        def look() -> None:
+        def look(after_s: float) -> None:
             pool = self.pool
             if self.stops[node.machine] != number:
                 return  # it has been stopped anew, and may have gone on in between
             if self.closing or pool is None or not self.client.alive or self.stopped_client_s:
                 return
             for link in pool._members._nodes.values():
-                if link._node is node and link.gone is None and not link._closing and link.told:
-                    self.k.fail(f"{node.machine} has been stopped for 17 s and is not given up")
+                is_settled = link.gone is not None and (after_s < _SETTLED_S or not link._readers)
+                if link._node is node and not is_settled and not link._closing and link.told:
+                    self.k.fail(f"{node.machine} has not answered for {after_s:g} s and is not given up")
 
-        if seconds > 17.0:
-            self.k.after(17.0, look)
+        for after_s in (_GIVEN_UP_S, _SETTLED_S):
+            if seconds > after_s:
+                self.k.after(after_s, partial(look, after_s))
 
     # invariants ------------------------------------------------------------------------------------------------
 
