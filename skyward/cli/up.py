@@ -8,6 +8,7 @@ import click
 
 from skyward.build.registry import parse_reference
 from skyward.errors import ConfigError
+from skyward.model.rights import DEFAULT, Rights
 from skyward.providers.compose_file import DOCKERFILE, IMAGE, compose_file
 
 
@@ -16,8 +17,18 @@ from skyward.providers.compose_file import DOCKERFILE, IMAGE, compose_file
 @click.option("--compose", "as_compose", is_flag=True, help="Write a compose file to standard output.")
 @click.option("--image", default=IMAGE, show_default=True, help="What nodes run that no pool brings up.")
 @click.option("--gpus", type=click.IntRange(min=1), default=None, help="NVIDIA GPUs that each node has for itself.")
+@click.option("--user", help="Whom functions run as, in place of the image's own user: 'app', '1000:100'.")
+@click.option("--privileges", help="Capabilities that they can have, as 'SYS_PTRACE,NET_ADMIN', or 'default'.")
 @click.option("--build", metavar="FOLDER", help="Have compose build that image from this clone of skyward.")
-def command(nodes: int, as_compose: bool, image: str, gpus: int | None, build: str | None) -> int:
+def command(
+    nodes: int,
+    as_compose: bool,
+    image: str,
+    gpus: int | None,
+    user: str | None,
+    privileges: str | None,
+    build: str | None,
+) -> int:
     """Write a file that brings up nodes for pools: `skyward up --nodes 3 --compose > compose.yaml`.
 
     A pool with provider=sky.Compose("compose.yaml") brings it up and down by itself, or takes its nodes while it is up.
@@ -27,5 +38,7 @@ def command(nodes: int, as_compose: bool, image: str, gpus: int | None, build: s
     parse_reference(image)
     if build is not None and not (Path(build) / DOCKERFILE).is_file():
         raise ConfigError(f"--build names a clone of skyward; {build} has no {DOCKERFILE}.")
-    click.echo(compose_file(nodes, image, gpus or 0, build), nl=False)
+    wanted = privileges if privileges == DEFAULT else [each for each in (privileges or "").split(",") if each]
+    rights = Rights.of("skyward up", user, wanted)
+    click.echo(compose_file(nodes, image, gpus or 0, build, rights), nl=False)
     return 0

@@ -95,6 +95,7 @@ def compile(  # noqa: A001 - it is what the room does
         build_args=tuple((name, char) for char, name in steps.NEWLINES.items() if any(char in v for v in values)),
         lock=lock,
         base_build=base_build,
+        user=base_user,
         inputs=tuple(sorted(inputs.items())),
         identity=identity,
         tag=f"skyward:sky-{EPOCH}-{identity[:16]}",

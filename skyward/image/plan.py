@@ -78,6 +78,7 @@ class Plan:
         python: minor version of Python in the image.
         platform: OCI platform such as "linux/amd64".
         base: reference that stands in FROM.
+        user: the user that the image names; "" for none.
         dockerfile: the text.
         layers: the instructions with who asked for them.
         files: small text files of the build context, by path.
@@ -102,6 +103,7 @@ class Plan:
     build_args: tuple[tuple[str, str], ...] = field(repr=False)
     lock: Lock | None = field(default=None, repr=False)
     base_build: BaseBuild | None = None
+    user: str = ""
     inputs: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     identity: str
     tag: str

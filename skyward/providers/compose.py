@@ -20,6 +20,7 @@ from skyward.model.accelerator import Accelerator
 from skyward.model.image import Image
 from skyward.model.spec import Cluster
 from skyward.providers.base import Host, Launch, Terms
+from skyward.providers.compose_file import USER_VAR
 from skyward.providers.compose_node import ComposeNode, Standby, Taken, take
 from skyward.providers.compose_project import GPUS, Project, project_name
 from skyward.providers.containers import POOL, describe, remove_all
@@ -160,7 +161,7 @@ class Compose:
             opened.image = tag
             with opened.project.alone() as lock:
                 if not opened.project.is_up():
-                    opened.bring_up(tag, lock)
+                    opened.bring_up(tag, plan.user, lock)
                 opened.take()
         if opened.brought_up:
             return tag
@@ -206,10 +207,12 @@ class _Pool:
         """Whether it is this pool that is to bring the project down."""
         return self._heir is not None
 
-    def bring_up(self, image: str, lock: int) -> None:
+    def bring_up(self, image: str, user: str, lock: int) -> None:
         # from here on it is brought down, also what failed half-way, and if need be without this process
         self._heir = Heir("skyward.providers.compose_heir", self.id, str(self.project.file), self.project.name)
         names = {"SKYWARD_IMAGE": image, "SKYWARD_POOL": self.id, "SKYWARD_USER": current_user()}
+        if user and not os.environ.get(USER_VAR):
+            names[USER_VAR] = user  # the image's own
         self.project.up(lock, **names, SKYWARD_STANDBY_LEASE=f"{LEASE_S:g}")
 
     def take(self) -> None:

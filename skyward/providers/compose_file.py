@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import shlex
 
-from skyward.model.rights import WORK_DIR
+from skyward.model.rights import ACCOUNT_ID, DEFAULT, WORK_DIR, Rights
 from skyward.providers.containers import COMMAND
 
 IMAGE = "skyward:node"  # what nodes run that no pool brings up, unless SKYWARD_IMAGE says otherwise
+USER_VAR = "SKYWARD_NODE_USER"  # whom functions run as in a file that names nobody
 DOCKERFILE = "dockerfiles/bases/node.Dockerfile"  # in a clone of skyward; what `build` makes of it
+_NO_RIGHTS = Rights()
 _TEMPLATE = """\
 # {nodes} and a registry, written by `skyward up {options}`. Change the command, not this file.
 # A pool with provider=sky.Compose("compose.yaml") brings it up and down, or uses it while it is up.
@@ -23,7 +25,7 @@ x-node: &node
   labels:
     skyward.pool: ${{SKYWARD_POOL:-standby}}
     skyward.user: ${{SKYWARD_USER:-}}
-{gpus}  working_dir: {work_dir}
+{gpus}{rights}  working_dir: {work_dir}
   init: true
   shm_size: 1gb
 
@@ -67,7 +69,9 @@ _WITH_GPUS = """\
 """
 
 
-def compose_file(nodes: int, image: str = IMAGE, gpus: int = 0, build: str | None = None) -> str:
+def compose_file(
+    nodes: int, image: str = IMAGE, gpus: int = 0, build: str | None = None, rights: Rights = _NO_RIGHTS
+) -> str:
     """A file with so many nodes and a registry.
 
     Args:
@@ -76,11 +80,14 @@ def compose_file(nodes: int, image: str = IMAGE, gpus: int = 0, build: str | Non
         gpus: NVIDIA GPUs that each node has for itself: the machine's, in their order.
         build: folder of a clone of skyward, from which compose builds `image` where it is not there; None for an image
             that somebody else makes.
+        rights: whom functions run as, and what they may do.
     """
     given = {"--nodes": str(nodes), "--compose": None}
     given |= {"--image": image} if image != IMAGE else {}
     given |= {"--gpus": str(gpus)} if gpus else {}
     given |= {"--build": build} if build else {}
+    given |= {"--user": rights.user} if rights.user else {}
+    given |= {"--privileges": _listed(rights)} if rights.privileges else {}
     return _TEMPLATE.format(
         nodes=f"{nodes} node{'s' * (nodes != 1)}",
         options=shlex.join(word for pair in given.items() for word in pair if word is not None),
@@ -88,9 +95,26 @@ def compose_file(nodes: int, image: str = IMAGE, gpus: int = 0, build: str | Non
         build=_BUILD.format(context=json.dumps(build), dockerfile=DOCKERFILE) if build else "",
         command=json.dumps([COMMAND[0], "-m", "skyward.runner.standby"]),
         work_dir=WORK_DIR,
+        rights=_rights(rights),
         gpus=f'    skyward.gpus: "{gpus}"\n' if gpus else "",
         services=_services(nodes, gpus),
     )
+
+
+def _rights(rights: Rights) -> str:
+    """No capability and no way to gain one, but for what was asked for."""
+    lines = [f"user: {json.dumps(rights.user or f'${{{USER_VAR}:-{ACCOUNT_ID}:{ACCOUNT_ID}}}')}"]
+    if rights.privileges != DEFAULT:
+        lines.append("cap_drop: [ALL]")
+        if rights.privileges:
+            lines.append(f"cap_add: [{', '.join(rights.privileges)}]")
+        else:
+            lines.append('security_opt: ["no-new-privileges:true"]')
+    return "".join(f"  {line}\n" for line in lines)
+
+
+def _listed(rights: Rights) -> str:
+    return rights.privileges if rights.privileges == DEFAULT else ",".join(rights.privileges)
 
 
 def _services(nodes: int, gpus: int) -> str:

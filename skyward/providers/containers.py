@@ -229,12 +229,12 @@ class _OfImage:
     accounts: Path | None
 
 
-def user_of(rights: Rights, image_user: str, client: tuple[int, int], *, mounts: bool = False) -> str | None:
+def user_of(rights: Rights, image_user: str, client: tuple[int, int] = (0, 0), *, mounts: bool = False) -> str | None:
     """Whom a container's programs run as, None for the user that its image names.
 
-    That is the client's own user, whom what they leave in shared directories then belongs to. Where that is root, it is
-    the user that skyward's images have. To mount file systems takes root: fusermount3 helps other users only where the
-    machine lets them open /dev/fuse.
+    That is the client's own user, whom what they leave in shared directories then belongs to. Where that is root, or
+    nothing is shared, it is the user that skyward's images have. To mount file systems takes root: fusermount3 helps
+    other users only where the machine lets them open /dev/fuse.
     """
     if rights.user is not None:
         return rights.user

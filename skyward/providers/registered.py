@@ -24,11 +24,13 @@ class Supplied:
         reference: what they are told to run: `repository@digest`; or the image's id, on the machine that has built it.
         auth: credentials for its registry, in the form in which an engine takes them.
         content: digest of what runs, see `skyward.build.contents`.
+        user: the user that it names; "" for none.
     """
 
     reference: str
     auth: Mapping[str, str] = field(default_factory=dict, repr=False)
     content: str = ""
+    user: str = ""
 
 
 def registered(plan: Plan, registry: str, store: EngineImages, report: Report, docker_host: str | SshHost) -> Supplied:
@@ -58,4 +60,4 @@ def registered(plan: Plan, registry: str, store: EngineImages, report: Report, d
         reference, content = found.reference, found.content
     name = parse_reference(target).registry
     credentials = registry_credentials(name)
-    return Supplied(reference, credentials.for_engine(name) if credentials else {}, content)
+    return Supplied(reference, credentials.for_engine(name) if credentials else {}, content, plan.user)

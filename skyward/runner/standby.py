@@ -21,6 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import IO, Any
 
+from skyward.runner.account import account_variables
 from skyward.runner.config import KEY_FILE, RUN_DIR_VAR, SETTINGS_VAR
 from skyward.system import socket, threading, time
 
@@ -77,7 +78,7 @@ def _be(order: dict[str, Any], run_dir: Path) -> int:
     runner = subprocess.Popen(
         [sys.executable, "-m", "skyward.runner"],
         stdin=subprocess.DEVNULL,
-        env={**os.environ, **order["env"], **own},
+        env={**os.environ, **account_variables(), **order["env"], **own},
         start_new_session=True,
     )
     threading.Thread(target=_end_with_input, args=(runner,), daemon=True).start()

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from skyward.errors import WireError
 from skyward.runner.acceptor import Acceptor
+from skyward.runner.account import account_variables, gain_no_privileges
 from skyward.runner.config import CHANNEL_VAR, KEY_FILE, RUN_DIR_VAR, SETTINGS_VAR
 from skyward.runner.signals import on_signals
 from skyward.system import Empty, SimpleQueue, socket, threading, time
@@ -71,6 +72,8 @@ def main() -> int:
         _WORK_DIR.mkdir(exist_ok=True)
         os.chdir(_WORK_DIR)
     settings = json.loads(os.environ[STATION_VAR])
+    if not settings["gains_privileges"]:
+        gain_no_privileges()
     slot = int(os.environ[SLOT_VAR])
     try:
         identity = Identity(**json.loads(SECRET.read_text()))
@@ -179,7 +182,7 @@ class Station:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={**environment, **gpus(environment), **order["env"], **own},
+            env={**environment, **account_variables(), **gpus(environment), **order["env"], **own},
             start_new_session=True,
         )
         with self._lock:

@@ -26,6 +26,7 @@ from skyward.providers.images import EngineImages
 from skyward.providers.owner import current_user
 from tests.e2e import functions, programs
 from tests.e2e.engines import Release
+from tests.e2e.rights_functions import rights, writable
 from tests.e2e.stand import stand, wait_until
 
 __all__ = ["stand"]
@@ -174,6 +175,10 @@ def test_a_pool_brings_the_file_up_and_down(project: Project, stand: Stand) -> N
     """Each node has an address, at which the others reach it; the pool's key is in nothing that the engine tells."""
     with sky.ComputePool(provider(project), nodes=NODES, image=IMAGE) as pool:
         assert len({node.address for node in project.nodes()}) == NODES
+        for found in rights() @ pool:
+            assert (found["uid"], found["name"], found["home"]) == (10001, "skyward", "/home/skyward")
+            assert (int(found["CapBnd"], 16), found["NoNewPrivs"], found["cwd"]) == (0, "1", "/work")
+        assert writable() @ pool == [[]] * NODES
         places = functions.place() @ pool
         assert {place["addr"] for place in places} <= {node.address for node in project.nodes()}
         assert programs.hand_out(["a", "b", "c"]) @ pool == ["head keeps a", "node 1 got b", "node 2 got c"]

@@ -22,6 +22,7 @@ from skyward.cli.main import main
 from skyward.engine import find_engine
 from skyward.errors import PoolError, ProviderError, WorkerLostError
 from skyward.providers.swarm.supply import supply
+from tests.e2e.rights_functions import rights, writable
 from tests.e2e.stand import run_program, stand, wait_until
 from tests.e2e.stand_functions import places, task_secret, where, work
 
@@ -154,6 +155,10 @@ def test_the_demo_runs_on_all_machines(by_ssh: Make, swarm: Stand, capsys: pytes
         results = demo(pool)
         assert {result["host"] for result in results} == {"stand1", "stand2", "stand3"}
         assert sum(result["samples"] for result in results) == 1797
+        for found in rights() @ pool:
+            assert (found["uid"], found["name"], found["home"]) == (10001, "skyward", "/home/skyward")
+            assert (int(found["CapBnd"], 16), found["NoNewPrivs"], found["cwd"]) == (0, "1", "/work")
+        assert writable() @ pool == [[]] * 3
         name = f"skyward-{pool.id}"
         seen = first.run("docker", "service", "inspect", name) + first.run("docker", "secret", "inspect", name)
         assert not any(node._key.hex() in seen for node in pool._members.nodes)

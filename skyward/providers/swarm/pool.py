@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 from skyward.engine.limits import shm_bytes
 from skyward.errors import PoolClosedError, ProviderError
 from skyward.model.accelerator import Accelerator
+from skyward.model.rights import Rights
 from skyward.providers.base import Launch, Terms
+from skyward.providers.containers import user_of
 from skyward.providers.heir import Heir
 from skyward.providers.owner import Owner
 from skyward.providers.rundir import PoolDirectory
@@ -37,8 +39,11 @@ _GIB = 1024**3
 class SwarmPool:
     """What a pool of this process has in a swarm: the way there, its service, and where its tasks are."""
 
-    def __init__(self, pool: str, address: ManagerAddress, terms: Terms, directory: PoolDirectory) -> None:
+    def __init__(
+        self, pool: str, address: ManagerAddress, terms: Terms, rights: Rights, directory: PoolDirectory
+    ) -> None:
         self.id, self._address, self._terms, self._directory = pool, address, terms, directory
+        self._rights = rights
         self.image: str | None = None  # what the service runs, once it is there
         self._seats: dict[SwarmHost, Seat] = {}
         self._slots: dict[int, int] = {}  # by the number of the host
@@ -102,6 +107,8 @@ class SwarmPool:
                 gpus=self._gpus,
                 cpus=self._terms.cpus,
                 memory_gb=self._terms.memory_gb,
+                user=user_of(self._rights, supplied.user),
+                privileges=self._rights.privileges,
             )
             api.create_service(service_spec(wish, owner), supplied.auth)
         contexts = {slot: identity.context(server=False) for slot, identity in enumerate(own, 1)}

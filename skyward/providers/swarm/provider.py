@@ -13,6 +13,7 @@ from skyward.engine import find_engine
 from skyward.errors import ConfigError, PoolClosedError
 from skyward.model.accelerator import Accelerator
 from skyward.model.image import Image
+from skyward.model.rights import Rights
 from skyward.model.spec import Cluster
 from skyward.providers.base import Host, Terms
 from skyward.providers.rundir import PoolDirectory, private_directory, runtime_base, sweep_orphans
@@ -37,6 +38,8 @@ class Swarm:
             None for the engine that the docker command would use (`DOCKER_HOST` may name one by SSH).
         registry: repository through which images reach the machines, such as "registry.example.com/team/skyward".
             None is for a swarm that is this one machine.
+        rights: whom functions run as in their containers, and what they may do: `user` and `privileges`, which
+            `sky.Docker` explains. The user of an image that names none is its user skyward.
 
     Raises:
         ConfigError: a value is wrong.
@@ -44,6 +47,7 @@ class Swarm:
 
     manager: ManagerAddress
     registry: str | None
+    rights: Rights
     _terms: Terms = field(repr=False, compare=False)
     _pools: dict[str, SwarmPool] = field(repr=False, compare=False)
 
@@ -54,6 +58,8 @@ class Swarm:
         key: str | os.PathLike[str] | None = None,
         known_hosts: str | os.PathLike[str] | None = None,
         registry: str | None = None,
+        user: str | None = None,
+        privileges: Sequence[str] = (),
     ) -> None:
         """Name the swarm.
 
@@ -63,6 +69,9 @@ class Swarm:
             known_hosts: file of the only host keys to trust, also of jump hosts; None for what the SSH configuration
                 trusts.
             registry: as above.
+            user: whom functions run as, by name or number, with a group if wanted ("app", "1000:100"). None for the
+                user that the image names, and for its user skyward where it names none.
+            privileges: capabilities(7) that their programs can have, or "default"; see `sky.Docker`.
         """
         files = (_file(name, path) for name, path in (("key", key), ("known_hosts", known_hosts)))
         if registry is not None:
@@ -72,6 +81,7 @@ class Swarm:
         set_ = object.__setattr__
         set_(self, "manager", ManagerAddress.of(engine, *files))
         set_(self, "registry", registry)
+        set_(self, "rights", Rights.of("sky.Swarm", user, privileges))
         set_(self, "_terms", Terms())
         set_(self, "_pools", {})
 
@@ -94,8 +104,8 @@ class Swarm:
         if (asked := terms.of_rented_machines) is not None:
             raise ConfigError(f"{asked}= is for providers of rented machines; sky.Swarm rents none.")
         bound = type(self).__new__(type(self))
-        for name, value in (("manager", self.manager), ("registry", self.registry), ("_pools", self._pools)):
-            object.__setattr__(bound, name, value)
+        for name in ("manager", "registry", "rights", "_pools"):
+            object.__setattr__(bound, name, getattr(self, name))
         object.__setattr__(bound, "_terms", terms)
         return bound
 
@@ -109,7 +119,8 @@ class Swarm:
             EngineMissingError: no engine answers.
         """
         sweep_orphans()
-        opened = SwarmPool(pool, self.manager, self._terms, PoolDirectory.create(pool, runtime_base()))
+        directory = PoolDirectory.create(pool, runtime_base())
+        opened = SwarmPool(pool, self.manager, self._terms, self.rights, directory)
         self._pools[pool] = opened
         possible = opened.examine(nodes, nodes if at_least is None else at_least, accelerator, self.registry)
         return [SwarmHost(opened, node) for node in range(possible)]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
+from skyward.model.rights import DEFAULT
 from skyward.providers.containers import COMMAND, OWNER, OWNER_ID, POOL
 from skyward.providers.owner import USER, Owner, current_user
 from skyward.runner.station import SECRET, SLOT_VAR, STATION_VAR
@@ -34,6 +35,8 @@ class Wish:
         gpus: kind of the generic resource and how many of it a node needs; None for no GPU.
         cpus: CPUs of a node, reserved and the most that it gets; None for as many as there are.
         memory_gb: the same for memory.
+        user: whom the tasks' programs run as, "user:group" by name or number; None for the user that the image names.
+        privileges: capabilities that they can have, as of `Rights`.
     """
 
     pool: str
@@ -47,6 +50,8 @@ class Wish:
     gpus: tuple[str, int] | None = None
     cpus: float | None = None
     memory_gb: float | None = None
+    user: str | None = None
+    privileges: tuple[str, ...] | Literal["default"] = ()
 
 
 def name_of(pool: str) -> str:
@@ -89,7 +94,12 @@ def service_spec(wish: Wish, owner: Owner) -> dict[str, Any]:
 
 
 def _container(wish: Wish) -> dict[str, Any]:
-    station = {"pool": wish.pool, "lease_s": wish.lease_s, "managers": list(wish.managers)}
+    station = {
+        "pool": wish.pool,
+        "lease_s": wish.lease_s,
+        "managers": list(wish.managers),
+        "gains_privileges": bool(wish.privileges),
+    }
     env = {STATION_VAR: json.dumps(station), SLOT_VAR: "{{.Task.Slot}}"}
     if wish.gpus:  # what the engine reserves it does not hand over; the runtime does
         env |= {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
@@ -99,10 +109,24 @@ def _container(wish: Wish) -> dict[str, Any]:
         "Command": [COMMAND[0], "-m", "skyward.runner.station"],
         "Env": [f"{name}={value}" for name, value in env.items()],
         "Init": True,
+        **_rights(wish),
         "StopGracePeriod": _STOP_S * _SECOND,
         "Secrets": [{"SecretID": wish.secret, "SecretName": name_of(wish.pool), "File": file}],
         "Mounts": [{"Type": "tmpfs", "Target": "/dev/shm", "TmpfsOptions": {"SizeBytes": wish.shm_bytes}}],
     }
+
+
+def _rights(wish: Wish) -> dict[str, Any]:
+    """No capability and no way to gain one, but for what was asked for."""
+    rights: dict[str, Any] = {} if wish.user is None else {"User": wish.user}
+    if wish.privileges == DEFAULT:
+        return rights
+    rights["CapabilityDrop"] = ["ALL"]
+    if wish.privileges:
+        rights["CapabilityAdd"] = list(wish.privileges)
+    else:  # known from API 1.44 on (engine 25), skipped by older ones; there the station does it for its own programs
+        rights["Privileges"] = {"NoNewPrivileges": True}
+    return rights
 
 
 def _resources(wish: Wish) -> dict[str, Any]:

@@ -35,5 +35,5 @@ def supply(
         note_use(plan.tag)
         facts = store.inspect(plan.tag)
         assert facts
-        return Supplied(facts.id)  # a name would be looked for in a registry first
+        return Supplied(facts.id, user=plan.user)  # a name would be looked for in a registry first
     return registered(plan, registry, store, report, engine.url)

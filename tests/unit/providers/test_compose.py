@@ -48,6 +48,29 @@ def test_a_file_says_how_many_nodes_of_which_image() -> None:
     assert "replicas: 1\n" in text
 
 
+def test_functions_have_no_privileges_unless_the_file_is_written_to_give_some(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The user skyward, or the image's own, whom the pool that brings the file up names by a variable."""
+    plain = compose_file(1)
+    assert main(["up", "--compose", "--user", "app:app", "--privileges", "sys_ptrace,NET_RAW"]) == 0
+    some = capsys.readouterr().out
+    assert main(["up", "--compose", "--privileges", "default"]) == 0
+    usual = capsys.readouterr().out
+
+    assert '  user: "${SKYWARD_NODE_USER:-10001:10001}"\n  cap_drop: [ALL]\n' in plain
+    assert '  security_opt: ["no-new-privileges:true"]\n' in plain
+    assert '  user: "app:app"\n  cap_drop: [ALL]\n  cap_add: [SYS_PTRACE, NET_RAW]\n  working_dir' in some
+    assert "--user app:app --privileges SYS_PTRACE,NET_RAW`" in some
+    assert "cap_" not in usual
+    assert "security_opt" not in usual
+
+
+def test_the_command_refuses_what_is_no_capability(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["up", "--compose", "--privileges", "PTRACE"]) == 2
+    assert "no capability of Linux" in capsys.readouterr().err
+
+
 def test_a_file_has_nothing_that_docker_compose_1_29_rejects() -> None:
     """None of the newer keys, and no `version:`, of which version 2 complains."""
     keys = set(re.findall(r"^\s*(\w+):", compose_file(3), re.MULTILINE))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -65,8 +66,6 @@ def counted(kind: str, number: int) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("name", ["plain", "gpus"])
 def test_the_service_is_the_one_on_file(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every word of it; a change of it is seen here first."""
-    from dataclasses import replace
-
     monkeypatch.setattr("socket.gethostname", lambda: "client")
     monkeypatch.setattr("pwd.getpwuid", lambda _: SimpleNamespace(pw_name="ann"))
     wish = PLAIN if name == "plain" else replace(PLAIN, gpus=("NVIDIA-GPU", 2), cpus=1.5, memory_gb=4)
@@ -75,6 +74,37 @@ def test_the_service_is_the_one_on_file(name: str, monkeypatch: pytest.MonkeyPat
 
     file = GOLDEN / f"service-{name}.json"
     assert json.dumps(spec, indent=2) + "\n" == file.read_text()
+
+
+@pytest.mark.parametrize(
+    ("given", "user", "privileges", "capabilities", "forbidden"),
+    [
+        ({}, None, (), ([], ["ALL"]), True),
+        ({"user": "1000:100"}, "1000:100", (), ([], ["ALL"]), True),
+        ({}, None, ("SYS_PTRACE",), (["SYS_PTRACE"], ["ALL"]), False),
+        ({}, None, "default", ([], []), False),
+    ],
+)
+def test_tasks_have_the_rights_that_were_asked_for(
+    given: dict[str, Any], user: str | None, privileges: Any, capabilities: tuple[list[str], ...], *, forbidden: bool
+) -> None:
+    """Whether none can be gained is for the station as well, since engines before 25 cannot say so of a service."""
+    spec = service_spec(replace(PLAIN, **given, privileges=privileges), OWNER)
+
+    found = spec["TaskTemplate"]["ContainerSpec"]
+    assert found.get("User") == user
+    assert (found.get("CapabilityAdd", []), found.get("CapabilityDrop", [])) == capabilities
+    assert found.get("Privileges") == ({"NoNewPrivileges": True} if forbidden else None)
+    assert json.loads(found["Env"][0].partition("=")[2])["gains_privileges"] is not forbidden
+
+
+def test_a_wrong_user_or_privilege_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"sky\.Swarm: privileges names 'SYS_PTRACER'.*SYS_PTRACE meant"):
+        sky.Swarm("unix:///engine", privileges=["sys_ptracer"])
+    with pytest.raises(ConfigError, match=r"sky\.Swarm: user is a text"):
+        sky.Swarm("unix:///engine", user=1000)  # type: ignore[arg-type]
+    swarm = sky.Swarm("unix:///engine", user="app").on(Terms())
+    assert swarm.rights.user == "app"
 
 
 def test_no_key_is_in_the_service() -> None:

@@ -97,7 +97,12 @@ def start(tmp_path: Path, pool: tuple[Identity, Identity]) -> Iterator[Start]:
     started = []
 
     def go(lease_s: float = 600.0) -> subprocess.Popen[str]:
-        settings = {"pool": POOL, "lease_s": lease_s, "managers": ["127.0.0.1:2377"]}
+        settings = {
+            "pool": POOL,
+            "lease_s": lease_s,
+            "managers": ["127.0.0.1:2377"],
+            "gains_privileges": False,
+        }
         own = {"SKYWARD_STATION": json.dumps(settings), "SKYWARD_SLOT": "3"}
         process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, str(secret)],
@@ -146,6 +151,7 @@ def test_it_becomes_the_node_that_its_client_wants(start: Start, pool: tuple[Ide
         said += data.decode()
     announced = parse_announcement(next(line for line in said.splitlines() if line.startswith(ANNOUNCEMENT)))
     assert announced
+    assert "NoNewPrivs:\t1" in Path(f"/proc/{station.pid}/status").read_text()
     tls = visitor.come(f"open {announced.agent}")
     assert tls.recv(3) == b"ok\n"
     agent = connect(plain_end(tls, "agent"), KEY, agent_endpoint(2), pool[1].end_point)
