@@ -413,10 +413,14 @@ class Dispatcher:
         here = [w for w in workers if w.alive and not w.leaving and w.rank not in self._absent]
         self._workers.update((worker.rank, worker) for worker in here)
         for worker in () if self._resting else here:
-            for task in self._pinned.pop(worker.rank, ()):
-                if task.stopping is None:
-                    self._assign(task, worker)
+            self._send_pinned(worker)
             self._refill(worker)
+
+    def _send_pinned(self, worker: WorkerLink) -> None:
+        """Give a worker what waits for its rank."""
+        for task in self._pinned.pop(worker.rank, ()):
+            if task.stopping is None:
+                self._assign(task, worker)
 
     def _home(self, task: Task) -> WorkerLink | None:
         """The worker a new call goes to, None when it was queued."""
@@ -462,8 +466,11 @@ class Dispatcher:
             room -= 1
 
     def _spread(self) -> list[WorkerLink]:
-        """Give queued calls to workers with room, the least loaded first."""
+        """Give queued calls to workers with room, the least loaded first, and those of a rank to its worker."""
         touched: dict[int, WorkerLink] = {}
+        for rank in () if self._resting else self._pinned.keys() & self._workers.keys():
+            touched[rank] = self._workers[rank]  # it came while the one before still held them
+            self._send_pinned(touched[rank])
         while self._queue and (worker := self._least_loaded()) is not None and (task := self._next()) is not None:
             self._assign(task, worker)
             touched[worker.rank] = worker

@@ -53,8 +53,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "what waits for a rank is dropped",
         DISPATCH,
-        "                if task.stopping is None:\n                    self._assign(task, worker)",
-        "                pass",
+        "            if task.stopping is None:\n                self._assign(task, worker)",
+        "            pass",
     ),
     Mutant("calls are not sent", DISPATCH, "        _flush(touched.values())\n", ""),
     Mutant(

@@ -643,3 +643,18 @@ def test_calls_for_a_drained_rank_wait_for_the_next_worker(make: Make) -> None:
     assert sent(fresh) == [waiting.id]
     pool.finish(leaving, running, 1)
     assert running.value() == 1
+
+
+def test_a_call_that_a_drained_worker_gives_back_late_goes_to_its_successor(make: Make) -> None:
+    """A worker in C code answers late: by then the next one of its rank is there, and would not be asked again."""
+    pool = make()
+    leaving = pool.workers[0]
+    running, waiting = pool.submit(2, pin=0)
+    pool.dispatcher.drain([leaving])
+    fresh = pool.add(0, generation=1)
+    assert sent(fresh) == []
+    pool.finish(leaving, running, 1)
+    pool.say(leaving, Frame(Kind.DROPPED, waiting.id))
+    assert sent(fresh) == [waiting.id]
+    pool.finish(fresh, waiting, 2)
+    assert waiting.value() == 2
