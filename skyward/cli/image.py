@@ -15,6 +15,7 @@ import click
 
 from skyward.build.events import readable
 from skyward.build.used import forget_use, last_use
+from skyward.cli import infer
 from skyward.engine import Images, Removal, find_engine
 from skyward.errors import ConfigError, ImageError
 
@@ -66,7 +67,10 @@ def _is_own(tag: str, identity: str) -> bool:
 
 @click.group()
 def command() -> None:
-    """List and remove the images that skyward built on this engine."""
+    """List and remove the images that skyward built on this engine; find what a script's image needs."""
+
+
+command.add_command(infer.command)
 
 
 @command.command("ls")

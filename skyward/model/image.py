@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from skyward.errors import ConfigError
 from skyward.model import image_fields as fields
 from skyward.model.ignore import normal_patterns
 from skyward.model.image_fields import local_path, package_name, requirement_name
+
+if TYPE_CHECKING:
+    from skyward.build.inferred import Inferred
 
 __all__ = [
     "DEFAULT_EXCLUDES",
@@ -204,6 +208,23 @@ class Image:
             ConfigError: it is no reference.
         """
         return cls(base=fields.reference(reference))
+
+    @staticmethod
+    def infer(code: object) -> Inferred:
+        """The packages that this interpreter has for what code imports, as a proposal: print it, write down what fits.
+
+        The code is read, neither imported nor run; local modules are followed. The standard library, skyward, and what
+        the packages themselves need are left out. `infer(train).diff(image)` compares it with an image.
+
+        Args:
+            code: a function, a class, a module, or the path of a script or notebook.
+
+        Raises:
+            ConfigError: it is none of these, or its source cannot be read.
+        """
+        # reading files is an effect, which has no place in this room; so the name is all that is known of it here
+        found: Inferred = import_module("skyward.build.infer").infer(code)
+        return found
 
     def pip_install(self, *requirements: str) -> Image:
         """Add Python requirements, or paths of local wheels and projects."""
