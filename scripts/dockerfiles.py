@@ -29,7 +29,7 @@ NOTE = """\
 def text_of(path: Path) -> str:
     """The Dockerfile of one description."""
     declared = load(path)
-    image = resolve_files(declared_image(declared, platform=PLATFORM, python=PYTHON), declared.root)
+    image = resolve_files(declared_image(declared, platform=PLATFORM, python=PYTHON), declared.root).image
     own = isinstance(image.base, Dockerfile)
     plan = compile(
         image,

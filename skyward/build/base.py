@@ -8,7 +8,6 @@ from pathlib import Path
 
 from skyward.build.copied import code_files, package_files
 from skyward.build.dockerfile import base_build
-from skyward.build.local import local_packages
 from skyward.build.lock import Request, lock_requirements
 from skyward.build.requirement_files import resolve_files
 from skyward.build.runner import runner_digest
@@ -50,11 +49,17 @@ def plan_for(
     check_python(image, python)
     root = root or Path.cwd()
     platform = image.platform or platform
-    image = resolve_files(image, root)
-    packages = local_packages(image, root)
+    resolved = resolve_files(image, root, python=python, platform=platform)
+    image, packages = resolved.image, resolved.packages
     made = base_build(image.base, root, platform) if isinstance(image.base, Dockerfile) else None
     base = _built_base(made) if made else _given_base(image, python, store)
-    request = Request(image=image, python=python, platform=platform, provided=tuple(each.name for each in packages))
+    request = Request(
+        image=image,
+        python=python,
+        platform=platform,
+        provided=tuple(each.name for each in packages),
+        rules=resolved.rules,
+    )
     return compile(
         image,
         python=python,

@@ -24,7 +24,16 @@ def package_files(packages: Iterable[LocalPackage]) -> tuple[Copied, ...]:
     for package in sorted(packages, key=lambda each: each.name):
         files = tuple(sorted((name, os.path.realpath(path)) for name, path in package.files))
         target = package.name if package.path.is_dir() else f"{package.name}/{package.path.name}"
-        found.append(Copied(folder=f"local/{package.name}", digest=digest_of(files), target=target, files=files))
+        found.append(
+            Copied(
+                folder=f"local/{package.name}",
+                digest=digest_of(files),
+                target=target,
+                is_project=package.is_project,
+                entry=package.entry,
+                files=files,
+            )
+        )
     return tuple(found)
 
 

@@ -6,7 +6,7 @@ makes them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
@@ -16,7 +16,7 @@ from skyward.build.local import LocalPackage, local_packages
 from skyward.build.requirement_files import requirement_lines, resolve_files
 from skyward.errors import ConfigError
 from skyward.model.accelerator import Accelerator
-from skyward.model.image import Dockerfile, Image, PipIndex
+from skyward.model.image import Dockerfile, Image, PipIndex, Project
 from skyward.model.spec import Nodes
 
 __all__ = ["Declared", "LocalPackage", "PluginUse", "load", "local_packages", "requirement_lines", "resolve_files"]
@@ -93,11 +93,27 @@ def load(path: str | Path) -> Declared:
     )
 
 
+def load_project(
+    path: str | Path, *, groups: Sequence[str] = (), extras: Sequence[str] = (), package: str | None = None
+) -> Declared:
+    """The image of a project in a directory; see `Image.from_project`.
+
+    Raises:
+        ConfigError: a name is wrong.
+    """
+    image = Image.from_project(".", groups=groups, extras=extras, package=package)
+    root = Path(path).absolute()
+    return Declared(name=root.resolve().name, where=str(path), root=root, image=image)
+
+
 def _fields(values: dict[str, Any]) -> dict[str, Any]:
     """The document's values as `Image` takes them."""
     if isinstance(values.get("base"), dict):
         base = values["base"]
         values["base"] = Dockerfile(base["dockerfile"], base.get("context", "."), base.get("target"))
+    if "project" in values:
+        project = values["project"]
+        values["project"] = Project(**project) if isinstance(project, dict) else Project(project)
     if "pip_indexes" in values:
         values["pip_indexes"] = [PipIndex(**index) for index in values["pip_indexes"]]
     if isinstance(values.get("exclude_newer"), date):  # a time is a date, too

@@ -32,6 +32,13 @@ def _is_base(value: Any) -> bool:
     return _is_text(value) or (known and _is_table_of_texts(value))
 
 
+def _is_project(value: Any) -> bool:
+    fits = {"path": _is_text, "groups": _are_texts, "extras": _are_texts, "package": _is_text}
+    return _is_text(value) or (
+        isinstance(value, dict) and all(key in fits and fits[key](each) for key, each in value.items())
+    )
+
+
 def _are_indexes(value: Any) -> bool:
     return isinstance(value, list) and all(
         isinstance(each, dict)
@@ -58,7 +65,12 @@ KEYS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "apt": _TEXTS,
     "pip": _TEXTS,
     "requirements": _TEXTS,
+    "constraints": _TEXTS,
     "groups": _TEXTS,
+    "project": (
+        _is_project,
+        "the directory of a project, or a table with path and perhaps groups, extras and package",
+    ),
     "pip_indexes": (_are_indexes, "tables [[pip_indexes]], each with url = '...' and packages = ['...']"),
     "exclude_newer": (
         lambda value: isinstance(value, str | date),  # a time is a date, too

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from skyward.build.copied import code_files, package_files
 from skyward.build.dockerfile import base_build
-from skyward.build.local import local_packages
 from skyward.build.requirement_files import resolve_files
 from skyward.build.runner import runner_digest
 from skyward.image import Plan, check_python, compile, default_base  # noqa: A004 - the compiler's own name
@@ -22,7 +21,8 @@ def draft_for(image: Image, *, python: str, platform: str, root: Path) -> Plan:
     """
     check_python(image, python)
     platform = image.platform or platform
-    image = resolve_files(image, root)
+    resolved = resolve_files(image, root, python=python, platform=platform)
+    image = resolved.image
     made = base_build(image.base, root, platform) if isinstance(image.base, Dockerfile) else None
     named = str(image.base) if image.base else os.environ.get("SKYWARD_BASE") or default_base(python)
     return compile(
@@ -32,7 +32,7 @@ def draft_for(image: Image, *, python: str, platform: str, root: Path) -> Plan:
         base=made.tag if made else named,
         base_digest="",
         runner_digest=runner_digest(),
-        packages=package_files(local_packages(image, root)),
+        packages=package_files(resolved.packages),
         code=code_files(image, root),
         base_build=made,
     )

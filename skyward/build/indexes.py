@@ -119,11 +119,12 @@ def _pip_indexes(environ: Mapping[str, str], home: Path) -> Indexes:
 
 def _public_last(default: str | None, extra: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:
     """The default index and the others, so that those where anybody may publish are asked last."""
-    given = sorted((*extra, *([default] if default else ())), key=_is_public)
+    given = sorted((*extra, *([default] if default else ())), key=is_public)
     return (given[-1], tuple(given[:-1])) if default else (None, tuple(given))
 
 
-def _is_public(source: str) -> bool:
+def is_public(source: str) -> bool:
+    """Whether anybody may publish there."""
     labels = tuple((urlsplit(source).hostname or "").split("."))
     return any(labels[-len(domain) :] == domain for domain in _PUBLIC)
 

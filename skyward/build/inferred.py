@@ -135,7 +135,7 @@ def _wanted(image: Image, root: Path) -> dict[str, list[str]]:
     from skyward.build.requirement_files import resolve_files
 
     wanted: dict[str, list[str]] = {}
-    for entry in resolve_files(image, root).pip:
+    for entry in resolve_files(image, root).image.pip:
         wanted.setdefault(requirement_name(entry) or entry, []).append(entry)
     return wanted
 

@@ -19,6 +19,7 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "skyward.Image": Image,
     "skyward.Image.from_dockerfile": Image.from_dockerfile,
     "skyward.Image.from_registry": Image.from_registry,
+    "skyward.Image.from_project": Image.from_project,
     "skyward.PipIndex": PipIndex,
     "skyward.Accelerator": Accelerator,
     "skyward.Nodes": Nodes,

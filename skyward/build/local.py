@@ -33,6 +33,7 @@ class LocalPackage:
         dependencies: what it needs, extras included: requirements without the `extra` marker.
         files: what has to be there to install it: paths relative to it (the file's own name for a file), and where
             they are.
+        is_project: whether it is the project that the image is for, which is installed last.
     """
 
     entry: str
@@ -40,6 +41,7 @@ class LocalPackage:
     path: Path
     dependencies: tuple[str, ...]
     files: tuple[tuple[str, Path], ...] = field(repr=False)
+    is_project: bool = False
 
 
 def local_packages(image: Image, root: Path) -> tuple[LocalPackage, ...]:
@@ -56,9 +58,27 @@ def local_packages(image: Image, root: Path) -> tuple[LocalPackage, ...]:
     return tuple(_package(entry, located(root, path)) for entry, path in found)
 
 
+def local_package(entry: str, name: str, path: Path) -> LocalPackage:
+    """The package in a directory or file whose name is known, and whose needs are among the others.
+
+    Raises:
+        ConfigError: it does not exist.
+    """
+    if not path.exists():
+        raise ConfigError(f"The lock takes {name} from {path}, which does not exist.")
+    files = project_files(path, _NOT_SOURCE) if path.is_dir() else ((path.name, path),)
+    return LocalPackage(entry=entry, name=name, path=path, dependencies=(), files=files)
+
+
 def located(root: Path, path: str) -> Path:
     """Where a path of a description is."""
     return Path(os.path.normpath(root / Path(path).expanduser()))
+
+
+def entry_for(path: Path, root: Path) -> str:
+    """What an image calls a path of this machine: relative to its root, so that it is the same on all machines."""
+    relative = os.path.relpath(path, root)
+    return relative if relative.startswith("..") or relative == "." else f"./{relative}"
 
 
 def dependencies_of(table: dict[str, Any], extras: tuple[str, ...]) -> tuple[str, ...]:

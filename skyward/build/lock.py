@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from skyward.build.indexes import host_indexes, mirrors
+from skyward.build.rules import Rules, open_entries, with_given_hashes
 from skyward.errors import ConfigError, ImageError
 from skyward.image import Lock, Package
 from skyward.image.lock import scopes
@@ -43,12 +44,14 @@ class Request:
         python: minor version of the nodes.
         platform: OCI platform of the nodes.
         provided: packages that local files provide; they are in no lock.
+        rules: what else files of the user's say.
     """
 
     image: Image
     python: str
     platform: str
     provided: tuple[str, ...] = ()
+    rules: Rules = field(default_factory=Rules)
 
     @property
     def entries(self) -> tuple[str, ...]:
@@ -63,6 +66,7 @@ class Request:
             "platform": self.platform,
             "exclude_newer": self.image.exclude_newer,
             "indexes": [[index.url, list(index.packages)] for index in self.image.pip_indexes],
+            **self.rules.settings,
         }
 
 
@@ -77,12 +81,12 @@ def lock_requirements(request: Request, *, upgrade: bool = False) -> Lock:
         ConfigError: requirements contradict each other, or no lock can be made for the platform.
         ImageError: a package or an index cannot be had, or uv is missing.
     """
-    if not request.entries:
-        return Lock()
+    if not open_entries(request.entries, request.rules):
+        return Lock(request.rules.pinned)
     file = _folder() / f"{_key(request)}.json"
     kept = _read(file)
     if kept is not None and not upgrade:
-        return kept.lock
+        return replace(kept.lock, sources=request.rules.sources)
     from skyward.build.resolving import resolve  # where nothing is to resolve, none of it is loaded
 
     if request.platform not in _PLATFORMS:
@@ -94,9 +98,12 @@ def lock_requirements(request: Request, *, upgrade: bool = False) -> Lock:
     found = resolve(request, _PLATFORMS[request.platform], tuple((p.name, _version(p)) for p in preferred))
     # an index may tell a size at one time only, and a package that changes its layer is installed again
     known = {package.line: package for package in preferred}
-    lock = Lock(tuple(known.get(package.line, package) for package in _packages(found, request)))
+    answer = packages_in(found, scopes(request.image), request.provided)
+    pinned = {package.name: package for package in request.rules.pinned}
+    more = (known.get(package.line, package) for package in answer if package.name not in pinned)
+    lock = with_given_hashes(Lock((*pinned.values(), *more)), request.rules)
     _write(file, request, lock)
-    return lock
+    return replace(lock, sources=request.rules.sources)
 
 
 @lru_cache(maxsize=1)
@@ -168,12 +175,22 @@ def _write(file: Path, request: Request, lock: Lock) -> None:
         fresh.replace(file)
 
 
-def _packages(document: Mapping[str, Any], request: Request) -> Iterator[Package]:
-    """The packages of a `pylock.toml` (PEP 751), without what tells where this machine found them."""
-    index_of = scopes(request.image)
+def packages_in(
+    document: Mapping[str, Any], index_of: Mapping[str, str], provided: Collection[str] = ()
+) -> Iterator[Package]:
+    """The packages of a `pylock.toml` (PEP 751), without what tells where this machine found them.
+
+    Args:
+        document: the parsed file, with those packages and files only that are for the target.
+        index_of: the index that each scoped package comes from.
+        provided: packages to leave out.
+
+    Raises:
+        ImageError: a file has no SHA-256.
+    """
     for entry in document["packages"]:
         name = package_name(entry["name"])
-        if name in request.provided:
+        if name in provided:
             continue
         files = entry.get("wheels") or [entry[key] for key in ("archive", "sdist") if key in entry]
         sizes = [file["size"] for file in files if "size" in file]

@@ -1,159 +1,282 @@
-"""From files to requirements: requirement files, dependency groups and local packages, read for an image.
-
-Every line must be a plain requirement: where packages come from is said in the image, where it is scoped.
-"""
+"""From files to requirements: requirement files, projects, dependency groups and local packages, read for an image."""
 
 from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from skyward.build.local import dependencies_of, local_packages, located
+from skyward.build.local import LocalPackage, dependencies_of, local_packages, located
+from skyward.build.rules import Hashed, Rules
 from skyward.errors import ConfigError
 from skyward.model import image_fields as fields
 from skyward.model.image import Image, local_path, package_name, requirement_name
+from skyward.model.targets import local_minor, platform_of
 
-_OPTION = re.compile(r"(--?[A-Za-z][A-Za-z-]*)(?:[=\s]\s*(.*))?", re.DOTALL)
-_SHORT = {"-r": "--requirement", "-e": "--editable", "-c": "--constraint", "-i": "--index-url", "-f": "--find-links"}
-_REMEDIES = {
-    "--constraint": "Put the versions beside the names; skyward locks what they leave open.",
-    "--index-url": "Say it in the image: pip_indexes, for the packages that come from there.",
-    "--extra-index-url": "Say it in the image: pip_indexes, for the packages that come from there.",
-    "--find-links": "A folder of wheels belongs to the machine's settings: map an index to it in SKYWARD_INDEXES.",
-    "--hash": "Skyward locks with hashes of its own; name the file that this one was compiled from.",
-}
+if TYPE_CHECKING:
+    from skyward.build.pip_files import Line
+    from skyward.build.project import Choice
+    from skyward.build.pylock import Locked
+
+_PYLOCK = re.compile(r"pylock(\.[^.]+)?\.toml")
 
 
-def resolve_files(image: Image, root: Path) -> Image:
-    """The image with everything that files ask for among its own requirements, their origins noted.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """An image with everything that files ask for among its own requirements.
 
-    `requirements` and `groups` are empty afterwards, and what local packages need stands beside them in `pip`. What a
-    local package provides is not asked of an index.
+    Attributes:
+        image: `requirements`, `constraints`, `groups` and `project` are empty, and what local packages need stands
+            beside them in `pip`, their origins noted. What a local package provides is not asked of an index.
+        packages: the local packages.
+        rules: what the files say beside that.
+    """
+
+    image: Image
+    packages: tuple[LocalPackage, ...] = ()
+    rules: Rules = field(default_factory=Rules)
+
+
+def resolve_files(image: Image, root: Path, *, python: str | None = None, platform: str | None = None) -> Resolved:
+    """Read all files that an image names.
 
     Args:
         image: the description.
         root: what its relative paths are relative to.
+        python: minor version of the nodes; None for the client's.
+        platform: OCI platform of the nodes, unless the image names one; None for that of this machine.
 
     Raises:
-        ConfigError: a file is missing or holds something else; the message names file and line.
+        ConfigError: a file is missing or holds something else, or a lock does not fit its project; the message names
+            file and line.
     """
-    found = [*_from_files(image, root), *_from_groups(image, root)]
-    packages = local_packages(image.pip_install(*(entry for entry, _ in found)), root)
-    found += [
-        (fields.requirement(need), f"your pip=[{each.entry!r}]") for each in packages for need in each.dependencies
-    ]
-    provided = {package.name for package in packages}
-    pip = {*image.pip, *(entry for entry, _ in found)}
-    kept = (entry for entry in pip if local_path(entry) is not None or requirement_name(entry) not in provided)
-    origins = {f"pip:{entry}": origin for entry, origin in found if entry not in image.pip} | dict(image.origins)
-    return replace(image, pip=tuple(kept), requirements=(), groups=(), origins=tuple(sorted(origins.items())))
+    reading = _Reading(image, root, python or local_minor(), image.platform or platform or platform_of(None))
+    reading.project()
+    reading.files()
+    reading.groups()
+    reading.local()
+    return reading.resolved()
 
 
 def requirement_lines(image: Image, root: Path) -> tuple[str, ...]:
     """Everything an image asks of package indexes, as requirements in normal form, sorted; see `resolve_files`."""
-    return tuple(entry for entry in resolve_files(image, root).pip if local_path(entry) is None)
+    return tuple(entry for entry in resolve_files(image, root).image.pip if local_path(entry) is None)
 
 
-def _from_files(image: Image, root: Path) -> Iterator[tuple[str, str]]:
-    for name in image.requirements:
-        path = located(root, name)
-        if path.name == "pyproject.toml":
-            table = _project(path)
-            entries = _checked(dependencies_of(table.get("project", {}), ()), f"{path}, [project] dependencies")
-            _refuse_sources(table, entries, image, path)
-            yield from ((entry, f"{name}, [project] dependencies") for entry in entries)
-        else:
-            yield from _lines(path, name, ())
+class _Reading:
+    """What the files of one image have said so far."""
 
+    def __init__(self, image: Image, root: Path, python: str, platform: str) -> None:
+        self._image, self._root, self._python, self._platform = image, root, python, platform
+        self._found: list[tuple[str, str]] = []  # requirements, and who asks for each
+        self._packages: dict[Path, LocalPackage] = {}
+        self._rules = Rules()
+        self._locks: dict[str, str] = {}  # packages that locks have decided on, and which lock
+        self._own: Path | None = None  # the project of the image
 
-def _lines(path: Path, name: str, above: tuple[Path, ...]) -> Iterator[tuple[str, str]]:
-    """Each requirement of a file, and where it stands."""
-    if path in above:
-        raise ConfigError(f"{path} requires itself, by way of {above[-1]}.")
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"Image: requirements names {name!r}, but {path} cannot be read: {error}.") from None
-    for number, line in _logical(text):
-        where = f"{name}, line {number}"
-        if not line.startswith("-"):
-            yield from ((entry, where) for entry in _checked((line,), f"{path}, line {number}"))
-            continue
-        option, value = _option(line)
-        if option == "--requirement" and value:
-            yield from _lines(located(path.parent, value), value, (*above, path))
-        elif option == "--editable" and value:
-            yield from ((entry, where) for entry in _checked((_as_path(value),), f"{path}, line {number}"))
-        else:
+    def resolved(self) -> Resolved:
+        """The image with all of it."""
+        found = (replace(each, is_project=path == self._own) for path, each in self._packages.items())
+        packages = tuple(sorted(found, key=lambda each: each.name))
+        provided = {package.name for package in packages}
+        entries = {*self._image.pip, *(entry for entry, _ in self._found)}
+        entries |= {package.entry for package in packages}
+        kept = (each for each in entries if local_path(each) is not None or requirement_name(each) not in provided)
+        origins = {f"pip:{entry}": origin for entry, origin in self._found if entry not in self._image.pip}
+        image = replace(
+            self._image,
+            pip=tuple(kept),
+            requirements=(),
+            constraints=(),
+            groups=(),
+            project=None,
+            origins=tuple(sorted((origins | dict(self._image.origins)).items())),
+        )
+        rules = replace(
+            self._rules, pinned=tuple(package for package in self._rules.pinned if package.name not in provided)
+        )
+        return Resolved(image=image, packages=packages, rules=rules)
+
+    def project(self) -> None:
+        """The project of the image."""
+        wanted = self._image.project
+        if wanted is None:
+            return
+        from skyward.build.project import Choice, located_project
+
+        choice = Choice(groups=tuple(wanted.groups), extras=tuple(wanted.extras), package=wanted.package)
+        folder = located(self._root, wanted.path)
+        self._own = located_project(folder, choice.package)
+        self._take(self._locked(folder, choice), f"the lock of your project {wanted.path!r}")
+
+    def files(self) -> None:
+        """Files of requirements and of constraints."""
+        from skyward.build.pip_files import read_pip_file
+
+        for name in self._image.requirements:
+            path = located(self._root, name)
+            if path.name == "pyproject.toml":
+                self._project_file(path, name)
+            elif _PYLOCK.fullmatch(path.name):
+                self._take(self._pylock(path), name)
+            else:
+                for line in read_pip_file(path, name, self._root):
+                    self._line(line)
+        for name in self._image.constraints:
+            for line in read_pip_file(located(self._root, name), name, self._root, constraints=True):
+                self._line(line)
+
+    def groups(self) -> None:
+        """Dependency groups of the nearest project."""
+        if not self._image.groups:
+            return
+        from skyward.build.project import Choice, lock_of
+
+        path = _nearest(self._root, self._image)
+        document = _project(path)
+        groups = {package_name(name): listed for name, listed in document.get("dependency-groups", {}).items()}
+        optional = {package_name(name) for name in document.get("project", {}).get("optional-dependencies", {})}
+        if unknown := [name for name in self._image.groups if name not in {*groups, *optional}]:
             raise ConfigError(
-                f"{path}, line {number}: {option} cannot be used here. "
-                + _REMEDIES.get(option, "A requirement file of an image holds requirements and -r only.")
+                f"Image: groups names {unknown[0]!r}, which {path} does not have; it has: "
+                f"{', '.join(sorted({*groups, *optional})) or 'none'}."
             )
+        if lock_of(path.parent):
+            chosen = tuple(name for name in self._image.groups if name in groups)
+            if chosen:
+                locked = self._locked(path.parent, Choice(groups=chosen, alone=True))
+                self._take(locked, f"your groups={list(chosen)!r}")
+            extras = tuple(name for name in self._image.groups if name not in groups)
+            if extras:
+                locked = self._locked(path.parent, Choice(extras=extras, itself=False))
+                self._take(locked, f"your groups={list(extras)!r}")
+            return
+        self._settings(document, path)
+        for name in self._image.groups:
+            if name in groups:
+                texts, where = _expanded(name, groups, path, ()), f"{path}, [dependency-groups] {name}"
+            else:
+                texts = [*_extra(document["project"], name)]
+                where = f"{path}, [project.optional-dependencies] {name}"
+            entries = _checked(tuple(texts), where)
+            _refuse_sources(document, entries, self._image, path)
+            self._found += [(entry, f"your groups=[{name!r}]") for entry in entries]
+
+    def local(self) -> None:
+        """Local wheels and projects, and what they need."""
+        from skyward.build.project import Choice, lock_of
+
+        entries = (entry for entry in (*self._image.pip, *(entry for entry, _ in self._found)))
+        for entry in sorted({entry for entry in entries if local_path(entry) is not None}):
+            folder = located(self._root, local_path(entry) or "")
+            if folder in self._packages:
+                continue
+            origin = f"your pip=[{entry!r}]"
+            if (folder / "pyproject.toml").is_file():
+                document = _project(folder / "pyproject.toml")
+                if lock_of(folder):
+                    extras = tuple(entry.removesuffix("]").rpartition("[")[2].split(",")) if "[" in entry else ()
+                    self._take(self._locked(folder, Choice(extras=extras)), origin, {folder: entry})
+                    continue
+                self._settings(document, folder / "pyproject.toml")
+            (package,) = local_packages(replace(self._image, pip=(entry,)), self._root)
+            self._packages[folder] = package
+            needs = [(fields.requirement(need), origin) for need in package.dependencies]
+            if (folder / "pyproject.toml").is_file():
+                _refuse_sources(document, [need for need, _ in needs], self._image, folder / "pyproject.toml")
+            self._found += needs
+
+    def _project_file(self, path: Path, name: str) -> None:
+        from skyward.build.project import Choice, lock_of
+
+        where = f"{name}, [project] dependencies"
+        if lock_of(path.parent):
+            self._take(self._locked(path.parent, Choice(itself=False)), where)
+            return
+        table = _project(path)
+        entries = _checked(dependencies_of(table.get("project", {}), ()), f"{path}, [project] dependencies")
+        self._settings(table, path)
+        _refuse_sources(table, entries, self._image, path)
+        self._found += [(entry, where) for entry in entries]
+
+    def _locked(self, folder: Path, choice: Choice) -> Locked:
+        from skyward.build.project import locked_project
+        from skyward.build.pylock import Target
+
+        return locked_project(folder, choice, self._root, Target(self._python, self._platform))
+
+    def _pylock(self, path: Path) -> Locked:
+        from skyward.build.pylock import Source, Target, locked_for, read_pylock
+
+        source = Source(where=str(path), folder=path.parent, root=self._root)
+        return locked_for(read_pylock(path), source, Target(self._python, self._platform))
+
+    def _take(self, locked: Locked, origin: str, entries: dict[Path, str] | None = None) -> None:
+        """Add what a lock has decided on."""
+        known = {package.name: package for package in self._rules.pinned}
+        for package in locked.packages:
+            other = known.setdefault(package.name, package)
+            if other.pin != package.pin:
+                raise ConfigError(
+                    f"The locks of an image contradict each other: {self._locks[package.name]} has {other.pin}, "
+                    f"{origin} has {package.pin}. Lock them together, as one workspace."
+                )
+            self._locks.setdefault(package.name, origin)
+        self._rules = replace(self._rules, pinned=tuple(known[name] for name in sorted(known)))
+        self._image = replace(self._image, pip_indexes=(*self._image.pip_indexes, *locked.indexes))
+        self._found += [(package.pin, origin) for package in locked.packages]
+        for each in locked.local:
+            self._packages[each.path] = replace(each, entry=(entries or {}).get(each.path, each.entry))
+            self._found.append((self._packages[each.path].entry, origin))
+        self._override(locked.overrides)
+
+    def _settings(self, document: dict[str, Any], path: Path) -> None:
+        """Heed the constraints and overrides of a project that has no lock."""
+        settings = document.get("tool", {}).get("uv", {})
+        constraints = _checked(tuple(settings.get("constraint-dependencies", ())), f"{path}, constraint-dependencies")
+        self._rules = replace(self._rules, constraints=_joined(self._rules.constraints, constraints))
+        self._override(_checked(tuple(settings.get("override-dependencies", ())), f"{path}, override-dependencies"))
+
+    def _override(self, overrides: Iterable[str]) -> None:
+        self._rules = replace(self._rules, overrides=_joined(self._rules.overrides, overrides))
+
+    def _line(self, line: Line) -> None:
+        """Add what a line of a file says."""
+        rules, sources = self._rules, self._rules.sources
+        if line.hashes:
+            hashed = Hashed(requirement=line.text, hashes=line.hashes, where=line.where)
+            rules = replace(rules, hashed=(*rules.hashed, hashed))
+        match line.kind:
+            case "requirement":
+                self._found.append((line.text, line.where))
+            case "constraint":
+                rules = replace(rules, constraints=_joined(rules.constraints, [line.text]))
+            case "require-hashes":
+                rules = replace(rules, all_hashed=rules.all_hashed or line.where)
+            case "index-url":
+                sources = replace(sources, default=line.text)
+            case "extra-index-url":
+                sources = replace(sources, extra=(*sources.extra, line.text))
+            case "find-links":
+                sources = replace(sources, find_links=(*sources.find_links, line.text))
+        self._rules = replace(rules, sources=sources)
 
 
-def _logical(text: str) -> Iterator[tuple[int, str]]:
-    """Lines with their continuations, without comments, and the number each begins at."""
-    parts: list[str] = []
-    first = 1
-    for number, line in enumerate([*text.splitlines(), ""], start=1):
-        first = first if parts else number
-        if line.endswith("\\") and not line.lstrip().startswith("#"):
-            parts.append(line[:-1])
-            continue
-        parts.append(re.sub(r"(^|\s)#.*$", "", line))
-        if whole := " ".join("".join(parts).split()):
-            yield first, whole
-        parts = []
-
-
-def _option(line: str) -> tuple[str, str]:
-    joined = re.match(r"(-[a-z])(?=[^-\s])(.*)", line)
-    found = _OPTION.match(line)
-    option, value = (joined[1], joined[2]) if joined else (found[1], found[2] or "") if found else (line, "")
-    return _SHORT.get(option, option), value.strip().strip("\"'")
-
-
-def _as_path(text: str) -> str:
-    return text if local_path(text) is not None else f"./{text}"
+def _joined(known: Iterable[str], more: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted({*known, *more}))
 
 
 def _checked(entries: tuple[str, ...], where: str) -> list[str]:
     checked = []
     for entry in entries:
-        if "--hash" in entry:
-            raise ConfigError(f"{where}: --hash cannot be used here. {_REMEDIES['--hash']}")
         try:
             checked.append(fields.requirement(entry))
         except ConfigError as error:
             raise ConfigError(f"{where}: {str(error).removeprefix('Image: ')}") from None
     return checked
-
-
-def _from_groups(image: Image, root: Path) -> Iterator[tuple[str, str]]:
-    if not image.groups:
-        return
-    path = _nearest(root, image)
-    document = _project(path)
-    groups = {package_name(name): listed for name, listed in document.get("dependency-groups", {}).items()}
-    optional = {package_name(name) for name in document.get("project", {}).get("optional-dependencies", {})}
-    for name in image.groups:
-        if name in groups:
-            texts, where = _expanded(name, groups, path, ()), f"{path}, [dependency-groups] {name}"
-        elif name in optional:
-            texts = [*_extra(document["project"], name)]
-            where = f"{path}, [project.optional-dependencies] {name}"
-        else:
-            raise ConfigError(
-                f"Image: groups names {name!r}, which {path} does not have; it has: "
-                f"{', '.join(sorted({*groups, *optional})) or 'none'}."
-            )
-        entries = _checked(tuple(texts), where)
-        _refuse_sources(document, entries, image, path)
-        yield from ((entry, f"your groups=[{name!r}]") for entry in entries)
 
 
 def _extra(project: dict[str, Any], name: str) -> tuple[str, ...]:
@@ -198,6 +321,7 @@ def _refuse_sources(document: dict[str, Any], entries: list[str], image: Image, 
     said |= {requirement_name(entry) for entry in image.pip}
     if missing := sorted(elsewhere - said):
         raise ConfigError(
-            f"{path} takes {', '.join(missing)} from a source of its own ([tool.uv.sources]), which an image does not "
-            "follow. Say in the image where it comes from: pip_indexes for an index, pip for a path or a version."
+            f"{path} takes {', '.join(missing)} from a source of its own ([tool.uv.sources]), which an image follows "
+            f"by way of a lock only: `uv lock` in {path.parent}. Or say in the image where it comes from: pip_indexes "
+            "for an index, pip for a path or a version."
         )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from skyward.build.folders import FolderServer
 from skyward.build.scratch import scratch_folder
-from skyward.build.site import UvSettings, read_site, uv_settings
+from skyward.build.site import UvSettings, read_site, uv_settings, with_sources
 from skyward.errors import ConfigError, ImageError, SkywardError
 from skyward.image.origins import origin_of
 from skyward.image.requirements import PROJECT, requirements_file, unlisted
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from skyward.build.lock import Request
 
 _log = logging.getLogger(__name__)
-_LOCK = "pylock.toml"
+_LOCK, _CONSTRAINTS, _OVERRIDES = "pylock.toml", "constraints.txt", "overrides.txt"
 _finding = threading.Lock()  # sysconfig, where uv looks, gives None for a setting while another thread first asks it
 _KEPT = ("UV_CACHE_DIR", "UV_HTTP_RETRIES", "UV_KEYRING_PROVIDER", "UV_OFFLINE")
 _CREDENTIALS = re.compile(r"://[^/@\s]+@")
@@ -57,7 +57,7 @@ def resolve(request: Request, target: str, preferred: Iterable[tuple[str, str]])
     """
     words = _words(request, target)
     with scratch_folder("lock") as place, FolderServer() as server:
-        site = read_site()
+        site = with_sources(read_site(), request.rules.sources)
         _warn_of_strategy(site.indexes.strategy)
         environment = _prepare(place, request, uv_settings(site, request.image, server.url))
         extras: list[str] = []
@@ -92,8 +92,9 @@ def _warn_of_strategy(strategy: str | None) -> None:
 
 
 def _words(request: Request, target: str) -> list[str]:
-    words = [_find_uv(), "pip", "compile", "--quiet", "--no-header", "--no-progress", "--color=never"]
+    words = [find_uv(), "pip", "compile", "--quiet", "--no-header", "--no-progress", "--color=never"]
     words += ["--generate-hashes", "--output-file", _LOCK, "pyproject.toml", "--python", sys.executable]
+    words += ["--constraints", _CONSTRAINTS, "--overrides", _OVERRIDES]
     words += ["--python-version", request.python, "--python-platform", target]
     newest = request.image.exclude_newer
     return [*words, *(("--exclude-newer", newest) if newest else ())]
@@ -102,13 +103,15 @@ def _words(request: Request, target: str) -> list[str]:
 def _prepare(place: Path, request: Request, settings: UvSettings) -> dict[str, str]:
     """Write what uv reads into a folder; gives the environment that points to it."""
     asked = requirements_file(request.image, python=request.python, mirrors=settings.scoped)
-    for name, text in {**settings.files, "pyproject.toml": asked}.items():
+    rules = {_CONSTRAINTS: request.rules.constraints, _OVERRIDES: request.rules.overrides}
+    texts = {**settings.files, "pyproject.toml": asked, **{name: "\n".join(each) for name, each in rules.items()}}
+    for name, text in texts.items():
         (place / name).touch(mode=0o600)
         (place / name).write_text(text, encoding="utf-8")
     return _environment({name: str(place / file) for name, file in settings.variables.items()} | settings.more)
 
 
-def _find_uv() -> str:
+def find_uv() -> str:
     """The uv that was installed with skyward, else one on PATH."""
     try:
         import uv

@@ -17,11 +17,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from skyward.build.certificates import CA_VARIABLES, ca_bundle, certificates
-from skyward.build.indexes import Indexes, folder_of, host_indexes, mirrors, pip_option
+from skyward.build.indexes import Indexes, folder_of, host_indexes, is_public, mirrors, pip_option
 from skyward.build.passwords import with_password
 from skyward.errors import ConfigError
 from skyward.image import Plan
-from skyward.image.lock import index_id
+from skyward.image.lock import Sources, index_id
 from skyward.model.image import Image
 
 _DEFAULT = "default"  # in the site's map: what is used where no index is named
@@ -91,6 +91,20 @@ def without_folders(site: Site) -> Site:
     return replace(site, indexes=indexes, mirrors=tuple(m for m in site.mirrors if folder_of(m[1]) is None))
 
 
+def with_sources(site: Site, sources: Sources) -> Site:
+    """The site with the indexes that files of requirements name, which are asked first. PyPI stays last.
+
+    Where a file names PyPI it means the public packages, for which a site may have a mirror.
+    """
+    own = site.indexes
+    named = [source for source in (*sources.extra, sources.default) if source and not is_public(source)]
+    is_replaced = sources.default and not any(map(is_public, (*sources.extra, sources.default)))
+    default = sources.default if is_replaced else own.default
+    extra = (*(source for source in named if source != default), *own.extra)
+    links = (*own.find_links, *sources.find_links)
+    return replace(site, indexes=replace(own, default=default, extra=tuple(dict.fromkeys(extra)), find_links=links))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UvSettings:
     """The site's settings for package tools, as files to write and variables to set.
@@ -139,7 +153,7 @@ def site_script(site: Site, plan: Plan, serve: Callable[[Path], str]) -> str:
     Raises:
         ConfigError: a mirror is a folder that does not exist, or the whole exceeds what a secret may hold.
     """
-    settings = uv_settings(site, plan.image, serve)
+    settings = uv_settings(with_sources(site, plan.lock.sources) if plan.lock else site, plan.image, serve)
     files, variables = dict(settings.files), dict(settings.variables)
     if site.ca:
         files["apt.conf"] = f'Acquire::https::CAInfo "{_PLACE}/ca.pem";\n'

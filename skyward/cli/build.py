@@ -5,12 +5,12 @@ A no-op must stay cheap: nothing but click and the compiler is loaded, and the e
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -112,6 +112,9 @@ class Way:
 @click.option(
     "--check", "mode", flag_value="check", help="Exit with 0 if the images exist, 1 if not, 3 if nobody can say."
 )
+@click.option("--group", "groups", multiple=True, metavar="NAME", help="A dependency group of a project, to add.")
+@click.option("--extra", "extras", multiple=True, metavar="NAME", help="An extra of a project, to add.")
+@click.option("--package", metavar="NAME", help="A member of a project's workspace, in place of the project.")
 @click.option("--upgrade", is_flag=True, help="Look for newer packages and a newer base, within what is asked for.")
 @click.option("--json", "as_json", is_flag=True, help="Tell everything as JSON, one object per line.")
 def command(
@@ -121,17 +124,24 @@ def command(
     platform: str | None,
     on: str | None,
     mode: str | None,
+    groups: tuple[str, ...],
+    extras: tuple[str, ...],
+    package: str | None,
     upgrade: bool,
     as_json: bool,
 ) -> int:
     """Build images before a pool needs them.
 
-    A FILE is an image in TOML, or a Python script: the pools and images it declares are found without running it.
+    A FILE is an image in TOML, or a Python script: the pools and images it declares are found without running it. A
+    directory is a Python project, installed as its lock has it.
     """
     from skyward.cli.main import STATUSES
 
     if zstd and not push:
         raise ConfigError("--zstd is about what is pushed to a registry; it takes --push as well.")
+    choice = {"groups": groups, "extras": extras, "package": package}
+    if any(choice.values()) and not any(Path(source).is_dir() for source in sources):
+        raise ConfigError("--group, --extra and --package choose what of a project is installed; name its directory.")
     output = Output(as_json=as_json)
     place = _place(on) if on else find_engine()
     with output.errors(dict(STATUSES)), closing(Images(place)) as images:
@@ -139,7 +149,7 @@ def command(
         way = Way(
             images=images, engine=engine, is_here=not on, platform=platform, push=push, zstd=zstd, upgrade=upgrade
         )
-        wanted = [each for source in sources for each in _read(source)]
+        wanted = [each for source in sources for each in _read(source, choice)]
         act = {"print": _print, "explain": _explain, "check": _check}.get(mode or "", _build)
         return max([act(each, way, output) for each in wanted])
 
@@ -150,13 +160,17 @@ def _place(address: str) -> SshHost:
     return SshHost.parse(address)
 
 
-def _read(source: str) -> Iterator[Wanted]:
-    """The images that a file declares."""
-    for declared in _declared(source):
+def _read(source: str, choice: Mapping[str, Any]) -> Iterator[Wanted]:
+    """The images that a file or directory declares."""
+    for declared in _declared(source, choice):
         yield Wanted(source if declared.where == source else f"{source}:{declared.name}", declared)
 
 
-def _declared(source: str) -> list[Declared]:
+def _declared(source: str, choice: Mapping[str, Any]) -> list[Declared]:
+    if Path(source).is_dir():
+        from skyward.build.declared import load_project
+
+        return [load_project(source, **choice)]
     if Path(source).suffix != ".py":
         from skyward.build.declared import load
 

@@ -50,7 +50,7 @@ def _differences(found: Inferred, script: str, declaration: str | None) -> Itera
     for each in declared:
         platform = each.image.platform or platform_of(each.architecture)
         image = declared_image(each, platform=platform, python=local_minor())
-        yield f"{each.name} ({each.where})", found.diff(resolve_files(image, each.root), each.root)
+        yield f"{each.name} ({each.where})", found.diff(resolve_files(image, each.root).image, each.root)
     if not declared:
         yield "", found.diff(Image())
 

@@ -114,6 +114,7 @@ def _layers(
     code: Copied | None,
 ) -> list[Layer]:
     """All but the labels, what changes rarely first."""
+    project = steps.project(image, platform, packages)
     base_origin = origin_of(image, "base", str(image.base)) if image.base else "skyward itself, or SKYWARD_BASE"
     return [
         *steps.base_stage(base, base_origin, base_user),
@@ -123,8 +124,10 @@ def _layers(
         *steps.image_stage(),
         *steps.requirements(image, platform, lock),
         *steps.local_packages(image, platform, packages),
+        *(project if image.run else ()),  # for commands, which run when all is installed
         *steps.commands(image),
         *steps.runner(),
+        *(() if image.run else project),
         *steps.code(image, code),
         *steps.env(image, code),
         *steps.own_user(base_user),

@@ -78,11 +78,30 @@ class Package:
         return tier_of(self.name, self.size, self.compiled)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """Where packages are looked for beside this site's own indexes, as files of requirements say.
+
+    Attributes:
+        default: index in place of the site's default one; "" for that.
+        extra: further indexes, asked before it in this order.
+        find_links: folders or pages that list files.
+    """
+
+    default: str = ""
+    extra: tuple[str, ...] = ()
+    find_links: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """Packages in the order of their names."""
+    """Packages in the order of their names, and where to look for them beside the site's indexes.
+
+    Sources decide no content, as each package has its hashes.
+    """
 
     packages: tuple[Package, ...] = ()
+    sources: Sources = field(default=Sources(), compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "packages", tuple(sorted(self.packages, key=lambda package: package.name)))

@@ -37,12 +37,16 @@ class Copied:
         folder: where they go in the context.
         digest: SHA-256 (hex) over their paths, modes and contents.
         target: what of `local/` to install, where they are a package; "" for code.
+        is_project: whether they are the project that the image is for, which has a layer of its own.
+        entry: what the image calls them, where they are a package.
         files: path below `folder`, and where each file is on this machine. Never part of the identity.
     """
 
     folder: str
     digest: str
     target: str = ""
+    is_project: bool = False
+    entry: str = field(default="", compare=False)
     files: tuple[tuple[str, str], ...] = field(compare=False, repr=False)
 
 

@@ -152,14 +152,24 @@ def requirements(image: Image, platform: str, lock: Lock | None) -> list[Layer]:
 
 def local_packages(image: Image, platform: str, packages: tuple[Copied, ...]) -> list[Layer]:
     """Wheels and projects from this machine's files. Their needs are among the locked packages."""
-    entries = tuple(entry for entry in image.pip if local_path(entry) is not None)
-    if not packages:
-        return []
+    others = tuple(package for package in packages if not package.is_project)
+    entries = sorted(package.entry for package in others)
+    return [_from_files(image, platform, others, f"pip {' '.join(entries)}")] if others else []
+
+
+def project(image: Image, platform: str, packages: tuple[Copied, ...]) -> list[Layer]:
+    """The project that the image is for, in a layer of its own: its code is what changes most."""
+    own = tuple(package for package in packages if package.is_project)
+    return [_from_files(image, platform, own, f"project {own[0].target}")] if own else []
+
+
+def _from_files(image: Image, platform: str, packages: tuple[Copied, ...], name: str) -> Layer:
     targets = " ".join(_word(f"/run/local/{package.target}") for package in packages)
     # builds write beside the sources, where it is thrown away; uv would take an old build of the same path for this one
-    folder = "--mount=type=bind,source=local,target=/run/local,readwrite"
+    folders = [f"--mount=type=bind,source={each.folder},target=/run/{each.folder},readwrite" for each in packages]
     installs = [f"/run/uv/bin/uv pip install --no-progress --compile-bytecode --no-deps --refresh {targets}"]
-    return [_uv_run(image, platform, installs, folder, name=f"pip {' '.join(entries)}", entries=entries)]
+    entries = tuple(sorted(package.entry for package in packages))
+    return _uv_run(image, platform, installs, *folders, name=name, entries=entries)
 
 
 def runner() -> list[Layer]:

@@ -21,6 +21,7 @@ __all__ = [
     "Env",
     "Image",
     "PipIndex",
+    "Project",
     "local_path",
     "package_name",
     "requirement_name",
@@ -112,6 +113,34 @@ class Dockerfile:
         return self.path + (f" (stage {self.target})" if self.target else "")
 
 
+@dataclass(frozen=True, slots=True)
+class Project:
+    """A Python project whose lock an image installs. Paths are relative to the working directory.
+
+    Attributes:
+        path: directory of its `pyproject.toml`.
+        groups: dependency groups to install with it; none by default, also not those that uv takes by default.
+        extras: optional dependencies to install with it.
+        package: the workspace member to install; None for the project of that directory.
+
+    Raises:
+        ConfigError: a path or name is wrong.
+    """
+
+    path: str = "."
+    groups: Sequence[str] = ()
+    extras: Sequence[str] = ()
+    package: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", fields.path("project", self.path))
+        object.__setattr__(self, "groups", _each(fields.group, "project.groups", self.groups))
+        object.__setattr__(self, "extras", _each(fields.extra, "project.extras", self.extras))
+        if self.package is not None:
+            fields.require(isinstance(self.package, str), "project.package", self.package, "a package name")
+            object.__setattr__(self, "package", fields.package("project.package", self.package))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
     """The environment of a pool's nodes. A frozen value: `dataclasses.replace` and the methods give new ones.
@@ -126,9 +155,13 @@ class Image:
             the client's in the end.
         apt: Debian packages, `name` or `name=version`.
         pip: requirements (PEP 508) such as "torch==2.13.0", and paths of local wheels and projects such as
-            "./dist/lib-1.0-py3-none-any.whl" or "./lib".
-        requirements: files of requirements to install; a `pyproject.toml` stands for its `project.dependencies`.
+            "./dist/lib-1.0-py3-none-any.whl" or "./lib". As in a file of requirements, "-r FILE" adds to
+            `requirements`, "-c FILE" to `constraints`, and "-e " may stand before a path or a repository.
+        requirements: files of requirements to install; a `pyproject.toml` stands for its `project.dependencies`, a
+            `pylock.toml` for the packages that it locks.
+        constraints: files of constraints: versions that packages must have if they are installed.
         groups: dependency groups, else optional dependencies, of the nearest `pyproject.toml` to install.
+        project: a project to install as its `uv.lock`, or else `pylock.toml`, has it; see `from_project`.
         pip_indexes: further package indexes, each for the packages it names.
         exclude_newer: take no package that was published later: a date (its end, in UTC) or a time with its zone.
             Kept as a time in UTC.
@@ -151,7 +184,9 @@ class Image:
     apt: Sequence[str] = ()
     pip: Sequence[str] = ()
     requirements: Sequence[str] = ()
+    constraints: Sequence[str] = ()
     groups: Sequence[str] = ()
+    project: Project | None = None
     pip_indexes: Sequence[PipIndex] = ()
     exclude_newer: str | None = None
     build_env: Mapping[str, str] = field(default_factory=Env)
@@ -165,12 +200,16 @@ class Image:
     origins: tuple[tuple[str, str], ...] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        pip, requirements, constraints = fields.requirement_words(fields.texts("pip", self.pip))
+        project = self.project
+        fields.require(project is None or isinstance(project, Project), "project", project, "a Project")
         values: dict[str, Any] = {
             "base": _base(self.base),
             "python": fields.python(self.python),
             "apt": _each(fields.apt, "apt", self.apt),
-            "pip": _each(fields.requirement, "pip", self.pip),
-            "requirements": _paths("requirements", self.requirements),
+            "pip": _each(fields.requirement, "pip", pip),
+            "requirements": _paths("requirements", (*fields.texts("requirements", self.requirements), *requirements)),
+            "constraints": _paths("constraints", (*fields.texts("constraints", self.constraints), *constraints)),
             "groups": _each(fields.group, "groups", self.groups),
             "pip_indexes": _merged(self.pip_indexes),
             "exclude_newer": fields.exclude_newer(self.exclude_newer),
@@ -225,6 +264,26 @@ class Image:
         # reading files is an effect, which has no place in this room; so the name is all that is known of it here
         found: Inferred = import_module("skyward.build.infer").infer(code)
         return found
+
+    @classmethod
+    def from_project(
+        cls, path: str = ".", *, groups: Sequence[str] = (), extras: Sequence[str] = (), package: str | None = None
+    ) -> Image:
+        """An image with a Python project: its packages exactly as its lock has them, the project itself last.
+
+        The lock is `uv.lock`, of the project or its workspace, else `pylock.toml` (PEP 751). It must be as new as
+        the project's `pyproject.toml`; nothing is resolved again.
+
+        Args:
+            path: directory of the project's `pyproject.toml`.
+            groups: dependency groups to install with it; none by default, also not those that uv takes by default.
+            extras: optional dependencies to install with it.
+            package: the workspace member to install; None for the project of that directory.
+
+        Raises:
+            ConfigError: a path or name is wrong.
+        """
+        return cls(project=Project(path, groups, extras, package))
 
     def pip_install(self, *requirements: str) -> Image:
         """Add Python requirements, or paths of local wheels and projects."""

@@ -128,6 +128,12 @@ def group(name: str) -> str:
     return package_name(name)
 
 
+def extra(name: str) -> str:
+    """The name of an extra in its normal form (PEP 685)."""
+    require(_PACKAGE.fullmatch(name), "extras", name, "names of optional dependencies in pyproject.toml")
+    return package_name(name)
+
+
 def secret(name: str) -> str:
     """The name of a build secret."""
     require(_SECRET.fullmatch(name), "secrets", name, "names of letters, digits, '_', '-' and '.', such as 'HF_TOKEN'")
@@ -172,8 +178,29 @@ def exclude_newer(value: Any) -> str | None:
 _PLAIN = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)(==[0-9]+(?:\.[0-9]+)*)?")
 
 
+_WORDS = re.compile(r"\s*(-r|--requirement|-c|--constraint)(?:\s*=\s*|\s+|(?<=-[rc])(?=\S))(.+)", re.DOTALL)
+_EDITABLE = re.compile(r"\s*(?:-e|--editable)(?:\s*=\s*|\s+)")
+_VCS = re.compile(r"(?:git|hg|svn|bzr)\+")
+
+
+def requirement_words(entries: tuple[str, ...]) -> tuple[list[str], list[str], list[str]]:
+    """Entries of `pip` apart: requirements, files of requirements ("-r FILE"), files of constraints ("-c FILE")."""
+    pip: list[str] = []
+    files: dict[str, list[str]] = {"r": [], "c": []}
+    for entry in entries:
+        found = _WORDS.fullmatch(entry)
+        (files[found[1].lstrip("-")[0]] if found else pip).append(found[2].strip().strip("\"'") if found else entry)
+    return pip, files["r"], files["c"]
+
+
 def requirement(text: str) -> str:
-    """A requirement, or the path of a local wheel or project, in its one normal spelling."""
+    """A requirement, or the path of a local wheel or project, in its one normal spelling.
+
+    Images hold copies, so that "-e " before a path or a repository has no effect.
+    """
+    text = _EDITABLE.sub("", text, count=1)
+    if _VCS.match(text.strip()):
+        text = _repository(text.strip())
     located = local_path(text)
     if located is not None:
         return _local_requirement(text.strip(), located)
@@ -196,6 +223,17 @@ def requirement(text: str) -> str:
         url("pip", found.url, schemes=("http", "https", "git+https", "git+ssh"))
     found.name = package_name(found.name)
     return str(found)
+
+
+def _repository(text: str) -> str:
+    """A repository as pip names it, `git+URL#egg=NAME`, as a requirement with a name."""
+    address, _, fragment = text.partition("#")
+    parts = dict(part.partition("=")[::2] for part in fragment.split("&") if part)
+    name = parts.get("egg", "")
+    example = f"{name or 'NAME'} @ {address}"
+    require(name, "pip", text, f"repositories with the package's name, such as '{example}' or '{text}#egg=NAME'")
+    folder = parts.get("subdirectory")
+    return f"{name} @ {address}" + (f"#subdirectory={folder}" if folder else "")
 
 
 def _local_requirement(text: str, located: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -20,22 +19,6 @@ from skyward.model.image import Image, PipIndex
 from tests.unit.build.wheels import make_wheel
 
 CPU = "https://download.pytorch.org/whl/cpu"
-
-
-@pytest.fixture
-def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of wheels as this machine's only package source, and caches of its own."""
-    for name in [name for name in os.environ if name.startswith(("PIP_", "UV_", "SKYWARD_"))]:
-        monkeypatch.delenv(name)
-    folder = tmp_path / "wheels"
-    (tmp_path / "pip.conf").write_text(f"[global]\nno-index = true\nfind-links = {folder}\n")
-    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
-    monkeypatch.setattr("skyward.build.indexes._SYSTEM_FILES", ())
-    monkeypatch.chdir(tmp_path)
-    folder.mkdir()
-    return folder
 
 
 def _lock(*pip: str, image: Image | None = None, upgrade: bool = False, platform: str = "linux/amd64") -> Lock:
@@ -79,7 +62,7 @@ def test_kept_until_an_upgrade_is_asked_for(wheels: Path, monkeypatch: pytest.Mo
     first = _lock("leaf")
     make_wheel(wheels, "leaf", "1.1")
     with monkeypatch.context() as without:
-        without.setattr("skyward.build.resolving._find_uv", lambda: "/nowhere/uv")
+        without.setattr("skyward.build.resolving.find_uv", lambda: "/nowhere/uv")
         assert _lock("leaf") == first
     assert _pins(_lock("leaf", upgrade=True)) == ["leaf==1.1"]
     assert _pins(_lock("leaf")) == ["leaf==1.1"]
@@ -255,4 +238,4 @@ def test_pools_that_open_at_once_look_for_uv_one_after_the_other(monkeypatch: py
 
     monkeypatch.setattr(uv, "find_uv_bin", find)
     with ThreadPoolExecutor(8) as threads:
-        assert set(threads.map(lambda _: resolving._find_uv(), range(16))) == {"uv"}
+        assert set(threads.map(lambda _: resolving.find_uv(), range(16))) == {"uv"}

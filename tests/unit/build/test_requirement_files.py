@@ -72,7 +72,7 @@ def test_a_file_of_requirements(tree: Tree) -> None:
         "tqdm",
         "x@ https://a.example/x.zip#egg",
     ]
-    origins = dict(resolve_files(image, root).origins)
+    origins = dict(resolve_files(image, root).image.origins)
     assert origins["pip:numpy<3,>=2"] == "requirements.txt, line 2"
     assert origins["pip:six"] == "last.txt, line 2"
     assert "pip:numpy" not in origins
@@ -81,11 +81,15 @@ def test_a_file_of_requirements(tree: Tree) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("numpy\n-c pins.txt", r"line 2: --constraint cannot be used here. Put the versions beside the names"),
-        ("--extra-index-url https://a.example", r"line 1: --extra-index-url .* Say it in the image: pip_indexes"),
-        ("-i https://a.example", r"line 1: --index-url .* pip_indexes"),
-        ("--no-binary :all:", r"line 1: --no-binary cannot be used here. A requirement file of an image holds"),
-        ("numpy==2 \\\n  --hash=sha256:00", r"line 1: --hash cannot be used here"),
+        ("numpy\n-c pins.txt", r"pins.txt cannot be read"),
+        ("--extra-index-url https://u:canary@a.example", r"line 1: index holds a user name or password"),
+        ("-i ${INDEX}", r"line 1: index must be a URL without"),
+        ("--no-binary :all:", r"line 1: --no-binary cannot be used here. Which packages are built from source"),
+        ("numpy --no-binary :all:", r"line 1: --no-binary cannot be used here. Which packages are built from source"),
+        ("--pre", r"line 1: --pre cannot be used here. Name the pre-release in the requirement"),
+        ("--nonsense", r"line 1: --nonsense cannot be used here. A requirement file of an image holds requirements"),
+        ("numpy==2 \\\n  --hash=md5:00", r"line 1: images are locked by SHA-256; found --hash=md5:00"),
+        ("-e git+https://a.example/x", r"line 1: pip must be repositories with the package's name"),
         ("\nnum py", r"line 2: pip must be requirements .*'num py'"),
         ("x @ https://u:canary@a.example/x", r"line 1: pip holds a user name or password"),
         ("x @ https://${TOKEN}@a.example/x", r"line 1: pip "),
@@ -119,7 +123,7 @@ def test_groups_of_the_nearest_project(tree: Tree) -> None:
     root = tree({"pyproject.toml": PROJECT, "images/x.toml": ""}) / "images"
     assert requirement_lines(Image(groups=["Train"]), root) == ("torch>=2", "tqdm")
     assert requirement_lines(Image(groups=["all"]), root) == ("torch>=2", "tqdm")
-    image = resolve_files(Image(groups=["base_tools"]), root)
+    image = resolve_files(Image(groups=["base_tools"]), root).image
     assert image.groups == ()
     assert dict(image.origins) == {"pip:tqdm": "your groups=['base-tools']"}
 
@@ -157,7 +161,7 @@ def test_local_packages_bring_what_they_need(tree: Tree) -> None:
     root = tree({"lib/pyproject.toml": PROJECT, "lib/src/my_lib/__init__.py": "", "r.txt": "my_lib>=1\n-e ./lib[all]"})
     wheel(root / "dist/tool-2-py3-none-any.whl", "Requires-Dist: my-lib", "Requires-Dist: click (>=8)")
     image = Image(pip=["./dist/tool-2-py3-none-any.whl"], requirements=["r.txt"])
-    resolved = resolve_files(image, root)
+    resolved = resolve_files(image, root).image
     assert resolved.pip == (
         "./dist/tool-2-py3-none-any.whl",
         "./lib[all]",
@@ -169,7 +173,7 @@ def test_local_packages_bring_what_they_need(tree: Tree) -> None:
     )
     assert dict(resolved.origins)["pip:click>=8"] == "your pip=['./dist/tool-2-py3-none-any.whl']"
     assert requirement_lines(image, root) == resolved.pip[2:]
-    assert resolve_files(resolved, root) == resolved
+    assert resolve_files(resolved, root).image == resolved
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,10 @@ def test_replace_and_pickle_keep_the_value() -> None:
     ("fields", "message"),
     [
         ({"pip": "numpy"}, r"pip must be a list of texts; found 'numpy'"),
-        ({"pip": ["-r requirements.txt"]}, r"pip .*'-r requirements.txt'"),
+        ({"pip": ["-x requirements.txt"]}, r"pip .*'-x requirements.txt'"),
+        ({"pip": ["-e git+https://a.example/x"]}, r"pip must be repositories with the package's name, such as 'NAME @"),
+        ({"pip": ["-e git+file:///srv/x#egg=x"]}, r"pip must be a URL that starts with .*git\+https"),
+        ({"project": "."}, r"project must be a Project; found '.'"),
         ({"pip": ["numpy\npandas"]}, r"pip .*numpy\\npandas"),
         ({"pip": ["x @ file:///tmp/x.whl"]}, r"pip .*file:///tmp/x.whl"),
         ({"pip": ["x @ https://user:canary@a.example/x.whl"]}, r"pip holds a user name or password: 'https://\*\*\*@a"),

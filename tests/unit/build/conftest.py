@@ -1,0 +1,24 @@
+"""What tests of locks share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of wheels as this machine's only package source, and caches of its own."""
+    for name in [name for name in os.environ if name.startswith(("PIP_", "UV_", "SKYWARD_"))]:
+        monkeypatch.delenv(name)
+    folder = tmp_path / "wheels"
+    (tmp_path / "pip.conf").write_text(f"[global]\nno-index = true\nfind-links = {folder}\n")
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
+    monkeypatch.setattr("skyward.build.indexes._SYSTEM_FILES", ())
+    monkeypatch.chdir(tmp_path)
+    folder.mkdir()
+    return folder
