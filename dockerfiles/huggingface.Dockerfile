@@ -14,22 +14,24 @@ RUN --mount=type=tmpfs,target=/run \
     DEBIAN_FRONTEND=noninteractive apt-get -c /run/skyward/keep-archives install -y -qq --no-install-recommends git; \
     rm -rf /var/log/apt /var/log/dpkg.log /var/log/alternatives.log /var/cache/ldconfig/aux-cache /var/cache/debconf/*-old /var/lib/dpkg/*-old; \
     end_step
-ENV PATH=/opt/venv/bin:$PATH VIRTUAL_ENV=/opt/venv
 RUN --mount=type=tmpfs,target=/run \
     --mount=type=bind,source=step.sh,target=/run/skyward/step.sh \
     --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh \
+    --mount=type=bind,source=python.sh,target=/run/skyward/python.sh \
+    --mount=type=bind,source=make_venv.py,target=/run/skyward/make_venv.py \
     set -e; . /run/skyward/step.sh; \
-    [ -x /opt/venv/bin/python ] || "$(command -v python3.11 || command -v python3 || echo python)" -m venv --system-site-packages /opt/venv; \
-    /opt/venv/bin/python -c 'import sys; found = "%d.%d" % sys.version_info[:2]; sys.exit(found != "3.11" and "skyward: the base has Python " + found + ", wanted is 3.11")'; \
+    sh /run/skyward/python.sh; \
     end_step
+ENV PATH=/opt/venv/bin:$PATH VIRTUAL_ENV=/opt/venv
 
 FROM python AS uv
 RUN --mount=type=tmpfs,target=/run \
     --mount=type=bind,source=step.sh,target=/run/skyward/step.sh \
     --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh \
+    --mount=type=bind,source=uv.sh,target=/run/skyward/uv.sh \
     --mount=type=bind,source=uv.txt,target=/run/skyward/uv.txt \
     set -e; . /run/skyward/step.sh; \
-    python -m pip install --quiet --no-cache-dir --root-user-action=ignore --no-deps --only-binary :all: --require-hashes --target /opt/uv -r /run/skyward/uv.txt; \
+    sh /run/skyward/uv.sh; \
     end_step
 
 FROM python AS image
@@ -77,6 +79,7 @@ RUN --mount=type=tmpfs,target=/run \
     --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh \
     --mount=type=bind,source=runner,target=/run/runner \
     set -e; . /run/skyward/step.sh; \
+    rm -rf /opt/skyward; \
     cp -r /run/runner /opt/skyward; \
     /opt/venv/bin/python -m compileall -q --invalidation-mode unchecked-hash -x '/opt/skyward/skyward/(build|cli|engine|image|pool|providers)/' /opt/skyward; \
     chmod -R a+rX /opt/skyward; \
@@ -85,9 +88,10 @@ RUN --mount=type=tmpfs,target=/run \
     mkdir -p /home/skyward /work; \
     chmod 1777 /home/skyward /work; \
     [ "$PWD" = / ] || chmod a+rwx .; \
+    above=$PWD; while [ "$above" ]; do find "$above" -maxdepth 0 ! -perm -001 -exec chmod a+x {} +; above=${above%/*}; done; \
     touch -d @315532800 /etc; \
     end_step
-ENV PYTHONPATH=/opt/skyward
+ENV PYTHONPATH="/opt/skyward${PYTHONPATH:+:$PYTHONPATH}"
 ENV HF_HUB_DISABLE_TELEMETRY="1" \
     TOKENIZERS_PARALLELISM="false"
-LABEL skyward.base="sha256:0000000000000000000000000000000000000000000000000000000000000000" skyward.image="c62a09fe6160c1e7013151d230538542ebd7a39ad31080bfce897e63c3ca9527" skyward.python="3.11"
+LABEL skyward.base="sha256:0000000000000000000000000000000000000000000000000000000000000000" skyward.image="9de364a2d334a925caec4f09570ef215b25db10b7f5aaec35ae8e1b80db0eaa9" skyward.python="3.11"

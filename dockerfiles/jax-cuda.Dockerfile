@@ -3,22 +3,24 @@
 # Compiled by skyward from a description of the image; change that, not this file.
 
 FROM python:3.11-slim AS python
-ENV PATH=/opt/venv/bin:$PATH VIRTUAL_ENV=/opt/venv
 RUN --mount=type=tmpfs,target=/run \
     --mount=type=bind,source=step.sh,target=/run/skyward/step.sh \
     --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh \
+    --mount=type=bind,source=python.sh,target=/run/skyward/python.sh \
+    --mount=type=bind,source=make_venv.py,target=/run/skyward/make_venv.py \
     set -e; . /run/skyward/step.sh; \
-    [ -x /opt/venv/bin/python ] || "$(command -v python3.11 || command -v python3 || echo python)" -m venv --system-site-packages /opt/venv; \
-    /opt/venv/bin/python -c 'import sys; found = "%d.%d" % sys.version_info[:2]; sys.exit(found != "3.11" and "skyward: the base has Python " + found + ", wanted is 3.11")'; \
+    sh /run/skyward/python.sh; \
     end_step
+ENV PATH=/opt/venv/bin:$PATH VIRTUAL_ENV=/opt/venv
 
 FROM python AS uv
 RUN --mount=type=tmpfs,target=/run \
     --mount=type=bind,source=step.sh,target=/run/skyward/step.sh \
     --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh \
+    --mount=type=bind,source=uv.sh,target=/run/skyward/uv.sh \
     --mount=type=bind,source=uv.txt,target=/run/skyward/uv.txt \
     set -e; . /run/skyward/step.sh; \
-    python -m pip install --quiet --no-cache-dir --root-user-action=ignore --no-deps --only-binary :all: --require-hashes --target /opt/uv -r /run/skyward/uv.txt; \
+    sh /run/skyward/uv.sh; \
     end_step
 
 FROM python AS image
@@ -64,6 +66,7 @@ RUN --mount=type=tmpfs,target=/run \
     --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh \
     --mount=type=bind,source=runner,target=/run/runner \
     set -e; . /run/skyward/step.sh; \
+    rm -rf /opt/skyward; \
     cp -r /run/runner /opt/skyward; \
     /opt/venv/bin/python -m compileall -q --invalidation-mode unchecked-hash -x '/opt/skyward/skyward/(build|cli|engine|image|pool|providers)/' /opt/skyward; \
     chmod -R a+rX /opt/skyward; \
@@ -72,8 +75,9 @@ RUN --mount=type=tmpfs,target=/run \
     mkdir -p /home/skyward /work; \
     chmod 1777 /home/skyward /work; \
     [ "$PWD" = / ] || chmod a+rwx .; \
+    above=$PWD; while [ "$above" ]; do find "$above" -maxdepth 0 ! -perm -001 -exec chmod a+x {} +; above=${above%/*}; done; \
     touch -d @315532800 /etc; \
     end_step
-ENV PYTHONPATH=/opt/skyward
+ENV PYTHONPATH="/opt/skyward${PYTHONPATH:+:$PYTHONPATH}"
 ENV XLA_PYTHON_CLIENT_PREALLOCATE="false"
-LABEL skyward.base="sha256:0000000000000000000000000000000000000000000000000000000000000000" skyward.image="4bd3e97f2b08e496d22c1042df3f843c39b1dc606c1bdacf70ebe13634425eb6" skyward.python="3.11"
+LABEL skyward.base="sha256:0000000000000000000000000000000000000000000000000000000000000000" skyward.image="5f3453c699fb42d9d3f412c145d1ec4392981a821d7c144b73cd07d5bfbbe0eb" skyward.python="3.11"

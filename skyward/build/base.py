@@ -8,6 +8,7 @@ from pathlib import Path
 
 from skyward.build.copied import code_files, package_files
 from skyward.build.dockerfile import base_build
+from skyward.build.foundation import check_base, facts_of_base
 from skyward.build.lock import Request, lock_requirements
 from skyward.build.requirement_files import resolve_files
 from skyward.build.runner import runner_digest
@@ -19,11 +20,14 @@ from skyward.model.image import Dockerfile, Image
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Base:
-    """A base image as a build uses it: the reference for FROM, the digest that stands for its content, its user."""
+    """A base image as a build uses it: the reference for FROM, and the digest that stands for its content.
+
+    With what the engine says of it; None while it is to be built first.
+    """
 
     reference: str
     digest: str
-    user: str = ""
+    facts: ImageFacts | None = None
 
 
 def plan_for(
@@ -44,7 +48,7 @@ def plan_for(
         ConfigError: the image asks for another Python version, a file it names is missing or wrong, or its
             requirements contradict each other.
         ImageNotFoundError: the base is neither on the engine nor in its registry.
-        ImageError: a package or an index cannot be had.
+        ImageError: nothing can be built on the base, or a package or an index cannot be had.
     """
     check_python(image, python)
     root = root or Path.cwd()
@@ -52,7 +56,11 @@ def plan_for(
     resolved = resolve_files(image, root, python=python, platform=platform)
     image, packages = resolved.image, resolved.packages
     made = base_build(image.base, root, platform) if isinstance(image.base, Dockerfile) else None
-    base = _built_base(made) if made else _given_base(image, python, store)
+    named = str(image.base or os.environ.get("SKYWARD_BASE") or default_base(python))
+    base = _built_base(made) if made else resolve_base(named, store)
+    given = facts_of_base(named, base.facts, store, platform) if base.facts else None
+    if given:
+        check_base(repr(named), given, python)
     request = Request(
         image=image,
         python=python,
@@ -71,17 +79,12 @@ def plan_for(
         packages=package_files(packages),
         code=code_files(image, root),
         base_build=made,
-        base_user=base.user,
+        given=given,
     )
 
 
 def _built_base(made: BaseBuild) -> Base:
-    return Base(reference=made.tag, digest=f"dockerfile:{made.digest}", user=made.user)
-
-
-def _given_base(image: Image, python: str, store: ImageStore) -> Base:
-    assert not isinstance(image.base, Dockerfile)
-    return resolve_base(image.base or os.environ.get("SKYWARD_BASE") or default_base(python), store)
+    return Base(reference=made.tag, digest=f"dockerfile:{made.digest}")
 
 
 def resolve_base(reference: str, store: ImageStore) -> Base:
@@ -104,11 +107,12 @@ def resolve_base(reference: str, store: ImageStore) -> Base:
         raise ImageNotFoundError(
             f"The engine pulled {reference!r} but does not have it under that name. Give it a tag."
         )
-    return _pinned(reference, facts)
+    pinned, digest = _pinned(reference, facts)
+    return Base(reference=pinned, digest=digest, facts=facts)
 
 
-def _pinned(reference: str, facts: ImageFacts) -> Base:
-    """The base by digest if its own registry gave one; an image made on this engine is known by its id only.
+def _pinned(reference: str, facts: ImageFacts) -> tuple[str, str]:
+    """The base by digest if its own registry gave one, and the digest; an image made on this engine has its id only.
 
     An engine that keeps images in containerd gives every image a digest, which then is also its id. The builder would
     ask a registry for it, and where it has not come from one there is none, so such a base goes by its tag.
@@ -117,10 +121,8 @@ def _pinned(reference: str, facts: ImageFacts) -> Base:
     for known in facts.repo_digests:
         repository, _, digest = known.partition("@")
         if _full_name(repository) == _full_name(name):
-            if digest == facts.id:
-                return Base(reference=reference, digest=digest, user=facts.user)
-            return Base(reference=f"{name}@{digest}", digest=digest, user=facts.user)
-    return Base(reference=reference, digest=facts.id, user=facts.user)
+            return (reference if digest == facts.id else f"{name}@{digest}"), digest
+    return reference, facts.id
 
 
 def _repository(reference: str) -> str:

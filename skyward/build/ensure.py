@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 
 from skyward.build.contents import is_known, note_content
 from skyward.build.events import Report, note
+from skyward.build.foundation import check_base, facts_of_base, replaced_python
 from skyward.build.secrets import secret_values
 from skyward.build.store import ImageStore
 from skyward.errors import BuildError
-from skyward.image import Plan
+from skyward.image import BaseBuild, Plan, settled
 
 if TYPE_CHECKING:
     from skyward.build.registry.caching import SharedCache
@@ -44,6 +45,7 @@ def ensure(
 
     Raises:
         BuildError: the build failed.
+        ImageError: nothing can be built on the base that a Dockerfile made.
         ImageNotFoundError: the builder cannot get the base.
         EngineError: no docker command here can build.
         ConfigError: a secret has no value here, or this machine's settings for package sources are wrong.
@@ -66,6 +68,10 @@ def _build(
     if plan.base_build and store.inspect(plan.base) is None:
         report(note(f"building the base {plan.base} from {plan.base_build.dockerfile}"))
         build_base(plan, report, host, secrets)
+    if plan.base_build:
+        plan = _settled(plan, plan.base_build, store)
+    if told := replaced_python(plan):
+        report(note(told))
     report(note(f"building {plan.tag} from {plan.base}"))
     build(plan, report, host, secrets, cache)
     made = store.inspect(plan.tag)
@@ -78,6 +84,16 @@ def _build(
         report(note(f"{plan.tag} was another image on the engine ({before.id[:19]}); the built one takes its place"))
     note_content(plan.tag, made.content, made.id)
     report(note(f"built {plan.tag} in {perf_counter() - started:.1f} s"))
+
+
+def _settled(plan: Plan, made: BaseBuild, store: ImageStore) -> Plan:
+    """The plan of an image whose base, made from a Dockerfile, is there now."""
+    facts = store.inspect(plan.base)
+    if facts is None:
+        raise BuildError(f"The base {plan.base} was built, but the engine does not have it. Repeat it.")
+    given = facts_of_base(plan.base, facts, store, plan.platform)
+    check_base(f"from {made.dockerfile}", given, plan.python)
+    return settled(plan, given)
 
 
 @contextmanager

@@ -21,7 +21,9 @@ _BASE = re.compile(
     r"|repository does not exist|insufficient_scope|failed to authorize)",
     re.IGNORECASE,
 )
-_WRONG_PYTHON = re.compile(r"^skyward: (the base has Python .*)$", re.MULTILINE)
+_UNFIT_BASE = re.compile(r"^skyward: (the base has no pip .*)$", re.MULTILINE)
+_WRONG_PYTHON = re.compile(r"^skyward: (the base has (?:no )?Python.*, wanted is Python (\S+?)(?:,.*)?)$", re.MULTILINE)
+_NO_VENV = re.compile(r"No module named '?venv'?$", re.MULTILINE)
 _CERTIFICATE = re.compile(
     r"UnknownIssuer|CERTIFICATE_VERIFY_FAILED|certificate verify failed|invalid peer certificate"
     r"|self.signed certificate",
@@ -85,7 +87,18 @@ def _advice(log: str, ending: str, exit_code: int) -> str:
             "'docker builder prune' removes caches of builds) and repeat."
         )
     if wrong := _WRONG_PYTHON.search(log):
-        return f"Of Python versions, {wrong[1]}. Choose a base with the client's version."
+        return (
+            f"Client and nodes need the same minor version of Python, but {wrong[1]}. Choose a base with Python "
+            f"{wrong[2]}; or set UV_PYTHON_INSTALL_MIRROR, or uv's setting python-install-mirror, to a place that has "
+            "uv's builds of Python; or run the client on the version that the base has."
+        )
+    if unfit := _UNFIT_BASE.search(log):
+        return f"For the installation of packages {unfit[1]}. Install pip in a Dockerfile of your own, as the base."
+    if _NO_VENV.search(log):
+        return (
+            "The base's Python comes without its module venv, which distributions may have in a package of its own: "
+            "apt=['python3-venv'] on Debian and Ubuntu."
+        )
     name = next((found["name"] for pattern in _MISSING if (found := pattern.search(log))), None)
     if name:
         return f"No package {name!r} that fits is to be had. Check its name and version, and where it should come from."

@@ -23,6 +23,8 @@ from skyward.errors import ConfigError
 
 _PUBLIC = (("pypi", "org"), ("pypi", "python", "org"))  # the labels of domains below which anybody may publish
 _SYSTEM_FILES = (Path("/etc/xdg/pip/pip.conf"), Path("/etc/pip.conf"))
+PYTHON_MIRROR = "UV_PYTHON_INSTALL_MIRROR"
+PYTHON_VARIABLES = (PYTHON_MIRROR, "UV_PYTHON_DOWNLOADS", "UV_PYTHON_DOWNLOADS_JSON_URL")
 _UV_SYSTEM = Path("/etc/uv/uv.toml")
 
 
@@ -61,6 +63,21 @@ def host_indexes(environ: Mapping[str, str], home: Path) -> Indexes:
     if from_uv.default or from_uv.extra or from_uv.find_links:
         return from_uv
     return replace(_pip_indexes(environ, home), strategy=from_uv.strategy)
+
+
+def python_builds(environ: Mapping[str, str], home: Path) -> dict[str, str]:
+    """Where uv takes Python itself from on this machine, as its variables have it; empty for its own default.
+
+    Raises:
+        ConfigError: a configuration file cannot be read.
+    """
+    settings = _uv_config(environ, home)
+    found = {name: environ.get(name) or settings.get(_option(name)) for name in PYTHON_VARIABLES}
+    return {name: str(value) for name, value in found.items() if value}
+
+
+def _option(variable: str) -> str:
+    return variable.removeprefix("UV_").lower().replace("_", "-")
 
 
 def pip_option(name: str, environ: Mapping[str, str], home: Path) -> str | None:

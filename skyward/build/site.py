@@ -17,7 +17,16 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from skyward.build.certificates import CA_VARIABLES, ca_bundle, certificates
-from skyward.build.indexes import Indexes, folder_of, host_indexes, is_public, mirrors, pip_option
+from skyward.build.indexes import (
+    PYTHON_MIRROR,
+    Indexes,
+    folder_of,
+    host_indexes,
+    is_public,
+    mirrors,
+    pip_option,
+    python_builds,
+)
 from skyward.build.passwords import with_password
 from skyward.errors import ConfigError
 from skyward.image import Plan
@@ -38,6 +47,7 @@ class Site:
         indexes: where packages come from.
         mirrors: what is used in place of an index, by its URL.
         netrc: the file with names and passwords by host (see netrc(5)); only those of package sources are used.
+        python: where uv takes Python itself from, by the names of its variables.
         timeout_s: how long a package download may stay silent; None for the tools' own limit.
     """
 
@@ -45,6 +55,7 @@ class Site:
     indexes: Indexes = field(default_factory=Indexes)
     mirrors: tuple[tuple[str, str], ...] = ()
     netrc: Path | None = None
+    python: Mapping[str, str] = field(default_factory=dict)
     timeout_s: int | None = None
 
 
@@ -67,6 +78,7 @@ def read_site(environ: Mapping[str, str] = os.environ, home: Path | None = None,
         indexes=replace(indexes, default=indexes.default or mapped.pop(_DEFAULT, None)),
         mirrors=tuple(sorted(mapped.items())),
         netrc=Path(environ.get("NETRC") or home / ".netrc"),
+        python=python_builds(environ, home),
         timeout_s=int(float(timeout)) if timeout and re.fullmatch(r"\d+(\.\d+)?", timeout) else None,
     )
 
@@ -88,7 +100,12 @@ def without_folders(site: Site) -> Site:
         extra=tuple(source for source in site.indexes.extra if folder_of(source) is None),
         find_links=tuple(source for source in site.indexes.find_links if folder_of(source) is None),
     )
-    return replace(site, indexes=indexes, mirrors=tuple(m for m in site.mirrors if folder_of(m[1]) is None))
+    return replace(
+        site,
+        indexes=indexes,
+        mirrors=tuple(m for m in site.mirrors if folder_of(m[1]) is None),
+        python={name: value for name, value in site.python.items() if name != PYTHON_MIRROR or not folder_of(value)},
+    )
 
 
 def with_sources(site: Site, sources: Sources) -> Site:
@@ -136,10 +153,11 @@ def uv_settings(site: Site, image: Image, serve: Callable[[Path], str]) -> UvSet
         names = (*CA_VARIABLES, "GIT_SSL_CAINFO", "NODE_EXTRA_CA_CERTS", "AWS_CA_BUNDLE")
         variables |= dict.fromkeys(names, "ca.pem")
     scoped = {index.url: address(index.url) for index in image.pip_indexes}
-    if logins := _logins(site.netrc, [*files.values(), *scoped.values()]):
+    python = {name: address(value) if name == PYTHON_MIRROR else value for name, value in site.python.items()}
+    if logins := _logins(site.netrc, [*files.values(), *scoped.values(), *python.values()]):
         files["netrc"] = logins
         variables["NETRC"] = "netrc"
-    more = {}
+    more = python
     if site.indexes.insecure_hosts:  # the file is not read for scoped indexes
         more["UV_INSECURE_HOST"] = " ".join(site.indexes.insecure_hosts)
     if site.timeout_s:

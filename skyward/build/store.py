@@ -1,10 +1,11 @@
-"""What a build needs from an engine: to know an image, and to pull one. Implemented by `skyward.engine`."""
+"""What a build needs from an engine: to know an image, pull one, look into one. Implemented by `skyward.engine`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +19,7 @@ class ImageFacts:
         labels: its labels.
         size: bytes on the engine's disk.
         platform: such as "linux/amd64"; "" where it was not asked for.
-        user: the user that it names; "" for none, and where it was not asked for.
+        config: what it says of how it is run, with the names that engines give that; None where it was not asked for.
         content: digest of what runs, comparable between engines, see `skyward.build.contents`; "" where it was not
             asked for.
     """
@@ -28,8 +29,20 @@ class ImageFacts:
     labels: Mapping[str, str] = field(default_factory=dict)
     size: int = 0
     platform: str = ""
-    user: str = ""
+    config: Mapping[str, Any] | None = None
     content: str = ""
+
+
+class ImageFiles(Protocol):
+    """The files of one image."""
+
+    def find(self, path: str) -> str | None:
+        """Where the path of a file leads, all links followed; None if there is no file."""
+        ...
+
+    def read(self, path: str) -> bytes | None:
+        """The content of a file, links followed; None if there is none."""
+        ...
 
 
 class ImageStore(Protocol):
@@ -49,5 +62,13 @@ class ImageStore(Protocol):
         Raises:
             ImageNotFoundError: the registry has none, refuses it, or cannot be reached; it says which.
             EngineError: the engine does not answer.
+        """
+        ...
+
+    def files(self, ref: str) -> AbstractContextManager[ImageFiles]:
+        """The files of an image that the engine has, for the time of a `with` block; nothing of it is run.
+
+        Raises:
+            EngineError: the engine refuses.
         """
         ...

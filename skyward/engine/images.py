@@ -20,6 +20,7 @@ from urllib.parse import quote, urlencode
 
 from skyward.engine.address import EngineAddress
 from skyward.engine.failures import ADVICE, not_pulled, too_slow, translate
+from skyward.engine.files import Exchange, ImageFiles
 from skyward.engine.lines import SocketLine, SshLine
 from skyward.engine.liveness import Waiting
 from skyward.errors import EngineMissingError
@@ -152,6 +153,24 @@ class Images:
             for message in response:
                 yield json.loads(message)
 
+    @contextmanager
+    def files(self, ref: str) -> Iterator[ImageFiles]:
+        """The files of an image, for the time of a `with` block. Takes a container that is never started.
+
+        Raises:
+            EngineError: the engine refuses, or does not have the image.
+        """
+        wanted = {"Image": ref, "Cmd": ["true"], "Entrypoint": [], "NetworkDisabled": True}
+        action = f"look into image {ref}"
+        status, answer = self._ask("POST", "/containers/create", action, body=wanted)
+        if status == 404:
+            raise translate(action, self.url, _message(answer, "no such image"))
+        container = answer["Id"]
+        try:
+            yield ImageFiles(lambda method, path: self._exchange(method, f"/containers/{container}{path}", action))
+        finally:
+            self._ask("DELETE", f"/containers/{container}?force=1&v=1", f"remove container {container[:12]}")
+
     def close(self) -> None:
         """Close the connection; another question would open a new one."""
         with self._lock:
@@ -160,19 +179,29 @@ class Images:
     def __del__(self) -> None:
         self._line.close()
 
-    def _ask(self, method: str, path: str, action: str, expected: Sequence[int] = (404,)) -> tuple[int, Any]:
+    def _ask(
+        self, method: str, path: str, action: str, expected: Sequence[int] = (404,), body: Any = None
+    ) -> tuple[int, Any]:
         """Status and answer; a failure other than the expected ones is raised."""
+        status, _, content = self._exchange(method, path, action, body)
+        answer = json.loads(content) if content else None
+        if status >= 400 and status not in expected:
+            raise translate(action, self.url, _message(answer, f"HTTP status {status}"))
+        return status, answer
+
+    def _exchange(self, method: str, path: str, action: str, body: Any = None) -> Exchange:
+        """One request: status, header and content of the answer."""
         with self._lock, self._told(self._line, action):
             if monotonic() - self._used > _IDLE_S:
                 self._line.close()  # the next request opens it again
-            self._line.request(method, path)
+            if body is None:
+                self._line.request(method, path)
+            else:
+                self._line.request(method, path, json.dumps(body), {"Content-Type": "application/json"})
             response = self._line.getresponse()
-            body = response.read()
+            content = response.read()
             self._used = monotonic()
-        answer = json.loads(body) if body else None
-        if response.status >= 400 and response.status not in expected:
-            raise translate(action, self.url, _message(answer, response.reason))
-        return response.status, answer
+        return response.status, response.headers, content
 
     @contextmanager
     def _told(self, line: SocketLine | SshLine, action: str) -> Iterator[None]:

@@ -3,7 +3,14 @@
 Pure: no clock, working directory, network, environment or file is read here; `skyward.build` does the rest.
 """
 
-from skyward.image.compiler import EPOCH, check_python, compile, default_base  # noqa: A004 - the room's one verb
+from skyward.image.base import BaseFacts, Interpreter
+from skyward.image.compiler import (
+    EPOCH,
+    check_python,
+    compile,  # noqa: A004 - the room's one verb
+    default_base,
+    settled,
+)
 from skyward.image.lock import Lock, Package
 from skyward.image.origins import with_origin
 from skyward.image.plan import BaseBuild, Copied, Layer, Plan
@@ -14,7 +21,9 @@ __all__ = [
     "EPOCH",
     "TIME",
     "BaseBuild",
+    "BaseFacts",
     "Copied",
+    "Interpreter",
     "Layer",
     "Lock",
     "Package",
@@ -23,5 +32,6 @@ __all__ = [
     "compile",
     "default_base",
     "requirements_file",
+    "settled",
     "with_origin",
 ]

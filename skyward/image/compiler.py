@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 from skyward.errors import ConfigError
 from skyward.image import steps
+from skyward.image.base import BaseFacts
 from skyward.image.identity import canonical, identity_of
 from skyward.image.lock import Lock, tier_files
 from skyward.image.origins import origin_of
@@ -15,7 +17,7 @@ from skyward.image.plan import BaseBuild, Copied, Layer, Plan
 from skyward.model.image import Image
 
 _LINE_BYTES = 65_000  # builders read no line of 64 KiB
-EPOCH = 4  # raised when the same description has to become a different image
+EPOCH = 5  # raised when the same description has to become a different image
 
 
 def default_base(python: str) -> str:
@@ -48,7 +50,7 @@ def compile(  # noqa: A001 - it is what the room does
     packages: tuple[Copied, ...] = (),
     code: Copied | None = None,
     base_build: BaseBuild | None = None,
-    base_user: str = "",
+    given: BaseFacts | None = None,
 ) -> Plan:
     """The plan of an image.
 
@@ -64,7 +66,8 @@ def compile(  # noqa: A001 - it is what the room does
         packages: local wheels and projects.
         code: local code to bake in; None to send it.
         base_build: how the base is made, if from a Dockerfile.
-        base_user: the user that the base names, and that the image names too; "" for none.
+        given: what the base has; None where that is not known yet: such a plan has the name of the image, but is not
+            to be built.
 
     Raises:
         ConfigError: the image asks for a Python version other than the client's, or a value is longer than a line of a
@@ -72,11 +75,8 @@ def compile(  # noqa: A001 - it is what the room does
     """
     check_python(image, python)
     platform = image.platform or platform
-    layers = _layers(image, python, platform, base, base_user, lock, packages, code)
-    uv = ((steps.UV_FILE, f"{steps.UV_REQUIREMENT}\n"),) if image.pip else ()
-    files = ((steps.STEP_FILE, steps.STEP), *uv, *(tier_files(lock) if lock else ()))
-    if image.build_env:
-        files = (("build-env.sh", steps.build_env_file(image)), *files)
+    layers = _layers(image, python, platform, base, given, lock, packages, code)
+    files = (*steps.files(image, python, given), *(tier_files(lock) if lock else ()))
     inputs = _inputs(image, python, platform, base_digest, runner_digest, lock, packages, code)
     identity = identity_of(inputs)
     labels = {"skyward.base": base_digest, "skyward.image": identity, "skyward.python": python}
@@ -95,11 +95,33 @@ def compile(  # noqa: A001 - it is what the room does
         build_args=tuple((name, char) for char, name in steps.NEWLINES.items() if any(char in v for v in values)),
         lock=lock,
         base_build=base_build,
-        user=base_user,
+        given=given,
         inputs=tuple(sorted(inputs.items())),
         identity=identity,
         tag=f"skyward:sky-{EPOCH}-{identity[:16]}",
         labels=MappingProxyType(labels),
+    )
+
+
+def settled(plan: Plan, given: BaseFacts) -> Plan:
+    """The same image's plan, of a base that is known by now: its name stays.
+
+    Raises:
+        ConfigError: see `compile`.
+    """
+    code = next((copied for copied in plan.copied if not copied.target), None)
+    return compile(
+        plan.image,
+        python=plan.python,
+        platform=plan.platform,
+        base=plan.base,
+        base_digest=plan.labels["skyward.base"],
+        runner_digest=json.loads(dict(plan.inputs)["runner"]),
+        lock=plan.lock,
+        packages=tuple(copied for copied in plan.copied if copied is not code),
+        code=code,
+        base_build=plan.base_build,
+        given=given,
     )
 
 
@@ -108,7 +130,7 @@ def _layers(
     python: str,
     platform: str,
     base: str,
-    base_user: str,
+    given: BaseFacts | None,
     lock: Lock | None,
     packages: tuple[Copied, ...],
     code: Copied | None,
@@ -116,11 +138,14 @@ def _layers(
     """All but the labels, what changes rarely first."""
     project = steps.project(image, platform, packages)
     base_origin = origin_of(image, "base", str(image.base)) if image.base else "skyward itself, or SKYWARD_BASE"
+    uv = steps.uv_stage(image, base, given, python)
+    first = steps.needs_uv_first(given, python)
     return [
-        *steps.base_stage(base, base_origin, base_user),
+        *(uv if first else ()),
+        *steps.base_stage(base, base_origin, given),
         *steps.apt(image, platform),
-        *steps.python_venv(python),
-        *steps.uv_stage(image),
+        *steps.python_venv(python, platform, given),
+        *(() if first else uv),
         *steps.image_stage(),
         *steps.requirements(image, platform, lock),
         *steps.local_packages(image, platform, packages),
@@ -130,7 +155,7 @@ def _layers(
         *(() if image.run else project),
         *steps.code(image, code),
         *steps.env(image, code),
-        *steps.own_user(base_user),
+        *steps.start(given),
     ]
 
 
@@ -171,7 +196,7 @@ def _numbered(layers: list[Layer]) -> list[Layer]:
     numbered = []
     for layer in layers:
         kind = layer.text.split(maxsplit=2)
-        if kind[0] in ("RUN", "COPY") or (kind[0] == "FROM" and layer.stage == "python"):
+        if kind[0] in ("RUN", "COPY") or (kind[0] == "FROM" and kind[1] != "python"):
             counts[layer.stage] = counts.get(layer.stage, 0) + 1
             layer = replace(layer, step=counts[layer.stage])
         numbered.append(layer)

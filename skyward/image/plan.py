@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from skyward.image.base import BaseFacts
 from skyward.image.lock import Lock
 from skyward.model.image import Image
 
@@ -61,7 +62,7 @@ class BaseBuild:
         digest: SHA-256 (hex) over the Dockerfile, the stage, the platform and the files.
         tag: the name of the image it becomes.
         files: what it may copy: path in the context, and where each file is on this machine.
-        user: the user that it names; "" for none.
+        user: the user that its text names; "" for none, or for one that only the image it starts from names.
     """
 
     dockerfile: str = field(compare=False)
@@ -82,7 +83,6 @@ class Plan:
         python: minor version of Python in the image.
         platform: OCI platform such as "linux/amd64".
         base: reference that stands in FROM.
-        user: the user that the image names; "" for none.
         dockerfile: the text.
         layers: the instructions with who asked for them.
         files: small text files of the build context, by path.
@@ -90,6 +90,7 @@ class Plan:
         build_args: build arguments the text needs, by name.
         lock: the packages that its requirements came to; None while they are not locked.
         base_build: how its base is made, if from a Dockerfile.
+        given: what its base has; None while that is not known.
         inputs: everything that decides the image's content, by name, each as canonical JSON.
         identity: SHA-256 (hex) over the inputs; origins are not in it.
         tag: the image's local name, `skyward:sky-<epoch>-<first 16 hex of the identity>`.
@@ -107,8 +108,15 @@ class Plan:
     build_args: tuple[tuple[str, str], ...] = field(repr=False)
     lock: Lock | None = field(default=None, repr=False)
     base_build: BaseBuild | None = None
-    user: str = ""
+    given: BaseFacts | None = field(default=None, repr=False)
     inputs: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     identity: str
     tag: str
     labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), repr=False, hash=False)
+
+    @property
+    def user(self) -> str:
+        """The user that the image names; "" for none. Of a base that is to be built, what its Dockerfile tells."""
+        if self.given is not None:
+            return self.given.user_in_the_end
+        return self.base_build.user if self.base_build else ""

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+from skyward.image.base import BaseFacts
 from skyward.image.lock import COMMITS, TIERS, Lock, Tier, index_id, source_file, tier_of, tier_sources
 from skyward.image.origins import origin_of, origins_of
 from skyward.image.plan import Copied, Layer
+from skyward.image.python import APT_LEFTOVERS, PYTHON_FILE, UV_SCRIPT, UV_SCRIPT_FILE, VENV, VENV_FILE, python_script
 from skyward.model.image import Image, local_path, requirement_name
 from skyward.model.rights import ACCOUNT, ACCOUNT_ID, HOME, WORK_DIR
 
@@ -72,60 +74,74 @@ _USER = "your image"
 _OWN = "skyward itself"
 
 
-def base_stage(base: str, origin: str, user: str = "") -> list[Layer]:
-    """Where everything starts from; what follows installs as root, also where the base names another user."""
-    become = [_layer("USER root", "the user of what follows", _OWN, "python")] if user else []
-    return [_layer(f"FROM {base} AS python", "base", origin, "python"), *become]
+def files(image: Image, python: str, given: BaseFacts | None) -> Iterator[tuple[str, str]]:
+    """The files that the steps below need in the build context."""
+    if image.build_env:
+        yield "build-env.sh", build_env_file(image)
+    brings = needs_uv_first(given, python)
+    yield from ((STEP_FILE, STEP), (PYTHON_FILE, python_script(python, brings=brings)), (VENV_FILE, VENV))
+    if image.pip or brings:
+        yield from ((UV_SCRIPT_FILE, UV_SCRIPT), (UV_FILE, f"{UV_REQUIREMENT}\n"))
 
 
-def python_venv(python: str) -> list[Layer]:
+def base_stage(base: str, origin: str, given: BaseFacts | None, stage: str = "python") -> list[Layer]:
+    """Where everything starts from; what follows installs as root with /bin/sh, whatever the base names for either."""
+    layers = [_layer(f"FROM {base} AS {stage}", "base", origin, stage)]
+    if given and given.user_in_the_end:
+        layers.append(_layer("USER root", "the user of what follows", _OWN, stage))
+    if given and given.shell:
+        layers.append(_layer('SHELL ["/bin/sh", "-c"]', "the shell of what follows", _OWN, stage))
+    return layers
+
+
+def python_venv(python: str, platform: str, given: BaseFacts | None) -> list[Layer]:
     """The wanted Python in /opt/venv: made there unless the base brings it."""
-    check = (
-        '/opt/venv/bin/python -c \'import sys; found = "%d.%d" % sys.version_info[:2]; '
-        f'sys.exit(found != "{python}" and "skyward: the base has Python " + found + ", wanted is {python}")\''
-    )
-    make = (
-        f'[ -x /opt/venv/bin/python ] || "$(command -v python{python} || command -v python3 || echo python)"'
-        " -m venv --system-site-packages /opt/venv"
-    )
+    files = [f"--mount=type=bind,source={file},target={_GIVEN}/{file}" for file in (PYTHON_FILE, VENV_FILE)]
+    if needs_uv_first(given, python):
+        files += ["--mount=type=bind,from=uv,source=/opt/uv,target=/run/uv", *_apt_caches(platform)]
+    name = f"Python {python} in /opt/venv"
     return [
+        _run([f"sh {_GIVEN}/{PYTHON_FILE}"], *files, name=name, origin=_OWN, stage="python"),
         _layer("ENV PATH=/opt/venv/bin:$PATH VIRTUAL_ENV=/opt/venv", "PATH", _OWN, "python"),
-        _run([make, check], name=f"Python {python} in /opt/venv", origin=_OWN, stage="python"),
     ]
 
 
-def uv_stage(image: Image) -> list[Layer]:
-    """A stage with uv that is thrown away: it is mounted where it is needed."""
-    if not image.pip:
+def uv_stage(image: Image, base: str, given: BaseFacts | None, python: str) -> list[Layer]:
+    """A stage with uv that is thrown away: it is mounted where it is needed. See `needs_uv_first`."""
+    first = needs_uv_first(given, python)
+    if not image.pip and not first:
         return []
-    script = [
-        "python -m pip install --quiet --no-cache-dir --root-user-action=ignore --no-deps --only-binary :all: "
-        f"--require-hashes --target /opt/uv -r {_GIVEN}/{UV_FILE}"
-    ]
-    mount = f"--mount=type=bind,source={UV_FILE},target={_GIVEN}/{UV_FILE}"
-    return [
-        _layer("FROM python AS uv", "uv", _OWN, "uv"),
-        _run(script, mount, name=f"uv {UV}", origin="skyward itself, to install your pip requirements", stage="uv"),
-    ]
+    origin = "skyward itself, to bring Python" if first else "skyward itself, to install your pip requirements"
+    start = base_stage(base, _OWN, given, "uv") if first else [_layer("FROM python AS uv", "uv", _OWN, "uv")]
+    mounts = [f"--mount=type=bind,source={file},target={_GIVEN}/{file}" for file in (UV_SCRIPT_FILE, UV_FILE)]
+    return [*start, _run([f"sh {_GIVEN}/{UV_SCRIPT_FILE}"], *mounts, name=f"uv {UV}", origin=origin, stage="uv")]
+
+
+def needs_uv_first(given: BaseFacts | None, python: str) -> bool:
+    """Whether Python itself has to be brought, as the base has none of that version."""
+    return given is not None and given.lacks(python)
 
 
 def apt(image: Image, platform: str) -> list[Layer]:
     """Debian packages. What they leave that differs from build to build, and their caches, stay out of the layer."""
     if not image.apt:
         return []
-    cache = f"id=skyward-apt-{platform.replace('/', '-')}"
-    mounts = [f"--mount=type=cache,{cache}-{kind},target=/var/{kind}/apt,sharing=locked" for kind in ("cache", "lib")]
     packages = tuple(image.apt)
     script = [
         f"echo '#clear DPkg::Post-Invoke; #clear APT::Update::Post-Invoke;' > {_GIVEN}/keep-archives",
         f"apt-get -c {_GIVEN}/keep-archives update -qq",
         f"DEBIAN_FRONTEND=noninteractive apt-get -c {_GIVEN}/keep-archives install -y -qq --no-install-recommends "
         + " ".join(packages),
-        "rm -rf /var/log/apt /var/log/dpkg.log /var/log/alternatives.log /var/cache/ldconfig/aux-cache "
-        "/var/cache/debconf/*-old /var/lib/dpkg/*-old",
+        f"rm -rf {APT_LEFTOVERS}",
     ]
     name, origin = f"apt {' '.join(packages)}", origins_of(image, "apt", packages)
+    mounts = _apt_caches(platform)
     return [_run(script, *mounts, name=name, origin=origin, stage="python", env=image.build_env)]
+
+
+def _apt_caches(platform: str) -> list[str]:
+    cache = f"id=skyward-apt-{platform.replace('/', '-')}"
+    return [f"--mount=type=cache,{cache}-{kind},target=/var/{kind}/apt,sharing=locked" for kind in ("cache", "lib")]
 
 
 def image_stage() -> list[Layer]:
@@ -181,15 +197,13 @@ def runner() -> list[Layer]:
     client = "/opt/skyward/skyward/(build|cli|engine|image|pool|providers)/"
     compile_all = "/opt/venv/bin/python -m compileall -q --invalidation-mode unchecked-hash"
     copy = [
+        "rm -rf /opt/skyward",  # of a base that is such an image itself
         "cp -r /run/runner /opt/skyward",
         f"{compile_all} -x '{client}' /opt/skyward",
         "chmod -R a+rX /opt/skyward",
         *_account(),
     ]
-    return [
-        _run(copy, "--mount=type=bind,source=runner,target=/run/runner", name="the runner", origin=_OWN),
-        _layer("ENV PYTHONPATH=/opt/skyward", "the runner's path", _OWN),
-    ]
+    return [_run(copy, "--mount=type=bind,source=runner,target=/run/runner", name="the runner", origin=_OWN)]
 
 
 def commands(image: Image) -> list[Layer]:
@@ -212,26 +226,38 @@ def code(image: Image, copied: Copied | None) -> list[Layer]:
         return []
     origin = f"your bake=True, includes={list(image.includes)!r}"
     mount = f"--mount=type=bind,source={copied.folder},target=/run/code"
-    return [_run([f"cp -r /run/code {CODE}", f"chmod -R a+rX {CODE}"], mount, name="local code", origin=origin)]
+    script = [f"mkdir -p {CODE}", f"cp -r /run/code/. {CODE}", f"chmod -R a+rX {CODE}"]
+    return [_run(script, mount, name="local code", origin=origin)]
 
 
-def own_user(user: str) -> list[Layer]:
-    """The user that the base names, for nodes to run as."""
-    return [_layer(f"USER {user}", "the base's user", "your base")] if user else []
+def start(given: BaseFacts | None) -> list[Layer]:
+    """How nodes start: as the user that the base names, and by what it starts programs with, if that starts others."""
+    if given is None:
+        return []
+    layers = []
+    if user := given.user_in_the_end:
+        layers.append(_layer(f"USER {user}", "the base's user", "your base"))
+    if not given.runs_commands:
+        layers.append(_layer("ENTRYPOINT []", "no entry point: the base's runs no other program", _OWN))
+    if given.healthcheck:
+        layers.append(_layer("HEALTHCHECK NONE", "no health check: the base's is for another program", _OWN))
+    if given.stop_signal:
+        layers.append(_layer("STOPSIGNAL SIGTERM", "the signal that asks nodes to end", _OWN))
+    return layers
 
 
 def env(image: Image, copied: Copied | None) -> list[Layer]:
-    """The environment of the nodes, and the paths that Python finds modules in."""
-    variables = dict(image.env)
-    paths = ["/opt/skyward", image.env.get("PYTHONPATH", ""), CODE if copied else ""]
-    if image.env.get("PYTHONPATH") or copied:  # the runner must stay importable whatever path the user adds
-        variables["PYTHONPATH"] = ":".join(path for path in paths if path)
-    if not variables:
-        return []
-    needed = [name for char, name in NEWLINES.items() if any(char in value for value in variables.values())]
-    args = [_layer(f"ARG {name}", "newlines in env", _USER) for name in needed]
-    pairs = [f"{name}={quoted(value)}" for name, value in sorted(variables.items())]
-    return [*args, _layer("ENV " + " \\\n    ".join(pairs), "env", _USER)]
+    """The environment of the nodes, and the paths that Python finds modules in: the runner's, then the base's last."""
+    pairs = [f"{name}={quoted(value)}" for name, value in sorted(image.env.items()) if name != "PYTHONPATH"]
+    needed = [name for char, name in NEWLINES.items() if any(char in value for value in image.env.values())]
+    layers = [_layer(f"ARG {name}", "newlines in env", _USER) for name in needed]
+    # the runner must stay importable whatever path the user or the base adds
+    own = [quoted(image.env["PYTHONPATH"])[1:-1]] if image.env.get("PYTHONPATH") else []
+    paths = ":".join(["/opt/skyward", *own, *([CODE] if copied else [])])
+    layers.append(_layer(f'ENV PYTHONPATH="{paths}${{PYTHONPATH:+:$PYTHONPATH}}"', "the paths of modules", _OWN))
+    if pairs:
+        layers.append(_layer("ENV " + " \\\n    ".join(pairs), "env", _USER))
+    return layers
 
 
 def labels(facts: Mapping[str, str]) -> list[Layer]:
@@ -256,6 +282,9 @@ def _account() -> list[str]:
         f"mkdir -p {HOME} {WORK_DIR}",
         f"chmod 1777 {HOME} {WORK_DIR}",
         '[ "$PWD" = / ] || chmod a+rwx .',
+        # and the way to it, where it is below a home of root's
+        'above=$PWD; while [ "$above" ]; do find "$above" -maxdepth 0 ! -perm -001 -exec chmod a+x {} +; '
+        "above=${above%/*}; done",
         f"touch -d @{TIME} /etc",  # it comes into the layer with the files above, and the builder has changed it before
     ]
 

@@ -174,13 +174,14 @@ class PoolContainers:
             if image not in self._images:
                 config = (self.engine.image(image) or {}).get("Config") or {}
                 user = user_of(self._rights, config.get("User") or "", self._client, mounts=launch.mounts)
+                runs_as = user or config["User"]
                 self._images[image] = _OfImage(
                     reference=image,
                     # an empty one: at / every top-level directory would be importable as a package
                     working_dir=config.get("WorkingDir") or WORK_DIR,
                     user=user,
-                    runs_as=user or config["User"],
-                    accounts=self._accounts(image, user) if user is not None else None,
+                    runs_as=runs_as,
+                    accounts=self._accounts(image, runs_as),
                 )
             return self._images[image]
 

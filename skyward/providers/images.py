@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from skyward.build.contents import content_digest
 from skyward.build.events import Report, note
-from skyward.build.store import ImageFacts
+from skyward.build.store import ImageFacts, ImageFiles
 from skyward.engine import Images
 from skyward.errors import ImageNotFoundError, RegistryError
 
@@ -30,6 +31,10 @@ class EngineImages:
         if found is None:
             return None
         return facts_of(found)
+
+    def files(self, ref: str) -> AbstractContextManager[ImageFiles]:
+        """The files of an image, for the time of a `with` block; nothing of it is run."""
+        return self._images.files(ref)
 
     def history(self, ref: str) -> Sequence[tuple[str, int]]:
         """The instructions an image was made by, the first one first, and the bytes each one added."""
@@ -83,7 +88,7 @@ def facts_of(found: Mapping[str, Any]) -> ImageFacts:
         labels=config.get("Labels") or {},
         size=found.get("Size", 0),
         platform=f"{found['Os']}/{found['Architecture']}{variant}",
-        user=config.get("User") or "",
+        config=config,
         content=content_digest(layers, config, found["Os"], found["Architecture"]),
     )
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from skyward.build import ImageFacts, plan_for, resolve_base
 from skyward.build.runner import runner_digest, runner_files
 from skyward.errors import ImageNotFoundError
 from skyward.model.image import Image
+from tests.unit.build.fakes import Files, opened
 
 DIGEST = "sha256:" + "d" * 64
 
@@ -30,6 +33,10 @@ class Engine:
         if ref not in self.registry:
             raise ImageNotFoundError(f"The registry has no {ref}.")
         self.here[ref] = self.registry[ref]
+
+    def files(self, ref: str) -> AbstractContextManager[Files]:
+        assert ref in self.here
+        return opened()
 
 
 @pytest.mark.parametrize(
@@ -76,9 +83,10 @@ def test_a_base_that_is_nowhere() -> None:
         resolve_base("x:1", Engine({}))
 
 
-def test_which_base(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_which_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The image's own base, else SKYWARD_BASE, else the official image."""
-    engine = Engine({name: ImageFacts(id=name) for name in ("own:1", "site:1", "python:3.11-slim")})
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    engine = Engine({name: ImageFacts(id=name, config={}) for name in ("own:1", "site:1", "python:3.11-slim")})
     asked: dict[str, Any] = {"python": "3.11", "platform": "linux/amd64"}
     monkeypatch.setenv("SKYWARD_BASE", "site:1")
     assert plan_for(Image(base="own:1"), engine, **asked).base == "own:1"

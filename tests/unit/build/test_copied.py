@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from skyward.build.secrets import secret_values
 from skyward.errors import BuildError, ConfigError
 from skyward.image import Plan
 from skyward.model.image import Dockerfile, Image
+from tests.unit.build.fakes import Files, opened
 from tests.unit.build.wheels import make_wheel
 
 
@@ -19,10 +21,19 @@ class Engine:
     """An engine that has every image."""
 
     def inspect(self, ref: str) -> ImageFacts | None:
-        return ImageFacts(id=f"sha256:{ref}")
+        return ImageFacts(id=f"sha256:{ref}", config={})
 
     def pull(self, ref: str) -> None:
         raise AssertionError(ref)
+
+    def files(self, ref: str) -> AbstractContextManager[Files]:  # noqa: ARG002
+        return opened()
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is noted of images that do not exist is not noted on this machine."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 
 def _plan(image: Image, root: Path) -> Plan:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from skyward.build.events import Event, as_lines
 from skyward.errors import BuildError, ConfigError, EngineError
 from skyward.image import Copied
 from skyward.model.image import Image
+from tests.unit.build.fakes import Files, opened
 from tests.unit.image.images import compiled
 
 ROOT = Path(__file__).parents[3]
@@ -37,6 +39,9 @@ class Store:
 
     def pull(self, ref: str) -> None:
         raise AssertionError(ref)
+
+    def files(self, ref: str) -> AbstractContextManager[Files]:  # noqa: ARG002
+        return opened()
 
 
 @pytest.fixture
@@ -108,7 +113,7 @@ def test_a_build(place: Path) -> None:
     assert "DOCKER_BUILDKIT=1\n" in (place / "env").read_text()
     context = place / "context"
     assert (context / "Dockerfile").read_text() == PLAN.dockerfile
-    assert sorted(path.name for path in context.iterdir()) == ["Dockerfile", "runner", "step.sh", "uv.txt"]
+    assert {path.name for path in context.iterdir()} == {"Dockerfile", "runner", *(name for name, _ in PLAN.files)}
     assert (context / "runner/skyward/errors.py").exists()
     assert list((place / "temp").iterdir()) == []
     assert reported[0] == f"building {PLAN.tag} from python:3.11-slim"

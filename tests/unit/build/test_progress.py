@@ -94,7 +94,12 @@ def _failure(step: str, *output: str, cause: str = "exit code: 1") -> ImageError
         ("image 3/5", "make: *** No targets.", "your run=['make it'] (command 1 of 2)", "ended with exit status 1"),
         ("image 4/5", "boo", "plugin torch (command 2 of 2)", "ended with exit status 1"),
         ("uv 1/1", "ERROR: No matching distribution found for uv==0.13.8", None, "No package 'uv'"),
-        ("python 3/3", "skyward: the base has Python 3.9, wanted is 3.11", None, "the base has Python 3.9"),
+        (
+            "python 3/3",
+            "skyward: the base has Python 3.9, wanted is Python 3.11",
+            None,
+            "Choose a base",
+        ),
     ],
 )
 def test_a_failed_step_is_explained(step: str, output: str, origin: str | None, advice: str) -> None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import re
 import socketserver
+import tarfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from tests.unit.build.fakes import DEBIAN
 
 
 class FakeEngine:
@@ -24,6 +29,7 @@ class FakeEngine:
         requests: method and path of each request.
         pushes: messages that a push or a pull answers with.
         silence_s: before the last of them.
+        files: content of the files of every image by path; a text that begins with "->" is a link.
     """
 
     def __init__(self, path: Path) -> None:
@@ -34,10 +40,22 @@ class FakeEngine:
         self.pushes: list[dict[str, Any]] = []
         self.silence_s = 0.0
         self.auth = ""
+        self.files: Mapping[str, str] = DEBIAN
 
     def add(self, tag: str, *, labels: dict[str, str] | None = None, created: float = 0, size: int = 1000) -> None:
         """Give the engine an image."""
         self.images[tag] = {"Labels": labels or {}, "Created": created, "Size": size}
+
+    def look(self, method: str, path: str, query: dict[str, list[str]]) -> tuple[int, str, bytes]:
+        """Status, what the header tells of the path, and content, for a request about files of a container."""
+        if not path.endswith("/archive"):
+            return (201, "", b'{"Id": "c0ffee"}') if method == "POST" else (204, "", b"")
+        content = self.files.get(query["path"][0])
+        if content is None:
+            return 404, "", b""
+        target = content.removeprefix("->") if content.startswith("->") else ""
+        about = json.dumps({"mode": 0o644, "linkTarget": target})
+        return 200, base64.b64encode(about.encode()).decode(), _tar(content) if method == "GET" else b""
 
     def answer(self, method: str, path: str, query: dict[str, list[str]]) -> tuple[int, Any]:
         """Status and JSON document for a request."""
@@ -75,6 +93,15 @@ class FakeEngine:
         }
 
 
+def _tar(content: str) -> bytes:
+    whole = io.BytesIO()
+    with tarfile.open(fileobj=whole, mode="w") as archive:
+        member = tarfile.TarInfo("file")
+        member.size = len(content.encode())
+        archive.addfile(member, io.BytesIO(content.encode()))
+    return whole.getvalue()
+
+
 @contextmanager
 def fake_engine(folder: Path) -> Iterator[FakeEngine]:
     """A fake engine that listens at a socket in a folder."""
@@ -87,19 +114,28 @@ def fake_engine(folder: Path) -> Iterator[FakeEngine]:
             parts = urlsplit(self.path)
             engine.requests.append(f"{self.command} {self.path}")
             engine.auth = self.headers.get("X-Registry-Auth", "")
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            if parts.path.startswith("/containers/"):
+                self._send(*engine.look(self.command, parts.path, parse_qs(parts.query)))
+                return
             status, document = engine.answer(self.command, parts.path, parse_qs(parts.query))
             is_transfer = parts.path.endswith(("/push", "/create"))
             many = document if isinstance(document, list) and is_transfer else [document]
             lines = [json.dumps(each).encode() + b"\r\n" for each in many] if document is not None else []
+            self._send(status, "", *lines)
+
+        do_POST = do_DELETE = do_HEAD = do_GET
+
+        def _send(self, status: int, about: str, *lines: bytes) -> None:
+            is_transfer = urlsplit(self.path).path.endswith(("/push", "images/create"))
             self.send_response(status)
+            self.send_header("X-Docker-Container-Path-Stat", about)
             self.send_header("Content-Length", str(sum(map(len, lines))))
             self.end_headers()
             for number, line in enumerate(lines, 1):
                 if is_transfer and number == len(lines):
                     time.sleep(engine.silence_s)
                 self.wfile.write(line)
-
-        do_POST = do_DELETE = do_GET
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002
             pass

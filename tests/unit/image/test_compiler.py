@@ -13,7 +13,7 @@ import pytest
 
 from skyward.build.runner import runner_files
 from skyward.errors import ConfigError
-from skyward.image import EPOCH, Copied, Lock, Package, default_base, requirements_file
+from skyward.image import EPOCH, BaseFacts, Copied, Interpreter, Lock, Package, default_base, requirements_file
 from skyward.image.identity import canonical
 from skyward.image.lock import TIERS, index_id, tier_files
 from skyward.image.origins import origins_of
@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[3]
 CPU = "https://download.pytorch.org/whl/cpu"
 WHEEL = Copied(folder="local/lib", digest="d1", target="lib/lib-1.0-py3-none-any.whl", files=())
 CODE = Copied(folder="code", digest="d2", files=())
+PYTHON = Interpreter(path="/usr/bin/python3", version="3.11")
 
 
 @pytest.mark.parametrize("name", IMAGES)
@@ -36,8 +37,8 @@ def test_layers_stand_in_order_of_change() -> None:
     """What changes rarely comes first: apt, Python packages, commands, runner, code, environment, labels."""
     image = replace(IMAGES["everything"], pip=["nvidia-nccl", "torch", "pyarrow", "numpy", "six"])
     plan = compiled(image, packages=(WHEEL,), code=CODE)
-    marks = ["apt-get", "-m venv", *(f"requirements/{tier}/" for tier in TIERS)]
-    marks += ["source=local", "git --version", "source=runner", "source=code", "ENV LINES", "LABEL "]
+    marks = ["apt-get", "sh /run/skyward/python.sh", *(f"requirements/{tier}/" for tier in TIERS)]
+    marks += ["source=local", "git --version", "source=runner", "source=code", "ENV PYTHONPATH", "ENV LINES", "LABEL "]
     places = [plan.dockerfile.rindex(mark) for mark in marks]
     assert places == sorted(places)
 
@@ -56,7 +57,7 @@ def test_no_requirements_no_uv() -> None:
     """Without Python requirements neither the stage nor the mount of uv is there."""
     plan = compiled(Image(apt=["git"], run=["true"]))
     assert "uv" not in plan.dockerfile
-    assert [path for path, _ in plan.files] == ["step.sh"]
+    assert [path for path, _ in plan.files] == ["step.sh", "python.sh", "make_venv.py"]
 
 
 def test_steps_are_numbered_as_the_builder_counts() -> None:
@@ -147,7 +148,8 @@ def test_a_lock_is_split_by_size_and_source() -> None:
     assert dict(plan.files).items() >= files.items()
     text = plan.dockerfile
     assert all(f"source={path}," in text for path in files)
-    assert text.count("--require-hashes") == 6  # that of uv itself too; a commit has no hash
+    assert text.count("--require-hashes") == 5  # a commit has no hash
+    assert dict(plan.files)["uv.sh"].count("--require-hashes") == 1
 
 
 @pytest.mark.parametrize(
@@ -257,7 +259,9 @@ def test_a_renamed_secret_rebuilds_commands_only() -> None:
 def test_baked_code_is_found_after_what_the_user_names() -> None:
     """The runner comes first, then the user's own path, then the code."""
     image = Image(bake=True, includes=["src"], env={"PYTHONPATH": "/srv"})
-    assert 'PYTHONPATH="/opt/skyward:/srv:/opt/code"' in compiled(image, code=CODE).dockerfile
+    assert (
+        'PYTHONPATH="/opt/skyward:/srv:/opt/code${PYTHONPATH:+:$PYTHONPATH}"' in compiled(image, code=CODE).dockerfile
+    )
     assert "/opt/code" not in compiled(image).dockerfile
 
 
@@ -334,7 +338,7 @@ def _seconds(image: Image) -> float:
 def test_the_base_s_user_is_the_image_s() -> None:
     """What is installed is installed as root; without a user of its own an image names none."""
     image = Image(apt=["git"], pip=["numpy"])
-    lines = compiled(image, base_user="app:100").dockerfile.splitlines()
+    lines = compiled(image, given=BaseFacts(user="app:100", pythons=[PYTHON])).dockerfile.splitlines()
     users = [(number, line) for number, line in enumerate(lines) if line.startswith("USER ")]
     assert [line for _, line in users] == ["USER root", "USER app:100"]
     assert lines[users[0][0] - 1].startswith("FROM ")

@@ -1,22 +1,24 @@
 # Compiled by skyward from a description of the image; change that, not this file.
 
 FROM python:3.11-slim AS python
-ENV PATH=/opt/venv/bin:$PATH VIRTUAL_ENV=/opt/venv
 RUN --mount=type=tmpfs,target=/run \
     --mount=type=bind,source=step.sh,target=/run/skyward/step.sh \
     --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh \
+    --mount=type=bind,source=python.sh,target=/run/skyward/python.sh \
+    --mount=type=bind,source=make_venv.py,target=/run/skyward/make_venv.py \
     set -e; . /run/skyward/step.sh; \
-    [ -x /opt/venv/bin/python ] || "$(command -v python3.11 || command -v python3 || echo python)" -m venv --system-site-packages /opt/venv; \
-    /opt/venv/bin/python -c 'import sys; found = "%d.%d" % sys.version_info[:2]; sys.exit(found != "3.11" and "skyward: the base has Python " + found + ", wanted is 3.11")'; \
+    sh /run/skyward/python.sh; \
     end_step
+ENV PATH=/opt/venv/bin:$PATH VIRTUAL_ENV=/opt/venv
 
 FROM python AS uv
 RUN --mount=type=tmpfs,target=/run \
     --mount=type=bind,source=step.sh,target=/run/skyward/step.sh \
     --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh \
+    --mount=type=bind,source=uv.sh,target=/run/skyward/uv.sh \
     --mount=type=bind,source=uv.txt,target=/run/skyward/uv.txt \
     set -e; . /run/skyward/step.sh; \
-    python -m pip install --quiet --no-cache-dir --root-user-action=ignore --no-deps --only-binary :all: --require-hashes --target /opt/uv -r /run/skyward/uv.txt; \
+    sh /run/skyward/uv.sh; \
     end_step
 
 FROM python AS image
@@ -49,6 +51,7 @@ RUN --mount=type=tmpfs,target=/run \
     --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh \
     --mount=type=bind,source=runner,target=/run/runner \
     set -e; . /run/skyward/step.sh; \
+    rm -rf /opt/skyward; \
     cp -r /run/runner /opt/skyward; \
     /opt/venv/bin/python -m compileall -q --invalidation-mode unchecked-hash -x '/opt/skyward/skyward/(build|cli|engine|image|pool|providers)/' /opt/skyward; \
     chmod -R a+rX /opt/skyward; \
@@ -57,11 +60,12 @@ RUN --mount=type=tmpfs,target=/run \
     mkdir -p /home/skyward /work; \
     chmod 1777 /home/skyward /work; \
     [ "$PWD" = / ] || chmod a+rwx .; \
+    above=$PWD; while [ "$above" ]; do find "$above" -maxdepth 0 ! -perm -001 -exec chmod a+x {} +; above=${above%/*}; done; \
     touch -d @315532800 /etc; \
     end_step
-ENV PYTHONPATH=/opt/skyward
+ENV PYTHONPATH="/opt/skyward${PYTHONPATH:+:$PYTHONPATH}"
 ENV OMP_NUM_THREADS="1"
-LABEL skyward.base="sha256:ba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5e" skyward.image="68b0f8501b6679bcec8d6a0912953c8017b4057b771637a4315664ba721b7c54" skyward.python="3.11"
+LABEL skyward.base="sha256:ba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5e" skyward.image="0dac20e6cc11e765b52d2b9f1e3e928e1ac8f8ed2103f61fa7703aa532252194" skyward.python="3.11"
 
 # --- step.sh
 : > /run/skyward/begun
@@ -75,8 +79,90 @@ end_step() {
         -o -path /etc/resolv.conf \) -prune -o -newer /run/skyward/begun -exec touch -h -d @315532800 {} +
 }
 
+# --- python.sh
+# Makes /opt/venv of a Python 3.11.
+set -eu
+minor() {
+    "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null
+}
+find_python() {
+    for name in "${VIRTUAL_ENV:+$VIRTUAL_ENV/bin/python}" "${CONDA_PREFIX:+$CONDA_PREFIX/bin/python}" \
+        python python3 python3.11; do
+        python=$(command -v "$name") && [ "$(minor "$python")" = 3.11 ] && return
+    done
+    return 1
+}
+python=/opt/venv/bin/python
+if [ "$(minor $python)" != 3.11 ] && ! find_python; then
+    found=$(minor python || minor python3) && found="Python $found" || found="no Python"
+    echo "skyward: the base has $found, wanted is Python 3.11" >&2
+    exit 1
+fi
+"$python" /run/skyward/make_venv.py
+
+# --- make_venv.py
+import importlib.util
+import os
+import sys
+import sysconfig
+import venv
+
+TARGET = "/opt/venv"
+
+
+def make():
+    inner = sys.prefix != sys.base_prefix
+    seen = not inner or "include-system-site-packages = true" in settings(sys.prefix)
+    pip = importlib.util.find_spec("ensurepip") is not None
+    venv.create(TARGET, system_site_packages=seen, clear=True, symlinks=True, with_pip=pip)
+    if inner:
+        folders = dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib"))
+        lib = os.path.join(TARGET, "lib", "python%d.%d" % sys.version_info[:2], "site-packages")
+        with open(os.path.join(lib, "skyward_base.pth"), "w") as file:
+            file.writelines("import site; site.addsitedir(%r)\n" % folder for folder in folders)
+
+
+def settings(prefix):
+    with open(os.path.join(prefix, "pyvenv.cfg")) as file:
+        return file.read().lower()
+
+
+def let_through(path):
+    """Let every user pass the directories that lead to a path: below /root there are Pythons as well."""
+    while path != "/":
+        mode = os.stat(path).st_mode
+        if os.path.isdir(path) and not mode & 0o001:
+            os.chmod(path, mode | 0o011)
+        path = os.path.dirname(path)
+
+
+if sys.prefix != TARGET:
+    make()
+for path in {sys.prefix, sys.base_prefix, os.path.realpath(sys.executable), sysconfig.get_path("stdlib")}:
+    let_through(os.path.realpath(path))
+
+# --- uv.sh
+# Puts uv into /opt/uv.
+set -eu
+python=
+for name in python python3 /usr/bin/python3; do
+    if "$name" -m pip --version >/dev/null 2>&1; then python=$name; break; fi
+done
+if [ -z "$python" ] && command -v apt-get >/dev/null; then
+    apt-get update -qq
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends python3-pip
+    python=/usr/bin/python3
+fi
+if [ -z "$python" ]; then
+    echo "skyward: the base has no pip to fetch uv with, and no apt to install one" >&2
+    exit 1
+fi
+# settings of pip as variables: versions that do not know one pass over it
+export PIP_ROOT_USER_ACTION=ignore PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+"$python" -m pip install --quiet --no-deps --only-binary :all: --require-hashes --target /opt/uv -r /run/skyward/uv.txt
+
 # --- uv.txt
 uv==0.13.8 --hash=sha256:e18a57b8b352eb7c8feb317b9f6f533c8f0ad9673fd6cf34bbe3cf1a9f6a8984 --hash=sha256:29451c60f5e8b07403e0a175d5229efc36b0289b34143ff4aaa499a5dd52553a --hash=sha256:0b3e8b1a4f5e405e31e2ff33de8af4744831e9f7338539671efbd8c3c94e791d --hash=sha256:5337c30bb893b4f9ce0ceb921ba2da0d13f649da644f40ad3bef84083bef0203 --hash=sha256:bfcaada3989c7716ad4b58673cd1413fad4fdc6b2e446f9553db0ef18da20850 --hash=sha256:b26fe533dc6153787e40443b7d9428ed41349127bff36a954ec82c48be01ded9
 
 # --- tag
-skyward:sky-4-68b0f8501b6679bc
+skyward:sky-5-0dac20e6cc11e765

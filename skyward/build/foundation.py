@@ -1,0 +1,109 @@
+"""What a base has, found out once for each image, and whether anything can be built on it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+from skyward.build.store import ImageFacts, ImageStore
+from skyward.errors import ImageError
+from skyward.image import BaseFacts, Plan
+
+_FORMAT = 1  # raised when what is found out changes
+
+
+def facts_of_base(reference: str, facts: ImageFacts, store: ImageStore, platform: str) -> BaseFacts:
+    """What an image that the engine has gives to those built on it; noted, so that it is looked into once.
+
+    Raises:
+        EngineError: the engine refuses.
+    """
+    note = _note(facts.id, platform)
+    with suppress(OSError, ValueError, KeyError, TypeError):  # none yet, or half written, or of another version
+        return BaseFacts.of(json.loads(note.read_text(encoding="utf-8")))
+    from skyward.build.examining import examine  # where it is noted, none of this is loaded
+
+    whole = facts if facts.config is not None else store.inspect(reference)
+    config = (whole.config if whole else None) or {}
+    with store.files(reference) as files:
+        found = examine(config, files, platform)
+    with suppress(OSError):  # a cache that cannot be written to costs a look the next time
+        note.parent.mkdir(parents=True, exist_ok=True)
+        part = note.with_suffix(f".{os.getpid()}")
+        part.write_text(json.dumps(asdict(found)), encoding="utf-8")
+        part.replace(note)
+    return found
+
+
+def check_base(name: str, given: BaseFacts, python: str) -> None:
+    """See that something can be built on a base.
+
+    Raises:
+        ImageError: it lacks what that takes.
+    """
+    reason = why_unfit(given, python)
+    if reason:
+        raise ImageError(f"The base image {name} cannot be built on. {reason}")
+
+
+def why_unfit(given: BaseFacts, python: str) -> str:
+    """Why nothing can be built on a base, and what to do about it; "" where that is possible."""
+    if "sh" in given.missing:
+        return (
+            "It has no shell, as is usual for images called distroless or made from scratch, and installing packages "
+            f"takes one. Take a base with a shell, such as python:{python}-slim, and copy what you need into it."
+        )
+    if given.libc == "musl":
+        return (
+            f"Its C library is musl{_said(given)}, and the packages of nodes are those for glibc. Take a base made "
+            f"from Debian, Ubuntu or another distribution with glibc, such as python:{python}-slim."
+        )
+    if given.missing:
+        return (
+            f"It lacks programs that the steps of a build need: {', '.join(given.missing)}{_said(given)}. Install them "
+            "in a Dockerfile of your own and name that as base (they are in the packages coreutils, findutils, grep)."
+        )
+    reading = [line for line in given.onbuild if _reads_context(line)]
+    if reading:
+        return (
+            f"Its ONBUILD instructions copy files of the folder that a build is started in: {'; '.join(reading)}. Make "
+            "an image of your own from it, with a Dockerfile in that folder, and name this Dockerfile as base."
+        )
+    if given.lacks(python) and not given.pythons and not given.apt:
+        return (
+            f"It has no Python, and neither pip nor apt to bring one{_said(given)}. Install Python {python} in a "
+            f"Dockerfile of your own and name that as base, or take one that has it, such as python:{python}-slim."
+        )
+    return ""
+
+
+def replaced_python(plan: Plan) -> str:
+    """What is to be said where the image gets another Python than the base has; "" where it keeps that."""
+    if not (plan.given and plan.given.pythons and plan.given.lacks(plan.python)):
+        return ""
+    first = plan.given.pythons[0]
+    return (
+        f"the base has Python {first.version} ({first.path}), and nodes get Python {plan.python}, as this client has: "
+        "packages that the base has for its own are not seen there"
+    )
+
+
+def _reads_context(instruction: str) -> bool:
+    from skyward.build.dockerfile import reads_context
+
+    return reads_context(instruction)
+
+
+def _said(given: BaseFacts) -> str:
+    return f" ({given.system})" if given.system else ""
+
+
+def _note(image: str, platform: str) -> Path:
+    from platformdirs import user_cache_path
+
+    name = hashlib.sha256(f"{_FORMAT} {image} {platform}".encode()).hexdigest()
+    return user_cache_path("skyward") / "bases" / f"{name[:32]}.json"
