@@ -167,6 +167,8 @@ class Compose:
             return tag
         names = ", ".join(sorted({taken.standby.image for taken in opened.taken}))
         report(note(f"project {opened.project.name} is up and runs {names}; the pool's image is not used"))
+        if volumes := sorted({volume for taken in opened.taken for volume in taken.volumes}):
+            report(note(f"what is written to {', '.join(volumes)} stays for the next pool: volumes are not cleaned"))
         return None
 
     def release(self, pool: str) -> None:

@@ -51,11 +51,13 @@ class Taken:
     Attributes:
         standby: which one.
         port: a free TCP port there.
+        volumes: what is mounted where functions write; it is not cleaned for the next client.
     """
 
     def __init__(self, standby: Standby, execution: Execution, output: Iterator[bytes], facts: dict[str, Any]) -> None:
         self.standby, self.execution, self.output = standby, execution, output
         self.run_dir, self.port = str(facts["run_dir"]), int(facts["port"])
+        self.volumes: list[str] = facts["volumes"]
 
     def give_back(self) -> None:
         """Let others have it, at once."""

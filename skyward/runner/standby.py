@@ -3,13 +3,12 @@
 `python -m skyward.runner.standby` waits. A pool's client runs `... standby take` beside it, through the engine: that
 it can do so proves that it may, since whoever commands the engine commands the container. It gets the node for itself
 or learns that another has it, and then hands over, on standard input, what the node is to be. When that input ends,
-however its client ended, the node ends at once and is free again.
+however its client ended, the node ends at once. `wait` then makes the container what it was, and the node is free.
 """
 
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import json
 import os
 import random
@@ -18,56 +17,139 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from skyward.runner import cleaning
 from skyward.runner.account import account_variables
 from skyward.runner.config import KEY_FILE, RUN_DIR_VAR, SETTINGS_VAR
-from skyward.system import socket, threading, time
+from skyward.system import select, socket, threading, time
 
 LEASE_VAR = "SKYWARD_STANDBY_LEASE"  # seconds nobody may have the node before its container ends; empty: any time
 GREETING = "skyward-standby "  # what the line starts with that says that the node is the client's
 EXIT_TAKEN = 75  # another client has the node
-_LOCK = Path(tempfile.gettempdir()) / "skyward-standby.lock"
-_PATIENCE_S = 1.0  # `wait` looks for a moment whether the node is taken, and a client before this one may just end
+_SOCKET = Path(tempfile.gettempdir()) / "skyward-standby.sock"  # where `wait` is asked for the node
+_KNOWN = Path(tempfile.gettempdir()) / "skyward-standby.json"  # the files of the container before any client's
+_YOURS, _TAKEN = b"y", b"t"
+_PATIENCE_S = 1.0  # a client before may just end
+_START_S = 10.0  # how long `wait` may take to start on a busy machine
 _STEP_S = 0.05
 _END_S = 5.0
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 def wait() -> int:
-    """Do nothing until asked to end, or until nobody has had the node for its lease."""
+    """Give the node to one client after another, until asked to end, or until nobody has had it for its lease.
+
+    Each client finds the container as the first did: what the one before has left running, in files or in shared memory
+    goes. If that cannot be done the container ends, rather than be given on.
+    """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     signal.signal(signal.SIGINT, lambda *_: sys.exit(0))
-    lease_s = float(os.environ.get(LEASE_VAR) or 0)
-    if not lease_s:
-        signal.pause()
-    taken = time.monotonic()
-    while time.monotonic() - taken < lease_s:
-        time.sleep(lease_s / 4)
-        with _LOCK.open("a") as lock:
-            if not _lock(lock):
-                taken = time.monotonic()
+    try:
+        clean = _cleaner()
+        _SOCKET.unlink(missing_ok=True)  # of a container that has been started again
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(str(_SOCKET))
+            listener.listen(128)
+            while (client := _next_client(listener)) is not None:
+                with client:
+                    _serve(client, listener)
+                clean()
+                if not _SOCKET.is_socket():
+                    raise cleaning.NotCleanError(f"{_SOCKET}, where clients ask for the node, has been removed.")
+    except cleaning.NotCleanError as error:
+        _say(f"skyward: The container ends: what its last client has left cannot go. {error}\n")
+        return 1
     return 0
+
+
+def _cleaner() -> Callable[[], None]:
+    """What makes the container what it is now, or was when it was started for the first time."""
+    if not cleaning.is_alone():
+        _say("skyward: This is not all that runs in a container of its own: what clients leave here is not removed.\n")
+        return lambda: None
+    try:
+        known = json.loads(_KNOWN.read_text())
+    except FileNotFoundError:
+        known = cleaning.files()
+
+    def clean() -> None:
+        cleaning.end_processes()
+        cleaning.remove_files(known, keep=(str(_SOCKET), str(_KNOWN)))
+        cleaning.remove_ipc()
+        _KNOWN.write_text(json.dumps(known))
+
+    clean()
+    return clean
+
+
+def _next_client(listener: socket.socket) -> socket.socket | None:
+    """Whoever asks for the node next; None when nobody has for the lease."""
+    listener.settimeout(float(os.environ.get(LEASE_VAR) or 0) or None)
+    try:
+        client, _ = listener.accept()
+    except TimeoutError:
+        return None
+    client.setblocking(True)
+    return client
+
+
+def _serve(client: socket.socket, listener: socket.socket) -> None:
+    """Let a client have the node until it ends; others that ask meanwhile are told so, after a moment."""
+    if not _tell(client, _YOURS):
+        return
+    both = select.poll()
+    both.register(client, select.POLLIN)
+    both.register(listener, select.POLLIN)
+    while all(number != client.fileno() for number, _ in both.poll()):
+        other, _ = listener.accept()
+        with other:
+            ends = select.poll()
+            ends.register(client, select.POLLIN)
+            if not ends.poll(_PATIENCE_S * 1000):  # the one before may just end
+                _tell(other, _TAKEN)
 
 
 def take() -> int:
     """Be the node that standard input describes, until it ends."""
-    lock = _LOCK.open("a")
-    deadline = time.monotonic() + _PATIENCE_S
-    while not _lock(lock):
-        if time.monotonic() > deadline:
+    with _ask() as wait:
+        if wait is None:
             return EXIT_TAKEN
-        time.sleep(_STEP_S)
-    _become_reaper()
-    run_dir = Path(tempfile.mkdtemp(prefix="skyward-"))
-    try:
-        _say(f"{GREETING}{json.dumps({'run_dir': str(run_dir), 'port': _free_port()})}\n")
-        line = sys.stdin.buffer.readline()
-        return _be(json.loads(line), run_dir) if line else 0
-    finally:
-        _end_descendants()
-        shutil.rmtree(run_dir, ignore_errors=True)
+        _become_reaper()
+        run_dir = Path(tempfile.mkdtemp(prefix="skyward-"))
+        try:
+            facts = {"run_dir": str(run_dir), "port": _free_port(), "volumes": cleaning.volumes()}
+            _say(f"{GREETING}{json.dumps(facts)}\n")
+            line = sys.stdin.buffer.readline()
+            return _be(json.loads(line), run_dir) if line else 0
+        finally:
+            _end_descendants()
+            shutil.rmtree(run_dir, ignore_errors=True)
+
+
+@contextmanager
+def _ask() -> Iterator[socket.socket | None]:
+    """Have the node for as long as this connection to `wait` is open; None if another client has it."""
+    deadline = time.monotonic() + _START_S
+    while True:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            try:
+                sock.connect(str(_SOCKET))
+                answer = sock.recv(1)
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    raise SystemExit(f"Nothing waits at {_SOCKET} in this container: {error}") from error
+                answer = b""  # it has just been started
+            if answer == _YOURS:
+                yield sock
+                return
+        if answer == _TAKEN:
+            yield None
+            return
+        time.sleep(_STEP_S)  # also when the client before has just gone
 
 
 def _be(order: dict[str, Any], run_dir: Path) -> int:
@@ -120,11 +202,11 @@ def _end_descendants() -> None:
                 pass  # it has just ended
 
 
-def _lock(lock: IO[str]) -> bool:
-    """Whether the node is now this process's own, until it ends or closes the file."""
+def _tell(client: socket.socket, answer: bytes) -> bool:
+    """Whether somebody was there to be told."""
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        client.sendall(answer)
+    except OSError:
         return False
     return True
 

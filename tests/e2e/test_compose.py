@@ -26,7 +26,7 @@ from skyward.providers.images import EngineImages
 from skyward.providers.owner import current_user
 from tests.e2e import functions, programs
 from tests.e2e.engines import Release
-from tests.e2e.rights_functions import rights, writable
+from tests.e2e.rights_functions import leave, left, rights, writable
 from tests.e2e.stand import stand, wait_until
 
 __all__ = ["stand"]
@@ -256,7 +256,7 @@ def test_both_versions_read_what_is_written_for_gpus(compose_1: Path, newer_dock
 
 
 def test_what_was_up_stays_up_for_one_pool_after_another(project: Project) -> None:
-    """A taken node is refused to a second pool; one whose client is killed is free again, and runs nothing."""
+    """A taken node is refused to a second pool; one whose client has ended, or is killed, is as it was."""
     project.up(SKYWARD_IMAGE=prebuilt())
     before = {node.container for node in project.nodes()}
     with sky.ComputePool(provider(project), nodes=2, image=IMAGE) as pool:
@@ -264,12 +264,17 @@ def test_what_was_up_stays_up_for_one_pool_after_another(project: Project) -> No
         with pytest.raises(ProviderError, match="others have taken 2"), sky.ComputePool(provider(project), nodes=2):
             raise AssertionError("a node has two pools")
         with sky.ComputePool(provider(project), nodes=1) as other:
-            assert functions.double(21) @ other == [42]
+            assert left() >> other == []
+            leave() >> other
+            assert len(left() >> other) == 2 * 5 + 1 + 3 + 1
+        with sky.ComputePool(provider(project), nodes=1) as other:
+            assert left() >> other == []
     with pytest.raises(ProviderError, match=r"needs 4 nodes; .* 3 run"), sky.ComputePool(provider(project), nodes=4):
         raise AssertionError("there are three")
 
-    text = "import skyward as sky, sys, time\nwith sky.ComputePool(sky.Compose(*sys.argv[1:]), nodes=3):\n"
-    text += "    print('open', flush=True)\n    time.sleep(100)\n"
+    text = "import skyward as sky, sys, time\nfrom tests.e2e.rights_functions import leave\n"
+    text += "with sky.ComputePool(sky.Compose(*sys.argv[1:]), nodes=3) as pool:\n"
+    text += "    leave() @ pool\n    print('open', flush=True)\n    time.sleep(100)\n"
     command = [sys.executable, "-c", text, str(project.file), project.name]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as client:
         assert client.stdout
@@ -277,7 +282,7 @@ def test_what_was_up_stays_up_for_one_pool_after_another(project: Project) -> No
         client.kill()
     wait_until(lambda: all(runners(node.container) == 0 for node in project.nodes()), 10)
     with sky.ComputePool(provider(project), nodes=NODES) as pool:
-        assert functions.double(21) @ pool == [42] * NODES
+        assert left() @ pool == [[]] * NODES
     assert {node.container for node in project.nodes()} == before
 
 

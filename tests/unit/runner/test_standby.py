@@ -79,6 +79,7 @@ def order(**more: object) -> bytes:
 
 def test_one_client_at_a_time_has_the_node(start: Start, tmp_path: Path) -> None:
     """A second one is told so by the exit status, and gets it as soon as the first has gone, whichever way."""
+    start("skyward.runner.standby")
     first = start("skyward.runner.standby", "take")
     assert 1024 < int(str(greeting(first)["port"])) < 32768
 
@@ -95,6 +96,7 @@ def test_one_client_at_a_time_has_the_node(start: Start, tmp_path: Path) -> None
 
 def test_a_taken_node_becomes_what_it_is_told_and_ends_with_its_input(start: Start) -> None:
     """It announces itself; its key is in no file by then; it and its directory are gone when the client is."""
+    start("skyward.runner.standby")
     node = start("skyward.runner.standby", "take")
     run_dir = Path(str(greeting(node)["run_dir"]))
     assert node.stdin
@@ -111,6 +113,7 @@ def test_a_taken_node_becomes_what_it_is_told_and_ends_with_its_input(start: Sta
 
 
 def test_a_runner_that_fails_says_why_and_its_status_is_passed_on(start: Start) -> None:
+    start("skyward.runner.standby")
     node = start("skyward.runner.standby", "take")
     greeting(node)
     assert node.stdin
@@ -124,11 +127,11 @@ def test_a_runner_that_fails_says_why_and_its_status_is_passed_on(start: Start) 
 
 def test_a_standby_ends_when_nobody_has_had_it_for_its_lease(start: Start) -> None:
     """While somebody has it, it does not."""
+    standby = start("skyward.runner.standby", **{LEASE_VAR: "1.5"})
     taken = start("skyward.runner.standby", "take")
     greeting(taken)
-    standby = start("skyward.runner.standby", **{LEASE_VAR: "0.4"})
     with pytest.raises(subprocess.TimeoutExpired):
-        standby.wait(2)
+        standby.wait(2.5)
 
     end(taken)
 
