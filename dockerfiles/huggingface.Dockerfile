@@ -37,6 +37,7 @@ RUN --mount=type=tmpfs,target=/run \
 FROM python AS image
 # accelerate==1.15.0
 # datasets==5.2.0
+# numpy
 # tokenizers
 # torch==2.9.1
 # transformers==5.23.0
@@ -94,4 +95,4 @@ RUN --mount=type=tmpfs,target=/run \
 ENV PYTHONPATH="/opt/skyward${PYTHONPATH:+:$PYTHONPATH}"
 ENV HF_HUB_DISABLE_TELEMETRY="1" \
     TOKENIZERS_PARALLELISM="false"
-LABEL skyward.base="sha256:0000000000000000000000000000000000000000000000000000000000000000" skyward.image="9de364a2d334a925caec4f09570ef215b25db10b7f5aaec35ae8e1b80db0eaa9" skyward.python="3.11"
+LABEL skyward.base="sha256:0000000000000000000000000000000000000000000000000000000000000000" skyward.image="78cca695f94a9c2351d8ce4eedeb48e0c953d9890930af6e7d9185c6fd34f727" skyward.python="3.11"

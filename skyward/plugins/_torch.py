@@ -8,7 +8,7 @@ from functools import partial
 from typing import Literal
 
 from skyward.errors import ConfigError
-from skyward.model.image import Image
+from skyward.model.image import Image, requirement_name
 from skyward.model.spec import Cluster
 from skyward.plugins._process_group import around_workers
 from skyward.plugins._requirement import LATEST, requirement
@@ -29,7 +29,7 @@ def torch(
     """PyTorch, and its distributed process group on pools of several ranks.
 
     The packages come from PyTorch's own index, for the pool's accelerator: with CUDA where it has some, else for CPUs.
-    The group is made once per worker, when the pool starts, and is there in every call.
+    numpy comes with them. The group is made once per worker, when the pool starts, and is there in every call.
 
     Args:
         backend: of the group; None for nccl where CUDA is available on the worker, else gloo.
@@ -74,7 +74,10 @@ class _Packages:
         build = self.cuda if accelerator is not None and accelerator.cuda else "cpu"
         elsewhere = {package for index in image.pip_indexes for package in index.packages}  # the user's choice stands
         scoped = [package for package in self.requirements if package not in elsewhere]
-        image = image.pip_install(*self.requirements.values())
+        # torch does not require numpy, and warns in each process that imports it without
+        # https://github.com/pytorch/pytorch/issues/115638
+        numpy = () if "numpy" in map(requirement_name, image.pip) else ("numpy",)
+        image = image.pip_install(*self.requirements.values(), *numpy)
         if scoped:
             image = image.with_index(f"{INDEX}/{build}", *scoped)
         return with_trainer(image)

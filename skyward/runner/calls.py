@@ -88,13 +88,14 @@ class Calls:
     def run(self, frame: Frame, slot: Slot, send: Send) -> Frame:
         """Run a call to its end; returns the frame that ends it. Only an interrupt leaves this function as an error."""
         number, flags = CALL_HEAD.unpack_from(frame.head)
-        if number in self._wishes and (refusal := self._prepare(frame.id, self._wishes[number])):
+        everywhere = bool(flags & EVERYWHERE)
+        if number in self._wishes and (refusal := self._prepare(frame.id, self._wishes[number], everywhere=everywhere)):
             return refusal
         if flags & WANT_STARTED:
             with slot.shield():
                 send(Frame(Kind.STARTED, frame.id))
         start = time.perf_counter()
-        environment.begin_call(everywhere=bool(flags & EVERYWHERE))
+        environment.begin_call(everywhere=everywhere)
         try:
             with task_output(frame.id):
                 fn = self._function(number)
@@ -126,9 +127,9 @@ class Calls:
         finally:
             environment.end_call()
 
-    def _prepare(self, call: int, wishes: dict[str, Any]) -> Frame | None:
+    def _prepare(self, call: int, wishes: dict[str, Any], *, everywhere: bool) -> Frame | None:
         """Set the variables that a function asks for; the answer to its call where that comes too late here."""
-        self._grouped |= wishes["collective"] and self._place.total_workers > 1
+        self._grouped |= everywhere and wishes["collective"] and self._place.total_workers > 1
         why = environment.conflict(wishes["env"])
         if why is None:
             environment.apply(wishes["env"])

@@ -78,7 +78,7 @@ def left() -> list[str]:
     """What there is of what another client may have left."""
     from pathlib import Path
 
-    own = ("skyward-", ".cache", "__pycache__")
+    own = ("skyward-", ".skyward-", ".cache", "__pycache__")
     found = [str(path) for place in PLACES for path in Path(place).iterdir() if not path.name.startswith(own)]
     for kind in ("shm", "sem", "msg"):
         found += [f"{kind} {line}" for line in Path("/proc/sysvipc", kind).read_text().splitlines()[1:]]

@@ -50,7 +50,7 @@ def function() -> str:
     [
         ("jax", CPU, {"keras", "jax"}),
         ("jax", GPU, {"keras", "jax[cuda12]"}),
-        ("torch", CPU, {"keras", "torch"}),
+        ("torch", CPU, {"keras", "numpy", "torch"}),
         ("tensorflow", CPU, {"keras", "tensorflow-cpu"}),
         ("tensorflow", GPU, {"keras", "tensorflow[and-cuda]"}),
     ],

@@ -26,8 +26,8 @@ def image(*plugins: sky.Plugin, accelerator: Accelerator | str | None = None, be
 
 
 def test_cpu_pools_get_the_cpu_build() -> None:
-    """Without an accelerator torch comes from the CPU index, and nothing else does."""
-    assert image(sky.plugins.torch()) == Image(pip=["torch"], pip_indexes=[PipIndex(CPU, ["torch"])])
+    """Without an accelerator torch comes from the CPU index, and nothing else does; without numpy it would warn."""
+    assert image(sky.plugins.torch()) == Image(pip=["numpy", "torch"], pip_indexes=[PipIndex(CPU, ["torch"])])
 
 
 @pytest.mark.parametrize("accelerator", ["A100", "A100:4", "a100", Accelerator("A100"), Accelerator("T4", count=2)])
@@ -64,16 +64,16 @@ def test_other_accelerators_get_the_cpu_build(accelerator: Accelerator | str) ->
 )
 def test_versions(version: str, requirement: str) -> None:
     """A bare version pins, a specifier passes through, with every operator there is."""
-    assert image(sky.plugins.torch(version=version)).pip == (requirement,)
+    assert image(sky.plugins.torch(version=version)).pip == ("numpy", requirement)
 
 
 def test_vision_and_audio_have_versions_of_their_own() -> None:
     """Each is installed with its own value, from the same index; None leaves it out."""
     made = image(sky.plugins.torch(version="2.3.0", vision="0.18.0", audio=">=2.3"), accelerator="A100")
 
-    assert made.pip == ("torch==2.3.0", "torchaudio>=2.3", "torchvision==0.18.0")
+    assert made.pip == ("numpy", "torch==2.3.0", "torchaudio>=2.3", "torchvision==0.18.0")
     assert made.pip_indexes[0].packages == ("torch", "torchaudio", "torchvision")
-    assert image(sky.plugins.torch(audio="latest")).pip == ("torch", "torchaudio")
+    assert image(sky.plugins.torch(audio="latest")).pip == ("numpy", "torch", "torchaudio")
 
 
 def test_what_is_there_stays() -> None:
@@ -81,8 +81,8 @@ def test_what_is_there_stays() -> None:
     other = PipIndex("https://packages.example/simple", ["mine"])
     mirror = PipIndex("https://mirror.example/torch", ["torch"])
 
-    assert image(sky.plugins.torch(), before=Image(pip=["mine"], pip_indexes=[other])) == Image(
-        pip=["mine", "torch"], pip_indexes=[other, PipIndex(CPU, ["torch"])]
+    assert image(sky.plugins.torch(), before=Image(pip=["mine", "numpy<2"], pip_indexes=[other])) == Image(
+        pip=["mine", "numpy<2", "torch"], pip_indexes=[other, PipIndex(CPU, ["torch"])]
     )
     kept = image(sky.plugins.torch(vision="latest"), before=Image(pip=["torch==2.3.0"], pip_indexes=[mirror]))
     assert kept.pip_indexes == Image(pip_indexes=[mirror, PipIndex(CPU, ["torchvision"])]).pip_indexes
@@ -96,7 +96,7 @@ def test_the_trainer_gets_what_it_needs_in_either_order() -> None:
     assert "accelerate" in image(torch, huggingface).pip
     assert image(huggingface).pip == ("datasets", "tokenizers", "transformers")
     pinned = image(torch, huggingface, before=Image(pip=["accelerate==1.15.0", "transformers==5.23.0"])).pip
-    assert pinned == ("accelerate==1.15.0", "datasets", "tokenizers", "torch", "transformers==5.23.0")
+    assert pinned == ("accelerate==1.15.0", "datasets", "numpy", "tokenizers", "torch", "transformers==5.23.0")
 
 
 @pytest.mark.parametrize(

@@ -196,11 +196,20 @@ def test_a_process_that_cannot_be_replaced_refuses(
     monkeypatch: pytest.MonkeyPatch, client: Client, before: Callable[[], str], collective: bool
 ) -> None:
     """The wrong backend is never used in silence."""
-    client.value(before)
+    client.value(before, flags=EVERYWHERE)
     load_keras(monkeypatch, "jax")
 
     with pytest.raises(PluginError, match="is not replaced: use a pool for each"):
-        client.value(asking("torch", collective=collective))
+        client.value(asking("torch", collective=collective), flags=EVERYWHERE)
+
+
+def test_a_call_on_one_rank_forms_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a function that does so when it is called on all of them: a fresh process can run the next one."""
+    client = Client(PLACE_OF_TWO)
+    client.value(environment.declare(lambda: "alone", collective=True))
+    load_keras(monkeypatch, "jax")
+
+    assert client.call(asking("torch", collective=True)).kind == Kind.STALE
 
 
 def test_keras_being_imported_is_no_conflict(monkeypatch: pytest.MonkeyPatch) -> None:
