@@ -52,6 +52,7 @@ class Declared:
         accelerator: of each node, as plugins may read it; None for CPU nodes.
         nodes: number of nodes, as plugins may read it.
         architecture: of the nodes as a pool takes it ("x86_64", "arm64"); None for this machine's.
+        has_volumes: whether the pool mounts volumes, which puts a program for that into the image.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Declared:
     accelerator: Accelerator | None = None
     nodes: int = 1
     architecture: str | None = None
+    has_volumes: bool = False
 
 
 def load(path: str | Path) -> Declared:

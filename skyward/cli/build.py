@@ -73,7 +73,7 @@ class Way:
         declared = wanted.declared
         if self.platform:
             declared = replace(declared, image=replace(declared.image, platform=self.platform))
-        if not declared.plugins:
+        if not declared.plugins and not declared.has_volumes:
             return declared.image
         from skyward.plugins.declared import declared_image  # takes longer to load than all that click needs
 
@@ -132,8 +132,8 @@ def command(
 ) -> int:
     """Build images before a pool needs them.
 
-    A FILE is an image in TOML, or a Python script: the pools and images it declares are found without running it. A
-    directory is a Python project, installed as its lock has it.
+    A FILE is an image in TOML, or a Python script or notebook: the pools and images it declares are found without
+    running it. A directory is a Python project, installed as its lock has it.
     """
     from skyward.cli.main import STATUSES
 
@@ -171,7 +171,7 @@ def _declared(source: str, choice: Mapping[str, Any]) -> list[Declared]:
         from skyward.build.declared import load_project
 
         return [load_project(source, **choice)]
-    if Path(source).suffix != ".py":
+    if Path(source).suffix not in (".py", ".ipynb"):
         from skyward.build.declared import load
 
         return [load(source)]
@@ -180,8 +180,8 @@ def _declared(source: str, choice: Mapping[str, Any]) -> list[Declared]:
     found = pools_in_script(source)
     if not found:
         raise ConfigError(
-            f"{source} declares no pool and no image. Looked for were sky.ComputePool(...), @sky.pool(...) and images "
-            "bound to names of the module."
+            f"{source} declares no pool and no image. Looked for were sky.ComputePool(...), sky.pool(...), the pools "
+            "of sky.integrations, subclasses and functools.partial of these, and images bound to names of the module."
         )
     return found
 

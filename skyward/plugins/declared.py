@@ -28,6 +28,10 @@ def declared_image(declared: Declared, *, platform: str, python: str) -> Image:
         PluginError: a plugin cannot be loaded, or its transform failed.
     """
     plugins = [_made(use) for use in declared.plugins]
+    if declared.has_volumes:
+        from skyward.plugins._volumes import mounting
+
+        plugins = [mounting(()), *plugins]
     check(plugins)
     spec = ClusterSpec(
         nodes=declared.nodes,

@@ -11,6 +11,7 @@ from skyward.build.script import pools_in_script
 from skyward.errors import ConfigError
 from skyward.model.accelerator import Accelerator
 from skyward.model.image import Image, PipIndex
+from skyward.plugins.declared import declared_image
 
 Found = Callable[[str], list[Declared]]
 HEAD = "raise SystemExit('this must never run')\nimport os, sys, dataclasses\nimport skyward as sky\n"
@@ -112,25 +113,28 @@ def test_what_decides_nothing_may_be_known_later(found: Found) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("def make(): ...\n@sky.pool(image=make())\ndef f(): ...", r"line 5: what 'f' .*`make` \(line 5\) is made"),
-        ("def f(args):\n    sky.ComputePool(image=args.image)", r"line 5: .*`args` \(line 5\) is made when"),
-        ("A = 1\nA = 2\n@sky.pool(image=sky.Image(pip=[A]))\ndef f(): ...", r"`A` .* more than once \(lines 4, 5\)"),
-        ("for A in 'ab':\n    sky.ComputePool(image=sky.Image(pip=[A]))", r"`A` \(line 5\) is made when the script"),
-        ("sky.ComputePool(image=sky.Image(env=dict(os.environ)))", r"`os.environ` \(line 4\) is no constant"),
-        ("sky.ComputePool(image=sky.Image(pip=[os.environ['X']]))", r"`os.environ` \(line 4\) is no constant"),
-        ("sky.ComputePool(image=sky.Image(pip=['a' if X else 'b']))", r"`'a' if X else 'b'` \(line 4\) is no constant"),
-        ("sky.ComputePool(image=sky.Image(pip=[f'{1:03}']))", r"formats more than plain texts"),
-        ("sky.ComputePool(image=open('x').read())", r"`open` \(line 4\) is bound nowhere in this script"),
-        ("sky.ComputePool(image=os.path.join('a'))", r"`os.path.join\('a'\)` .* calls something other than sky"),
+        ("def m(): return open('x')\n@sky.pool(image=m())\ndef f(): ...", r"line 5: what 'f' .*`open\('x'\)` \(line 4"),
+        ("def f(args):\n    sky.ComputePool(image=args.image)", r"line 5: .*`args` \(line 5\) is a parameter of `f`"),
+        ("for A in sys.argv:\n    sky.ComputePool(image=sky.Image(pip=[A]))", r"`A` \(line 4\)"),
+        ("sky.ComputePool(image=sky.Image(env=dict(os.environ)))", r"`os.environ` \(line 4\) is read from the env"),
+        ("sky.ComputePool(image=sky.Image(pip=[os.environ['X']]))", r"`os.environ` \(line 4\) is read from the env"),
+        ("sky.ComputePool(image=sky.Image(pip=['a' if X else 'b']))", r"`'a' if X else 'b'` .* depends on .*`X`"),
+        ("sky.ComputePool(image=open('x').read())", r"`open\('x'\)` \(line 4\) is made when the script runs"),
+        ("import a\nsky.ComputePool(image=a.b('a'))", r"`a.b\('a'\)` \(line 5\) calls something other than sky"),
         ("sky.ComputePool(plugins=[sky.Image()])", r"holds something other than sky.plugins.NAME"),
-        ("sky.ComputePool(plugins=[sky.plugins.torch()], nodes=len(X))", r"`len` \(line 4\) is bound nowhere"),
+        ("sky.ComputePool(plugins=[sky.plugins.torch()], nodes=len(X))", r"`X` \(line 4\) is bound nowhere"),
         ("sky.ComputePool(**X)", r"`X` \(line 4\) is bound nowhere"),
-        ("X = X\nsky.ComputePool(image=X)", r"`X` \(line 4\) is made when the script runs"),
-        ("X = sky.Image(pip=sys.argv)", r"what 'X' is made of .* `sys.argv` \(line 4\) is no constant"),
+        ("X = X\nsky.ComputePool(image=X)", r"`X` \(line 4\) is bound nowhere"),
+        ("X = sky.Image(pip=sys.argv)", r"what 'X' is made of .* \(line 4\) is or holds `sys.argv`"),
         ("sky.ComputePool(image=sky.Image(pip=['a b']))", r"line 4: `sky.Image\(pip=\['a b'\]\)`: pip must be"),
         ("sky.ComputePool(image=sky.Image(pips=[]))", r"line 4: .* unexpected keyword argument 'pips'"),
         ("X = {}\nsky.ComputePool(image=X['a'])", r"line 5: `X\['a'\]`: KeyError: 'a'"),
-        ("def f(:", r"train.py cannot be read: "),
+        ("def f(:", r"train.py cannot be read: line 4: "),
+        ("def f(*a): f(*a)\nwith sky.ComputePool(image=sky.Image(pip=f(1))): ...", r"line 4\) goes too deep"),
+        ("P = ['a']\nfor _ in range(99): P += P\nsky.ComputePool(image=sky.Image(pip=P))", r"line 5"),
+        ("P = []\nfor n in range(9 ** 9): P += [n]\nsky.ComputePool(image=sky.Image(pip=P))", r"line 5"),
+        ("from .config import IMAGE\nsky.ComputePool(image=IMAGE)", r"`IMAGE` \(line 5\) is of a package"),
+        ("from other import IMAGE\nsky.ComputePool(image=IMAGE)", r"\(line 5\) is or holds `other.IMAGE`"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_known_is_named(found: Found, text: str, message: str) -> None:
@@ -165,3 +169,67 @@ def test_nothing_is_found_where_nothing_is(found: Found, text: str) -> None:
 def test_the_examples_can_be_prebaked(path: Path) -> None:
     """What the examples declare can be told without running them."""
     assert pools_in_script(path)
+
+
+def test_pools_of_integrations_have_their_plugins(found: Found) -> None:
+    """joblib, and scikit-learn with it, in the order in which the pools add them."""
+    declared = found("""
+        from skyward.integrations import JoblibPool, ScikitLearnPool as Learn
+        with JoblibPool(nodes=2, joblib_version="1.4", image=sky.Image(pip=["a"])): ...
+        with Learn(sky.Docker(), plugins=[sky.plugins.huggingface()]): ...
+        with sky.integrations.ScikitLearnPool(sklearn_version="1.5"): ...
+    """)
+    uses = [[(use.name, use.args) for use in each.plugins] for each in declared]
+    assert uses == [
+        [("joblib", ("1.4",))],
+        [("huggingface", ()), ("sklearn", (None,)), ("joblib", (None,))],
+        [("sklearn", ("1.5",)), ("joblib", (None,))],
+    ]
+    assert declared[0].image == Image(pip=["a"])
+
+
+def test_a_pool_with_volumes_has_the_program_that_mounts_them(found: Found) -> None:
+    """It is in the image that such a pool uses, so it has to be in the one that is built for it."""
+    declared = found("""
+        with sky.ComputePool(volumes=[sky.Volume("data", "/data")]): ...
+        with sky.ComputePool(volumes={"/data": "s3://data"}): ...
+        with sky.ComputePool(volumes=[]): ...
+    """)
+    assert [each.has_volumes for each in declared] == [True, True, False]
+    image = declared_image(declared[0], platform="linux/amd64", python="3.12")
+    assert "rclone" in image.apt
+
+
+def test_files_beside_the_script_are_read(found: Found, tmp_path: Path) -> None:
+    """What they bind is known, and their own pools are not this script's."""
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "images.py").write_text(
+        "import skyward\nfrom config import PIP\nfrom .other import MORE\nBASE = skyward.Image(pip=[*PIP, *MORE])\n"
+        "def with_torch(version):\n    return BASE.pip_install(f'torch=={version}')\n"
+    )
+    (tmp_path / "package" / "other.py").write_text("MORE = ['rich']\n")
+    (tmp_path / "config.py").write_text("import sys, skyward\nPIP = ['numpy']\nskyward.ComputePool(image=sys.argv)\n")
+    declared = found("""
+        import config, package.images
+        from package.images import with_torch as make
+        from package import images
+        config.PIP.append("attrs")
+        with sky.ComputePool(image=package.images.BASE): ...
+        with sky.ComputePool(image=make("2.0")): ...
+        with sky.ComputePool(image=sky.Image(pip=config.PIP)): ...
+        with sky.ComputePool(image=images.BASE): ...
+    """)
+    assert [each.image.pip for each in declared] == [
+        ("numpy", "rich"),
+        ("numpy", "rich", "torch==2.0"),
+        ("attrs", "numpy"),
+        ("numpy", "rich"),
+    ]
+
+
+def test_a_problem_in_a_file_beside_names_that_file(found: Found, tmp_path: Path) -> None:
+    """The line is that of the file in which it stands."""
+    (tmp_path / "config.py").write_text("import os\n\nPIP = [os.environ['X']]\n")
+
+    with pytest.raises(ConfigError, match=r"train.py, line 5: .*`os.environ` \(config.py, line 3\)"):
+        found("from config import PIP\nsky.ComputePool(image=sky.Image(pip=PIP))")
