@@ -65,9 +65,8 @@ def build(
         progress = Progress(plan, report, secrets.values())
         for name, value in plan.build_args:
             words += ["--build-arg", f"{name}={value}"]
-        words += cache.words if cache else []
         logins = logins_for([cache.place.registry] if cache else [], _registries([plan.base]))
-        code = _run([*words, "--tag", plan.tag], progress, place, docker_host, logins)
+        code = _run([*words, "--tag", plan.tag], progress, place, docker_host, logins, cache)
     if code:
         raise build_failure(plan, progress, code)
 
@@ -130,6 +129,7 @@ def _run(
     place: _Place,
     docker_host: str | SshHost | None,
     logins: Logins,
+    cache: SharedCache | None = None,
 ) -> int:
     """Run a build from its folder, here or on the machine that an SSH address names; gives its exit status.
 
@@ -142,12 +142,13 @@ def _run(
         docker_host = SshHost.parse(docker_host)
     if isinstance(docker_host, SshHost):
         forward = place.folders.forward
-        secrets = place.secrets
+        secrets, words = place.secrets, [*words, *(cache.words if cache else ())]
         return run_there(docker_host, words, progress, place.folder, secrets=secrets, logins=logins, forward=forward)
-    command = find_command()
+    command = find_command(docker_host=docker_host)
+    shared = cache.words if cache and not command.is_podman else []  # Podman's command has another form of cache
     with login(logins) as known, handed_over(place.secrets, place.folder) as given:
         environment = {**_environment(command, docker_host), **known}
-        words = [*command.words, *_proxies(), *given, *words, str(place.folder / "context")]
+        words = [*command.words, *_proxies(), *given, *shared, *words, str(place.folder / "context")]
         return run(words, progress, folder=place.folder, environment=environment)
 
 
@@ -190,4 +191,4 @@ def _proxies() -> list[str]:
 def _environment(command: BuildCommand, docker_host: str | None) -> dict[str, str]:
     environment = {**os.environ, "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
     environment |= {"DOCKER_HOST": docker_host} if docker_host else {}
-    return environment | ({} if command.is_buildx else {"DOCKER_BUILDKIT": "1"})
+    return environment | ({} if command.is_buildx or command.is_podman else {"DOCKER_BUILDKIT": "1"})

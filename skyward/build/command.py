@@ -12,28 +12,38 @@ from dataclasses import dataclass
 from skyward.errors import EngineError
 from skyward.image import TIME
 
+_PODMANS = ("podman ", "buildah ")  # how its command begins when it tells its version
+
 
 @dataclass(frozen=True, slots=True)
 class BuildCommand:
-    """The first words of a build command, and whether it is buildx."""
+    """The first words of a build command, and whose it is: buildx's, Podman's, or else an old docker command's."""
 
     words: tuple[str, ...]
-    is_buildx: bool
+    is_buildx: bool = False
+    is_podman: bool = False
 
 
-def find_command(environ: Mapping[str, str] = os.environ) -> BuildCommand:
-    """A docker CLI with buildx, else one old enough to reach the engine's own BuildKit.
+def find_command(environ: Mapping[str, str] = os.environ, docker_host: str | None = None) -> BuildCommand:
+    """A docker CLI with buildx, else one old enough to reach the engine's own BuildKit; for Podman's engine, podman.
 
     SKYWARD_DOCKER_CLI decides if it is set; else every `docker` on PATH is asked, and /usr/bin/docker.
+
+    Args:
+        environ: variables of the environment.
+        docker_host: address of the engine; None for the one that the command takes by itself.
 
     Raises:
         EngineError: none of them can build.
     """
     chosen = environ.get("SKYWARD_DOCKER_CLI")
     clis = [chosen] if chosen else _candidates(environ.get("PATH", ""))
+    if not chosen and (podman := _podman_instead(clis, environ, docker_host)):
+        clis = [podman]
     seen: list[str] = []
     for cli in clis:
-        if _answer(cli, "buildx", "version"):
+        said = answer(cli, "buildx", "version")
+        if said and not said.startswith(_PODMANS):
             # the engine's own builder: others know neither its images nor its network. One time for all images: two
             # clean builds then have one digest
             words = (
@@ -48,17 +58,42 @@ def find_command(environ: Mapping[str, str] = os.environ) -> BuildCommand:
             )
             return BuildCommand(words, is_buildx=True)
     for cli in clis:
-        version = re.search(r"version (\d+)\.", _answer(cli, "--version"))
+        said = answer(cli, "--version")
+        if said.startswith(_PODMANS):  # also under docker's name, by the package podman-docker
+            return BuildCommand(_podman_words(cli, docker_host), is_podman=True)
+        version = re.search(r"version (\d+)\.", said)
         # from 23 on, `docker build` is buildx or the legacy builder, which knows no mounts
         if version and int(version[1]) < 23:
-            return BuildCommand((cli, "build"), is_buildx=False)
+            return BuildCommand((cli, "build"))
         seen.append(f"{cli} ({f'version {version[1]}, without buildx' if version else 'does not run'})")
     found = f"Found: {', '.join(seen)}." if seen else "No docker command was found on PATH."
     raise EngineError(
         f"Building an image takes the docker command with its buildx plugin. {found} Install buildx (the package "
         "docker-buildx of Debian and Ubuntu, docker-buildx-plugin of Docker), or point SKYWARD_DOCKER_CLI to a docker "
-        "that has it."
+        "that has it. With Podman's engine, install podman."
     )
+
+
+def _podman_instead(clis: list[str], environ: Mapping[str, str], docker_host: str | None) -> str | None:
+    """Podman's command, where there is none of docker's, or the engine is Podman's.
+
+    Docker's command cannot build there (https://github.com/containers/podman/issues/17836).
+    """
+    podman = shutil.which("podman", path=environ.get("PATH", ""))
+    if podman is None or not clis:
+        return podman
+    asked = ("version", "--format", "{{range .Server.Components}}{{.Name}};{{end}}")
+    where = ("--host", docker_host) if docker_host else ()
+    return podman if "Podman" in answer(clis[0], *where, *asked) else None
+
+
+def _podman_words(podman: str, docker_host: str | None) -> tuple[str, ...]:
+    """Podman's command builds by itself where it and the engine have one store, else through the engine's socket."""
+    store = ("info", "--format", "{{.Store.GraphRoot}}")
+    there = ("--remote", "--url", docker_host) if docker_host else ()
+    is_own = not there or answer(podman, *store) == answer(podman, *there, *store) != ""
+    # what engines and registries tell of an image has to be the same as with Docker's builder
+    return (podman, *(() if is_own else there), "build", "--format=docker")
 
 
 def _candidates(path: str) -> list[str]:
@@ -66,7 +101,7 @@ def _candidates(path: str) -> list[str]:
     return list(dict.fromkeys(cli for cli in found if cli))
 
 
-def _answer(*words: str) -> str:
+def answer(*words: str) -> str:
     """What a command prints; empty if it fails or cannot be started."""
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=20, check=False, stdin=subprocess.DEVNULL)

@@ -15,6 +15,7 @@ _ENGINE_GONE = re.compile(
     r"|connection reset by peer|docker\.sock: connect:|connection refused.*docker|unexpected EOF|no such host.*docker",
     re.IGNORECASE,
 )
+_PODMAN = re.compile(r"unable to upgrade to h2c, received 404")
 _NO_SPACE = re.compile(r"no space left on device|disk quota exceeded|os error 28", re.IGNORECASE)
 _BASE = re.compile(
     r"(pull access denied|manifest unknown|failed to resolve source metadata|failed to do request|: not found"
@@ -79,6 +80,11 @@ def base_failure(plan: Plan, progress: Progress, exit_code: int) -> ImageError:
 
 def _advice(log: str, ending: str, exit_code: int) -> str:
     """What was found and what to do about it."""
+    if _PODMAN.search(ending):
+        return (
+            "The engine has no BuildKit, as Podman's has none, so that docker's command cannot build there. Install "
+            "the podman command here, and unset SKYWARD_DOCKER_CLI."
+        )
     if _ENGINE_GONE.search(ending):
         return "The engine went away in mid-build. Start it again and repeat; finished steps are kept."
     if _NO_SPACE.search(log) or _NO_SPACE.search(ending):

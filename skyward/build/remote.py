@@ -45,7 +45,7 @@ if [ -d login ]; then
     for path in "$own"/*; do
         if [ -e "$path" ] && [ "$path" != "$own/config.json" ]; then ln -s "$path" login/ || exit 1; fi
     done
-    export DOCKER_CONFIG="$place/login"
+    export DOCKER_CONFIG="$place/login" REGISTRY_AUTH_FILE="$place/login/config.json"
 fi
 time=$2
 shift 2
@@ -63,6 +63,7 @@ done
     version=$("$cli" --version 2>/dev/null) && version=${version#Docker version }
     [ "$version" ] && [ "${version%%.*}" -lt 23 ] && export DOCKER_BUILDKIT=1 && build="$cli build" && break
 done
+[ "$build" ] || command -v docker >/dev/null || ! command -v podman >/dev/null || build="podman build --format=docker"
 if [ -z "$build" ]; then
     command -v docker >/dev/null || { echo 'docker: command not found'; exit 127; }
     echo 'skyward: the docker command there has no buildx; install its package docker-buildx'; exit 1

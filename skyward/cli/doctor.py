@@ -1,8 +1,8 @@
 """`skyward doctor`: whether this machine, and machines reached by SSH, can run nodes; the checks of pools, without one.
 
 With `--json` there is one object per host and line: `host`, `engine` (version), `platform`, `cpus`, `memory_gb`,
-`disk_gb` (free), `gpus` (names), `driver`, `cuda`, `ahead_s`, each null or empty where it is not known, and `findings`,
-each with `what` and `text`.
+`disk_gb` (free), `gpus` (names), `driver`, `cuda`, `ahead_s`, `builder`,
+`can`, `cannot`, each null or empty where it is not known, and `findings`, each with `what` and `text`.
 """
 
 from __future__ import annotations
@@ -49,5 +49,9 @@ def command(hosts: tuple[str, ...], key: Path | None, known_hosts: Path | None, 
 
 def _show(conditions: list[Condition]) -> None:
     show_table([HEADINGS, *map(as_row, conditions)])
+    for condition in conditions:
+        if condition.builder:
+            lacking = f"; not {', '.join(condition.cannot)}" if condition.cannot else ""
+            click.echo(f"\n{condition.host} builds with {condition.builder}: {', '.join(condition.can)}{lacking}")
     if findings := [finding for condition in conditions for finding in condition.findings]:
         click.echo(f"\n{table(findings)}")

@@ -1,7 +1,7 @@
 """Where the Docker engine is: found as the docker CLI finds it, because the SDK knows nothing of contexts.
 
 Order: the caller's address, `DOCKER_HOST`, the context named by `DOCKER_CONTEXT` or by the CLI's configuration, the
-default socket.
+default socket; where that does not exist, a socket of Podman's.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def find_engine(base_url: str | None = None, env: Mapping[str, str] = os.environ
     if not name:
         name, said_by = _read(folder / "config.json").get("currentContext"), str(folder / "config.json")
     if not name or name == "default":
-        return _socket(DEFAULT_URL, "the default address")
+        return _default(env)
     # the CLI keeps each context in a folder named by the SHA-256 of the context's name
     meta = folder / "contexts" / "meta" / hashlib.sha256(name.encode()).hexdigest() / "meta.json"
     url = _read(meta).get("Endpoints", {}).get("docker", {}).get("Host")
@@ -92,6 +92,17 @@ def find_engine(base_url: str | None = None, env: Mapping[str, str] = os.environ
             "Choose another with `docker context use`, or set DOCKER_HOST."
         )
     return _socket(url, f"the docker context {name!r}")
+
+
+def _default(env: Mapping[str, str]) -> EngineAddress:
+    """Docker's default socket; Podman's, the user's own or the machine's, where only that is there."""
+    own = [Path(env["XDG_RUNTIME_DIR"])] if env.get("XDG_RUNTIME_DIR") else []
+    sockets = [folder / "podman" / "podman.sock" for folder in (*own, Path("/run"))]
+    if not Path(DEFAULT_URL.removeprefix("unix://")).exists():
+        for path in sockets:
+            if path.exists():
+                return EngineAddress(path, "Podman's default address")
+    return _socket(DEFAULT_URL, "the default address")
 
 
 def _socket(url: str, origin: str) -> EngineAddress:

@@ -38,6 +38,7 @@ class Engine:
         url: its address in the form of `DOCKER_HOST`.
         version: its version.
         product: what it calls itself; empty for a plain engine.
+        is_podman: whether it is Podman's, which has the same interface.
     """
 
     def __init__(self, address: EngineAddress, pid: int | None, limits: Mapping[str, int] | None = None) -> None:
@@ -48,6 +49,8 @@ class Engine:
             with _client(APIClient, address, "1.41") as first:
                 about = first.version(api_version=False)
             self.version, self.product = str(about["Version"]), str((about.get("Platform") or {}).get("Name") or "")
+            components = [str(each.get("Name")) for each in about.get("Components") or ()]
+            self.is_podman = any(name.startswith("Podman") for name in components)
             if tuple(map(int, about["ApiVersion"].split("."))) < _LEAST_API:
                 raise EngineError(
                     f"The Docker engine at {self.url} is version {self.version}; skyward needs 20.10 or newer."

@@ -52,6 +52,11 @@ _KNOWN: tuple[tuple[str, type[SkywardError], str], ...] = (
         "sky.Docker() needs one that shares them.",
     ),
     (
+        r"container-init binary not found",
+        EngineError,
+        "The init binary of Podman (package catatonit) is missing; install it.",
+    ),
+    (
         r"docker-init",
         EngineError,
         "The engine's init binary (docker-init, in package tini) is missing; install it.",
@@ -79,6 +84,9 @@ def engine_call(action: str, engine: str) -> Iterator[None]:
         raise translate(action, engine, str(error.explanation or error)) from error
     except (docker.errors.DockerException, urllib3.exceptions.HTTPError, OSError) as error:
         # requests' exceptions are OSErrors
+        refusal = getattr(error, "response", None)
+        if refusal is not None:  # of a request whose status the SDK does not look at
+            raise translate(action, engine, refusal.text) from error
         if isinstance(_innermost(error), TimeoutError):
             raise too_slow(action, engine, _innermost(error)) from error
         raise EngineMissingError(

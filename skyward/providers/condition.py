@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from skyward.build.builder import find_builder
 from skyward.build.events import readable
 from skyward.engine import Engine
 from skyward.errors import EngineError, EngineMissingError, SkywardError
@@ -34,6 +36,9 @@ class Condition:
         driver: version of NVIDIA's driver; "" without GPUs.
         cuda: the newest major version of CUDA that the driver runs.
         ahead_s: seconds by which its clock is ahead of this machine's.
+        builder: what builds images there, with its version; asked on this machine only.
+        can: what that can do beyond what every builder does.
+        cannot: what of that it cannot.
         findings: what is wrong with it.
     """
 
@@ -47,6 +52,9 @@ class Condition:
     driver: str = ""
     cuda: int | None = None
     ahead_s: float | None = None
+    builder: str | None = None
+    can: tuple[str, ...] = ()
+    cannot: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
 
     @property
@@ -95,7 +103,8 @@ def condition_of(machine: Machine) -> Condition:
 def condition_here(name: str) -> Condition:
     """How the engine of this machine is."""
     try:
-        about = Engine.connect().info
+        engine = Engine.connect()
+        about = engine.info
     except SkywardError as error:
         return Condition(host=name, findings=(Finding(name, "engine", str(error)),))
     try:
@@ -104,7 +113,19 @@ def condition_here(name: str) -> Condition:
         free = None
     else:
         free = disk.f_bavail * disk.f_frsize
-    return Condition(host=name, **_of_engine(about, free), ahead_s=0.0, findings=tuple(check_room(name, free)))
+    findings, built = list(check_room(name, free)), dict[str, Any]()
+    try:
+        in_containerd = "io.containerd.snapshotter" in json.dumps(about.get("DriverStatus"))
+        builder = find_builder(engine.version, in_containerd=in_containerd, docker_host=engine.url)
+        if engine.is_podman and builder.name != "Buildah":
+            raise EngineError(
+                f"The engine is Podman's, and images would be built by {builder.command}, which cannot build there. "
+                "Install the podman command, and unset SKYWARD_DOCKER_CLI."
+            )
+        built = {"builder": f"{builder.name} {builder.version}", "can": builder.can, "cannot": builder.cannot}
+    except EngineError as error:
+        findings.append(Finding(name, "builder", str(error)))
+    return Condition(host=name, **_of_engine(about, free), ahead_s=0.0, **built, findings=tuple(findings))
 
 
 def _of_engine(about: Mapping[str, Any], free: int | None) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -60,7 +61,7 @@ def login(logins: Logins) -> Iterator[dict[str, str]]:
         config = with_logins(read_config(own / "config.json"), lacking)
         (folder / "config.json").touch(mode=0o600)
         (folder / "config.json").write_text(json.dumps(config))
-        yield {"DOCKER_CONFIG": str(folder)}
+        yield {"DOCKER_CONFIG": str(folder), "REGISTRY_AUTH_FILE": str(folder / "config.json")}  # of docker, of podman
 
 
 def with_logins(config: Mapping[str, Any], logins: Logins) -> dict[str, Any]:
@@ -68,14 +69,9 @@ def with_logins(config: Mapping[str, Any], logins: Logins) -> dict[str, Any]:
     auths, helpers = dict(config.get("auths") or {}), dict(config.get("credHelpers") or {})
     for registry, known in logins.items():
         key = HUB_KEY if registry == DOCKER_HUB else registry
-        entry = {
-            "username": known.username,
-            "password": known.password,
-            "identitytoken": known.identity_token,
-            "registrytoken": known.registry_token,
-        }
+        login = b64encode(f"{known.username}:{known.password}".encode()).decode() if known.username else ""
+        entry = {"auth": login, "identitytoken": known.identity_token, "registrytoken": known.registry_token}
         auths[key] = {part: value for part, value in entry.items() if value}
-        helpers[key] = (
-            ""  # a program without a name: this entry is read from the file, whatever is asked for the others
-        )
-    return {**config, "auths": auths, "credHelpers": helpers}
+        if helpers or config.get("credsStore"):
+            helpers[key] = ""  # a program without a name: the entry is read from the file, whatever is asked for others
+    return {**config, "auths": auths, **({"credHelpers": helpers} if helpers else {})}

@@ -47,3 +47,43 @@ def test_the_chosen_one_is_the_only_one(tmp_path: Path) -> None:
         find_command({"PATH": str(Path(able).parent), "SKYWARD_DOCKER_CLI": bare})
     with pytest.raises(EngineError, match=r"/nowhere/docker \(does not run\)"):
         find_command({"PATH": str(Path(able).parent), "SKYWARD_DOCKER_CLI": "/nowhere/docker"})
+
+
+def _podman(folder: Path, store: str = "/store", name: str = "podman") -> str:
+    """Podman's command: its own store, and that of the engine at any address."""
+    folder.mkdir(exist_ok=True)
+    cli = folder / name
+    cli.write_text(
+        "#!/bin/sh\n"
+        'case "$1" in\n--version) echo "podman version 4.3.1";;\n'
+        f"--remote) echo /store;;\ninfo) echo {store};;\n*) exit 1;;\nesac\n"
+    )
+    cli.chmod(0o755)
+    return str(cli)
+
+
+def test_podman_builds_where_only_it_is_installed(tmp_path: Path) -> None:
+    """Also under docker's name; by itself where it and the engine have one store, else by the engine."""
+    own, other = _podman(tmp_path / "a"), _podman(tmp_path / "b", "/another", "docker")
+    build = ("build", "--format=docker")
+    for cli, host, words in (
+        (own, None, (own, *build)),
+        (own, "unix:///p.sock", (own, *build)),
+        (other, "unix:///p.sock", (other, "--remote", "--url", "unix:///p.sock", *build)),
+    ):
+        command = find_command({"SKYWARD_DOCKER_CLI": cli}, host)
+        assert (command.words, command.is_podman, command.is_buildx) == (words, True, False)
+
+
+@pytest.mark.parametrize("product", ["Podman Engine;Conmon;", "Engine;containerd;"])
+def test_podman_beside_docker(tmp_path: Path, product: str) -> None:
+    """The engine decides: docker's command cannot build on Podman's, and Podman's not on Docker's."""
+    docker = Path(_docker(tmp_path / "a", "26.1.5", buildx=True))
+    docker.write_text(
+        docker.read_text().replace("esac", f'--host) [ "$2" = unix:///p.sock ] && echo "{product}";;\nesac')
+    )
+    podman = _podman(tmp_path / "a")
+    command = find_command({"PATH": str(tmp_path / "a")}, "unix:///p.sock")
+    assert command.words[0] == (podman if "Podman" in product else str(docker))
+    chosen = {"PATH": str(tmp_path / "a"), "SKYWARD_DOCKER_CLI": str(docker)}
+    assert find_command(chosen, "unix:///p.sock").words[0] == str(docker)

@@ -203,7 +203,7 @@ def test_logins_are_added_to_those_over_there(place: Path, monkeypatch: pytest.M
     assert run_there(HOST, ["--tag", "x"], progress, place / "place", logins=logins) == 0
 
     config = json.loads(seen.read_text())
-    assert config["auths"] == {"s.io": {"auth": "eDp5"}, "r.io": {"username": "ann", "password": "canary"}}
+    assert config["auths"] == {"s.io": {"auth": "eDp5"}, "r.io": {"auth": "YW5uOmNhbmFyeQ=="}}
     assert config["credHelpers"] == {"r.io": ""}
     files = (place / "seen.files").read_text()
     assert "-rw------- " in files

@@ -11,7 +11,7 @@ import tarfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -135,7 +135,8 @@ def fake_engine(folder: Path) -> Iterator[FakeEngine]:
             for number, line in enumerate(lines, 1):
                 if is_transfer and number == len(lines):
                     time.sleep(engine.silence_s)
-                self.wfile.write(line)
+                with suppress(BrokenPipeError):  # a client that has given up
+                    self.wfile.write(line)
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002
             pass

@@ -74,3 +74,16 @@ def test_broken_configuration_is_an_error_that_names_the_file(tmp_path: Path) ->
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ConfigError, match=r"config\.json cannot be read"):
         find_engine(env={"DOCKER_CONFIG": str(tmp_path)})
+
+
+def test_podmans_socket_where_docker_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user's own; it is not looked at where Docker's default socket or a setting is."""
+    monkeypatch.setattr("skyward.engine.address.DEFAULT_URL", f"unix://{tmp_path}/docker.sock")
+    own = tmp_path / "podman" / "podman.sock"
+    env = {"HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path)}
+    own.parent.mkdir()
+    own.touch()
+    assert find_engine(env=env).path == own
+    assert find_engine(env={**env, "DOCKER_HOST": "unix:///x.sock"}).path == Path("/x.sock")
+    (tmp_path / "docker.sock").touch()
+    assert find_engine(env=env).path == tmp_path / "docker.sock"

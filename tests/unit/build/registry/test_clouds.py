@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from base64 import b64encode
 from collections.abc import Callable
 from pathlib import Path
 
@@ -125,7 +126,8 @@ def test_the_docker_command_finds_what_its_file_does_not_have(
         modes = [stat.S_IMODE(path.stat().st_mode) for path in (folder, folder / "config.json")]
         assert (folder / "cli-plugins").is_dir()
 
-    assert config["auths"] == {"r.io": {"username": "file", "password": "x"}, **logins["auths"]}
+    ours = {"auth": b64encode(b"ann:canary").decode()}
+    assert config["auths"] == {"r.io": {"username": "file", "password": "x"}, "s.io": ours}
     assert (config["credsStore"], config["psFormat"], config["credHelpers"]) == ("mine", "x", {"s.io": ""})
     assert modes == [0o700, 0o600]
     assert not folder.exists()

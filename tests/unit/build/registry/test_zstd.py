@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+from base64 import b64encode
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -85,7 +86,7 @@ def test_the_login_of_amazons_registry(
 
     seen = json.loads((own_home / "seen").read_text())
     # a program without a name makes the docker command look into `auths`
-    auths = {"other": {"auth": "x"}, ECR: {"username": "AWS", "password": "canary"}}
+    auths = {"other": {"auth": "x"}, ECR: {"auth": b64encode(b"AWS:canary").decode()}}
     assert seen == {"auths": auths, "credHelpers": {ECR: ""}, "credsStore": "nowhere", "currentContext": "mine"}
     assert (own_home / "mode").read_text() == "700\n"
     assert stat.S_IMODE((own_home / "seen").stat().st_mode) & 0o077 == 0
