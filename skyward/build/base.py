@@ -67,6 +67,7 @@ def plan_for(
         platform=platform,
         provided=tuple(each.name for each in packages),
         rules=resolved.rules,
+        projects=tuple((each.name, each.build) for each in packages if each.build),
     )
     return compile(
         image,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from skyward.build.missing import Missing, missing_of
 from skyward.build.progress import Progress
 from skyward.errors import BuildError, ImageError, ImageNotFoundError
 from skyward.image import Plan
@@ -46,6 +47,9 @@ _MISSING = (
     re.compile(r"E: Version '[^']+' for '(?P<name>[^']+)' was not found"),
     re.compile(r"No matching distribution found for (?P<name>[A-Za-z0-9._-]+)"),
 )
+# uv's words for a package that it was to build
+_BUILT = re.compile(r"Failed to (?:download and )?build|[Bb]uild backend (?:returned an error|failed)|PEP 517")
+_UNLOCKED = re.compile(r"^.*no trusted hash was provided for: `([A-Za-z0-9._-]+)`.*$", re.MULTILINE)
 _CONFLICT = re.compile(r"No solution found when resolving|conflicting dependencies|ResolutionImpossible", re.IGNORECASE)
 
 
@@ -60,7 +64,10 @@ def build_failure(plan: Plan, progress: Progress, exit_code: int) -> ImageError:
         )
     origin = _origin(plan, progress, log)
     where = f"at step {layer.name!r} (asked for by {origin})" if layer else "before or between its steps"
-    message = f"The build of {plan.tag} failed {where}. {_advice(log, progress.ending, exit_code)}"
+    advice, shown = _advice(log, progress.ending, exit_code)
+    message = f"The build of {plan.tag} failed {where}. {advice}"
+    if shown and shown not in tail:
+        tail = f"{shown}\n...\n{tail}"
     if tail:
         message += f" Last lines:\n{tail}"
     return BuildError(message, step=progress.title, origin=origin, log=log)
@@ -72,14 +79,36 @@ def base_failure(plan: Plan, progress: Progress, exit_code: int) -> ImageError:
     log, origin = progress.log, f"your {plan.base_build.dockerfile}"
     where = f"at its step {progress.title}" if progress.title else "before or between its steps"
     message = f"The base from {plan.base_build.dockerfile} failed to build {where}. "
-    message += _advice(log, progress.ending, exit_code)
+    message += _advice(log, progress.ending, exit_code)[0]
     if tail := "\n".join(log.splitlines()[-20:]):
         message += f" Last lines:\n{tail}"
     return BuildError(message, step=progress.title, origin=origin, log=log)
 
 
-def _advice(log: str, ending: str, exit_code: int) -> str:
-    """What was found and what to do about it."""
+def _advice(log: str, ending: str, exit_code: int) -> tuple[str, str]:
+    """What was found and what to do about it, and the line of the log that shows it, where it may be far up."""
+    if unlocked := _UNLOCKED.search(log):
+        if missing := missing_of(unlocked[0]):
+            return _of_missing(missing), missing.line
+        return (
+            f"While it is built, a package asks for {unlocked[1]!r}, which the lock does not have: its files name it "
+            "nowhere in a form that can be read without running them. Choose a version that has a wheel, or make one "
+            "(`python -m pip wheel --no-deps -w dist NAME==VERSION`) and name that file in pip.",
+            unlocked[0].strip(),
+        )
+    if _BUILT.search(log) and (missing := missing_of(log)):
+        return _of_missing(missing), missing.line
+    return _general_advice(log, ending, exit_code), ""
+
+
+def _of_missing(missing: Missing) -> str:
+    found = f"A package has to be built here, and its build did not find {missing.what}."
+    if missing.package:
+        return f"{found} Debian has it in a package: add apt=[{missing.package!r}] to the image. The build said:"
+    return f"{found} Add the package of your base's distribution that has it to apt of the image. The build said:"
+
+
+def _general_advice(log: str, ending: str, exit_code: int) -> str:
     if _PODMAN.search(ending):
         return (
             "The engine has no BuildKit, as Podman's has none, so that docker's command cannot build there. Install "

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from skyward.build.build_system import BuildSystem, build_system, texts_of
 from skyward.build.included import project_files
 from skyward.errors import ConfigError
 from skyward.model.image import DEFAULT_EXCLUDES, Image, local_path, package_name
@@ -31,6 +32,7 @@ class LocalPackage:
         name: the package's name in normal form.
         path: where it is: a file, or the directory of a project.
         dependencies: what it needs, extras included: requirements without the `extra` marker.
+        build: what building it takes; None for a wheel.
         files: what has to be there to install it: paths relative to it (the file's own name for a file), and where
             they are.
         is_project: whether it is the project that the image is for, which is installed last.
@@ -40,6 +42,7 @@ class LocalPackage:
     name: str
     path: Path
     dependencies: tuple[str, ...]
+    build: BuildSystem | None = None
     files: tuple[tuple[str, Path], ...] = field(repr=False)
     is_project: bool = False
 
@@ -67,7 +70,8 @@ def local_package(entry: str, name: str, path: Path) -> LocalPackage:
     if not path.exists():
         raise ConfigError(f"The lock takes {name} from {path}, which does not exist.")
     files = project_files(path, _NOT_SOURCE) if path.is_dir() else ((path.name, path),)
-    return LocalPackage(entry=entry, name=name, path=path, dependencies=(), files=files)
+    build = build_system(name, texts_of(path)) if path.is_dir() else None
+    return LocalPackage(entry=entry, name=name, path=path, dependencies=(), build=build, files=files)
 
 
 def located(root: Path, path: str) -> Path:
@@ -129,6 +133,7 @@ def _package(entry: str, path: Path) -> LocalPackage:
         name=package_name(name),
         path=path,
         dependencies=dependencies,
+        build=build_system(name, texts_of(path)) if path.is_dir() else None,
         files=files,
     )
 

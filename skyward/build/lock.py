@@ -10,22 +10,26 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any
 
+from skyward.build.build_system import BuildSystem
+from skyward.build.entries import packages_of
 from skyward.build.indexes import host_indexes, mirrors
 from skyward.build.rules import Rules, open_entries, with_given_hashes
-from skyward.errors import ConfigError, ImageError
-from skyward.image import Lock, Package
+from skyward.errors import ConfigError, ImageError, SkywardError
+from skyward.image import Lock, Package, with_origin
 from skyward.image.lock import scopes
-from skyward.model.image import Image, local_path, package_name
+from skyward.model.image import Image, local_path
 
-_FORMAT = 2
+if TYPE_CHECKING:
+    from skyward.build.resolving import Resolved
+
+_FORMAT = 3
 # glibc 2.28 is what the wheels of the large frameworks ask for; Debian has it since 10, Ubuntu since 20.04
 _PLATFORMS = {
     "linux/amd64": "x86_64-manylinux_2_28",
@@ -43,7 +47,8 @@ class Request:
         image: the description, with all its requirements in `pip`.
         python: minor version of the nodes.
         platform: OCI platform of the nodes.
-        provided: packages that local files provide; they are in no lock.
+        provided: packages that local files provide; they are not locked.
+        projects: how those of them are built that are no wheels, by name.
         rules: what else files of the user's say.
     """
 
@@ -51,6 +56,7 @@ class Request:
     python: str
     platform: str
     provided: tuple[str, ...] = ()
+    projects: tuple[tuple[str, BuildSystem], ...] = ()
     rules: Rules = field(default_factory=Rules)
 
     @property
@@ -81,29 +87,81 @@ def lock_requirements(request: Request, *, upgrade: bool = False) -> Lock:
         ConfigError: requirements contradict each other, or no lock can be made for the platform.
         ImageError: a package or an index cannot be had, or uv is missing.
     """
-    if not open_entries(request.entries, request.rules):
-        return Lock(request.rules.pinned)
+    asked = open_entries(request.entries, request.rules)
+    if not asked and not request.projects and not any(package.is_source for package in request.rules.pinned):
+        pinned = request.rules.pinned
+        return Lock(pinned, target=_PLATFORMS.get(request.platform, "") if pinned else "")
     file = _folder() / f"{_key(request)}.json"
     kept = _read(file)
     if kept is not None and not upgrade:
         return replace(kept.lock, sources=request.rules.sources)
-    from skyward.build.resolving import resolve  # where nothing is to resolve, none of it is loaded
-
     if request.platform not in _PLATFORMS:
         raise ConfigError(
             f"Image: pip cannot be locked for {request.platform!r}; platforms with packages are: "
             f"{', '.join(sorted(_PLATFORMS))}."
         )
     preferred = () if upgrade else _preferred(request)
-    found = resolve(request, _PLATFORMS[request.platform], tuple((p.name, _version(p)) for p in preferred))
+    lock = _locked(request, _PLATFORMS[request.platform], preferred, is_open=bool(asked))
+    _write(file, request, lock)
+    return replace(lock, sources=request.rules.sources)
+
+
+def _locked(request: Request, target: str, preferred: tuple[Package, ...], *, is_open: bool) -> Lock:
+    """What uv makes of a request: packages that a lock has decided on, the others, and what builds of both take."""
+    from skyward.build.resolving import Resolved, resolve  # where nothing is to resolve, none of it is loaded
+
+    found = resolve(request, target, tuple((p.name, _version(p)) for p in preferred)) if is_open else Resolved()
     # an index may tell a size at one time only, and a package that changes its layer is installed again
     known = {package.line: package for package in preferred}
-    answer = packages_in(found, scopes(request.image), request.provided)
+    answer = packages_of(found.packages, scopes(request.image))
     pinned = {package.name: package for package in request.rules.pinned}
     more = (known.get(package.line, package) for package in answer if package.name not in pinned)
     lock = with_given_hashes(Lock((*pinned.values(), *more)), request.rules)
-    _write(file, request, lock)
-    return replace(lock, sources=request.rules.sources)
+    to_build = tuple(package.pin for package in pinned.values() if package.is_source)
+    systems = found.builds | (_as_named(request, to_build, target).builds if to_build else {}) | dict(request.projects)
+    builds = {name: build_packages(request, target, name, system) for name, system in systems.items()}
+    packages = [replace(each, build=builds[each.name]) if each.is_source else each for each in lock.packages]
+    projects = tuple((name, builds[name]) for name, _ in request.projects)
+    return Lock(tuple(packages), projects=projects, target=target)
+
+
+def _as_named(request: Request, pins: tuple[str, ...], target: str) -> Resolved:
+    """How these packages are built, which a lock of the user's has decided on."""
+    from skyward.build.resolving import resolve
+
+    image, rules = replace(request.image, pip=pins), Rules(sources=request.rules.sources)
+    asked = replace(request, image=image, rules=rules, provided=(), projects=())
+    return resolve(asked, target, (), only_sources=True)
+
+
+def build_packages(request: Request, target: str, name: str, system: BuildSystem) -> tuple[Package, ...]:
+    """What a build takes, locked like what is installed: from the same indexes, for the same platform.
+
+    It may hold source packages in turn. What they are built with is then in it too, as all of it is there together.
+
+    Raises:
+        ImageError: something that it takes cannot be had, or contradicts the rest.
+    """
+    from skyward.build.resolving import resolve
+
+    wanted = (*system.requires, *system.on_demand)
+    while wanted:
+        try:
+            nothing = replace(request.image, pip=())
+            image = with_origin(nothing, replace(nothing, pip=wanted), f"the build of {name!r}")
+            rules = Rules(sources=request.rules.sources)
+            asked = replace(request, image=image, rules=rules, provided=(), projects=())
+            found = resolve(asked, target, ())
+        except SkywardError as error:
+            if set(wanted) & set(system.on_demand):  # the machine may have the program
+                return build_packages(request, target, name, BuildSystem(system.requires))
+            raise ImageError(f"What {name!r} takes to be built cannot be had: {', '.join(wanted)}. {error}") from error
+        more = [each for inner in found.builds.values() for each in (*inner.requires, *inner.on_demand)]
+        if set(more) <= set(wanted):
+            packages = packages_of(found.packages, scopes(request.image))
+            return tuple(sorted(packages, key=lambda package: package.name))
+        wanted = tuple(dict.fromkeys((*wanted, *more)))
+    return ()
 
 
 @lru_cache(maxsize=1)
@@ -133,7 +191,8 @@ def _folder() -> Path:
 def _key(request: Request) -> str:
     """What the answer depends on. This machine's package sources go in as a hash, as they may hold passwords."""
     sources = [host_indexes(os.environ, Path.home()), sorted(mirrors(os.environ, Path.cwd()).items())]
-    asked = [_FORMAT, uv_version(), request.entries, request.provided, request.settings, repr(sources)]
+    projects = [[name, system.requires, system.on_demand] for name, system in request.projects]
+    asked = [_FORMAT, uv_version(), request.entries, request.provided, projects, request.settings, repr(sources)]
     return hashlib.sha256(json.dumps(asked, separators=(",", ":"), sort_keys=True).encode()).hexdigest()
 
 
@@ -152,20 +211,37 @@ def _read(file: Path) -> _Kept | None:
     """A lock from its file; None if there is none, or one that this version cannot read."""
     try:
         kept = json.loads(file.read_text(encoding="utf-8"))
-        packages = tuple(Package(**{**entry, "hashes": tuple(entry["hashes"])}) for entry in kept["packages"])
-        return _Kept(frozenset(kept["entries"]), kept["settings"], Lock(packages))
+        projects = tuple((name, _from_json(build)) for name, build in kept["projects"])
+        lock = Lock(_from_json(kept["packages"]), projects=projects, target=kept["target"])
+        return _Kept(frozenset(kept["entries"]), kept["settings"], lock)
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError):  # half written by a machine that went down; it is made again
         return None
 
 
-def _write(file: Path, request: Request, lock: Lock) -> None:
-    packages = [
+def _from_json(entries: Iterable[dict[str, Any]]) -> tuple[Package, ...]:
+    return tuple(
+        Package(
+            **{**entry, "hashes": tuple(entry["hashes"])}
+            | {"build": None if entry["build"] is None else _from_json(entry["build"])}
+        )
+        for entry in entries
+    )
+
+
+def _to_json(packages: Iterable[Package]) -> list[dict[str, Any]]:
+    return [
         {name: getattr(package, name) for name in ("name", "pin", "hashes", "index", "size", "compiled")}
-        for package in lock.packages
+        | {"build": None if package.build is None else _to_json(package.build)}
+        for package in packages
     ]
-    text = json.dumps({"entries": request.entries, "settings": request.settings, "packages": packages}, indent=1)
+
+
+def _write(file: Path, request: Request, lock: Lock) -> None:
+    projects = [[name, _to_json(build)] for name, build in lock.projects]
+    kept = {"target": lock.target, "packages": _to_json(lock.packages), "projects": projects}
+    text = json.dumps({"entries": request.entries, "settings": request.settings, **kept}, indent=1)
     file.parent.mkdir(parents=True, exist_ok=True)
     from tempfile import TemporaryDirectory
 
@@ -173,64 +249,6 @@ def _write(file: Path, request: Request, lock: Lock) -> None:
         fresh = Path(place) / file.name
         fresh.write_text(text, encoding="utf-8")
         fresh.replace(file)
-
-
-def packages_in(
-    document: Mapping[str, Any], index_of: Mapping[str, str], provided: Collection[str] = ()
-) -> Iterator[Package]:
-    """The packages of a `pylock.toml` (PEP 751), without what tells where this machine found them.
-
-    Args:
-        document: the parsed file, with those packages and files only that are for the target.
-        index_of: the index that each scoped package comes from.
-        provided: packages to leave out.
-
-    Raises:
-        ImageError: a file has no SHA-256.
-    """
-    for entry in document["packages"]:
-        name = package_name(entry["name"])
-        if name in provided:
-            continue
-        files = entry.get("wheels") or [entry[key] for key in ("archive", "sdist") if key in entry]
-        sizes = [file["size"] for file in files if "size" in file]
-        yield Package(
-            name=name,
-            pin=_pin(name, entry),
-            hashes=() if "vcs" in entry else tuple(sorted(_hash(name, file) for file in files)),
-            index=index_of.get(name, "") if "version" in entry and "archive" not in entry else "",
-            size=max(sizes) if sizes else None,
-            compiled="wheels" in entry and not any(_file_name(file).endswith("-any.whl") for file in files),
-        )
-
-
-def _file_name(file: Mapping[str, Any]) -> str:
-    return str(file.get("name") or urlsplit(file.get("url") or file.get("path", "")).path)
-
-
-def _pin(name: str, entry: Mapping[str, Any]) -> str:
-    if "vcs" in entry:
-        vcs = entry["vcs"]
-        below = f"#subdirectory={vcs['subdirectory']}" if vcs.get("subdirectory") else ""
-        return f"{name} @ {vcs['type']}+{_bare(vcs['url'])}@{vcs['commit-id']}{below}"
-    if "archive" in entry:
-        return f"{name} @ {_bare(entry['archive']['url'])}"
-    return f"{name}=={entry['version']}"
-
-
-def _bare(url: str) -> str:
-    """A URL without password; one of ssh keeps its user."""
-    parts = urlsplit(url)
-    if parts.password is None and (not parts.username or parts.scheme.endswith("ssh")):
-        return url
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
-
-
-def _hash(name: str, file: Mapping[str, Any]) -> str:
-    found = file.get("hashes", {}).get("sha256")
-    if not found:
-        raise ImageError(f"The index of {name!r} gives no SHA-256 of its files, so that they cannot be locked.")
-    return f"sha256:{found}"
 
 
 def _version(package: Package) -> str:

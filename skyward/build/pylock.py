@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from skyward.build.entries import packages_of
 from skyward.build.indexes import folder_of, host_indexes
 from skyward.build.local import LocalPackage, entry_for, local_package
-from skyward.build.lock import packages_in
 from skyward.errors import ConfigError
 from skyward.image import Package
 from skyward.model.image import PipIndex, package_name
@@ -136,7 +136,7 @@ def locked_for(document: Mapping[str, Any], source: Source, target: Target) -> L
             scoped.setdefault(index, set()).add(name)
     indexes = tuple(PipIndex(url, tuple(names)) for url, names in sorted(scoped.items()))
     index_of = {name: index.url for index in indexes for name in index.packages}
-    return Locked(packages=tuple(packages_in({"packages": entries}, index_of)), local=tuple(local), indexes=indexes)
+    return Locked(packages=tuple(packages_of(entries, index_of)), local=tuple(local), indexes=indexes)
 
 
 def check_requires_python(wanted: str, where: str, target: Target) -> None:

@@ -11,12 +11,16 @@ import sys
 import threading
 import tomllib
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from skyward.build.build_system import BuildSystem, build_system
+from skyward.build.entries import is_source
 from skyward.build.folders import FolderServer
 from skyward.build.scratch import scratch_folder
 from skyward.build.site import UvSettings, read_site, uv_settings, with_sources
+from skyward.build.source_files import source_texts
 from skyward.errors import ConfigError, ImageError, SkywardError
 from skyward.image.origins import origin_of
 from skyward.image.requirements import PROJECT, requirements_file, unlisted
@@ -43,19 +47,37 @@ _CERTIFICATE = re.compile(r"UnknownIssuer|invalid peer certificate|certificate v
 _BUILD = re.compile(r"Failed to build `([A-Za-z0-9._-]+)")
 
 
-def resolve(request: Request, target: str, preferred: Iterable[tuple[str, str]]) -> dict[str, Any]:
-    """The `pylock.toml` that uv makes of a request.
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """What a request came to.
+
+    Attributes:
+        packages: of the `pylock.toml` (PEP 751) that uv has made.
+        builds: how those of them are built that have no wheel which fits, by name.
+    """
+
+    packages: tuple[dict[str, Any], ...] = ()
+    builds: dict[str, BuildSystem] = field(default_factory=dict)
+
+
+def resolve(
+    request: Request, target: str, preferred: Iterable[tuple[str, str]], *, only_sources: bool = False
+) -> Resolved:
+    """Have uv resolve a request, and read what its source packages are built with.
 
     Args:
         request: what is to be locked.
         target: the platform in uv's words.
         preferred: names and versions to keep where they still fit.
+        only_sources: take the packages that are named, without what they need, and as they are before they are built.
 
     Raises:
         ConfigError: the requirements contradict each other, or this machine's settings are wrong.
         ImageError: a package or an index cannot be had, or uv is missing.
     """
     words = _words(request, target)
+    if only_sources:
+        words += ["--no-deps", *(f"--no-binary={requirement_name(entry)}" for entry in request.entries)]
     with scratch_folder("lock") as place, FolderServer() as server:
         site = with_sources(read_site(), request.rules.sources)
         _warn_of_strategy(site.indexes.strategy)
@@ -78,8 +100,14 @@ def resolve(request: Request, target: str, preferred: Iterable[tuple[str, str]])
             found = tomllib.loads((place / _LOCK).read_text(encoding="utf-8"))
             needed = _needed(request.image, found, extras)
             if not needed:
-                return found
+                break
             extras += needed
+        packages = tuple(each for each in found["packages"] if package_name(each["name"]) not in request.provided)
+        sources = {package_name(each["name"]): each for each in packages if is_source(each)}
+        builds = {
+            name: build_system(name, source_texts(name, each, place, environment)) for name, each in sources.items()
+        }
+        return Resolved(packages, builds)
 
 
 def _warn_of_strategy(strategy: str | None) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from skyward.errors import ConfigError
 from skyward.image import steps
 from skyward.image.base import BaseFacts
-from skyward.image.identity import canonical, identity_of
+from skyward.image.identity import canonical, digest_of, identity_of
 from skyward.image.lock import Lock, tier_files
 from skyward.image.origins import origin_of
 from skyward.image.plan import BaseBuild, Copied, Layer, Plan
@@ -75,7 +75,8 @@ def compile(  # noqa: A001 - it is what the room does
     """
     check_python(image, python)
     platform = image.platform or platform
-    layers = _layers(image, python, platform, base, given, lock, packages, code)
+    built = _cache_of_builds(image, python, base_digest)
+    layers = _layers(image, python, platform, base, given, lock, packages, code, built)
     files = (*steps.files(image, python, given), *(tier_files(lock) if lock else ()))
     inputs = _inputs(image, python, platform, base_digest, runner_digest, lock, packages, code)
     identity = identity_of(inputs)
@@ -134,9 +135,10 @@ def _layers(
     lock: Lock | None,
     packages: tuple[Copied, ...],
     code: Copied | None,
+    built: str,
 ) -> list[Layer]:
     """All but the labels, what changes rarely first."""
-    project = steps.project(image, platform, packages)
+    project = steps.project(image, platform, packages, lock, built)
     base_origin = origin_of(image, "base", str(image.base)) if image.base else "skyward itself, or SKYWARD_BASE"
     uv = steps.uv_stage(image, base, given, python)
     first = steps.needs_uv_first(given, python)
@@ -147,8 +149,8 @@ def _layers(
         *steps.python_venv(python, platform, given),
         *(() if first else uv),
         *steps.image_stage(),
-        *steps.requirements(image, platform, lock),
-        *steps.local_packages(image, platform, packages),
+        *steps.requirements(image, platform, lock, built),
+        *steps.local_packages(image, platform, packages, lock, built),
         *(project if image.run else ()),  # for commands, which run when all is installed
         *steps.commands(image),
         *steps.runner(),
@@ -178,6 +180,7 @@ def _inputs(
         "runner": runner_digest,
         "apt": image.apt,
         "pip": [package.line for package in lock.packages] if lock else image.pip,
+        "built with": _built_with(lock),
         "uv": steps.UV if image.pip else None,
         "pip_indexes": [[index.url, index.packages] for index in image.pip_indexes],
         "local packages": [[package.target, package.digest] for package in packages],
@@ -188,6 +191,18 @@ def _inputs(
         "env": dict(image.env),
     }
     return {name: canonical(value) for name, value in given.items() if value not in (None, (), [], {})}
+
+
+def _built_with(lock: Lock | None) -> list[list[Any]]:
+    """What each package that is built is built with, those that take nothing left out."""
+    given = [(package.name, package.build) for package in lock.packages] if lock else []
+    given += lock.projects if lock else ()
+    return [[name, [each.line for each in build]] for name, build in sorted(given) if build]
+
+
+def _cache_of_builds(image: Image, python: str, base_digest: str) -> str:
+    """The name of the cache for packages that are built: another for whatever in an image can change what comes out."""
+    return digest_of([steps.UV, base_digest, python, image.apt, dict(image.build_env)])[:16]
 
 
 def _numbered(layers: list[Layer]) -> list[Layer]:

@@ -29,6 +29,11 @@ def identity_of(inputs: Mapping[str, str]) -> str:
     return hashlib.sha256(whole.encode()).hexdigest()
 
 
+def digest_of(value: Any) -> str:
+    """SHA-256 (hex) of a value's canonical form."""
+    return hashlib.sha256(canonical(value).encode()).hexdigest()
+
+
 def _checked(value: Any) -> Any:
     """The value with tuples as lists; anything whose text could differ from run to run is refused."""
     if value is None or isinstance(value, (str, bool, int)):

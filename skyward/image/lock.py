@@ -5,6 +5,8 @@ and then the small packages, which most additions are: one more of them remakes 
 a model as a package leaves the framework alone. Names decide, because many indexes do not tell sizes; so does the size
 where one is told; where none is, compiled code is taken to be of some size.
 
+A package without a wheel is built in the image. It stands apart, with the exact packages that its build takes.
+
 Made by `skyward.build.lock`; a value here. It holds no address but those the image itself names.
 """
 
@@ -20,7 +22,6 @@ from skyward.model.image import Image, local_path, requirement_name
 Tier = Literal["cuda", "framework", "large", "medium", "light"]
 TIERS: tuple[Tier, ...] = ("cuda", "framework", "large", "medium", "light")
 
-COMMITS = "commits"
 LARGE_BYTES = 50 * 10**6
 MEDIUM_BYTES = 10**6
 # Up to some gigabytes, which releases of frameworks share; also, nodes fetch two layers at once and one in turn.
@@ -51,6 +52,7 @@ class Package:
         pin: the exact requirement: `name==version`, or `name @ URL` for what the image names by its URL.
         hashes: `sha256:...` of the files that may be installed, sorted; empty only for a commit of a repository.
         index: URL of the one index it comes from, where the image scopes it; "" for any.
+        build: what a package that has no wheel is built with; None for one that has.
         size: bytes of the largest of these files, where the index tells; decides nothing but the layer.
         compiled: whether all its wheels are for one kind of machine; decides nothing but the layer.
     """
@@ -59,6 +61,7 @@ class Package:
     pin: str
     hashes: tuple[str, ...] = ()
     index: str = ""
+    build: tuple[Package, ...] | None = None
     size: int | None = field(default=None, compare=False)
     compiled: bool = field(default=False, compare=False)
 
@@ -68,9 +71,16 @@ class Package:
         return " ".join([self.pin, *(f"--hash={each}" for each in self.hashes)])
 
     @property
-    def source(self) -> str:
+    def is_source(self) -> bool:
+        """Whether it has to be built."""
+        return self.build is not None
+
+    @property
+    def install(self) -> Install:
         """Which of the requirements files of its layer it stands in: uv reads each with settings of its own."""
-        return self.index if self.hashes else COMMITS
+        if self.build is None:
+            return Install(index=self.index)
+        return Install(self.name, self.index, tuple((each.index, each.name) for each in self.build if each.index))
 
     @property
     def tier(self) -> Tier:
@@ -93,15 +103,48 @@ class Sources:
     find_links: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Install:
+    """What one install command takes: all wheels of an index, or a package that is built. Wheels sort first.
+
+    Attributes:
+        package: the one that is built; "" for wheels.
+        index: URL of the one index to ask; "" for any.
+        build: index and name of what the build takes from indexes that the image scopes.
+    """
+
+    package: str = ""
+    index: str = ""
+    build: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def file(self) -> str:
+        """The name of its requirements file. It depends on nothing else the image names."""
+        if self.package:
+            return f"{self.package}.source.txt"
+        return f"index-{index_id(self.index)}.txt" if self.index else "locked.txt"
+
+    @property
+    def build_file(self) -> str:
+        """The name of the file with what the build takes; "" for wheels."""
+        return build_file(self.package) if self.package else ""
+
+
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """Packages in the order of their names, and where to look for them beside the site's indexes.
+    """Packages in the order of their names.
 
-    Sources decide no content, as each package has its hashes.
+    Attributes:
+        packages: what is installed.
+        sources: where to look for them beside the site's indexes; that decides no content, as each has its hashes.
+        projects: what local projects are built with, by their names.
+        target: the platform in uv's words, glibc included: what it is installed for, as it was locked for.
     """
 
     packages: tuple[Package, ...] = ()
     sources: Sources = field(default=Sources(), compare=False)
+    projects: tuple[tuple[str, tuple[Package, ...]], ...] = ()
+    target: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "packages", tuple(sorted(self.packages, key=lambda package: package.name)))
@@ -123,19 +166,19 @@ def tier_of(name: str, size: int | None = None, compiled: bool = False) -> Tier:
     return "medium" if is_some or _MEDIUM.fullmatch(name) else "light"
 
 
-def tier_sources(image: Image, lock: Lock | None, tier: Tier) -> tuple[str, ...]:
-    """Where the packages of a layer come from: URLs of scoped indexes, COMMITS, "" for the rest. Empty: no packages.
+def tier_installs(image: Image, lock: Lock | None, tier: Tier) -> tuple[Install, ...]:
+    """Where the packages of a layer come from, in the order in which they are installed. Empty: no packages.
 
     Without a lock it is told by what the image names, as if all that comes as a dependency were small.
     """
     if lock is not None:
-        return tuple(sorted({package.source for package in lock.of(tier)}))
+        return tuple(sorted({package.install for package in lock.of(tier)}))
     scoped = scopes(image)
-    wanted = {""} if tier == "light" else set()
+    wanted = {Install()} if tier == "light" else set()
     for entry in image.pip:
         name = requirement_name(entry)
         if local_path(entry) is None and tier_of(name) == tier:
-            wanted.add(COMMITS if "@ git+" in entry else scoped.get(name, ""))
+            wanted.add(Install(name) if "@ git+" in entry else Install(index=scoped.get(name, "")))
     return tuple(sorted(wanted))
 
 
@@ -145,16 +188,20 @@ def scopes(image: Image) -> dict[str, str]:
 
 
 def tier_files(lock: Lock) -> tuple[tuple[str, str], ...]:
-    """The requirements files of these layers, by path in the build context: one for each source."""
+    """The requirements files of these layers, by path in the build context: one for each source, and for its build."""
     files: dict[str, list[str]] = {}
     for package in lock.packages:
-        files.setdefault(f"requirements/{package.tier}/{source_file(package.source)}", []).append(package.line)
-    return tuple((path, "\n".join(lines) + "\n") for path, lines in sorted(files.items()))
+        files.setdefault(f"requirements/{package.tier}/{package.install.file}", []).append(package.line)
+        if package.build is not None:
+            files[f"requirements/{package.tier}/{package.install.build_file}"] = [each.line for each in package.build]
+    for name, build in lock.projects:
+        files[f"requirements/{build_file(name)}"] = [each.line for each in build]
+    return tuple((path, "".join(f"{line}\n" for line in lines)) for path, lines in sorted(files.items()))
 
 
-def source_file(source: str) -> str:
-    """The name of the requirements file for a source. It depends on nothing else the image names."""
-    return {"": "locked.txt", COMMITS: "commits.txt"}.get(source) or f"index-{index_id(source)}.txt"
+def build_file(name: str) -> str:
+    """The name of the file with what a package is built with."""
+    return f"{name}.build.txt"
 
 
 def index_id(url: str) -> str:

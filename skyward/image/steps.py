@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from skyward.image.base import BaseFacts
-from skyward.image.lock import COMMITS, TIERS, Lock, Tier, index_id, source_file, tier_of, tier_sources
+from skyward.image.lock import TIERS, Install, Lock, Tier, build_file, index_id, tier_installs, tier_of
 from skyward.image.origins import origin_of, origins_of
 from skyward.image.plan import Copied, Layer
 from skyward.image.python import APT_LEFTOVERS, PYTHON_FILE, UV_SCRIPT, UV_SCRIPT_FILE, VENV, VENV_FILE, python_script
@@ -70,6 +70,11 @@ _TIER_NOTES: Mapping[Tier, str] = {
     "medium": " (medium)",
     "light": "",
 }
+# uv notes in a package when the files that it came from last changed, which no setting prevents; only uv reads it
+_FORGET_TIMES = (
+    "find /opt/venv -name uv_cache.json -newer /run/skyward/begun -exec "
+    'sh -c \'rm "$1"; sed -i /uv_cache.json/d "${1%/*}/RECORD"\' - {} \\;'
+)
 _USER = "your image"
 _OWN = "skyward itself"
 
@@ -149,43 +154,59 @@ def image_stage() -> list[Layer]:
     return [_layer("FROM python AS image", "image", _OWN)]
 
 
-def requirements(image: Image, platform: str, lock: Lock | None) -> list[Layer]:
-    """The locked packages: first those that are large and change rarely, in layers that the others do not touch."""
+def requirements(image: Image, platform: str, lock: Lock | None, built: str) -> list[Layer]:
+    """The locked packages: first those that are large and change rarely, in layers that the others do not touch.
+
+    `built` names the cache of what is built: see `_uv_run`.
+    """
     layers = []
     for tier in TIERS if image.pip else ():
-        sources = tier_sources(image, lock, tier)
+        sources = tier_installs(image, lock, tier)
         if sources:
-            installs = [_install(f"{_GIVEN}/{source_file(source)}", source) for source in sources]
-            mounts = [
-                f"--mount=type=bind,source=requirements/{tier}/{name},target={_GIVEN}/{name}"
-                for name in map(source_file, sources)
-            ]
+            files = [name for source in sources for name in (source.file, source.build_file) if name]
+            mounts = [f"--mount=type=bind,source=requirements/{tier}/{name},target={_GIVEN}/{name}" for name in files]
+            installs = [_install(source, lock) for source in sources if not source.package]
+            builds = [_build(source, lock) for source in sources if source.package]
             entries = _tier_entries(image, lock, tier)
             name = f"pip {_short(_tier_words(entries, lock, tier))}{_TIER_NOTES[tier]}"
-            layers.append(_uv_run(image, platform, installs, *mounts, name=name, entries=entries))
+            layers.append(_uv_run(image, platform, installs, builds, *mounts, name=name, entries=entries, built=built))
     return layers
 
 
-def local_packages(image: Image, platform: str, packages: tuple[Copied, ...]) -> list[Layer]:
+def local_packages(
+    image: Image, platform: str, packages: tuple[Copied, ...], lock: Lock | None, built: str
+) -> list[Layer]:
     """Wheels and projects from this machine's files. Their needs are among the locked packages."""
     others = tuple(package for package in packages if not package.is_project)
     entries = sorted(package.entry for package in others)
-    return [_from_files(image, platform, others, f"pip {' '.join(entries)}")] if others else []
+    return [_from_files(image, platform, others, lock, built, f"pip {' '.join(entries)}")] if others else []
 
 
-def project(image: Image, platform: str, packages: tuple[Copied, ...]) -> list[Layer]:
+def project(image: Image, platform: str, packages: tuple[Copied, ...], lock: Lock | None, built: str) -> list[Layer]:
     """The project that the image is for, in a layer of its own: its code is what changes most."""
     own = tuple(package for package in packages if package.is_project)
-    return [_from_files(image, platform, own, f"project {own[0].target}")] if own else []
+    return [_from_files(image, platform, own, lock, built, f"project {own[0].target}")] if own else []
 
 
-def _from_files(image: Image, platform: str, packages: tuple[Copied, ...], name: str) -> Layer:
-    targets = " ".join(_word(f"/run/local/{package.target}") for package in packages)
+def _from_files(
+    image: Image, platform: str, packages: tuple[Copied, ...], lock: Lock | None, built: str, name: str
+) -> Layer:
+    projects = [package.target for package in packages if package.folder == f"local/{package.target}"]
+    wheels = [_word(f"/run/local/{package.target}") for package in packages if package.target not in projects]
     # builds write beside the sources, where it is thrown away; uv would take an old build of the same path for this one
-    folders = [f"--mount=type=bind,source={each.folder},target=/run/{each.folder},readwrite" for each in packages]
-    installs = [f"/run/uv/bin/uv pip install --no-progress --compile-bytecode --no-deps --refresh {targets}"]
+    mounts = [f"--mount=type=bind,source={each.folder},target=/run/{each.folder},readwrite" for each in packages]
+    mounts += [
+        f"--mount=type=bind,source=requirements/{file},target={_GIVEN}/{file}" for file in map(build_file, projects)
+    ]
+    installs = [f"{_pip(lock)} --refresh {' '.join(wheels)}"] if wheels else []
+    known = dict(lock.projects) if lock else {}
+    builds = []
+    for each in projects:
+        taken = Install(each, build=tuple((part.index, part.name) for part in known.get(each, ()) if part.index))
+        builds.append(f"{_building(taken, lock)} --refresh {_word(f'/run/local/{each}')}")
+    (builds or installs).append(_FORGET_TIMES)
     entries = tuple(sorted(package.entry for package in packages))
-    return _uv_run(image, platform, installs, *folders, name=name, entries=entries)
+    return _uv_run(image, platform, installs, builds, *mounts, name=name, entries=entries, built=built)
 
 
 def runner() -> list[Layer]:
@@ -317,30 +338,85 @@ def _run(
 
 
 def _uv_run(
-    image: Image, platform: str, installs: list[str], *mounts: str, name: str, entries: tuple[str, ...]
+    image: Image,
+    platform: str,
+    installs: list[str],
+    builds: list[str],
+    *mounts: str,
+    name: str,
+    entries: tuple[str, ...],
+    built: str,
 ) -> Layer:
-    """A RUN that installs packages with uv, whose cache is a mount."""
+    """A RUN that installs packages with uv, whose caches are mounts.
+
+    All images share the cache of wheels. A package that is built comes out as compilers, headers, variables and the
+    build's own requirements make it: `built` names a cache for base, apt and variables, in which there is a folder for
+    what is really installed and for the requirements. What compilers write for debuggers holds the random names of
+    uv's folders, so it is left out unless the image's CFLAGS ask for it.
+    """
     tool = "--mount=type=bind,from=uv,source=/opt/uv,target=/run/uv"
-    cache = f"--mount=type=cache,id=skyward-uv-{platform.replace('/', '-')},target=/run/cache/uv"
+    name_of = platform.replace("/", "-")
+    caches = [f"--mount=type=cache,id=skyward-uv-{name_of},target=/run/cache/uv"]
     script = [
         "export UV_CACHE_DIR=/run/cache/uv UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_PYTHON=/opt/venv/bin/python",
         "export PYC_INVALIDATION_MODE=CHECKED_HASH",
         *installs,
     ]
-    return _run(script, tool, *mounts, cache, name=name, origin=origins_of(image, "pip", entries), env=image.build_env)
+    if builds:
+        caches.append(f"--mount=type=cache,id=skyward-built-{name_of}-{built},target=/run/cache/built")
+        script.append('export CFLAGS="-g0 ${CFLAGS-}" CXXFLAGS="-g0 ${CXXFLAGS-}" TMPDIR=/run/cache/built/tmp')
+        script += ['mkdir -p "$TMPDIR"', *builds]
+    origin = origins_of(image, "pip", entries)
+    return _run(script, tool, *mounts, *caches, name=name, origin=origin, env=image.build_env)
 
 
-def _install(file: str, source: str) -> str:
-    """The command for one requirements file."""
-    words = "/run/uv/bin/uv pip install --no-progress --compile-bytecode --no-deps"
-    if source == COMMITS:
-        return f"{words} -r {file}"
-    if not source:
-        return f"{words} --require-hashes -r {file}"
+def _pip(lock: Lock | None) -> str:
+    """The first words of an install: what was locked for one platform is chosen for the same, as tags of wheels go."""
+    target = f" --python-platform {lock.target}" if lock and lock.target else ""
+    return f"/run/uv/bin/uv pip install --no-progress --compile-bytecode --no-deps{target}"
+
+
+def _install(source: Install, lock: Lock | None) -> str:
+    """The command for the wheels of one requirements file."""
+    words = f"{_pip(lock)} --require-hashes -r {_GIVEN}/{source.file}"
+    if not source.index:
+        return words
     # a package's one source is the index that the image names for it, wherever this site finds that
-    index = f"SKYWARD_INDEX_{index_id(source)}"
-    ours = f'[ -n "${{{index}:-}}" ] || {index}={_word(source)}'
-    return f'{ours}; env -u UV_CONFIG_FILE {words} --require-hashes --no-config --default-index "${index}" -r {file}'
+    return (
+        f'{_find(source.index)}; env -u UV_CONFIG_FILE {words} --no-config --default-index "${_variable(source.index)}"'
+    )
+
+
+def _build(source: Install, lock: Lock | None) -> str:
+    """The command for a package that is built; a commit of a repository has no hash but its own."""
+    hashes = {package.name: package.hashes for package in lock.packages} if lock else {}
+    words = f"{_building(source, lock)} --no-binary {source.package}"
+    return f"{words}{' --require-hashes' if hashes.get(source.package) else ''} -r {_GIVEN}/{source.file}"
+
+
+def _building(source: Install, lock: Lock | None) -> str:
+    """The first words for a package that is built, with exactly the packages that the lock has for that.
+
+    What the image takes from one index is found at the page which that index has of it, as other packages come from
+    the site's own indexes.
+    """
+    scoped = [(source.index, source.package)] if source.index else []
+    pages = sorted({*scoped, *source.build})
+    before = "".join(f"{_find(index)}; " for index in sorted({index for index, _ in pages}))
+    links = "".join(f' --find-links "${{{_variable(index)}%/}}/{name}/"' for index, name in pages)
+    file = f"{_GIVEN}/{source.build_file}"
+    state = f"$(cat /var/lib/dpkg/status {file} 2>/dev/null | sha256sum | cut -c-16)"
+    words = f"{_pip(lock)} --require-build-hashes --build-constraints {file}{links}"
+    return f'{before}UV_CACHE_DIR="/run/cache/built/{state}" {words}'
+
+
+def _find(index: str) -> str:
+    """Sets the variable with the address of an index to what the image says, unless this site has another."""
+    return f'[ -n "${{{_variable(index)}:-}}" ] || {_variable(index)}={_word(index)}'
+
+
+def _variable(index: str) -> str:
+    return f"SKYWARD_INDEX_{index_id(index)}"
 
 
 def _tier_entries(image: Image, lock: Lock | None, tier: Tier) -> tuple[str, ...]:

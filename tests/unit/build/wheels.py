@@ -1,7 +1,10 @@
-"""Small wheels for tests: packages of one module that says its version."""
+"""Small wheels and source archives for tests: packages of one module that says its version."""
 
 from __future__ import annotations
 
+import gzip
+import io
+import tarfile
 from pathlib import Path
 from zipfile import ZipFile, ZipInfo
 
@@ -21,4 +24,20 @@ def make_wheel(folder: Path, name: str, version: str, *requires: str, tag: str =
     with ZipFile(path, "w") as archive:
         for file, text in files.items():
             archive.writestr(ZipInfo(file, (1980, 1, 1, 0, 0, 0)), text)
+    return path
+
+
+def make_sdist(folder: Path, name: str, version: str, files: dict[str, str], *requires: str) -> Path:
+    """Write a source archive with these files, whose metadata can be read without building it; the same bytes again."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}-{version}.tar.gz"
+    needs = "".join(f"Requires-Dist: {each}\n" for each in requires)
+    texts = {**files, "PKG-INFO": f"Metadata-Version: 2.2\nName: {name}\nVersion: {version}\n{needs}"}
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for file, text in texts.items():
+            member = tarfile.TarInfo(f"{name}-{version}/{file}")
+            member.size = len(text.encode())
+            archive.addfile(member, io.BytesIO(text.encode()))
+    path.write_bytes(gzip.compress(packed.getvalue(), mtime=0))
     return path

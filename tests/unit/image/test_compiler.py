@@ -13,7 +13,7 @@ import pytest
 
 from skyward.build.runner import runner_files
 from skyward.errors import ConfigError
-from skyward.image import EPOCH, BaseFacts, Copied, Interpreter, Lock, Package, default_base, requirements_file
+from skyward.image import EPOCH, BaseFacts, Copied, Interpreter, Lock, Package, Plan, default_base, requirements_file
 from skyward.image.identity import canonical
 from skyward.image.lock import TIERS, index_id, tier_files
 from skyward.image.origins import origins_of
@@ -128,7 +128,7 @@ SIX = Package(name="six", pin="six==1.17.0", hashes=("sha256:cc",))
 BIG = Package(name="big", pin="big==1", hashes=("sha256:dd",), size=80_000_000)
 NUMPY = Package(name="numpy", pin="numpy==2", hashes=("sha256:ab",))
 NCCL = Package(name="nvidia-nccl-cu12", pin="nvidia-nccl-cu12==2", hashes=("sha256:ff",))
-REPOSITORY = Package(name="own", pin="own @ git+https://a.example/own@c0ffee")
+REPOSITORY = Package(name="own", pin="own @ git+https://a.example/own@c0ffee", build=(TORCH,))
 SCOPED = Image(pip=["torch", "six", "big", "own @ git+https://a.example/own"], pip_indexes=[PipIndex(CPU, ["torch"])])
 
 
@@ -142,7 +142,8 @@ def test_a_lock_is_split_by_size_and_source() -> None:
         "requirements/large/locked.txt": "big==1 --hash=sha256:dd\n",
         "requirements/medium/locked.txt": "numpy==2 --hash=sha256:ab\n",
         "requirements/light/locked.txt": "six==1.17.0 --hash=sha256:cc\n",
-        "requirements/light/commits.txt": "own @ git+https://a.example/own@c0ffee\n",
+        "requirements/light/own.source.txt": "own @ git+https://a.example/own@c0ffee\n",
+        "requirements/light/own.build.txt": "torch==2.13.0+cpu --hash=sha256:aa --hash=sha256:bb\n",
     }
     plan = compiled(SCOPED, lock=lock)
     assert dict(plan.files).items() >= files.items()
@@ -150,6 +151,7 @@ def test_a_lock_is_split_by_size_and_source() -> None:
     assert all(f"source={path}," in text for path in files)
     assert text.count("--require-hashes") == 5  # a commit has no hash
     assert dict(plan.files)["uv.sh"].count("--require-hashes") == 1
+    assert text.count("--require-build-hashes --build-constraints") == 1
 
 
 @pytest.mark.parametrize(
@@ -183,6 +185,48 @@ def test_the_lock_decides_and_the_split_does_not() -> None:
     assert compiled(image, lock=lock).dockerfile != compiled(image, lock=sized).dockerfile
     bumped = Lock((replace(SIX, pin="six==1.18.0"), BIG))
     assert compiled(image, lock=bumped).identity != compiled(image, lock=lock).identity
+
+
+@pytest.mark.parametrize(
+    ("image", "facts"),
+    [
+        (Image(pip=["own"], build_env={"CMAKE_ARGS": "-DCUDA=on"}), {}),
+        (Image(pip=["own"], apt=["libpq-dev"]), {}),
+        (Image(pip=["own"]), {"base_digest": "sha256:other"}),
+        (Image(pip=["own"]), {"python": "3.12"}),
+        (Image(pip=["own"]), {"platform": "linux/arm64"}),
+    ],
+)
+@pytest.mark.parametrize("local", [False, True])
+def test_what_is_built_has_a_cache_for_what_it_is_built_with(image: Image, facts: dict[str, Any], local: bool) -> None:
+    """Another base, apt list, variable, Python or platform is another cache; wheels alone share one."""
+    project = Copied(folder="local/own", digest="d", target="own", files=())
+    given: dict[str, Any] = {"lock": Lock((SIX, REPOSITORY))}
+    if local:
+        given = {"lock": Lock((SIX,), projects=(("own", ()),)), "packages": (project,)}
+    one, other = _caches(compiled(Image(pip=["own"]), **given)), _caches(compiled(image, **given, **facts))
+    assert len(one) == len(other) == 2
+    assert one - other == {each for each in one if "built" in each or "platform" in facts}
+    assert not any("built" in each for each in _caches(compiled(image, lock=Lock((SIX,)), **facts)))
+
+
+def _caches(plan: Plan) -> set[str]:
+    """The names of caches of uv's."""
+    return {name for name in re.findall(r"type=cache,id=([\w-]+)", plan.dockerfile) if "apt" not in name}
+
+
+def test_what_a_build_takes_is_in_the_identity() -> None:
+    """Another version of what a package is built with is another image, and another folder of the cache."""
+    newer = replace(REPOSITORY, build=(replace(TORCH, pin="torch==3"),))
+    one, other = compiled(SCOPED, lock=Lock((REPOSITORY,))), compiled(SCOPED, lock=Lock((newer,)))
+    assert one.identity != other.identity
+    assert "cat /var/lib/dpkg/status /run/skyward/own.build.txt" in one.dockerfile
+
+
+def test_packages_are_chosen_for_the_platform_they_were_locked_for() -> None:
+    """A wheel that fits the node better, but was not locked, would not have the lock's hash."""
+    text = compiled(SCOPED, lock=Lock((SIX, TORCH, REPOSITORY), target="x86_64-manylinux_2_36")).dockerfile
+    assert text.count("uv pip install") == text.count("--python-platform x86_64-manylinux_2_36") == 3
 
 
 def test_one_more_small_package_leaves_the_large_ones() -> None:
