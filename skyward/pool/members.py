@@ -230,7 +230,7 @@ class Members:
 
     def _discard(self, node: NodeLink) -> None:
         try:
-            node.close(0.0)
+            node.discard()
         except SkywardError as error:
             self._tell(f"what was begun of node {node.index} could not be removed, and ends by its lease: {error}")
 

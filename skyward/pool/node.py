@@ -111,6 +111,9 @@ class NodeLink:
         worker.is_one_of_several_ranks = self._shape.ranks > 1
         worker.shelf = self._shelf
         self._workers[number] = worker
+        if self._closing:  # after the line above, since what ends the node first says so and then settles its workers
+            connection.close()
+            raise WireError(f"Node {self.index} is being ended.")
         if self._place:
             worker.post_frame(Frame(Kind.PLACE, 0, self._place.encode()))
             worker.flush()
@@ -390,7 +393,22 @@ class NodeLink:
             self.close(grace_s)
         except SkywardError:
             pass  # its host may be gone already; the pool's end tries again, and reports
-        self.gone = Exit(code=0, text="was seen off")
+        self._strike_off("was seen off")
+
+    def discard(self) -> None:
+        """End a node that is of no use, while the pool goes on: one of its workers may have taken calls already.
+
+        Raises:
+            SkywardError: what was begun of it cannot be removed.
+        """
+        try:
+            self.close(0.0)
+        finally:
+            self._strike_off("could not be used")
+
+    def _strike_off(self, text: str) -> None:
+        """Settle the calls of a node that was closed."""
+        self.gone = Exit(code=0, text=text)
         for worker in self.workers:
             self._pool.dispatcher.lose(worker, self._lost_running(worker, None), is_known=True)
 
