@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from skyward.build.copied import code_files, package_files
 from skyward.build.dockerfile import base_build
 from skyward.build.foundation import check_base, facts_of_base
-from skyward.build.lock import Request, lock_requirements
+from skyward.build.local import LocalPackage, located
+from skyward.build.lock import Request, lock_anew, lock_requirements
+from skyward.build.lock_file import Entry, asked_for, entry_for, not_upgraded, wrong_base
 from skyward.build.requirement_files import resolve_files
 from skyward.build.runner import runner_digest
 from skyward.build.store import ImageFacts, ImageStore
@@ -52,36 +55,133 @@ def plan_for(
     """
     check_python(image, python)
     root = root or Path.cwd()
-    platform = image.platform or platform
-    resolved = resolve_files(image, root, python=python, platform=platform)
-    image, packages = resolved.image, resolved.packages
-    made = base_build(image.base, root, platform) if isinstance(image.base, Dockerfile) else None
-    named = str(image.base or os.environ.get("SKYWARD_BASE") or default_base(python))
-    base = _built_base(made) if made else resolve_base(named, store)
-    given = facts_of_base(named, base.facts, store, platform) if base.facts else None
+    wanted = _wanted(image, root, python, image.platform or platform)
+    image = wanted.request.image
+    if image.lock is None:
+        base = wanted.base(store)
+        lock = lock_requirements(wanted.request, upgrade=upgrade)
+    else:
+        file = located(root, image.lock)
+        if upgrade:
+            raise not_upgraded(file)
+        entry = entry_for(file, wanted.request)
+        base = wanted.base(store, entry, file)
+        lock = replace(entry.lock, sources=wanted.request.rules.sources)
+    named = wanted.named if image.lock is None else base.reference  # the name may be another image's by now
+    given = facts_of_base(named, base.facts, store, wanted.request.platform) if base.facts else None
     if given:
         check_base(repr(named), given, python)
-    request = Request(
-        image=image,
-        python=python,
-        platform=platform,
-        provided=tuple(each.name for each in packages),
-        rules=resolved.rules,
-        projects=tuple((each.name, each.build) for each in packages if each.build),
-    )
     return compile(
         image,
         python=python,
-        platform=platform,
+        platform=wanted.request.platform,
         base=base.reference,
         base_digest=base.digest,
         runner_digest=runner_digest(),
-        lock=lock_requirements(request, upgrade=upgrade),
-        packages=package_files(packages),
+        lock=lock,
+        packages=package_files(wanted.packages),
         code=code_files(image, root),
-        base_build=made,
+        base_build=wanted.base_build,
         given=given,
     )
+
+
+def lock_for(
+    image: Image,
+    store: ImageStore,
+    *,
+    python: str,
+    platform: str,
+    root: Path,
+    file: Path,
+    known: Sequence[Entry] = (),
+    newer: Collection[str] | None = None,
+) -> Entry:
+    """What a lock file has to say for an image: the entry that is known if it still fits, else a new one.
+
+    Args:
+        image: the description, plugins applied.
+        store: the images of the engine.
+        python: minor version of the nodes.
+        platform: of the nodes.
+        root: what the image's relative paths are relative to.
+        file: where the lock file is, or will be.
+        known: the entries that it has. Their versions are kept where they still fit.
+        newer: packages to take in their newest versions that are allowed; empty for all, with the base; None for none.
+
+    Raises:
+        The same errors as `plan_for`.
+    """
+    wanted = _wanted(image, root, python, image.platform or platform)
+    request = wanted.request
+    asked = asked_for(request, file.parent)
+    same = [each for each in known if (each.platform, each.python) == (request.platform, python)]
+    last = next((each for each in same if each.asked == asked), None) or next(iter(same), None)
+    if last is not None and last.asked == asked and newer is None and (last.is_pulled or not last.base):
+        return last
+    keeps_base = last is not None and last.is_pulled and newer != () and last.asked.get("base") == asked.get("base")
+    base = wanted.base(store, last if keeps_base else None, file)
+    preferred = last.lock.packages if last and newer != () else ()
+    left = tuple(package for package in preferred if package.name not in (newer or ()))
+    return Entry(
+        platform=request.platform,
+        python=python,
+        asked=asked,
+        base="" if wanted.base_build else base.digest,
+        is_pulled="@" in base.reference,
+        lock=last.lock if last and last.asked == asked and newer is None else lock_anew(request, left),
+    )
+
+
+def check_lock(image: Image, *, python: str, platform: str, root: Path, file: Path) -> None:
+    """See that a lock file fits an image. Asks neither engine nor index.
+
+    Raises:
+        ConfigError: it does not; the message names what was changed, and the command to run.
+    """
+    entry_for(file, _wanted(image, root, python, image.platform or platform).request)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wanted:
+    """What is wanted of an image, its files read."""
+
+    request: Request
+    packages: tuple[LocalPackage, ...]
+    base_build: BaseBuild | None
+
+    @property
+    def named(self) -> str:
+        """The base as the image or this machine names it."""
+        return str(self.request.image.base or os.environ.get("SKYWARD_BASE") or default_base(self.request.python))
+
+    def base(self, store: ImageStore, entry: Entry | None = None, file: Path | None = None) -> Base:
+        """The base: the one of an entry of a lock file, else the one that the engine has under its name."""
+        if self.base_build:
+            return _built_base(self.base_build)
+        named = self.named
+        if entry is None or file is None or not entry.base:
+            return resolve_base(named, store)
+        if entry.is_pulled:
+            return replace(resolve_base(f"{_repository(named)}@{entry.base}", store), digest=entry.base)
+        base = resolve_base(named, store)
+        if base.digest != entry.base:
+            raise wrong_base(file, named, base.digest, entry)
+        return base
+
+
+def _wanted(image: Image, root: Path, python: str, platform: str) -> _Wanted:
+    resolved = resolve_files(image, root, python=python, platform=platform)
+    request = Request(
+        image=resolved.image,
+        python=python,
+        platform=platform,
+        provided=tuple(each.name for each in resolved.packages),
+        rules=resolved.rules,
+        projects=tuple((each.name, each.build) for each in resolved.packages if each.build),
+    )
+    made = base_build(image.base, root, platform) if isinstance(image.base, Dockerfile) else None
+    return _Wanted(request=request, packages=resolved.packages, base_build=made)
 
 
 def _built_base(made: BaseBuild) -> Base:

@@ -76,6 +76,9 @@ def load(path: str | Path) -> Declared:
 
     path = Path(path)
     values = read(path)
+    beside = path.with_suffix(".lock")
+    if "lock" not in values and beside.is_file():
+        values["lock"] = beside.name
     plugins = values.pop("plugins", {})
     uses = plugins.items() if isinstance(plugins, dict) else ((name, {}) for name in plugins)
     try:

@@ -83,6 +83,7 @@ KEYS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "includes": _TEXTS,
     "excludes": _TEXTS,
     "bake": (lambda value: isinstance(value, bool), "true or false"),
+    "lock": (_is_text, "the path of a file that `skyward lock` writes"),
     "platform": (_is_text, "a text such as 'linux/amd64'"),
     "plugins": (_are_plugins, "a list of names, or tables [plugins.NAME] with the plugin's parameters"),
     "accelerator": (_is_text, "a text such as 'A100' or 'A100:4'"),

@@ -95,21 +95,29 @@ def lock_requirements(request: Request, *, upgrade: bool = False) -> Lock:
     kept = _read(file)
     if kept is not None and not upgrade:
         return replace(kept.lock, sources=request.rules.sources)
+    lock = lock_anew(request, () if upgrade else _preferred(request))
+    _write(file, request, lock)
+    return replace(lock, sources=request.rules.sources)
+
+
+def lock_anew(request: Request, preferred: tuple[Package, ...]) -> Lock:
+    """What uv makes of a request: packages that a lock has decided on, the others, and what builds of both take.
+
+    Args:
+        request: what is to be locked.
+        preferred: packages whose versions are kept where they still fit.
+
+    Raises:
+        The same errors as `lock_requirements`.
+    """
+    from skyward.build.resolving import Resolved, resolve  # where nothing is to resolve, none of it is loaded
+
     if request.platform not in _PLATFORMS:
         raise ConfigError(
             f"Image: pip cannot be locked for {request.platform!r}; platforms with packages are: "
             f"{', '.join(sorted(_PLATFORMS))}."
         )
-    preferred = () if upgrade else _preferred(request)
-    lock = _locked(request, _PLATFORMS[request.platform], preferred, is_open=bool(asked))
-    _write(file, request, lock)
-    return replace(lock, sources=request.rules.sources)
-
-
-def _locked(request: Request, target: str, preferred: tuple[Package, ...], *, is_open: bool) -> Lock:
-    """What uv makes of a request: packages that a lock has decided on, the others, and what builds of both take."""
-    from skyward.build.resolving import Resolved, resolve  # where nothing is to resolve, none of it is loaded
-
+    target, is_open = _PLATFORMS[request.platform], bool(open_entries(request.entries, request.rules))
     found = resolve(request, target, tuple((p.name, _version(p)) for p in preferred)) if is_open else Resolved()
     # an index may tell a size at one time only, and a package that changes its layer is installed again
     known = {package.line: package for package in preferred}

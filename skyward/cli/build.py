@@ -162,11 +162,16 @@ def _place(address: str) -> SshHost:
 
 def _read(source: str, choice: Mapping[str, Any]) -> Iterator[Wanted]:
     """The images that a file or directory declares."""
-    for declared in _declared(source, choice):
+    for declared in declared_in(source, choice):
         yield Wanted(source if declared.where == source else f"{source}:{declared.name}", declared)
 
 
-def _declared(source: str, choice: Mapping[str, Any]) -> list[Declared]:
+def declared_in(source: str, choice: Mapping[str, Any]) -> list[Declared]:
+    """The images of a TOML file, a script, or a project's directory.
+
+    Raises:
+        ConfigError: it declares none, or not what can be used.
+    """
     if Path(source).is_dir():
         from skyward.build.declared import load_project
 

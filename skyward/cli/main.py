@@ -2,8 +2,8 @@
 
 | status | meaning |
 |---|---|
-| 0 | done (`build --check`: all images exist) |
-| 1 | `build --check`: an image does not exist; elsewhere an error of no other kind |
+| 0 | done (`build --check`: all images exist; `lock --check`: all locks fit) |
+| 1 | `build --check`: an image does not exist; `lock --check`: a lock does not fit; else an error of no other kind |
 | 2 | the command line, a file or a setting is wrong |
 | 3 | a plugin failed (`build --check`: nobody can say whether an image exists) |
 | 4 | an image cannot be had: base, build or registry |
@@ -43,6 +43,7 @@ COMMANDS = {
     "doctor": "skyward.cli.doctor",
     "down": "skyward.cli.down",
     "image": "skyward.cli.image",
+    "lock": "skyward.cli.lock",
     "ps": "skyward.cli.ps",
     "up": "skyward.cli.up",
 }

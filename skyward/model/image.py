@@ -173,6 +173,8 @@ class Image:
         excludes: patterns of what to leave out of `includes`, as a .dockerignore file has them.
         bake: put `includes` into the image's last layer, instead of sending them.
         platform: such as "linux/arm64"; None for that of the nodes.
+        lock: file with the exact packages and base, written by `skyward lock`; an image that no longer fits it is
+            refused. None: packages are locked on this machine. In a TOML file, NAME.lock beside it if it is there.
         origins: who added an entry, if not the user: pairs of "field:entry" and a name. Never part of equality.
 
     Raises:
@@ -197,6 +199,7 @@ class Image:
     excludes: Sequence[str] = DEFAULT_EXCLUDES
     bake: bool = False
     platform: str | None = None
+    lock: str | None = None
     origins: tuple[tuple[str, str], ...] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -221,6 +224,7 @@ class Image:
             "excludes": normal_patterns(fields.texts("excludes", self.excludes)),
             "bake": fields.bake(self.bake),
             "platform": fields.platform(self.platform),
+            "lock": None if self.lock is None else fields.path("lock", self.lock),
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)

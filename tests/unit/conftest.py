@@ -1,4 +1,4 @@
-"""What tests of locks share."""
+"""What unit tests of several rooms share."""
 
 from __future__ import annotations
 
