@@ -36,14 +36,21 @@ EXISTS, ABSENT, UNKNOWN = 0, 1, 3
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """An image somebody asks for: its name for people, and how it is declared."""
+    """An image somebody asks for.
+
+    Attributes:
+        name: for people; pools of one function are told apart by their lines.
+        memory: what its builds are remembered by: no line, which any edit moves, but its number among those.
+        declared: how it is declared.
+    """
 
     name: str
+    memory: str
     declared: Declared
 
     def key(self, plan: Plan) -> str:
-        """What its builds are remembered by."""
-        return f"{Path.cwd() / self.name} for {plan.platform}"
+        """What its builds for a platform are remembered by."""
+        return f"{Path.cwd() / self.memory} for {plan.platform}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,8 +169,17 @@ def _place(address: str) -> SshHost:
 
 def _read(source: str, choice: Mapping[str, Any]) -> Iterator[Wanted]:
     """The images that a file or directory declares."""
-    for declared in declared_in(source, choice):
-        yield Wanted(source if declared.where == source else f"{source}:{declared.name}", declared)
+    every = declared_in(source, choice)
+    for position, declared in enumerate(every):
+        name = memory = source if declared.where == source else f"{source}:{declared.name}"
+        namesakes = [each.where for each in every if each.name == declared.name]
+        if len(namesakes) > 1:
+            before = [each.where for each in every[:position] if each.name == declared.name]
+            place = declared.where.removeprefix(f"{source}, ")
+            if namesakes.count(declared.where) > 1:
+                place += f", image {before.count(declared.where) + 1}"
+            name, memory = f"{name} ({place})", f"{memory}#{len(before) + 1}" if before else memory
+        yield Wanted(name, memory, declared)
 
 
 def declared_in(source: str, choice: Mapping[str, Any]) -> list[Declared]:
@@ -315,11 +331,12 @@ def _annotated(plan: Plan, name: str) -> str:
 
 def _explain(wanted: Wanted, way: Way, output: Output) -> int:
     """Say what differs from the last build of this file here, and which layers that costs."""
-    from skyward.build.explain import explain, recall
+    from skyward.build.explain import explain, memory_of, recall
 
     with output.listening(wanted.name):
         plan = way.plan(wanted)
     last = recall(wanted.key(plan))
-    exists = way.engine.inspect(plan.tag) is not None
-    output.explanation(wanted.name, plan, last.tag if last else None, explain(plan, last), exists=exists)
+    exists = is_known(plan.tag, way.engine.inspect(plan.tag))
+    found = explain(plan, memory_of(plan) if exists else last)  # nothing changes where nothing is built
+    output.explanation(wanted.name, plan, last.tag if last else None, found, exists=exists)
     return EXISTS

@@ -13,8 +13,8 @@ of what is being built. The events:
 - `result`: `tag`, `id`, `size` (bytes), `built` (false where the image was there), `seconds`, `reference` (with the
   registry's digest; null if it was not pushed), `layers` as above, with `seconds` and `size` (null: not known).
 - `check`: `tag`, `state` ("exists", "absent", "unknown"), `reason`.
-- `explain`: `tag`, `exists`, `last` (the tag of the last build here, or null), `changes` (each with `input`, `before`,
-  `after`), `reused` and `rebuilt` (layers).
+- `explain`: `tag`, `exists`, `last` (the tag of the last build here, or null), `changes` since then (each with `input`,
+  `before`, `after`), `reused` and `rebuilt` (layers); where the image exists nothing is changed or rebuilt.
 - `dockerfile`: `text`.
 - `error`: `kind` (the exception's name), `message`, `status` (the exit status).
 """
@@ -155,7 +155,7 @@ class Output:
             self._say(image, {**document, **layers})
             return
         click.echo(f"{plan.tag}  {image}: {'exists, nothing to build' if exists else 'would be built'}")
-        if last is None:
+        if last is None and not exists:
             click.echo("  no build of it is known here")
         for change in found.changes:
             click.echo(f"  changed  {change}")

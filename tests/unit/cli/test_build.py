@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -161,6 +162,82 @@ def test_a_script_is_read_and_not_run(skyward: Skyward, engine: FakeEngine, scri
     assert [event["image"] for event in events] == [f"{script}:first", f"{script}:second"]
     _, text, _ = skyward("build", script, "--print")
     assert "train.py:second for linux/arm64" in text
+
+
+SEVERAL = """
+import skyward as sky
+def main():
+    with sky.ComputePool(image=sky.Image(run=["one"])): ...
+    with sky.ComputePool(image=sky.Image(run=["two", "three"])): ...
+def both(image):
+    with sky.ComputePool(image=image): ...
+both(sky.Image(run=["one"]))
+both(sky.Image(run=["four"]))
+"""
+
+
+def _explained(skyward: Skyward, script: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in skyward("build", script, "--explain", "--json")[1].splitlines()]
+
+
+def test_several_pools_are_explained_apart(skyward: Skyward, engine: FakeEngine, script: Path) -> None:
+    """Each has a name of its own, with its line where a function has several, and its own last build."""
+    script.write_text(SEVERAL)
+    _make(skyward, engine, script)
+    assert skyward("build", script)[0] == 0  # remembers all four
+    script.write_text("# a line more\n" + SEVERAL.replace("three", "other"))
+
+    events = _explained(skyward, script)
+
+    names = ["main (line 5)", "main (line 6)", "both (line 8, image 1)", "both (line 8, image 2)"]
+    assert [each["image"] for each in events] == [f"{script}:{name}" for name in names]
+    assert [each["exists"] for each in events] == [True, False, True, True]
+    changes = [{"input": "run", "before": "three", "after": "other"}]
+    assert [each["changes"] for each in events] == [[], changes, [], []]
+    assert [bool(each["rebuilt"]) for each in events] == [False, True, False, False]
+    _, out, _ = skyward("build", script, "--explain")
+    assert out.count("exists, nothing to build") == 3
+    assert out.count("changed") == 1
+
+
+def test_what_exists_is_not_explained_as_changed(skyward: Skyward, engine: FakeEngine, file: Path) -> None:
+    """Also where the last build was of something else: an edit that was taken back needs no build."""
+    _make(skyward, engine, file)
+    skyward("build", file)
+    file.write_text(TOML.replace("make it", "make other"))
+    _make(skyward, engine, file)
+    skyward("build", file)
+    file.write_text(TOML)
+
+    (event,) = _explained(skyward, file)
+
+    assert event["exists"]
+    assert event["changes"] == event["rebuilt"] == []
+    assert event["reused"]
+
+
+def test_an_image_under_our_tag_that_we_did_not_build_would_be_built(
+    skyward: Skyward, engine: FakeEngine, file: Path
+) -> None:
+    """`--explain` and `--check` agree."""
+    (tag,) = _make(skyward, engine, file)
+    engine.images[tag] |= {"Id": "sha256:other"}
+
+    (event,) = _explained(skyward, file)
+
+    assert not event["exists"]
+
+
+def test_a_notebook_is_a_script(skyward: Skyward, tmp_path: Path) -> None:
+    """Its pools are found in its cells."""
+    path = tmp_path / "train.ipynb"
+    code = "import skyward as sky\n!ls\nwith sky.ComputePool(image=sky.Image(run=['one'])): ..."
+    path.write_text(json.dumps({"cells": [{"cell_type": "code", "source": code}]}))
+
+    status, out, _ = skyward("build", path, "--check")
+
+    assert status == 1
+    assert f"{path}:train: absent" in out
 
 
 def test_a_script_without_pools_is_a_mistake(skyward: Skyward, tmp_path: Path) -> None:
