@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -40,6 +40,7 @@ def build(
     docker_host: str | SshHost | None,
     secrets: Mapping[str, bytes],
     cache: SharedCache | None = None,
+    alive: Callable[[], object] | None = None,
 ) -> None:
     """Build a plan's image on the engine at `docker_host`; nothing else of the build is left anywhere.
 
@@ -51,6 +52,7 @@ def build(
         docker_host: address of the engine; None for what the docker command takes by itself.
         secrets: values of the image's secrets.
         cache: where layers are taken from that this engine has not made, and left for others.
+        alive: asks that engine something, while the build is silent; raises if there is no answer.
 
     Raises:
         BuildError: a step failed, or the engine went away.
@@ -66,12 +68,18 @@ def build(
         for name, value in plan.build_args:
             words += ["--build-arg", f"{name}={value}"]
         logins = logins_for([cache.place.registry] if cache else [], _registries([plan.base]))
-        code = _run([*words, "--tag", plan.tag], progress, place, docker_host, logins, cache)
+        code = _run([*words, "--tag", plan.tag], progress, place, docker_host, logins, alive, cache)
     if code:
         raise build_failure(plan, progress, code)
 
 
-def build_base(plan: Plan, report: Report, docker_host: str | SshHost | None, secrets: Mapping[str, bytes]) -> None:
+def build_base(
+    plan: Plan,
+    report: Report,
+    docker_host: str | SshHost | None,
+    secrets: Mapping[str, bytes],
+    alive: Callable[[], object] | None = None,
+) -> None:
     """Build the base that a plan's image starts from, out of the user's Dockerfile; see `build`.
 
     Raises:
@@ -85,7 +93,7 @@ def build_base(plan: Plan, report: Report, docker_host: str | SshHost | None, se
         words = [*place.words, *(["--target", base.target] if base.target else [])]
         words += ["--label", f"{BASE_LABEL}={base.digest}", "--tag", base.tag, "--file", "Dockerfile"]
         images = images_of((place.folder / "Dockerfile").read_text(encoding="utf-8", errors="replace"))
-        code = _run(words, progress, place, docker_host, logins_for(perhaps=_registries(images)))
+        code = _run(words, progress, place, docker_host, logins_for(perhaps=_registries(images)), alive)
     if code:
         raise base_failure(plan, progress, code)
 
@@ -129,6 +137,7 @@ def _run(
     place: _Place,
     docker_host: str | SshHost | None,
     logins: Logins,
+    alive: Callable[[], object] | None,
     cache: SharedCache | None = None,
 ) -> int:
     """Run a build from its folder, here or on the machine that an SSH address names; gives its exit status.
@@ -149,7 +158,7 @@ def _run(
     with login(logins) as known, handed_over(place.secrets, place.folder) as given:
         environment = {**_environment(command, docker_host), **known}
         words = [*command.words, *_proxies(), *given, *shared, *words, str(place.folder / "context")]
-        return run(words, progress, folder=place.folder, environment=environment)
+        return run(words, progress, folder=place.folder, environment=environment, alive=alive)
 
 
 def _registries(images: Iterable[str]) -> set[str]:

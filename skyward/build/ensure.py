@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -65,15 +66,16 @@ def _build(
     secrets = secret_values(plan.image.secrets)  # whatever is missing is said before anything is made
     host = docker_host or os.environ.get("DOCKER_HOST")
     started, before = perf_counter(), store.inspect(plan.tag)
+    ask = partial(store.inspect, plan.base)  # something that a frozen engine does not answer
     if plan.base_build and store.inspect(plan.base) is None:
         report(note(f"building the base {plan.base} from {plan.base_build.dockerfile}"))
-        build_base(plan, report, host, secrets)
+        build_base(plan, report, host, secrets, ask)
     if plan.base_build:
         plan = _settled(plan, plan.base_build, store)
     if told := replaced_python(plan):
         report(note(told))
     report(note(f"building {plan.tag} from {plan.base}"))
-    build(plan, report, host, secrets, cache)
+    build(plan, report, host, secrets, cache, ask)
     made = store.inspect(plan.tag)
     if made is None:
         raise BuildError(

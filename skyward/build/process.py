@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
@@ -14,9 +14,10 @@ from shutil import copyfileobj
 from typing import IO
 
 from skyward.build.progress import Progress
-from skyward.errors import EngineError
+from skyward.errors import EngineError, EngineMissingError
 
 _QUIET_S = 0.3
+_SILENCE_S = 3.0  # of a command, before its engine is asked whether it is there
 _GRACE_S = 5.0  # the command's time to tell the engine that the build is off
 
 
@@ -27,6 +28,7 @@ def run(
     folder: Path,
     environment: Mapping[str, str],
     feed: IO[bytes] | None = None,
+    alive: Callable[[], object] | None = None,
 ) -> int:
     """Run a command to its end and return its exit status; its output goes to `progress`.
 
@@ -38,6 +40,7 @@ def run(
         folder: its working directory.
         environment: its environment.
         feed: what it reads. Its standard input then stays open, so that its end tells the command to stop.
+        alive: called again and again while the command says nothing; what it raises ends the command.
 
     Raises:
         EngineError: it could not be started.
@@ -55,14 +58,18 @@ def run(
     except OSError as error:
         raise EngineError(f"The command {words[0]!r} could not be started: {error}.") from error
     assert process.stdout
+    grace_s = _GRACE_S
     with process.stdout:
         try:
             if feed is not None and process.stdin is not None:
                 threading.Thread(target=_give, args=(feed, process.stdin), name="skyward-context", daemon=True).start()
-            _follow(process.stdout, progress)
+            _follow(process.stdout, progress, alive)
             return process.wait()
+        except EngineMissingError:
+            grace_s = 0.0  # there is nobody to be told that the build is off
+            raise
         finally:
-            _end(process)
+            _end(process, grace_s)
 
 
 def _give(feed: IO[bytes], stdin: IO[bytes]) -> None:
@@ -72,7 +79,7 @@ def _give(feed: IO[bytes], stdin: IO[bytes]) -> None:
         stdin.flush()
 
 
-def _follow(output: IO[bytes], progress: Progress) -> None:
+def _follow(output: IO[bytes], progress: Progress, alive: Callable[[], object] | None) -> None:
     """Feed lines as they come, and tell when none has come for a moment: a silent step is then known to run."""
     rest = b""
     with DefaultSelector() as ready:
@@ -80,7 +87,9 @@ def _follow(output: IO[bytes], progress: Progress) -> None:
         while True:
             if not ready.select(_QUIET_S):
                 progress.quiet()
-                ready.select()
+                while not ready.select(_SILENCE_S):
+                    if alive is not None:
+                        alive()
             chunk = os.read(output.fileno(), 1 << 16)
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines if chunk else [rest]:
@@ -89,7 +98,7 @@ def _follow(output: IO[bytes], progress: Progress) -> None:
                 return
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes], grace_s: float) -> None:
     """Ask a process and what it started to stop, and after a grace end them; nothing if it has ended."""
     try:
         if process.stdin is not None:
@@ -97,7 +106,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
                 process.stdin.close()
         elif process.poll() is None:
             os.killpg(process.pid, signal.SIGINT)
-        process.wait(_GRACE_S)
+        process.wait(grace_s)
     except subprocess.TimeoutExpired:
         pass
     finally:

@@ -148,6 +148,10 @@ class Engine:
             return True
         return False
 
+    def close_idle(self) -> None:
+        """Close connections that are kept for further questions; the next question makes another."""
+        self._api._custom_adapter.close_idle()
+
     def signal(self, container_id: str, name: str) -> None:
         """Send the first process of a container a signal, such as "SIGUSR1"; nothing happens if it does not run."""
         import docker.errors

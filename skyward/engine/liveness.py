@@ -59,20 +59,37 @@ class LiveSocket(socket.socket):
             EngineMissingError: the engine is frozen.
             TimeoutError: it is not, and yet has not answered within the time limit.
         """
-        limit_s = self.gettimeout()
-        if limit_s is not None:
-            began = time.monotonic()
-            poller = select.poll()
-            poller.register(self, select.POLLIN)
-            while not poller.poll(min(_patience(self.engine, _SILENCE_S), limit_s) * 1000):
-                silent_s = time.monotonic() - began
-                if self.waiting is None and silent_s > limit_s:
-                    raise TimeoutError(f"no answer within {limit_s:g} s")
-                if self.path is not None:
-                    check_alive(self.path, self.engine)
-                if self.waiting is not None:
-                    self.waiting(silent_s)
+        self._wait(select.POLLIN, "no answer")
         return super().recv_into(buffer, nbytes, flags)
+
+    def sendall(self, data: Any, flags: int = 0) -> None:
+        """Send as a socket does, while the engine takes what it is sent.
+
+        Raises:
+            EngineMissingError: the engine is frozen.
+            TimeoutError: it is not, and yet has taken nothing within the time limit.
+        """
+        left = memoryview(data).cast("B")
+        while left:
+            self._wait(select.POLLOUT, "nothing taken")
+            left = left[self.send(left, flags) :]
+
+    def _wait(self, event: int, failing: str) -> None:
+        """Until the engine answers or takes something; not at all without a time limit."""
+        limit_s = self.gettimeout()
+        if limit_s is None:
+            return
+        began = time.monotonic()
+        poller = select.poll()
+        poller.register(self, event)
+        while not poller.poll(min(_patience(self.engine, _SILENCE_S), limit_s) * 1000):
+            silent_s = time.monotonic() - began
+            if self.waiting is None and silent_s > limit_s:
+                raise TimeoutError(f"{failing} within {limit_s:g} s")
+            if self.path is not None:
+                check_alive(self.path, self.engine)
+            if self.waiting is not None:
+                self.waiting(silent_s)
 
 
 def check_alive(path: Path, engine: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
+from queue import Empty, Full
 from typing import Any
 
 from docker.transport.unixconn import UnixHTTPAdapter, UnixHTTPConnection, UnixHTTPConnectionPool
@@ -33,6 +35,13 @@ class EngineAdapter(UnixHTTPAdapter):
                 self.pools[url] = pool
         return pool
 
+    def close_idle(self) -> None:
+        """Close the connections that nothing is asked over; those in use are kept, and further ones are made."""
+        with self.pools.lock:
+            pools = [self.pools[url] for url in self.pools.keys()]  # noqa: SIM118 - urllib3's container cannot be iterated
+        for pool in pools:
+            pool.close_idle()
+
     def send(self, request: Any, *args: Any, **more: Any) -> Any:
         """Send a request. One without a time limit gets one for its first answer, and its stream then has none."""
         if more.get("timeout") is not None:
@@ -45,6 +54,19 @@ class EngineAdapter(UnixHTTPAdapter):
 
 class _Pool(UnixHTTPConnectionPool):
     engine: str
+
+    def close_idle(self) -> None:
+        """Close what waits here for the next request."""
+        waiting: Any = self.pool
+        idle = []
+        with suppress(Empty):
+            while True:
+                idle.append(waiting.get(block=False))
+        for connection in idle:
+            if connection is not None:
+                connection.close()
+            with suppress(Full):
+                waiting.put(None, block=False)  # stands for one that may be made
 
     def _new_conn(self) -> Any:
         timeout: Any = self.timeout

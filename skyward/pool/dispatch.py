@@ -242,7 +242,7 @@ class Dispatcher:
         if task.stream is None:
             task.resolve(error=reason)
         if worker is not None:
-            self._clock.after(GRACE_S, partial(self._end_if_stuck, worker, task))
+            self._clock.after(GRACE_S, partial(self._end_if_stuck, worker, task.id))
         _flush(touched)
 
     def held(self, worker: WorkerLink) -> list[Task]:
@@ -312,7 +312,7 @@ class Dispatcher:
                     continue
                 if frame.kind == Kind.STALE:
                     worker.stale = True  # it is leaving; what it holds runs in the process after it
-                    self._clock.after(GRACE_S, partial(self._end_if_stuck, worker, task))
+                    self._clock.after(GRACE_S, partial(self._end_if_stuck, worker, task.id))
                     continue
                 if frame.kind in _LAST:
                     del worker.outstanding[frame.id]
@@ -350,13 +350,13 @@ class Dispatcher:
             case Kind.ERROR:
                 task.resolve(frame, error=task.stopping)
 
-    def _end_if_stuck(self, worker: WorkerLink, task: Task) -> None:
+    def _end_if_stuck(self, worker: WorkerLink, call: int) -> None:
         with self._lock:
-            stuck = self._closed is None and worker.alive and task.id in worker.outstanding
-            if stuck:
+            task = worker.outstanding.get(call) if self._closed is None and worker.alive else None
+            if task is not None:
                 why = f"{task.function.name}() was to be stopped there and did not heed that for {GRACE_S:g} s"
                 worker.ordered_to_end = worker.ordered_to_end or why
-        if stuck:
+        if task is not None:
             self._kill(worker)
 
     # at regular times, while there is work ----------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from skyward.engine import Engine, EngineAddress, find_engine
+from skyward.engine.liveness import check_alive
 from skyward.errors import ProviderError
 from skyward.providers.compose_node import Standby
 from skyward.providers.containers import POOL
+from skyward.system import time
 
 PROJECT = "com.docker.compose.project"  # labels that compose gives to what it makes
 GPUS = "skyward.gpus"  # a label of services whose containers have GPUs for themselves
@@ -24,6 +27,7 @@ _NUMBER = "com.docker.compose.container-number"
 _SERVICE = "com.docker.compose.service"
 _UP_LIMIT_S, _DOWN_LIMIT_S = 600.0, 120.0
 _GRACE_S = 2  # for containers to end by themselves
+_ASK_S = 3.0  # compose waits for ever for an engine that is frozen; so often that one is asked
 _LAST_LINES = 15
 
 
@@ -110,25 +114,38 @@ class Project:
     ) -> None:
         command = [*self.command, "--file", str(self.file), "--project-name", self.name, *words]
         action = f"`{' '.join((*self.command, words[0]))}` of {self.file} (project {self.name})"
-        try:
-            done = subprocess.run(
-                command,
-                env={**os.environ, **variables, "DOCKER_HOST": self.address.url},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                timeout=limit_s,
-                check=False,
-                pass_fds=locks,
-                start_new_session=True,  # Ctrl-C in the terminal is the client's alone
-            )
-        except subprocess.TimeoutExpired:
-            raise ProviderError(f"{action} did not end within {limit_s:g} s and was stopped.") from None
-        if done.returncode:
-            last = "\n".join(done.stdout.strip().splitlines()[-_LAST_LINES:])
-            raise ProviderError(f"{action} ended with exit status {done.returncode}. Its last lines:\n{last}")
+        with subprocess.Popen(
+            command,
+            env={**os.environ, **variables, "DOCKER_HOST": self.address.url},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            pass_fds=locks,
+            start_new_session=True,  # Ctrl-C in the terminal is the client's alone
+        ) as program:
+            try:
+                said = self._said(program, limit_s)
+            except subprocess.TimeoutExpired:
+                raise ProviderError(f"{action} did not end within {limit_s:g} s and was stopped.") from None
+            finally:
+                if program.poll() is None:
+                    os.killpg(program.pid, signal.SIGKILL)
+        if program.returncode:
+            last = "\n".join(said.strip().splitlines()[-_LAST_LINES:])
+            raise ProviderError(f"{action} ended with exit status {program.returncode}. Its last lines:\n{last}")
+
+    def _said(self, program: subprocess.Popen[str], limit_s: float) -> str:
+        """What compose prints until it ends, which takes as long as it takes an engine that is alive."""
+        deadline = time.monotonic() + limit_s
+        while True:
+            try:
+                return program.communicate(timeout=_ASK_S)[0]
+            except subprocess.TimeoutExpired:
+                if time.monotonic() > deadline:
+                    raise
+            check_alive(self.address.path, self.address.url)
 
     @cached_property
     def command(self) -> tuple[str, ...]:

@@ -148,6 +148,7 @@ class PoolContainers:
         """
         self.shut()
         with ExitStack() as last:
+            last.callback(self.engine.close_idle)
             last.callback(self.watch.close)
             remove_all(self.engine, self.pool)
 

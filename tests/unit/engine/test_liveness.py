@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,7 +14,9 @@ import pytest
 
 from skyward.engine import Engine, Images, liveness
 from skyward.engine.address import EngineAddress
+from skyward.engine.liveness import LiveSocket
 from skyward.errors import EngineMissingError
+from tests.waiting import wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -96,3 +99,55 @@ def test_an_engine_that_takes_long_is_waited_for(tmp_path: Path) -> None:
     with _engine(path, answer):
         assert Images(EngineAddress(path, "a test")).platform() == "linux/amd64"
     assert f"unix://{path}" not in liveness._frozen
+
+
+def test_an_engine_that_takes_nothing_more_is_frozen(tmp_path: Path) -> None:
+    """An image that is sent to it is broken off, where the kernel's buffers are full."""
+    path = tmp_path / "e.sock"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.listen()
+        with (
+            LiveSocket.connected(path, "unix:///e.sock", 60.0) as sock,
+            pytest.raises(EngineMissingError, match="is frozen"),
+        ):
+            sock.sendall(bytes(1 << 24))
+
+
+def test_what_an_engine_takes_slowly_arrives_whole(tmp_path: Path) -> None:
+    """Each pause is longer than the silence after which it is asked whether it is there."""
+    path, data, got = tmp_path / "e.sock", bytes(range(256)) * 8192, bytearray()
+
+    def answer(request: bytes) -> bytes | None:
+        if b"/_ping" in request:
+            return b"OK"
+        if not got:
+            time.sleep(0.5)
+        got.extend(request)
+        return None
+
+    with _engine(path, answer), LiveSocket.connected(path, f"unix://{path}", 60.0) as sock:
+        sock.sendall(data)
+        wait_until(lambda: len(got) == len(data), 10)
+    assert got == data
+
+
+def test_connections_are_closed_that_nobody_needs(tmp_path: Path) -> None:
+    """The pool's end closes those that were kept; the engine can be asked all the same afterwards."""
+    path = tmp_path / "e.sock"
+    about = b'{"Version": "26.1", "ApiVersion": "1.45", "Os": "linux", "Arch": "amd64", "NCPU": 2}'
+    with _engine(path, lambda _: about):
+        engine = Engine.connect(f"unix://{path}")
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(lambda _: engine.info, range(32)))
+        before = connections()
+        engine.close_idle()
+        assert connections() < before
+        for _ in range(2):
+            assert engine.info["NCPU"] == 2
+            engine.close_idle()
+
+
+def connections() -> int:
+    """How many sockets this process has."""
+    return sum(file.is_socket() for file in Path("/proc/self/fd").iterdir())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 from skyward.errors import (
@@ -331,6 +333,18 @@ def test_a_call_that_does_not_heed_its_end_costs_its_worker(make: Make) -> None:
     assert sent(again) == [repeatable.id]
     assert isinstance(innocent.error, WorkerLostError)
     assert "work() was to be stopped there and did not heed that" in pool.workers[0].ordered_to_end
+
+
+def test_a_call_that_has_heeded_its_end_is_not_kept(make: Make) -> None:
+    """Not for the grace either: all streams that are dropped in that time would be in memory together."""
+    pool = make()
+    (task,) = pool.submit(1)
+    pool.dispatcher.cancel(task)
+    pool.say(pool.workers[0], error(task, KeyboardInterrupt()))
+    number = task.id
+    del task
+    gc.collect()
+    assert number not in [each.id for each in gc.get_objects() if isinstance(each, Task)]
 
 
 def test_a_crash_next_to_a_cancelled_call_is_a_crash(make: Make) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import re
+import socket
 import subprocess
 from pathlib import Path
 
@@ -11,9 +12,9 @@ import pytest
 
 import skyward as sky
 from skyward.cli.main import main
-from skyward.engine import EngineAddress
-from skyward.errors import ConfigError, ProviderError
-from skyward.providers import compose, compose_heir
+from skyward.engine import EngineAddress, liveness
+from skyward.errors import ConfigError, EngineMissingError, ProviderError
+from skyward.providers import compose, compose_heir, compose_project
 from skyward.providers.compose_file import compose_file
 from skyward.providers.compose_node import Standby
 from skyward.providers.compose_project import Project, project_name
@@ -147,6 +148,24 @@ def test_an_accelerator_that_no_service_has_is_refused_before_the_engine_is_aske
 
     with pytest.raises(ProviderError, match=r"have no GPUs .*asks for 2 on each.*up --nodes 3 --compose --gpus 2"):
         sky.ComputePool(sky.Compose(file), nodes=3, accelerator="A100:2", display="quiet").__enter__()
+
+
+def test_an_engine_that_freezes_ends_compose(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would wait for minutes; the engine is named."""
+    for name in ("_SILENCE_S", "_PING_S"):
+        monkeypatch.setattr(liveness, name, 0.1)
+    monkeypatch.setattr(compose_project, "_ASK_S", 0.1)
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/e.sock")
+    program = tmp_path / "compose"
+    program.write_text(f"#!/bin/sh\necho $$ >{tmp_path}/pid\nexec sleep 60\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(Project, "command", (str(program),))
+    with socket.socket(socket.AF_UNIX) as engine:
+        engine.bind(f"{tmp_path}/e.sock")
+        engine.listen()
+        with pytest.raises(EngineMissingError, match=r"e\.sock is frozen: .* restart it"):
+            Project(file, "p").up()
+    assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists()
 
 
 class Running(Project):
