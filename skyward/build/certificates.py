@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from skyward.build.cache import home as home_folder
 from skyward.build.indexes import pip_option
 from skyward.errors import ConfigError
 
@@ -52,7 +53,7 @@ def ca_bundle(environ: Mapping[str, str] = os.environ, home: Path | None = None)
         ConfigError: the first that is set names nothing that can be read, or nothing with a certificate in it.
     """
     named = {name: environ[name] for name in CA_VARIABLES if environ.get(name)}
-    cert = pip_option("cert", environ, home or Path.home())
+    cert = pip_option("cert", environ, home or home_folder())
     if cert and cert not in named.values():
         named["pip's option cert"] = cert
     if not named:

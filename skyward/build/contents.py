@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from skyward.build.cache import cache_path, read, write
 
 if TYPE_CHECKING:
     from skyward.build.store import ImageFacts
@@ -35,6 +36,9 @@ _DECIDING = (
     "OnBuild",
     "Shell",
 )
+
+
+_noted: dict[str, frozenset[str]] = {}  # by file: what could not be written, for as long as this process lives
 
 
 def content_digest(layers: Sequence[str], config: Mapping[str, Any], system: str, architecture: str) -> str:
@@ -59,10 +63,11 @@ def is_known(tag: str, facts: ImageFacts | None) -> bool:
 def known_contents(tag: str) -> frozenset[str]:
     """What is noted for a tag: contents, and ids of images on engines."""
     try:
-        found = json.loads(_file(tag).read_text(encoding="utf-8"))
-        return frozenset(str(digest) for digest in found if digest)
-    except (OSError, ValueError, TypeError):  # none yet, or half written by a machine that went down
-        return frozenset()
+        found = json.loads(read(_file(tag)) or "[]")
+        kept = frozenset(str(digest) for digest in found if digest)
+    except (ValueError, TypeError):  # half written by a machine that went down
+        kept = frozenset()
+    return kept | _noted.get(str(_file(tag)), frozenset())
 
 
 def note_content(tag: str, content: str, image_id: str = "") -> None:
@@ -77,14 +82,9 @@ def note_content(tag: str, content: str, image_id: str = "") -> None:
     fresh = known | {digest for digest in (content, image_id) if digest}
     if fresh == known:
         return
-    path = _file(tag)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(f".{os.getpid()}")
-    part.write_text(json.dumps(sorted(fresh)), encoding="utf-8")
-    part.replace(path)
+    if not write(_file(tag), json.dumps(sorted(fresh))):
+        _noted[str(_file(tag))] = fresh
 
 
 def _file(tag: str) -> Path:
-    from platformdirs import user_cache_path
-
-    return user_cache_path("skyward") / "contents" / f"{tag.rpartition(':')[2]}.json"
+    return cache_path("contents", f"{tag.rpartition(':')[2]}.json")

@@ -6,15 +6,18 @@ a registry, for that tag (`contents`). Otherwise it is built, which the builder'
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from skyward.build.cache import cache_folder, gone_without, read, write
 from skyward.build.contents import is_known, note_content
-from skyward.build.events import Report, note
+from skyward.build.events import Event, Report, note
 from skyward.build.foundation import check_base, facts_of_base, replaced_python
 from skyward.build.secrets import secret_values
 from skyward.build.store import ImageStore
@@ -52,9 +55,13 @@ def ensure(
         ConfigError: a secret has no value here, or this machine's settings for package sources are wrong.
     """
     if not is_known(plan.tag, store.inspect(plan.tag)):
-        with _single_flight(plan, report):
+        started = perf_counter()
+        with _single_flight(plan, report) as other:
             if not is_known(plan.tag, store.inspect(plan.tag)):
                 _build(plan, store, report, docker_host, cache)
+            elif other:
+                line = f"{plan.tag} was built by {other}; waited {perf_counter() - started:.1f} s for it"
+                report(Event(kind="waited", line=line, by=other))
     return plan.tag
 
 
@@ -99,19 +106,37 @@ def _settled(plan: Plan, made: BaseBuild, store: ImageStore) -> Plan:
 
 
 @contextmanager
-def _single_flight(plan: Plan, report: Report) -> Iterator[None]:
-    """Let one process of this user build an image; the others wait for it."""
+def _single_flight(plan: Plan, report: Report) -> Iterator[str]:
+    """Let one process of this user build an image; the others wait for it. Gives who was waited for, "" for nobody."""
     from filelock import FileLock, Timeout
-    from platformdirs import user_cache_path
 
+    other, folder = "", cache_folder()
+    if folder is None:  # two processes may then build the same, of which the builder makes one
+        yield other
+        return
     # part of the identity only: lock files stay behind, and so cannot become more than 4096
-    lock = FileLock(user_cache_path("skyward", ensure_exists=True) / f"build-{plan.identity[:3]}.lock")
+    lock, builder = FileLock(folder / f"build-{plan.identity[:3]}.lock"), folder / f"build-{plan.identity[:3]}.json"
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        report(note(f"another process builds {plan.tag}; waiting for it"))
+        other = _other(builder, plan.tag)
+        report(note(f"{other} builds {plan.tag}; waiting for it"))
         lock.acquire()
+    except (OSError, NotImplementedError) as error:  # a full disk, or one that knows no locks
+        gone_without(error)
+        yield other
+        return
     try:
-        yield
+        write(builder, json.dumps({"pid": os.getpid(), "tag": plan.tag}))
+        yield other
     finally:
         lock.release()
+
+
+def _other(builder: Path, tag: str) -> str:
+    """The process that builds, as far as it has said who it is."""
+    try:
+        found = json.loads(read(builder) or "{}")
+        return f"another process (pid {int(found['pid'])})" if found["tag"] == tag else "another process"
+    except (ValueError, KeyError, TypeError):
+        return "another process"

@@ -8,7 +8,7 @@ from typing import Literal
 
 from skyward.image import Layer
 
-Kind = Literal["note", "start", "output", "cached", "done", "failed", "size"]
+Kind = Literal["note", "waited", "start", "output", "cached", "done", "failed", "size"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,13 +16,15 @@ class Event:
     """One thing that happened.
 
     Attributes:
-        kind: "note" is a sentence on the image as a whole; the others are about one layer. Its step runs ("start"), has
-            printed a line ("output"), was found made ("cached"), is made ("done"), has failed ("failed"); and once the
+        kind: "note" is a sentence on the image as a whole, "waited" the one that another process has built it
+            meanwhile; the others are about one layer. Its step runs ("start"), has printed a line ("output"), was
+            found made ("cached"), is made ("done"), has failed ("failed"); and once the
             image is there, how large it is ("size").
         line: the sentence, or the line of output.
         layer: the layer it is about; None for a note.
         seconds: how long the step took, where it is done.
         size: bytes on the engine's disk, where it is known.
+        by: who was waited for, as words for people.
     """
 
     kind: Kind
@@ -30,6 +32,7 @@ class Event:
     layer: Layer | None = None
     seconds: float | None = None
     size: int | None = None
+    by: str = ""
 
     def __str__(self) -> str:
         """As a line for people."""
@@ -58,6 +61,11 @@ def as_lines(say: Callable[[str], None]) -> Report:
             say(str(event))
 
     return report
+
+
+def share(done: int, total: int) -> str:
+    """How far something is, for people: never more than all of it, whose size may be an estimate."""
+    return f"{readable(min(max(0, done), total))} of {readable(total)}"
 
 
 def readable(size: int) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from skyward.build.cache import cache_path, read, write
 from skyward.image import Layer, Plan
 
 
@@ -71,19 +72,15 @@ def remember(name: str, plan: Plan) -> None:
     """Keep what a build was made of. Call it once the image is there."""
     memory = memory_of(plan)
     text = json.dumps({"tag": memory.tag, "inputs": dict(memory.inputs), "layers": memory.layers}, indent=1)
-    file = _file(name)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    fresh = file.with_suffix(f".{hashlib.sha256(text.encode()).hexdigest()[:8]}")
-    fresh.write_text(text, encoding="utf-8")
-    fresh.replace(file)
+    write(_file(name), text)
 
 
 def recall(name: str) -> Memory | None:
     """What the last build of that name was made of; None if there was none here."""
     try:
-        kept = json.loads(_file(name).read_text(encoding="utf-8"))
+        kept = json.loads(read(_file(name)) or "")
         return Memory(tag=kept["tag"], inputs=kept["inputs"], layers=tuple(kept["layers"]))
-    except (FileNotFoundError, ValueError, KeyError, TypeError):  # none, or of a version that kept something else
+    except (ValueError, KeyError, TypeError):  # none, or of a version that kept something else
         return None
 
 
@@ -155,6 +152,4 @@ def _keys(plan: Plan) -> Iterator[tuple[Layer, str]]:
 
 
 def _file(name: str) -> Path:
-    from platformdirs import user_cache_path
-
-    return user_cache_path("skyward") / "builds" / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.json"
+    return cache_path("builds", f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.json")

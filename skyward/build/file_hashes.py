@@ -6,7 +6,7 @@ import hashlib
 import os
 from pathlib import Path
 
-from platformdirs import user_cache_path
+from skyward.build.cache import cache_path, read, write
 
 
 def sha256_of(path: Path) -> str:
@@ -17,22 +17,16 @@ def sha256_of(path: Path) -> str:
     """
     with path.open("rb") as file:
         kept = _folder() / _key(path, os.fstat(file.fileno()))
-        try:
-            known = kept.read_text()
-        except FileNotFoundError:
-            known = ""
+        known = read(kept) or ""
         if len(known) == 64:
             return known
         found = hashlib.file_digest(file, "sha256").hexdigest()
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    fresh = kept.with_name(f"{kept.name}.{os.getpid()}")
-    fresh.write_text(found)
-    fresh.replace(kept)
+    write(kept, found)
     return found
 
 
 def _folder() -> Path:
-    return user_cache_path("skyward", ensure_exists=True) / "hashes"
+    return cache_path("hashes")
 
 
 def _key(path: Path, facts: os.stat_result) -> str:

@@ -22,8 +22,7 @@ from typing import Self
 from urllib.parse import quote, unquote, urljoin, urlsplit
 from zipfile import BadZipFile, ZipFile
 
-from platformdirs import user_cache_path
-
+from skyward.build.cache import cache_path, read, write
 from skyward.build.file_hashes import sha256_of
 from skyward.model.image import package_name
 
@@ -213,15 +212,9 @@ def _page(path: str, files: dict[str, Path]) -> bytes:
 
 def _own_token() -> str:
     """A random word that only this user can read; kept, so that addresses stay the same."""
-    file = user_cache_path("skyward", ensure_exists=True) / "loopback-token"
-    try:
-        token = file.read_text().strip()
-    except FileNotFoundError:
-        token = ""
+    file = cache_path("loopback-token")
+    token = (read(file) or "").strip()
     if not re.fullmatch(r"[0-9a-f]{32}", token):
         token = secrets.token_hex(16)
-        fresh = file.with_name(f"{file.name}.{os.getpid()}")
-        fresh.touch(mode=0o600)
-        fresh.write_text(token)
-        fresh.replace(file)
+        write(file, token)
     return token

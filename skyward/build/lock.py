@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skyward.build.build_system import BuildSystem
+from skyward.build.cache import cache_path, home, newest, read, write
 from skyward.build.entries import packages_of
 from skyward.build.indexes import host_indexes, mirrors
 from skyward.build.rules import Rules, open_entries, with_given_hashes
@@ -191,14 +192,12 @@ class _Kept:
 
 
 def _folder() -> Path:
-    from platformdirs import user_cache_path
-
-    return user_cache_path("skyward", ensure_exists=True) / "locks"
+    return cache_path("locks")
 
 
 def _key(request: Request) -> str:
     """What the answer depends on. This machine's package sources go in as a hash, as they may hold passwords."""
-    sources = [host_indexes(os.environ, Path.home()), sorted(mirrors(os.environ, Path.cwd()).items())]
+    sources = [host_indexes(os.environ, home()), sorted(mirrors(os.environ, Path.cwd()).items())]
     projects = [[name, system.requires, system.on_demand] for name, system in request.projects]
     asked = [_FORMAT, uv_version(), request.entries, request.provided, projects, request.settings, repr(sources)]
     return hashlib.sha256(json.dumps(asked, separators=(",", ":"), sort_keys=True).encode()).hexdigest()
@@ -207,8 +206,7 @@ def _key(request: Request) -> str:
 def _preferred(request: Request) -> tuple[Package, ...]:
     """The packages of the last lock for the same target whose requirements are more or fewer than these."""
     wanted = frozenset(request.entries)
-    files = _folder().glob("*.json") if _folder().is_dir() else ()
-    for file in sorted(files, key=lambda path: path.stat().st_mtime, reverse=True):
+    for file in newest(_folder(), "*.json"):
         kept = _read(file)
         if kept and kept.settings == request.settings and (kept.entries <= wanted or wanted <= kept.entries):
             return kept.lock.packages
@@ -217,14 +215,15 @@ def _preferred(request: Request) -> tuple[Package, ...]:
 
 def _read(file: Path) -> _Kept | None:
     """A lock from its file; None if there is none, or one that this version cannot read."""
+    text = read(file)
+    if text is None:
+        return None
     try:
-        kept = json.loads(file.read_text(encoding="utf-8"))
+        kept = json.loads(text)
         projects = tuple((name, _from_json(build)) for name, build in kept["projects"])
         lock = Lock(_from_json(kept["packages"]), projects=projects, target=kept["target"])
         return _Kept(frozenset(kept["entries"]), kept["settings"], lock)
-    except FileNotFoundError:
-        return None
-    except (ValueError, KeyError, TypeError):  # half written by a machine that went down; it is made again
+    except (ValueError, KeyError, TypeError, AttributeError):  # half written, or another version's: made again
         return None
 
 
@@ -249,14 +248,7 @@ def _to_json(packages: Iterable[Package]) -> list[dict[str, Any]]:
 def _write(file: Path, request: Request, lock: Lock) -> None:
     projects = [[name, _to_json(build)] for name, build in lock.projects]
     kept = {"target": lock.target, "packages": _to_json(lock.packages), "projects": projects}
-    text = json.dumps({"entries": request.entries, "settings": request.settings, **kept}, indent=1)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    from tempfile import TemporaryDirectory
-
-    with TemporaryDirectory(dir=file.parent, prefix=".") as place:
-        fresh = Path(place) / file.name
-        fresh.write_text(text, encoding="utf-8")
-        fresh.replace(file)
+    write(file, json.dumps({"entries": request.entries, "settings": request.settings, **kept}, indent=1))
 
 
 def _version(package: Package) -> str:

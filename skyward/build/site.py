@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from skyward.build.cache import home as home_folder
 from skyward.build.certificates import CA_VARIABLES, ca_bundle, certificates
 from skyward.build.indexes import (
     PYTHON_MIRROR,
@@ -65,7 +66,7 @@ def read_site(environ: Mapping[str, str] = os.environ, home: Path | None = None,
     Raises:
         ConfigError: a setting names a file that is not there, or cannot be read; a keyring does not answer.
     """
-    home = home or Path.home()
+    home = home or home_folder()
     timeout = (
         environ.get("UV_HTTP_TIMEOUT") or pip_option("timeout", environ, home) or environ.get("PIP_DEFAULT_TIMEOUT")
     )

@@ -4,29 +4,27 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from skyward.build.cache import cache_path, remove, write
+
 
 def note_use(tag: str) -> None:
     """Remember that an image is used now."""
-    path = _file(tag)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch()
+    write(_file(tag), "")
 
 
 def last_use(tag: str) -> float | None:
     """When an image was last used, in seconds since the epoch; None if that is not known."""
     try:
         return _file(tag).stat().st_mtime
-    except FileNotFoundError:
+    except OSError:  # none, or a cache that cannot be read, which only this figure is taken from
         return None
 
 
 def forget_use(tag: str) -> None:
     """Drop what is known of an image that is gone."""
-    _file(tag).unlink(missing_ok=True)
+    remove(_file(tag))
 
 
 def _file(tag: str) -> Path:
-    from platformdirs import user_cache_path
-
     # the tag is the identity: in whatever repository, it names the same image
-    return user_cache_path("skyward") / "used" / tag.rpartition(":")[2]
+    return cache_path("used", tag.rpartition(":")[2])

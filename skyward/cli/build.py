@@ -251,7 +251,7 @@ def _on_engine(plan: Plan, way: Way, target: str | None, result: Result, report:
             cache = shared_cache(target, plan.platform, is_whole=way.images.in_containerd())
         started = perf_counter()
         ensure(plan, way.engine, follow, docker_host=way.images.url, cache=cache)
-        result.built, result.seconds = True, perf_counter() - started
+        result.built, result.seconds = result.waited_for is None, perf_counter() - started
         for layer, size in layer_sizes(plan, way.engine.history(plan.tag)):
             follow(Event(kind="size", layer=layer, size=size))
         facts = way.engine.inspect(plan.tag)

@@ -10,8 +10,9 @@ of what is being built. The events:
   them apart; `state` is "start", "cached", "done" (with `seconds`), "failed", or once the image is there "size" (with
   `size`, bytes).
 - `output`: `line`, printed by the layer with that `stage` and `step`.
-- `result`: `tag`, `id`, `size` (bytes), `built` (false where the image was there), `seconds`, `reference` (with the
-  registry's digest; null if it was not pushed), `layers` as above, with `seconds` and `size` (null: not known).
+- `result`: `tag`, `id`, `size` (bytes), `built` (false where the image was there), `waited_for` (the process that built
+  it meanwhile; else null), `seconds`, `reference` (with the registry's digest; null if it was not pushed), `layers` as
+  above, with `seconds` and `size` (null: not known).
 - `check`: `tag`, `state` ("exists", "absent", "unknown"), `reason`.
 - `explain`: `tag`, `exists`, `last` (the tag of the last build here, or null), `changes` since then (each with `input`,
   `before`, `after`), `reused` and `rebuilt` (layers); where the image exists nothing is changed or rebuilt.
@@ -54,6 +55,7 @@ class Result:
     Attributes:
         reference: `repository@digest` where it is in a registry.
         built: whether it was built now.
+        waited_for: the process that built it while this one waited; None if there was none.
         seconds: how long that took.
         layers: what became of its layers, if it was built now, in the order of the Dockerfile.
     """
@@ -63,6 +65,7 @@ class Result:
     size: int | None = None
     reference: str | None = None
     built: bool = False
+    waited_for: str | None = None
     seconds: float = 0.0
     layers: dict[Layer, LayerRecord] = field(default_factory=dict)
 
@@ -73,6 +76,8 @@ class Result:
 
     def follow(self, event: Event) -> None:
         """Take note of what an event says about a layer."""
+        if event.kind == "waited":
+            self.waited_for = event.by
         if event.layer is None or event.kind == "output":
             return
         record = self.layers[event.layer]
@@ -122,10 +127,12 @@ class Output:
                 {**_place(layer), "state": record.state, "seconds": record.seconds, "size": record.size}
                 for layer, record in result.made
             ]
-            names = ("tag", "id", "size", "reference", "built", "seconds")
+            names = ("tag", "id", "size", "reference", "built", "waited_for", "seconds")
             self._say(image, {"event": "result", **{n: getattr(result, n) for n in names}, "layers": layers})
             return
         how = f"built in {result.seconds:.1f} s" if result.built else "exists"
+        if result.waited_for:
+            how = f"built by {result.waited_for}, which was waited for {result.seconds:.1f} s"
         click.echo(f"{result.tag}  {image}: {how}")
         facts = {
             "digest": result.reference,

@@ -77,7 +77,9 @@ def find_engine(base_url: str | None = None, env: Mapping[str, str] = os.environ
         return _socket(base_url, "the provider's base_url")
     if env.get("DOCKER_HOST"):
         return _socket(env["DOCKER_HOST"], "DOCKER_HOST")
-    folder = Path(env.get("DOCKER_CONFIG") or Path(env.get("HOME") or Path.home()) / ".docker")
+    # not Path.home(), which raises for a user without a home
+    own = Path(env.get("HOME") or os.path.expanduser("~"))  # noqa: PTH111
+    folder = Path(env.get("DOCKER_CONFIG") or own / ".docker")
     name, said_by = env.get("DOCKER_CONTEXT"), "DOCKER_CONTEXT"
     if not name:
         name, said_by = _read(folder / "config.json").get("currentContext"), str(folder / "config.json")

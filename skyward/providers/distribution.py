@@ -11,9 +11,9 @@ from functools import partial
 from tempfile import TemporaryFile
 from typing import IO
 
-from platformdirs import user_cache_path
-
-from skyward.build.events import Report, note, readable
+from skyward.build.cache import cache_folder
+from skyward.build.events import Report, note, readable, share
+from skyward.build.notices import warn
 from skyward.engine import Images
 from skyward.engine.address import EngineAddress
 from skyward.engine.archive import Archive, read
@@ -86,7 +86,7 @@ def stream(source: EngineAddress, ref: str, size: int, machines: Sequence[Machin
                 said = time.monotonic()
                 for queue, carrier in zip(queues, carriers, strict=True):
                     there = sent - queue.qsize() * len(chunk)
-                    report(note(f"{carrier.machine.name}: {readable(max(0, there))} of {readable(size)}"))
+                    report(note(f"{carrier.machine.name}: {share(there, size)}"))
     finally:
         for queue, carrier in zip(queues, carriers, strict=True):
             _put(queue, None, carrier)
@@ -104,9 +104,12 @@ def complete(source: EngineAddress, ref: str, machines: Sequence[Machine], repor
         shared = dict(zip(machines, threads.map(partial(_shared, own), machines), strict=True))
     if not any(2 * count >= len(own) for count in shared.values()):
         return list(machines)
-    place = user_cache_path("skyward", ensure_exists=True)
-    with TemporaryFile(dir=place) as file:  # it has no name, so that nothing is left whatever happens
-        file.writelines(save(source, ref))
+    with TemporaryFile(dir=cache_folder()) as file:  # it has no name, so that nothing is left whatever happens
+        try:
+            file.writelines(save(source, ref))
+        except OSError as error:  # no room for it here; whole images are passed on as they come
+            warn(f"The image {ref} cannot be written to disk to send only parts of it: {error.strerror}.")
+            return list(machines)
         return _send_rest(file, ref, shared, report)
 
 
@@ -199,7 +202,7 @@ def pull(ref: str, name: str, auth: Mapping[str, str], machines: Sequence[Machin
 def _how_far(under_way: Pull) -> str:
     still_s = time.monotonic() - under_way.moved
     still = f", and nothing has come for {still_s:.0f} s" if still_s > _STILL_S else ""
-    return under_way.retrying or f"{readable(under_way.bytes)} of {readable(under_way.total)}{still}"
+    return under_way.retrying or f"{share(under_way.bytes, under_way.total)}{still}"
 
 
 def _look_at(under_way: Pull, carrier: _Carrier, ref: str) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from ipaddress import ip_address
 
-from skyward.build.events import Report, note, readable
+from skyward.build.events import Report, note, readable, share
 from skyward.errors import ProviderError, SkywardError
 from skyward.providers.machine import Machine
 from skyward.providers.rundir import private_directory
@@ -184,7 +184,7 @@ class _Relay:
                 there = line.removeprefix(_MARK).strip()
                 if line.startswith(_MARK) and there.isdigit() and time.monotonic() - said > _SAY_EVERY_S:
                     said = time.monotonic()
-                    self._report(note(f"{target.name}: {readable(int(there))} of {readable(self._size)}"))
+                    self._report(note(f"{target.name}: {share(int(there), self._size)}"))
             why = giver.stderr.read()
         if giver.returncode:
             raise ProviderError(f"{source.name} could not send it to {target.address}: {_last(why)}.")

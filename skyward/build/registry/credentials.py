@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from skyward.build.cache import home
 from skyward.build.registry.reference import DOCKER_HUB
 from skyward.errors import RegistryError
 
@@ -110,7 +111,7 @@ def _named_helper(config: dict[str, Any], registry: str) -> str | None:
 def config_folder(environ: Mapping[str, str]) -> Path:
     """Where Docker's configuration is."""
     folder = environ.get("DOCKER_CONFIG")
-    return Path(folder) if folder else Path(environ.get("HOME") or Path.home()) / ".docker"
+    return Path(folder) if folder else Path(environ.get("HOME") or home()) / ".docker"
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import time
 
+from skyward.build.cache import cache_path, read, remove, write
 from skyward.build.contents import known_contents, note_content
 from skyward.build.events import Report, note
 from skyward.build.registry.reference import Reference, parse_reference
@@ -149,23 +148,18 @@ def remember(reference: Reference, platform: str, digest: str, tagged: str, cont
     path = _file(reference, platform)
     digests = {"digest": digest, "tagged": tagged, "content": content}
     seen = {"reference": str(reference), "platform": platform, **digests, "seen_at": time()}
-    fresh = path.with_suffix(f".{os.getpid()}")
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fresh.write_text(json.dumps(seen), encoding="utf-8")
-        fresh.replace(path)
+    if write(path, json.dumps(seen)):
         _drop_old(path.parent)
 
 
 def forget(reference: str, *, platform: str) -> None:
     """Ask anew the next time: for when a pull shows that the image is gone."""
-    with suppress(OSError):
-        _file(parse_reference(reference), platform).unlink()
+    remove(_file(parse_reference(reference), platform))
 
 
 def _recall(reference: Reference, platform: str) -> _Known | None:
     try:
-        seen = json.loads(_file(reference, platform).read_text(encoding="utf-8"))
+        seen = json.loads(read(_file(reference, platform)) or "{}")
         known = _Known(
             digest=str(seen["digest"]),
             tagged=str(seen["tagged"]),
@@ -178,10 +172,8 @@ def _recall(reference: Reference, platform: str) -> _Known | None:
 
 
 def _file(reference: Reference, platform: str) -> Path:
-    from platformdirs import user_cache_path
-
     key = hashlib.sha256(f"{reference.url}\n{reference}\n{platform}".encode()).hexdigest()
-    return user_cache_path("skyward") / "registry" / f"{key[:32]}.json"
+    return cache_path("registry", f"{key[:32]}.json")
 
 
 def _drop_old(folder: Path) -> None:

@@ -169,6 +169,7 @@ class _Progress:
             self._next_s = monotonic() + _SAY_EVERY_S
             done = sum(state.startswith(("Pushed", *_THERE)) for state in self.states.values())
             sent, total = (sum(pair[i] for pair in self._bytes.values()) / 1e6 for i in (0, 1))
+            sent = min(sent, total)  # engines count what they compress, and tell a layer's size beforehand
             self._report(note(f"pushing: {done} of {len(self.states)} layers, {sent:.0f} of {total:.0f} MB"))
 
 

@@ -23,6 +23,7 @@ from urllib3.exceptions import InvalidHeader, MaxRetryError, ResponseError
 from urllib3.util import Retry
 from urllib3.util.ssl_ import create_urllib3_context
 
+from skyward.build.cache import home
 from skyward.build.certificates import ca_bundle
 from skyward.build.registry.reference import Reference, is_loopback
 from skyward.errors import RegistryError
@@ -115,9 +116,9 @@ def engine_certificates(registry: str, environ: Mapping[str, str] = os.environ) 
     Raises:
         RegistryError: a client's certificate has no key.
     """
-    home = Path(environ.get("HOME") or Path.home())
-    settings = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
-    roots = (home / ".docker", settings / "docker", Path("/etc/docker"))
+    own = Path(environ.get("HOME") or home())
+    settings = Path(environ.get("XDG_CONFIG_HOME") or own / ".config")
+    roots = (own / ".docker", settings / "docker", Path("/etc/docker"))
     folders = tuple(folder for root in roots if (folder := root / "certs.d" / registry).is_dir())
     files = [path for folder in folders for path in sorted(folder.iterdir())]
     pairs = [(path, path.with_suffix(".key")) for path in files if path.suffix == ".cert"]

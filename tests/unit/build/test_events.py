@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from skyward.build.events import Event, as_lines, note, readable
+from skyward.build.events import Event, as_lines, note, readable, share
 from skyward.build.live import LiveLayers
 from skyward.image import Layer
 
@@ -103,3 +103,9 @@ def test_a_long_list_keeps_to_the_screen() -> None:
 def test_a_size_alone_makes_no_row() -> None:
     """Instructions that add nothing have none."""
     assert "pip numpy" not in _shown(Event(kind="size", layer=LAYER, size=0))
+
+
+def test_a_share_is_never_more_than_all() -> None:
+    """Sizes are estimates: what an engine sends has a form of its own."""
+    assert share(156_000_000, 155_000_000) == "155 MB of 155 MB"
+    assert share(-1, 10) == "0 B of 10 B"
