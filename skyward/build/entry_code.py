@@ -14,6 +14,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from skyward.build.imports import Import, imports_of, what_it_uses
+from skyward.build.static.source import Source
 from skyward.errors import ConfigError
 
 _MAIN = ("__main__", "__mp_main__")
@@ -140,11 +141,7 @@ def _of_value(value: Any, where: str) -> Iterator[Import]:
 
 
 def _parsed(path: Path, shown: str) -> tuple[ast.Module, Callable[[int], str]]:
-    try:
-        return ast.parse(path.read_bytes(), filename=str(path)), lambda line: f"{shown}:{line}"
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
-    except SyntaxError as error:
-        raise ConfigError(f"{path}, line {error.lineno}: {error.msg}.") from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}.") from None
+    source = Source(path)
+    if path.suffix == ".ipynb":
+        return source.tree, lambda line: f"{shown}, {source.place(line)}"
+    return source.tree, lambda line: f"{shown}:{line}"

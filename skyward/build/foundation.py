@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
+from skyward.build.cache import cache_path, read, write
 from skyward.build.store import ImageFacts, ImageStore
 from skyward.errors import ImageError
 from skyward.image import BaseFacts, Plan
@@ -23,19 +23,15 @@ def facts_of_base(reference: str, facts: ImageFacts, store: ImageStore, platform
         EngineError: the engine refuses.
     """
     note = _note(facts.id, platform)
-    with suppress(OSError, ValueError, KeyError, TypeError):  # none yet, or half written, or of another version
-        return BaseFacts.of(json.loads(note.read_text(encoding="utf-8")))
+    with suppress(ValueError, KeyError, TypeError, AttributeError):  # none yet, half written, or of another version
+        return BaseFacts.of(json.loads(read(note) or ""))
     from skyward.build.examining import examine  # where it is noted, none of this is loaded
 
     whole = facts if facts.config is not None else store.inspect(reference)
     config = (whole.config if whole else None) or {}
     with store.files(reference) as files:
         found = examine(config, files, platform)
-    with suppress(OSError):  # a cache that cannot be written to costs a look the next time
-        note.parent.mkdir(parents=True, exist_ok=True)
-        part = note.with_suffix(f".{os.getpid()}")
-        part.write_text(json.dumps(asdict(found)), encoding="utf-8")
-        part.replace(note)
+    write(note, json.dumps(asdict(found)))
     return found
 
 
@@ -103,7 +99,5 @@ def _said(given: BaseFacts) -> str:
 
 
 def _note(image: str, platform: str) -> Path:
-    from platformdirs import user_cache_path
-
     name = hashlib.sha256(f"{_FORMAT} {image} {platform}".encode()).hexdigest()
-    return user_cache_path("skyward") / "bases" / f"{name[:32]}.json"
+    return cache_path("bases", f"{name[:32]}.json")

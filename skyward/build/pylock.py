@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from skyward.build.cache import home
 from skyward.build.entries import packages_of
 from skyward.build.indexes import folder_of, host_indexes
 from skyward.build.local import LocalPackage, entry_for, local_package
@@ -207,7 +208,7 @@ def _path(file: Mapping[str, Any]) -> Path | None:
 
 
 def _is_own_folder(source: str) -> bool:
-    ours = host_indexes(os.environ, Path.home())
+    ours = host_indexes(os.environ, home())
     listed = [*ours.find_links, *ours.extra, *([ours.default] if ours.default else [])]
     return folder_of(source) in {folder_of(each) for each in listed} - {None}
 
@@ -218,7 +219,7 @@ def _is_named(index: str, source: Source) -> bool:
         return False
     if source.indexes is not None:
         return index in source.indexes
-    ours = host_indexes(os.environ, Path.home())
+    ours = host_indexes(os.environ, home())
     return index not in {each.rstrip("/") for each in (*ours.extra, ours.default or "")}
 
 

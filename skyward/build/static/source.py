@@ -33,7 +33,7 @@ class Source:
         try:
             raw = path.read_bytes()
         except OSError as error:
-            raise ConfigError(f"{path} cannot be read: {error}.") from None
+            raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
         content: str | bytes = raw
         flags = ast.PyCF_ONLY_AST
         if path.suffix == ".ipynb":

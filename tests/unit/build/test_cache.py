@@ -7,6 +7,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from skyward.build.notices import warn
 from skyward.build.registry.existence import _recall
 from skyward.build.registry.existence import remember as remember_existence
 from skyward.build.registry.reference import parse_reference
-from skyward.build.store import ImageFacts
+from skyward.build.store import ImageFacts, ImageFiles
 from skyward.build.used import forget_use, last_use, note_use
 from skyward.image import Lock
 from skyward.model.image import Image
@@ -41,6 +42,9 @@ class Store:
         return ImageFacts(id="sha256:1", content="sha256:c") if ref == PLAN.tag else None
 
     def pull(self, ref: str) -> None:
+        raise AssertionError(ref)
+
+    def files(self, ref: str) -> AbstractContextManager[ImageFiles]:
         raise AssertionError(ref)
 
 

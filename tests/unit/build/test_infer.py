@@ -225,7 +225,7 @@ def test_other_functions_need_their_module(site: Path, tmp_path: Path, monkeypat
         (3, "takes a function, a class, a module or the path of a script; found int"),
         ("data.csv", "takes the path of a Python script or notebook; found 'data.csv'"),
         ("nowhere.py", "nowhere.py cannot be read: No such file"),
-        ("broken.py", r"broken.py, line 1: "),
+        ("broken.py", r"broken.py cannot be read: line 1: invalid syntax"),
     ],
 )
 def test_what_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: object, message: str) -> None:
@@ -241,3 +241,13 @@ def test_a_broken_local_module_is_said(site: Path, tmp_path: Path) -> None:
     found = sky.Image.infer(_files(tmp_path, {"a.py": "import broken, odd", "broken.py": "def"}) / "a.py")
     assert found.pip == ("odd==1",)
     assert "# broken is not followed" in str(found)
+
+
+def test_a_notebook(site: Path, tmp_path: Path) -> None:
+    """Its cells in their order, without magics; places are cells and lines."""
+    _package(site, "odd", "1", "odd")
+    cells: list[dict[str, object]] = [
+        {"cell_type": "code", "source": text, "metadata": {}} for text in ("%pip install odd", "x = 1\nimport odd")
+    ]
+    _files(tmp_path, {"n.ipynb": json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5})})
+    assert str(sky.Image.infer(tmp_path / "n.ipynb")) == "+ odd==1  imported in n.ipynb, cell 2, line 2"
