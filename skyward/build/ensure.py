@@ -119,9 +119,9 @@ def _single_flight(plan: Plan, report: Report) -> Iterator[str]:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        other = _other(builder, plan.tag)
-        report(note(f"{other} builds {plan.tag}; waiting for it"))
+        report(note(f"{_other(builder, plan.tag)} builds {plan.tag}; waiting for it"))
         lock.acquire()
+        other = _other(builder, plan.tag)  # of several that wait, the one before this one
     except (OSError, NotImplementedError) as error:  # a full disk, or one that knows no locks
         gone_without(error)
         yield other
