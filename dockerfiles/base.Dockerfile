@@ -3,6 +3,7 @@
 # Compiled by skyward from a description of the image; change that, not this file.
 
 FROM python:3.11-slim AS python
+ADD mount-points.tar /
 RUN --mount=type=tmpfs,target=/run \
     --mount=type=bind,source=step.sh,target=/run/skyward/step.sh \
     --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh \

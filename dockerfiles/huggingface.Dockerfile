@@ -3,17 +3,7 @@
 # Compiled by skyward from a description of the image; change that, not this file.
 
 FROM python:3.11-slim AS python
-RUN --mount=type=tmpfs,target=/run \
-    --mount=type=bind,source=step.sh,target=/run/skyward/step.sh \
-    --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh \
-    --mount=type=cache,id=skyward-apt-linux-amd64-cache,target=/var/cache/apt,sharing=locked \
-    --mount=type=cache,id=skyward-apt-linux-amd64-lib,target=/var/lib/apt,sharing=locked \
-    set -e; . /run/skyward/step.sh; \
-    echo '#clear DPkg::Post-Invoke; #clear APT::Update::Post-Invoke;' > /run/skyward/keep-archives; \
-    apt-get -c /run/skyward/keep-archives update -qq; \
-    DEBIAN_FRONTEND=noninteractive apt-get -c /run/skyward/keep-archives install -y -qq --no-install-recommends git; \
-    rm -rf /var/log/apt /var/log/dpkg.log /var/log/alternatives.log /var/cache/ldconfig/aux-cache /var/cache/debconf/*-old /var/lib/dpkg/*-old; \
-    end_step
+ADD mount-points.tar /
 RUN --mount=type=tmpfs,target=/run \
     --mount=type=bind,source=step.sh,target=/run/skyward/step.sh \
     --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh \
@@ -50,7 +40,7 @@ RUN --mount=type=tmpfs,target=/run \
     --mount=type=cache,id=skyward-uv-linux-amd64,target=/run/cache/uv \
     set -e; . /run/skyward/step.sh; \
     export UV_CACHE_DIR=/run/cache/uv UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_PYTHON=/opt/venv/bin/python; \
-    export PYC_INVALIDATION_MODE=CHECKED_HASH; \
+    export PYC_INVALIDATION_MODE=UNCHECKED_HASH; \
     [ -n "${SKYWARD_INDEX_7612c3bf:-}" ] || SKYWARD_INDEX_7612c3bf=https://download.pytorch.org/whl/cu128; env -u UV_CONFIG_FILE /run/uv/bin/uv pip install --no-progress --compile-bytecode --no-deps --require-hashes -r /run/skyward/index-7612c3bf.txt --no-config --default-index "$SKYWARD_INDEX_7612c3bf"; \
     end_step
 RUN --mount=type=tmpfs,target=/run \
@@ -61,8 +51,19 @@ RUN --mount=type=tmpfs,target=/run \
     --mount=type=cache,id=skyward-uv-linux-amd64,target=/run/cache/uv \
     set -e; . /run/skyward/step.sh; \
     export UV_CACHE_DIR=/run/cache/uv UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_PYTHON=/opt/venv/bin/python; \
-    export PYC_INVALIDATION_MODE=CHECKED_HASH; \
+    export PYC_INVALIDATION_MODE=UNCHECKED_HASH; \
     /run/uv/bin/uv pip install --no-progress --compile-bytecode --no-deps --require-hashes -r /run/skyward/locked.txt; \
+    end_step
+RUN --mount=type=tmpfs,target=/run \
+    --mount=type=bind,source=step.sh,target=/run/skyward/step.sh \
+    --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh \
+    --mount=type=cache,id=skyward-apt-linux-amd64-cache,target=/var/cache/apt,sharing=locked \
+    --mount=type=cache,id=skyward-apt-linux-amd64-lib,target=/var/lib/apt,sharing=locked \
+    set -e; . /run/skyward/step.sh; \
+    echo '#clear DPkg::Post-Invoke; #clear APT::Update::Post-Invoke;' > /run/skyward/keep-archives; \
+    apt-get -c /run/skyward/keep-archives update -qq; \
+    DEBIAN_FRONTEND=noninteractive apt-get -c /run/skyward/keep-archives install -y -qq --no-install-recommends git; \
+    rm -rf /var/log/apt /var/log/dpkg.log /var/log/alternatives.log /var/cache/ldconfig/aux-cache /var/cache/debconf/*-old /var/lib/dpkg/*-old; \
     end_step
 RUN --mount=type=tmpfs,target=/run \
     --mount=type=bind,source=step.sh,target=/run/skyward/step.sh \
@@ -72,7 +73,7 @@ RUN --mount=type=tmpfs,target=/run \
     --mount=type=cache,id=skyward-uv-linux-amd64,target=/run/cache/uv \
     set -e; . /run/skyward/step.sh; \
     export UV_CACHE_DIR=/run/cache/uv UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_PYTHON=/opt/venv/bin/python; \
-    export PYC_INVALIDATION_MODE=CHECKED_HASH; \
+    export PYC_INVALIDATION_MODE=UNCHECKED_HASH; \
     /run/uv/bin/uv pip install --no-progress --compile-bytecode --no-deps --require-hashes -r /run/skyward/locked.txt; \
     end_step
 RUN --mount=type=tmpfs,target=/run \

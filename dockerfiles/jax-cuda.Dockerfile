@@ -3,6 +3,7 @@
 # Compiled by skyward from a description of the image; change that, not this file.
 
 FROM python:3.11-slim AS python
+ADD mount-points.tar /
 RUN --mount=type=tmpfs,target=/run \
     --mount=type=bind,source=step.sh,target=/run/skyward/step.sh \
     --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh \
@@ -36,7 +37,7 @@ RUN --mount=type=tmpfs,target=/run \
     --mount=type=cache,id=skyward-uv-linux-amd64,target=/run/cache/uv \
     set -e; . /run/skyward/step.sh; \
     export UV_CACHE_DIR=/run/cache/uv UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_PYTHON=/opt/venv/bin/python; \
-    export PYC_INVALIDATION_MODE=CHECKED_HASH; \
+    export PYC_INVALIDATION_MODE=UNCHECKED_HASH; \
     /run/uv/bin/uv pip install --no-progress --compile-bytecode --no-deps --require-hashes -r /run/skyward/locked.txt; \
     end_step
 RUN --mount=type=tmpfs,target=/run \
@@ -47,7 +48,7 @@ RUN --mount=type=tmpfs,target=/run \
     --mount=type=cache,id=skyward-uv-linux-amd64,target=/run/cache/uv \
     set -e; . /run/skyward/step.sh; \
     export UV_CACHE_DIR=/run/cache/uv UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_PYTHON=/opt/venv/bin/python; \
-    export PYC_INVALIDATION_MODE=CHECKED_HASH; \
+    export PYC_INVALIDATION_MODE=UNCHECKED_HASH; \
     /run/uv/bin/uv pip install --no-progress --compile-bytecode --no-deps --require-hashes -r /run/skyward/locked.txt; \
     end_step
 RUN --mount=type=tmpfs,target=/run \
@@ -58,7 +59,7 @@ RUN --mount=type=tmpfs,target=/run \
     --mount=type=cache,id=skyward-uv-linux-amd64,target=/run/cache/uv \
     set -e; . /run/skyward/step.sh; \
     export UV_CACHE_DIR=/run/cache/uv UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_PYTHON=/opt/venv/bin/python; \
-    export PYC_INVALIDATION_MODE=CHECKED_HASH; \
+    export PYC_INVALIDATION_MODE=UNCHECKED_HASH; \
     /run/uv/bin/uv pip install --no-progress --compile-bytecode --no-deps --require-hashes -r /run/skyward/locked.txt; \
     end_step
 RUN --mount=type=tmpfs,target=/run \

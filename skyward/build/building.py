@@ -26,7 +26,8 @@ from skyward.build.scratch import scratch_folder
 from skyward.build.secrets import handed_over
 from skyward.build.site import read_site, site_script, without_folders
 from skyward.errors import ConfigError
-from skyward.image import Plan
+from skyward.image import TIME, Plan
+from skyward.image.mount_points import MOUNT_POINTS_FILE, mount_points_archive
 from skyward.model.ssh import SshHost
 
 BASE_LABEL = "skyward.dockerfile"  # on bases built from a Dockerfile: its digest
@@ -181,6 +182,7 @@ def write_context(folder: Path, plan: Plan) -> None:
     """The build context of a plan: its Dockerfile and every file it copies or mounts."""
     files = {"Dockerfile": plan.dockerfile.encode()}
     files |= {path: text.encode() for path, text in plan.files}
+    files[MOUNT_POINTS_FILE] = mount_points_archive(TIME)
     files |= {f"runner/{path}": content for path, content in runner_files()}
     for path, content in files.items():
         target = folder / path

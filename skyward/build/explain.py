@@ -141,7 +141,7 @@ def _keys(plan: Plan) -> Iterator[tuple[Layer, str]]:
     sources = {**dict(plan.files), **{each.folder: each.digest for each in plan.copied}, "runner": inputs["runner"]}
     key = hashlib.sha256(f"{inputs['base']} {inputs['platform']}".encode())
     for layer in plan.layers:
-        if layer.stage not in ("python", "image") or layer.step is None or layer.text.startswith("FROM "):
+        if layer.stage not in ("python", "image") or layer.step is None or layer.text.startswith(("FROM ", "ADD ")):
             continue
         key.update(f"\n{layer.text}\n".encode())
         mounted = re.findall(r"source=([^,\s]+)", layer.text)

@@ -7,6 +7,7 @@ served over HTTP for as long as the build runs, below a path that only this user
 from __future__ import annotations
 
 import hmac
+import json
 import os
 import re
 import secrets
@@ -27,6 +28,7 @@ from skyward.build.file_hashes import sha256_of
 from skyward.model.image import package_name
 
 _ENDINGS = (".whl", ".tar.gz", ".zip")
+_JSON = "application/vnd.pypi.simple.v1+json"  # https://packaging.python.org/en/latest/specifications/simple-repository-api/
 
 
 class FolderServer:
@@ -118,10 +120,13 @@ class _Handler(BaseHTTPRequestHandler):
                 self._send_file(target)
             return
         files = distributions(folder, wanted or None)
+        path = quote(unquote(urlsplit(self.path).path)).rstrip("/")
         if wanted and not files:
             self.send_error(404)
+        elif wanted and _JSON in self.headers.get("Accept", ""):
+            self._send(_project(package_name(wanted), path, files), _JSON)
         else:
-            self._send(_page(quote(unquote(urlsplit(self.path).path)).rstrip("/"), files), "text/html; charset=utf-8")
+            self._send(_page(path, files), "text/html; charset=utf-8")
 
     def _send(self, body: bytes, kind: str) -> None:
         self.send_response(200)
@@ -208,6 +213,21 @@ def _page(path: str, files: dict[str, Path]) -> bytes:
         link = f"{path}/{quote(name)}#sha256={sha256_of(files[name])}"
         links.append(f'<a href="{link}"{metadata}>{escape(name)}</a><br>')
     return ("<!DOCTYPE html><html><body>\n" + "\n".join(links) + "\n</body></html>\n").encode()
+
+
+def _project(name: str, path: str, files: dict[str, Path]) -> bytes:
+    """The files of one package as JSON, which tells their sizes too: they decide how packages are split into layers."""
+    entries = [
+        {
+            "filename": file,
+            "url": f"{path}/{quote(file)}",
+            "hashes": {"sha256": sha256_of(files[file])},
+            "core-metadata": file.endswith(".whl"),
+            "size": files[file].stat().st_size,
+        }
+        for file in sorted(files)
+    ]
+    return json.dumps({"meta": {"api-version": "1.0"}, "name": name, "files": entries}).encode()
 
 
 def _own_token() -> str:

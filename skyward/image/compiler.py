@@ -11,7 +11,7 @@ from skyward.errors import ConfigError
 from skyward.image import steps
 from skyward.image.base import BaseFacts
 from skyward.image.identity import canonical, digest_of, identity_of
-from skyward.image.lock import Lock, tier_files
+from skyward.image.lock import BELOW_APT, TIERS, Lock, tier_files
 from skyward.image.origins import origin_of
 from skyward.image.plan import BaseBuild, Copied, Layer, Plan
 from skyward.model.image import Image
@@ -142,14 +142,19 @@ def _layers(
     base_origin = origin_of(image, "base", str(image.base)) if image.base else "skyward itself, or SKYWARD_BASE"
     uv = steps.uv_stage(image, base, given, python)
     first = steps.needs_uv_first(given, python)
+    apt_first = steps.gives_python(image)
+    packaged = steps.requirements(image, platform, lock, built)
     return [
         *(uv if first else ()),
         *steps.base_stage(base, base_origin, given),
-        *steps.apt(image, platform),
+        *steps.mount_points(),
+        *(steps.apt(image, platform, "python") if apt_first else ()),
         *steps.python_venv(python, platform, given),
         *(() if first else uv),
         *steps.image_stage(),
-        *steps.requirements(image, platform, lock, built),
+        *(layer for tier in BELOW_APT for layer in packaged.get(tier, ())),
+        *(() if apt_first else steps.apt(image, platform, "image")),
+        *(layer for tier in TIERS if tier not in BELOW_APT for layer in packaged.get(tier, ())),
         *steps.local_packages(image, platform, packages, lock, built),
         *(project if image.run else ()),  # for commands, which run when all is installed
         *steps.commands(image),
@@ -211,7 +216,7 @@ def _numbered(layers: list[Layer]) -> list[Layer]:
     numbered = []
     for layer in layers:
         kind = layer.text.split(maxsplit=2)
-        if kind[0] in ("RUN", "COPY") or (kind[0] == "FROM" and kind[1] != "python"):
+        if kind[0] in ("RUN", "COPY", "ADD") or (kind[0] == "FROM" and kind[1] != "python"):
             counts[layer.stage] = counts.get(layer.stage, 0) + 1
             layer = replace(layer, step=counts[layer.stage])
         numbered.append(layer)

@@ -1,9 +1,10 @@
 """`Lock`: the exact packages that an image's requirements came to, and how their install is split into layers.
 
-What is large and changes rarely comes first: CUDA's libraries, frameworks, other large packages, what is of some size,
-and then the small packages, which most additions are: one more of them remakes a layer of a few megabytes, and data or
-a model as a package leaves the framework alone. Names decide, because many indexes do not tell sizes; so does the size
-where one is told; where none is, compiled code is taken to be of some size.
+What is large and changes rarely comes first: CUDA's libraries, frameworks, other large packages, packages of some size.
+None of these needs Debian packages, and so they stand below apt's layer. Packages that are built in the image may need
+its headers, and stand above it. Small packages, which most additions are, come last; where there are many of them they
+are several layers. Names decide, because many indexes do not tell sizes; so does the size where one is told; where none
+is, compiled code is taken to be of some size.
 
 A package without a wheel is built in the image. It stands apart, with the exact packages that its build takes.
 
@@ -19,11 +20,18 @@ from typing import Literal
 
 from skyward.model.image import Image, local_path, requirement_name
 
-Tier = Literal["cuda", "framework", "large", "medium", "light"]
-TIERS: tuple[Tier, ...] = ("cuda", "framework", "large", "medium", "light")
+Tier = Literal["cuda", "framework", "large", "medium", "source", "light"]
+TIERS: tuple[Tier, ...] = ("cuda", "framework", "large", "medium", "source", "light")
+BELOW_APT: tuple[Tier, ...] = ("cuda", "framework", "large", "medium")
 
 LARGE_BYTES = 50 * 10**6
 MEDIUM_BYTES = 10**6
+# Small packages that come to more than this are split by a hash of their names, so that one more leaves the others
+# where they are. With seven parts the largest is some 4 % of an image of small packages; where the image has large
+# packages too, four parts are as small a share of it, and leave room below ten layers of packages.
+_SPLIT_BYTES = 3 * 10**6
+_PARTS, _PARTS_BESIDE_LARGE = 7, 4
+_ASSUMED_BYTES = 170_000  # of a small package whose size nobody tells: the mean of a FastAPI application's 55
 # Up to some gigabytes, which releases of frameworks share; also, nodes fetch two layers at once and one in turn.
 _CUDA = re.compile(r"nvidia-.+|cuda-.+")
 # Frameworks and what they bring: hundreds of megabytes that change together and rarely.
@@ -85,7 +93,7 @@ class Package:
     @property
     def tier(self) -> Tier:
         """The layer it belongs to."""
-        return tier_of(self.name, self.size, self.compiled)
+        return "source" if self.is_source else tier_of(self.name, self.size, self.compiled)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +139,26 @@ class Install:
 
 
 @dataclass(frozen=True, slots=True)
+class Group:
+    """Packages that are installed in one layer.
+
+    Attributes:
+        tier: theirs.
+        name: the tier's; with a number where the tier is split.
+        packages: in the order of their names; none where they are not locked yet.
+    """
+
+    tier: Tier
+    name: str
+    packages: tuple[Package, ...] = ()
+
+    @property
+    def installs(self) -> tuple[Install, ...]:
+        """What is run for them, in this order."""
+        return tuple(sorted({package.install for package in self.packages}))
+
+
+@dataclass(frozen=True, slots=True)
 class Lock:
     """Packages in the order of their names.
 
@@ -150,8 +178,27 @@ class Lock:
         object.__setattr__(self, "packages", tuple(sorted(self.packages, key=lambda package: package.name)))
 
     def of(self, tier: Tier) -> tuple[Package, ...]:
-        """The packages of one layer."""
+        """The packages of one tier."""
         return tuple(package for package in self.packages if package.tier == tier)
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The packages as they are split into layers, the lowest first."""
+        groups = [Group(tier, tier, self.of(tier)) for tier in TIERS if tier != "light"]
+        groups += self._light_groups()
+        return tuple(group for group in groups if group.packages)
+
+    def _light_groups(self) -> list[Group]:
+        light = self.of("light")
+        size = sum(_ASSUMED_BYTES if package.size is None else package.size for package in light)
+        if size <= _SPLIT_BYTES:
+            return [Group("light", "light", light)]
+        has_large = any(package.tier in ("cuda", "framework", "large") for package in self.packages)
+        parts = _PARTS_BESIDE_LARGE if has_large else _PARTS
+        return [
+            Group("light", f"light-{part}", tuple(package for package in light if _hash(package.name) % parts == part))
+            for part in range(parts)
+        ]
 
 
 def tier_of(name: str, size: int | None = None, compiled: bool = False) -> Tier:
@@ -166,20 +213,17 @@ def tier_of(name: str, size: int | None = None, compiled: bool = False) -> Tier:
     return "medium" if is_some or _MEDIUM.fullmatch(name) else "light"
 
 
-def tier_installs(image: Image, lock: Lock | None, tier: Tier) -> tuple[Install, ...]:
-    """Where the packages of a layer come from, in the order in which they are installed. Empty: no packages.
-
-    Without a lock it is told by what the image names, as if all that comes as a dependency were small.
-    """
-    if lock is not None:
-        return tuple(sorted({package.install for package in lock.of(tier)}))
+def unlocked_installs(image: Image) -> dict[Tier, tuple[Install, ...]]:
+    """The installs of each tier by what the image names, as if all that comes as a dependency were small."""
     scoped = scopes(image)
-    wanted = {Install()} if tier == "light" else set()
+    found: dict[Tier, set[Install]] = {"light": {Install()}} if image.pip else {}
     for entry in image.pip:
         name = requirement_name(entry)
-        if local_path(entry) is None and tier_of(name) == tier:
-            wanted.add(Install(name) if "@ git+" in entry else Install(index=scoped.get(name, "")))
-    return tuple(sorted(wanted))
+        if "@ git+" in entry:
+            found.setdefault("source", set()).add(Install(name))
+        elif local_path(entry) is None:
+            found.setdefault(tier_of(name), set()).add(Install(index=scoped.get(name, "")))
+    return {tier: tuple(sorted(found[tier])) for tier in TIERS if tier in found}
 
 
 def scopes(image: Image) -> dict[str, str]:
@@ -190,10 +234,12 @@ def scopes(image: Image) -> dict[str, str]:
 def tier_files(lock: Lock) -> tuple[tuple[str, str], ...]:
     """The requirements files of these layers, by path in the build context: one for each source, and for its build."""
     files: dict[str, list[str]] = {}
-    for package in lock.packages:
-        files.setdefault(f"requirements/{package.tier}/{package.install.file}", []).append(package.line)
-        if package.build is not None:
-            files[f"requirements/{package.tier}/{package.install.build_file}"] = [each.line for each in package.build]
+    for group in lock.groups:
+        for package in group.packages:
+            folder, install = f"requirements/{group.name}", package.install
+            files.setdefault(f"{folder}/{install.file}", []).append(package.line)
+            if package.build is not None:
+                files[f"{folder}/{install.build_file}"] = [each.line for each in package.build]
     for name, build in lock.projects:
         files[f"requirements/{build_file(name)}"] = [each.line for each in build]
     return tuple((path, "".join(f"{line}\n" for line in lines)) for path, lines in sorted(files.items()))
@@ -202,6 +248,10 @@ def tier_files(lock: Lock) -> tuple[tuple[str, str], ...]:
 def build_file(name: str) -> str:
     """The name of the file with what a package is built with."""
     return f"{name}.build.txt"
+
+
+def _hash(name: str) -> int:
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8])
 
 
 def index_id(url: str) -> str:

@@ -113,7 +113,8 @@ def test_a_build(place: Path) -> None:
     assert "DOCKER_BUILDKIT=1\n" in (place / "env").read_text()
     context = place / "context"
     assert (context / "Dockerfile").read_text() == PLAN.dockerfile
-    assert {path.name for path in context.iterdir()} == {"Dockerfile", "runner", *(name for name, _ in PLAN.files)}
+    files = (name for name, _ in PLAN.files)
+    assert {path.name for path in context.iterdir()} == {"Dockerfile", "mount-points.tar", "runner", *files}
     assert (context / "runner/skyward/errors.py").exists()
     assert list((place / "temp").iterdir()) == []
     assert reported[0] == f"building {PLAN.tag} from python:3.11-slim"

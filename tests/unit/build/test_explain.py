@@ -17,9 +17,9 @@ TORCH = Package(name="torch", pin="torch==2.13.0", hashes=("sha256:aa",))
 SIX = Package(name="six", pin="six==1.17.0", hashes=("sha256:bb",))
 IMAGE = Image(apt=["git"], pip=["torch", "six"], run=["make", "date"], env={"A": "1"}, secrets=["TOKEN"])
 LAYERS = [
-    "apt git",
     "Python 3.11 in /opt/venv",
     "pip torch==2.13.0 (framework)",
+    "apt git",
     "pip six",
     "run make",
     "run date",
@@ -39,13 +39,13 @@ def _explained(image: Image = IMAGE, *packages: Package, **given: Any) -> Explan
         (_explained(IMAGE.with_env(A="2")), ["env: - A=1 + A=2"], 7),
         (_explained(runner_digest="1"), [f"runner: - {'f11e' * 14}f... + 1"], 6),
         (_explained(IMAGE, TORCH, replace(SIX, pin="six==2")), ["pip: - six==1.17.0 + six==2"], 3),
-        (_explained(IMAGE, SIX, replace(TORCH, pin="torch==3")), ["pip: - torch==2.13.0 + torch==3"], 2),
+        (_explained(IMAGE, SIX, replace(TORCH, pin="torch==3")), ["pip: - torch==2.13.0 + torch==3"], 1),
         (_explained(IMAGE.run_commands("true")), ["run: + true"], 6),
         (_explained(replace(IMAGE, run=["date", "make"])), ["run: - make, date + date, make"], 4),
         (_explained(replace(IMAGE, secrets=["OTHER"])), ["secrets: - TOKEN + OTHER"], 4),
-        (_explained(IMAGE.apt_install("curl")), ["apt: + curl"], 0),
+        (_explained(IMAGE.apt_install("curl")), ["apt: + curl"], 2),
         (_explained(base_digest="sha256:1"), [f"base: - sha256:{'ba5e' * 12}ba... + sha256:1"], 0),
-        (_explained(IMAGE.with_build_env(B="1")), ["build_env: + B=1"], 0),
+        (_explained(IMAGE.with_build_env(B="1")), ["build_env: + B=1"], 1),
     ],
     ids=["nothing", "env", "skyward", "light", "torch", "run", "order", "secret", "apt", "base", "build env"],
 )

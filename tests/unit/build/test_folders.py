@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 from urllib.error import HTTPError
+from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 from zipfile import ZipFile
 
@@ -65,6 +67,25 @@ def test_a_flat_folder(server: FolderServer, tmp_path: Path) -> None:
     assert _get("/".join(origin) + link) == content
     assert _get("/".join(origin) + link, "HEAD") == b""
     assert _get("/".join(origin) + link + ".metadata") == b"Name: Big_Thing\nVersion: 2.0+cpu\n"
+
+
+def test_an_index_tells_sizes(server: FolderServer, tmp_path: Path) -> None:
+    """Whoever asks for JSON, as uv does, gets hash and size of each file of a package."""
+    content = _wheel(tmp_path / "w" / "big_thing-2.0-py3-none-any.whl")
+    request = Request(
+        f"{server.url(tmp_path / 'w')}/big-thing/", headers={"Accept": "application/vnd.pypi.simple.v1+json, text/html"}
+    )
+    with urlopen(request, timeout=5) as answer:
+        assert answer.headers["Content-Type"] == "application/vnd.pypi.simple.v1+json"
+        project = json.load(answer)
+    (file,) = project["files"]
+    assert (project["name"], file["filename"], file["size"]) == (
+        "big-thing",
+        "big_thing-2.0-py3-none-any.whl",
+        len(content),
+    )
+    assert file["hashes"] == {"sha256": sha256(content).hexdigest()}
+    assert _get(f"http://127.0.0.1:{urlsplit(request.full_url).port}{file['url']}") == content
 
 
 def test_an_index_on_disk(server: FolderServer, tmp_path: Path) -> None:

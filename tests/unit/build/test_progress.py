@@ -29,13 +29,13 @@ def test_steps_are_reported_by_what_they_do() -> None:
         "#1 DONE 0.0s",
         "#5 [python 1/3] FROM docker.io/library/python",
         "#5 CACHED",
-        "#6 [python 2/3] RUN apt-get",
+        "#6 [image 2/6] RUN apt-get",
         "#6 sha256:abc",
         "#6 CACHED",
-        "#7 [image 2/5] RUN uv",
+        "#7 [image 3/6] RUN uv",
         "#7 0.101 Resolved 2 packages",
         "#8 [uv 1/1] RUN pip",
-        "#7 [image 2/5] RUN uv",
+        "#7 [image 3/6] RUN uv",
         "#7 0.201 Installed",
         "#8 DONE 1.0s",
         "#7 DONE 12.5s",
@@ -50,7 +50,7 @@ def test_steps_are_reported_by_what_they_do() -> None:
 
 def test_a_silent_step_is_reported_when_nothing_comes() -> None:
     """A command without output is seen to run."""
-    progress, reported = _fed("#9 [linux/amd64 image 3/5] RUN x")
+    progress, reported = _fed("#9 [linux/amd64 image 4/6] RUN x")
     assert reported == []
     progress.quiet()
     progress.quiet()
@@ -60,7 +60,7 @@ def test_a_silent_step_is_reported_when_nothing_comes() -> None:
 def test_secrets_are_not_shown() -> None:
     """Credentials in addresses are cut out, and served folders appear as the folders they are."""
     progress, _ = _fed(
-        "#7 [image 2/5] RUN uv",
+        "#7 [image 3/6] RUN uv",
         "#7 0.1 fetch https://user:canary@a.example/x",
         f"#7 0.2 fetch http://127.0.0.1:42001/{'0a' * 16}/opt/wheels/torch/",
         "#7 ERROR: executor failed running [/bin/sh]: exit code: 2",
@@ -78,21 +78,21 @@ def _failure(step: str, *output: str, cause: str = "exit code: 1") -> ImageError
     ("step", "output", "origin", "advice"),
     [
         (
-            "image 1/5",
+            "image 1/6",
             "  cause: Because torch was not found in the package registry",
             "plugin torch",
             "No package 'torch'",
         ),
-        ("image 2/5", "Because there is no version of rich==99 and", "your pip=['rich']", "No package 'rich'"),
-        ("image 2/5", "error: No solution found when resolving dependencies:", None, "contradict"),
-        ("image 2/5", "error: Failed to fetch: `https://a.example`", None, "could not be reached"),
-        ("image 2/5", "cause: HTTP status client error (401 Unauthorized) for url", None, "HTTP status 401"),
-        ("image 2/5", "  cause: invalid peer certificate: UnknownIssuer", None, "SSL_CERT_FILE"),
-        ("image 2/5", "error: No space left on device (os error 28)", None, "No space is left"),
-        ("python 2/3", "E: Unable to locate package git", "your apt=['git']", "No package 'git'"),
-        ("python 2/3", "Temporary failure resolving 'packages.example'", "your apt=['git']", "could not be reached"),
-        ("image 3/5", "make: *** No targets.", "your run=['make it'] (command 1 of 2)", "ended with exit status 1"),
-        ("image 4/5", "boo", "plugin torch (command 2 of 2)", "ended with exit status 1"),
+        ("image 3/6", "Because there is no version of rich==99 and", "your pip=['rich']", "No package 'rich'"),
+        ("image 3/6", "error: No solution found when resolving dependencies:", None, "contradict"),
+        ("image 3/6", "error: Failed to fetch: `https://a.example`", None, "could not be reached"),
+        ("image 3/6", "cause: HTTP status client error (401 Unauthorized) for url", None, "HTTP status 401"),
+        ("image 3/6", "  cause: invalid peer certificate: UnknownIssuer", None, "SSL_CERT_FILE"),
+        ("image 3/6", "error: No space left on device (os error 28)", None, "No space is left"),
+        ("image 2/6", "E: Unable to locate package git", "your apt=['git']", "No package 'git'"),
+        ("image 2/6", "Temporary failure resolving 'packages.example'", "your apt=['git']", "could not be reached"),
+        ("image 4/6", "make: *** No targets.", "your run=['make it'] (command 1 of 2)", "ended with exit status 1"),
+        ("image 5/6", "boo", "plugin torch (command 2 of 2)", "ended with exit status 1"),
         ("uv 1/1", "ERROR: No matching distribution found for uv==0.13.8", None, "No package 'uv'"),
         (
             "python 3/3",
@@ -116,7 +116,7 @@ def test_a_failed_step_is_explained(step: str, output: str, origin: str | None, 
 
 def test_an_engine_that_goes_away() -> None:
     """The end of the engine in mid-build is not blamed on the step."""
-    progress, _ = _fed("#7 [image 2/5] RUN uv", "#7 0.1 x", "error reading from server: EOF")
+    progress, _ = _fed("#7 [image 3/6] RUN uv", "#7 0.1 x", "error reading from server: EOF")
     assert progress.failed is None
     assert "engine went away" in str(build_failure(PLAN, progress, 1))
 

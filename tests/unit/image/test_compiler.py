@@ -1,8 +1,11 @@
 """The compiler: text, order, origins, identity. Nothing here needs an engine."""
 
+import hashlib
+import io
 import re
 import subprocess
 import sys
+import tarfile
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +16,21 @@ import pytest
 
 from skyward.build.runner import runner_files
 from skyward.errors import ConfigError
-from skyward.image import EPOCH, BaseFacts, Copied, Interpreter, Lock, Package, Plan, default_base, requirements_file
+from skyward.image import (
+    EPOCH,
+    TIME,
+    BaseFacts,
+    Copied,
+    Interpreter,
+    Lock,
+    Package,
+    Plan,
+    default_base,
+    requirements_file,
+)
 from skyward.image.identity import canonical
-from skyward.image.lock import TIERS, index_id, tier_files
+from skyward.image.lock import BELOW_APT, TIERS, index_id, tier_files
+from skyward.image.mount_points import mount_points_archive
 from skyward.image.origins import origins_of
 from skyward.model.image import Image, PipIndex
 from tests.unit.image.images import GOLDEN, IMAGES, compiled, text_of, torched
@@ -34,10 +49,13 @@ def test_golden_files(name: str) -> None:
 
 
 def test_layers_stand_in_order_of_change() -> None:
-    """What changes rarely comes first: apt, Python packages, commands, runner, code, environment, labels."""
-    image = replace(IMAGES["everything"], pip=["nvidia-nccl", "torch", "pyarrow", "numpy", "six"])
+    """What changes rarely comes first; apt between the large wheels, which need none of it, and all the rest."""
+    image = replace(
+        IMAGES["everything"], pip=["nvidia-nccl", "torch", "pyarrow", "numpy", "own @ git+https://a.example", "six"]
+    )
     plan = compiled(image, packages=(WHEEL,), code=CODE)
-    marks = ["apt-get", "sh /run/skyward/python.sh", *(f"requirements/{tier}/" for tier in TIERS)]
+    marks = ["ADD ", "sh /run/skyward/python.sh", *(f"requirements/{tier}/" for tier in TIERS)]
+    marks.insert(2 + len(BELOW_APT), "apt-get")
     marks += ["source=local", "git --version", "source=runner", "source=code", "ENV PYTHONPATH", "ENV LINES", "LABEL "]
     places = [plan.dockerfile.rindex(mark) for mark in marks]
     assert places == sorted(places)
@@ -48,7 +66,7 @@ def test_only_dockerfile_1_2(name: str) -> None:
     """No instruction needs more than the engine's own BuildKit of 20.10 has."""
     text = compiled(IMAGES[name]).dockerfile
     words = [line.split()[0] for line in text.splitlines() if re.match(r"[A-Z]+ ", line)]
-    assert set(words) <= {"FROM", "ENV", "RUN", "COPY", "LABEL", "ARG"}
+    assert set(words) <= {"FROM", "ADD", "ENV", "RUN", "COPY", "LABEL", "ARG"}
     newer = r"^# *syntax|^(COPY|RUN|ADD) .*--(link|network|parents|exclude|checksum)|^RUN <<"
     assert not re.search(newer, text, re.MULTILINE)
 
@@ -64,7 +82,7 @@ def test_steps_are_numbered_as_the_builder_counts() -> None:
     """Per stage: what runs or copies, and the one base that is pulled."""
     plan = compiled(IMAGES["everything"])
     steps = [(layer.stage, layer.step) for layer in plan.layers if layer.step]
-    expected = [*(("python", number) for number in (1, 2, 3)), ("uv", 1), *(("image", n) for n in (1, 2, 3, 4))]
+    expected = [*(("python", number) for number in (1, 2, 3)), ("uv", 1), *(("image", n) for n in (1, 2, 3, 4, 5))]
     assert steps == expected
 
 
@@ -142,8 +160,8 @@ def test_a_lock_is_split_by_size_and_source() -> None:
         "requirements/large/locked.txt": "big==1 --hash=sha256:dd\n",
         "requirements/medium/locked.txt": "numpy==2 --hash=sha256:ab\n",
         "requirements/light/locked.txt": "six==1.17.0 --hash=sha256:cc\n",
-        "requirements/light/own.source.txt": "own @ git+https://a.example/own@c0ffee\n",
-        "requirements/light/own.build.txt": "torch==2.13.0+cpu --hash=sha256:aa --hash=sha256:bb\n",
+        "requirements/source/own.source.txt": "own @ git+https://a.example/own@c0ffee\n",
+        "requirements/source/own.build.txt": "torch==2.13.0+cpu --hash=sha256:aa --hash=sha256:bb\n",
     }
     plan = compiled(SCOPED, lock=lock)
     assert dict(plan.files).items() >= files.items()
@@ -168,7 +186,8 @@ def test_a_lock_is_split_by_size_and_source() -> None:
         (Package(name="unheard-of", pin="", size=999_999, compiled=True), "light"),
         (Package(name="unheard-of", pin=""), "light"),
         (Package(name="torchmetrics", pin=""), "light"),
-        (Package(name="own", pin="own @ git+https://a.example/own@c0ffee"), "light"),
+        (Package(name="own", pin="own @ git+https://a.example/own@c0ffee", build=()), "source"),
+        (Package(name="flash-attn", pin="", build=()), "source"),
     ],
     ids=lambda value: value.name if isinstance(value, Package) else value,
 )
@@ -263,9 +282,73 @@ def test_at_most_twelve_layers_of_our_own() -> None:
     image = replace(SCOPED, apt=["git", "curl"], env={"A": "1"}, build_env={"B": "2"}, bake=True, includes=["src"])
     plan = compiled(image, lock=Lock((TORCH, SIX, BIG, REPOSITORY, NUMPY, NCCL)), packages=(WHEEL,), code=CODE)
     made = [
-        layer for layer in plan.layers if layer.stage in ("python", "image") and layer.text.startswith(("RUN", "COPY"))
+        layer
+        for layer in plan.layers
+        if layer.stage in ("python", "image") and layer.text.startswith(("RUN", "COPY", "ADD"))
     ]
-    assert len(made) == 10
+    assert len(made) == 12
+
+
+def _small(*names: str, size: int | None = 100_000) -> tuple[Package, ...]:
+    return tuple(Package(name=name, pin=f"{name}==1", hashes=("sha256:aa",), size=size) for name in names)
+
+
+MANY = _small(*(f"package-{number}" for number in range(100)))
+
+
+@pytest.mark.parametrize("beside", [(), (NUMPY,), (TORCH, NUMPY), (NCCL, TORCH, BIG, NUMPY, REPOSITORY)])
+def test_small_packages_are_split_where_they_are_many(beside: tuple[Package, ...]) -> None:
+    """No part is large, together they are all of them, and there are at most ten layers of packages."""
+    groups = Lock((*MANY, *beside)).groups
+    light = [group for group in groups if group.tier == "light"]
+    assert sorted(package.name for group in light for package in group.packages) == [
+        p.name for p in Lock(MANY).packages
+    ]
+    assert max(len(group.packages) for group in light) < (25 if NCCL not in beside and TORCH not in beside else 40)
+    assert len(groups) <= 10
+
+
+@pytest.mark.parametrize("size", [1, 999_999, None])
+def test_one_more_small_package_changes_one_part(size: int | None) -> None:
+    """The others keep their packages and so their files, whatever the new one is called."""
+    before = {group.name: group.packages for group in Lock(MANY).groups}
+    for number in range(30):
+        after = {group.name: group.packages for group in Lock((*MANY, *_small(f"new{number}", size=size))).groups}
+        assert sum(before.get(name) != packages for name, packages in after.items()) == 1
+
+
+def test_few_small_packages_are_one_layer() -> None:
+    """An image of a few megabytes is not cut into pieces."""
+    assert [group.name for group in Lock(MANY[:20]).groups] == ["light"]
+
+
+def test_parts_say_what_is_in_them() -> None:
+    """Each layer of a split tier has its own packages in its name, and knows who asked for them."""
+    image = Image(pip=["package-1", "package-2>=1"])
+    layers = [layer for layer in compiled(image, lock=Lock(MANY)).layers if "/light-" in layer.text]
+    assert len({layer.name for layer in layers}) == len(layers) == 7
+    (one,) = [layer for layer in layers if "package-1==1" in layer.name.split()]
+    assert "'package-1'" in one.origin
+
+
+def test_an_interpreter_from_apt_is_there_first() -> None:
+    """Debian packages come before everything where Python may be one of them."""
+    text = compiled(Image(apt=["python3-venv"], pip=["numpy"])).dockerfile
+    assert text.index("apt-get") < text.index("sh /run/skyward/python.sh")
+    text = compiled(Image(apt=["git"], pip=["numpy"])).dockerfile
+    assert text.index("sh /run/skyward/python.sh") < text.index("requirements/medium") < text.index("apt-get")
+
+
+def test_the_mount_points_of_builders_are_the_same_bytes() -> None:
+    """Empty files below /etc with a fixed time: no builder has to make them, and change that of /etc."""
+    with tarfile.open(fileobj=io.BytesIO(mount_points_archive(TIME))) as archive:
+        members = {member.name: (member.size, member.mode, member.mtime, member.uid) for member in archive}
+    assert members == {
+        "etc": (0, 0o755, TIME, 0),
+        "etc/hosts": (0, 0o644, TIME, 0),
+        "etc/resolv.conf": (0, 0o644, TIME, 0),
+    }
+    assert hashlib.sha256(mount_points_archive(TIME)).hexdigest()[:8] == "05936ede"
 
 
 def test_what_nodes_load_has_bytecode() -> None:

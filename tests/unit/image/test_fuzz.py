@@ -103,7 +103,7 @@ def test_an_independent_parser_reads_what_was_written(image: Image, locked: bool
     assert all(re.fullmatch(r"--mount=type=(tmpfs|bind|cache|secret)(,[a-z]+(=[\w./-]+)?)+", flag) for flag in mounts)
     assert [each.value[3] for each in found if each.json] == [*image.run]
     assert {each.value[:3] for each in found if each.json} <= {
-        ("/bin/sh", "-ec", '. /run/skyward/step.sh; /bin/sh -ec "$0"; end_step')
+        ("/bin/sh", "-ec", '. /run/skyward/step.sh; /bin/sh -ec "$0"; drop_stale_bytecode; end_step')
     }
     label = dict(_pairs(found[-1].value, {}))
     assert label == dict(plan.labels)
@@ -128,7 +128,7 @@ def test_words_arrive_at_what_a_step_runs(image: Image, locked: bool) -> None:
     steps = [
         each.value[0] for each in dockerfile.parse_string(plan.dockerfile) if "/run/uv/bin/uv pip" in each.value[0]
     ]
-    script = 'uv() { printf \'%s\\0\' "$@"; }; env() { shift 2; "$@"; }; end_step() { :; };\n'
+    script = 'uv() { printf \'%s\\0\' "$@"; }; env() { shift 2; "$@"; }; end_step() { :; }; find() { :; };\n'
     script += dict(plan.files).get("build-env.sh", "")
     for step in steps:
         script += step.replace(". /run/skyward/step.sh", ":").replace("/run/uv/bin/uv", "uv") + "\n"

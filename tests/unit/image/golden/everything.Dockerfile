@@ -1,17 +1,7 @@
 # Compiled by skyward from a description of the image; change that, not this file.
 
 FROM python:3.11-slim AS python
-RUN --mount=type=tmpfs,target=/run \
-    --mount=type=bind,source=step.sh,target=/run/skyward/step.sh \
-    --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh \
-    --mount=type=cache,id=skyward-apt-linux-arm64-cache,target=/var/cache/apt,sharing=locked \
-    --mount=type=cache,id=skyward-apt-linux-arm64-lib,target=/var/lib/apt,sharing=locked \
-    set -e; . /run/skyward/step.sh; \
-    echo '#clear DPkg::Post-Invoke; #clear APT::Update::Post-Invoke;' > /run/skyward/keep-archives; \
-    apt-get -c /run/skyward/keep-archives update -qq; \
-    DEBIAN_FRONTEND=noninteractive apt-get -c /run/skyward/keep-archives install -y -qq --no-install-recommends git libgomp1; \
-    rm -rf /var/log/apt /var/log/dpkg.log /var/log/alternatives.log /var/cache/ldconfig/aux-cache /var/cache/debconf/*-old /var/lib/dpkg/*-old; \
-    end_step
+ADD mount-points.tar /
 RUN --mount=type=tmpfs,target=/run \
     --mount=type=bind,source=step.sh,target=/run/skyward/step.sh \
     --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh \
@@ -33,6 +23,17 @@ RUN --mount=type=tmpfs,target=/run \
     end_step
 
 FROM python AS image
+RUN --mount=type=tmpfs,target=/run \
+    --mount=type=bind,source=step.sh,target=/run/skyward/step.sh \
+    --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh \
+    --mount=type=cache,id=skyward-apt-linux-arm64-cache,target=/var/cache/apt,sharing=locked \
+    --mount=type=cache,id=skyward-apt-linux-arm64-lib,target=/var/lib/apt,sharing=locked \
+    set -e; . /run/skyward/step.sh; \
+    echo '#clear DPkg::Post-Invoke; #clear APT::Update::Post-Invoke;' > /run/skyward/keep-archives; \
+    apt-get -c /run/skyward/keep-archives update -qq; \
+    DEBIAN_FRONTEND=noninteractive apt-get -c /run/skyward/keep-archives install -y -qq --no-install-recommends git libgomp1; \
+    rm -rf /var/log/apt /var/log/dpkg.log /var/log/alternatives.log /var/cache/ldconfig/aux-cache /var/cache/debconf/*-old /var/lib/dpkg/*-old; \
+    end_step
 # requests[socks]>=2
 # tomli; python_version < "3.11"
 RUN --mount=type=tmpfs,target=/run \
@@ -43,11 +44,11 @@ RUN --mount=type=tmpfs,target=/run \
     --mount=type=cache,id=skyward-uv-linux-arm64,target=/run/cache/uv \
     set -e; . /run/skyward/step.sh; \
     export UV_CACHE_DIR=/run/cache/uv UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_PYTHON=/opt/venv/bin/python; \
-    export PYC_INVALIDATION_MODE=CHECKED_HASH; \
+    export PYC_INVALIDATION_MODE=UNCHECKED_HASH; \
     /run/uv/bin/uv pip install --no-progress --compile-bytecode --no-deps --require-hashes -r /run/skyward/locked.txt; \
     end_step
-RUN --mount=type=tmpfs,target=/run --mount=type=bind,source=step.sh,target=/run/skyward/step.sh --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh ["/bin/sh", "-ec", ". /run/skyward/step.sh; /bin/sh -ec \"$0\"; end_step", "git --version"]
-RUN --mount=type=tmpfs,target=/run --mount=type=bind,source=step.sh,target=/run/skyward/step.sh --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh ["/bin/sh", "-ec", ". /run/skyward/step.sh; /bin/sh -ec \"$0\"; end_step", "cat <<'X'\n# not a comment\n$HOME \"quoted\" \\\nX"]
+RUN --mount=type=tmpfs,target=/run --mount=type=bind,source=step.sh,target=/run/skyward/step.sh --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh ["/bin/sh", "-ec", ". /run/skyward/step.sh; /bin/sh -ec \"$0\"; drop_stale_bytecode; end_step", "git --version"]
+RUN --mount=type=tmpfs,target=/run --mount=type=bind,source=step.sh,target=/run/skyward/step.sh --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh ["/bin/sh", "-ec", ". /run/skyward/step.sh; /bin/sh -ec \"$0\"; drop_stale_bytecode; end_step", "cat <<'X'\n# not a comment\n$HOME \"quoted\" \\\nX"]
 RUN --mount=type=tmpfs,target=/run \
     --mount=type=bind,source=step.sh,target=/run/skyward/step.sh \
     --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh \
@@ -81,6 +82,15 @@ done
 end_step() {
     find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /run -o -path '/etc/host*' \
         -o -path /etc/resolv.conf \) -prune -o -newer /run/skyward/begun -exec touch -h -d @315532800 {} +
+}
+drop_stale_bytecode() {
+    find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /run \) -prune \
+        -o -name '*.py' -cnewer /run/skyward/begun -print | while IFS= read -r source; do
+        name=${source##*/}
+        for compiled in "${source%/*}/__pycache__/${name%.py}".*.pyc; do
+            [ "$compiled" -nt /run/skyward/begun ] || rm -f "$compiled"
+        done
+    done
 }
 
 # --- python.sh

@@ -1,6 +1,7 @@
 # Compiled by skyward from a description of the image; change that, not this file.
 
 FROM python:3.11-slim AS python
+ADD mount-points.tar /
 RUN --mount=type=tmpfs,target=/run \
     --mount=type=bind,source=step.sh,target=/run/skyward/step.sh \
     --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh \
@@ -32,7 +33,7 @@ RUN --mount=type=tmpfs,target=/run \
     --mount=type=cache,id=skyward-uv-linux-amd64,target=/run/cache/uv \
     set -e; . /run/skyward/step.sh; \
     export UV_CACHE_DIR=/run/cache/uv UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_PYTHON=/opt/venv/bin/python; \
-    export PYC_INVALIDATION_MODE=CHECKED_HASH; \
+    export PYC_INVALIDATION_MODE=UNCHECKED_HASH; \
     /run/uv/bin/uv pip install --no-progress --compile-bytecode --no-deps --require-hashes -r /run/skyward/locked.txt; \
     end_step
 RUN --mount=type=tmpfs,target=/run \
@@ -43,7 +44,7 @@ RUN --mount=type=tmpfs,target=/run \
     --mount=type=cache,id=skyward-uv-linux-amd64,target=/run/cache/uv \
     set -e; . /run/skyward/step.sh; \
     export UV_CACHE_DIR=/run/cache/uv UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_PYTHON=/opt/venv/bin/python; \
-    export PYC_INVALIDATION_MODE=CHECKED_HASH; \
+    export PYC_INVALIDATION_MODE=UNCHECKED_HASH; \
     /run/uv/bin/uv pip install --no-progress --compile-bytecode --no-deps --require-hashes -r /run/skyward/locked.txt; \
     end_step
 RUN --mount=type=tmpfs,target=/run \
@@ -77,6 +78,15 @@ done
 end_step() {
     find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /run -o -path '/etc/host*' \
         -o -path /etc/resolv.conf \) -prune -o -newer /run/skyward/begun -exec touch -h -d @315532800 {} +
+}
+drop_stale_bytecode() {
+    find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /run \) -prune \
+        -o -name '*.py' -cnewer /run/skyward/begun -print | while IFS= read -r source; do
+        name=${source##*/}
+        for compiled in "${source%/*}/__pycache__/${name%.py}".*.pyc; do
+            [ "$compiled" -nt /run/skyward/begun ] || rm -f "$compiled"
+        done
+    done
 }
 
 # --- python.sh
