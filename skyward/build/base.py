@@ -9,7 +9,7 @@ from pathlib import Path
 
 from skyward.build.copied import code_files, package_files
 from skyward.build.dockerfile import base_build
-from skyward.build.foundation import check_base, facts_of_base
+from skyward.build.foundation import check_base, facts_of_base, noted_libc
 from skyward.build.local import LocalPackage, located
 from skyward.build.lock import Request, lock_anew, lock_requirements
 from skyward.build.lock_file import Entry, asked_for, entry_for, not_upgraded, wrong_base
@@ -17,7 +17,7 @@ from skyward.build.requirement_files import resolve_files
 from skyward.build.runner import runner_digest
 from skyward.build.store import ImageFacts, ImageStore
 from skyward.errors import ImageNotFoundError
-from skyward.image import BaseBuild, Plan, check_python, compile, default_base  # noqa: A004 - the compiler's own name
+from skyward.image import BaseBuild, BaseFacts, Plan, check_python, compile, default_base  # noqa: A004 - the compiler's own name
 from skyward.model.image import Dockerfile, Image
 
 
@@ -59,18 +59,21 @@ def plan_for(
     image = wanted.request.image
     if image.lock is None:
         base = wanted.base(store)
-        lock = lock_requirements(wanted.request, upgrade=upgrade)
     else:
         file = located(root, image.lock)
         if upgrade:
             raise not_upgraded(file)
         entry = entry_for(file, wanted.request)
         base = wanted.base(store, entry, file)
-        lock = replace(entry.lock, sources=wanted.request.rules.sources)
     named = wanted.named if image.lock is None else base.reference  # the name may be another image's by now
     given = facts_of_base(named, base.facts, store, wanted.request.platform) if base.facts else None
     if given:
         check_base(repr(named), given, python)
+    if image.lock is None:
+        libc = wanted.libc(store, given)
+        lock = lock_requirements(replace(wanted.request, libc=libc), upgrade=upgrade)
+    else:
+        lock = replace(entry.lock, sources=wanted.request.rules.sources)
     return compile(
         image,
         python=python,
@@ -121,6 +124,8 @@ def lock_for(
         return last
     keeps_base = last is not None and last.is_pulled and newer != () and last.asked.get("base") == asked.get("base")
     base = wanted.base(store, last if keeps_base else None, file)
+    given = facts_of_base(base.reference, base.facts, store, request.platform) if base.facts else None
+    request = replace(request, libc=wanted.libc(store, given))
     preferred = last.lock.packages if last and newer != () else ()
     left = tuple(package for package in preferred if package.name not in (newer or ()))
     return Entry(
@@ -168,6 +173,24 @@ class _Wanted:
         if base.digest != entry.base:
             raise wrong_base(file, named, base.digest, entry)
         return base
+
+    def libc(self, store: ImageStore, given: BaseFacts | None) -> str:
+        """The C library of the base; of one that is still to be built that of the image it is built from.
+
+        "" where neither tells.
+        """
+        made = self.base_build
+        if given or not made or not made.parent:
+            return given.libc if given else ""
+
+        def find() -> str:
+            parent = resolve_base(made.parent, store)
+            return facts_of_base(made.parent, parent.facts, store, made.platform).libc if parent.facts else ""
+
+        try:
+            return noted_libc(made.digest, find)
+        except ImageNotFoundError:  # the builder may have it, or other credentials; if not, it says so
+            return ""
 
 
 def _wanted(image: Image, root: Path, python: str, platform: str) -> _Wanted:

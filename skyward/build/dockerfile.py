@@ -46,6 +46,7 @@ def base_build(base: Dockerfile, root: Path, platform: str) -> BaseBuild:
         digest=digest,
         tag=f"skyward:base-{digest[:16]}",
         files=files,
+        parent=parent_of(text, base.target),
         user=named_user(text, base.target),
     )
 
@@ -88,6 +89,23 @@ def named_user(text: str, target: str | None = None) -> str:
             case ["USER"] if len(words) == 2:
                 user = words[1]
     return "" if "$" in user else user
+
+
+def parent_of(text: str, target: str | None = None) -> str:
+    """The image that a Dockerfile's last stage, or the target, is built from in the end; "" where none tells."""
+    defaults: dict[str, str] = {}
+    parents: dict[str, str] = {}
+    for words in (line.split() for line in re.sub(r"\\[ \t]*\r?\n", " ", text).splitlines()):
+        match [word.upper() for word in words[:1]]:
+            case ["ARG"] if not parents:
+                defaults |= {name: value.strip("\"'") for word in words[1:] for name, _, value in [word.partition("=")]}
+            case ["FROM"]:
+                named = [word for word in words[1:] if not word.startswith("--")]
+                stage = named[2] if len(named) > 2 else str(len(parents))
+                parent = _filled(named[0], defaults) if named else ""
+                parents[stage] = parents.get(parent, parent)
+    found = parents.get(target, "") if target else next(reversed(parents.values()), "")
+    return "" if "$" in found or found == "scratch" else found
 
 
 def images_of(text: str) -> set[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -33,6 +34,16 @@ def facts_of_base(reference: str, facts: ImageFacts, store: ImageStore, platform
         found = examine(config, files, platform)
     write(note, json.dumps(asdict(found)))
     return found
+
+
+def noted_libc(dockerfile: str, find: Callable[[], str]) -> str:
+    """The C library that was found for a Dockerfile's digest once, noted as `facts_of_base` does."""
+    note = _note(dockerfile, "libc")
+    known = read(note)
+    if known is None:
+        known = find()
+        write(note, known)
+    return known
 
 
 def check_base(name: str, given: BaseFacts, python: str) -> None:

@@ -31,13 +31,15 @@ if TYPE_CHECKING:
     from skyward.build.resolving import Resolved
 
 _FORMAT = 3
-# glibc 2.28 is what the wheels of the large frameworks ask for; Debian has it since 10, Ubuntu since 20.04
 _PLATFORMS = {
-    "linux/amd64": "x86_64-manylinux_2_28",
-    "linux/arm64": "aarch64-manylinux_2_28",
-    "linux/arm64/v8": "aarch64-manylinux_2_28",
+    "linux/amd64": "x86_64-manylinux_2_",
+    "linux/arm64": "aarch64-manylinux_2_",
+    "linux/arm64/v8": "aarch64-manylinux_2_",
     "linux/riscv64": "riscv64-unknown-linux",
 }
+_GLIBCS = (17, 28, *range(31, 41))  # the 2.x for which uv resolves (its option --python-platform)
+# where the base's is not known: what the wheels of the large frameworks ask for; Debian has it since 10
+_USUAL_GLIBC = 28
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,7 @@ class Request:
         provided: packages that local files provide; they are not locked.
         projects: how those of them are built that are no wheels, by name.
         rules: what else files of the user's say.
+        libc: the C library of the nodes, such as "glibc 2.36"; "" where it is not known.
     """
 
     image: Image
@@ -59,6 +62,7 @@ class Request:
     provided: tuple[str, ...] = ()
     projects: tuple[tuple[str, BuildSystem], ...] = ()
     rules: Rules = field(default_factory=Rules)
+    libc: str = ""
 
     @property
     def entries(self) -> tuple[str, ...]:
@@ -91,7 +95,7 @@ def lock_requirements(request: Request, *, upgrade: bool = False) -> Lock:
     asked = open_entries(request.entries, request.rules)
     if not asked and not request.projects and not any(package.is_source for package in request.rules.pinned):
         pinned = request.rules.pinned
-        return Lock(pinned, target=_PLATFORMS.get(request.platform, "") if pinned else "")
+        return Lock(pinned, target=target_of(request) if pinned else "")
     file = _folder() / f"{_key(request)}.json"
     kept = _read(file)
     if kept is not None and not upgrade:
@@ -99,6 +103,28 @@ def lock_requirements(request: Request, *, upgrade: bool = False) -> Lock:
     lock = lock_anew(request, () if upgrade else _preferred(request))
     _write(file, request, lock)
     return replace(lock, sources=request.rules.sources)
+
+
+def target_of(request: Request) -> str:
+    """The platform of a request in uv's words: the newest glibc that uv knows and the nodes have.
+
+    Raises:
+        ConfigError: there are no packages for it.
+    """
+    if request.platform not in _PLATFORMS:
+        raise ConfigError(
+            f"Image: pip cannot be locked for {request.platform!r}; platforms with packages are: "
+            f"{', '.join(sorted(_PLATFORMS))}."
+        )
+    target = _PLATFORMS[request.platform]
+    if not target.endswith("_"):
+        return target
+    minor = int(request.libc.rpartition(".")[2]) if request.libc.startswith("glibc 2.") else _USUAL_GLIBC
+    if minor < _GLIBCS[0]:
+        raise ConfigError(
+            f"The base has {request.libc}, and packages are made for glibc 2.{_GLIBCS[0]} and newer. Take a newer base."
+        )
+    return f"{target}{max(each for each in _GLIBCS if each <= minor)}"
 
 
 def lock_anew(request: Request, preferred: tuple[Package, ...]) -> Lock:
@@ -113,12 +139,7 @@ def lock_anew(request: Request, preferred: tuple[Package, ...]) -> Lock:
     """
     from skyward.build.resolving import Resolved, resolve  # where nothing is to resolve, none of it is loaded
 
-    if request.platform not in _PLATFORMS:
-        raise ConfigError(
-            f"Image: pip cannot be locked for {request.platform!r}; platforms with packages are: "
-            f"{', '.join(sorted(_PLATFORMS))}."
-        )
-    target, is_open = _PLATFORMS[request.platform], bool(open_entries(request.entries, request.rules))
+    target, is_open = target_of(request), bool(open_entries(request.entries, request.rules))
     found = resolve(request, target, tuple((p.name, _version(p)) for p in preferred)) if is_open else Resolved()
     # an index may tell a size at one time only, and a package that changes its layer is installed again
     known = {package.line: package for package in preferred}
@@ -200,6 +221,7 @@ def _key(request: Request) -> str:
     sources = [host_indexes(os.environ, home()), sorted(mirrors(os.environ, Path.cwd()).items())]
     projects = [[name, system.requires, system.on_demand] for name, system in request.projects]
     asked = [_FORMAT, uv_version(), request.entries, request.provided, projects, request.settings, repr(sources)]
+    asked.append(_PLATFORMS.get(request.platform) and target_of(request))
     return hashlib.sha256(json.dumps(asked, separators=(",", ":"), sort_keys=True).encode()).hexdigest()
 
 

@@ -41,6 +41,7 @@ _MISSING = (
     re.compile(r"only (?:the following versions of )?(?P<name>[A-Za-z0-9._-]+)\S* (?:is|are) available"),
     re.compile(r"(?P<name>[A-Za-z0-9._-]+)(?:[=<>!~]\S+)? has no (?:wheels|usable wheels)"),
 )
+_UNFIT = re.compile(r"([A-Za-z0-9._-]+)(?:[=<>!~]=?\S+)? (?:has|have) no wheels with a matching platform tag")
 _UNREACHABLE = re.compile(r"Failed to fetch|Request failed|error sending request|dns error|timed out", re.IGNORECASE)
 _REFUSED = re.compile(r"HTTP status (?:client|server) error \((\d+)")
 _CERTIFICATE = re.compile(r"UnknownIssuer|invalid peer certificate|certificate verify failed", re.IGNORECASE)
@@ -96,7 +97,7 @@ def resolve(
                 stdin=subprocess.DEVNULL,
             )
             if done.returncode:
-                raise _failure(request.image, done.stderr)
+                raise _failure(request, done.stderr)
             found = tomllib.loads((place / _LOCK).read_text(encoding="utf-8"))
             needed = _needed(request.image, found, extras)
             if not needed:
@@ -177,8 +178,9 @@ def _pins(preferred: Iterable[tuple[str, str]]) -> str:
     return f'lock-version = "1.0"\ncreated-by = "skyward"\npackages = [{", ".join(pins)}]\n'
 
 
-def _failure(image: Image, said: str) -> SkywardError:
+def _failure(request: Request, said: str) -> SkywardError:
     """The error for what uv said."""
+    image = request.image
     said = _SERVED.sub("file://", _CREDENTIALS.sub("://***@", said)).strip()
     said = re.sub(rf"{PROJECT}\s+depends\s+on", "your image requires", said)
     flat = " ".join(said.split())
@@ -207,6 +209,8 @@ def _failure(image: Image, said: str) -> SkywardError:
         )
     if "were found in the cache" in flat or "network was disabled" in flat:
         return ImageError(f"The packages are not in uv's cache, and this machine works offline (UV_OFFLINE).{tail}")
+    if unfit := _UNFIT.search(flat):
+        return _unfit(request, unfit[1], flat, tail)
     if name:
         return ImageError(
             f"No package {name!r} that fits is to be had; asked for by {_who(image, [name])}. Check its name and "
@@ -222,6 +226,17 @@ def _failure(image: Image, said: str) -> SkywardError:
             f"{_who(image, [built[1]])}. Choose a version that has a wheel.{tail}"
         )
     return ImageError(f"The requirements could not be locked.{tail}")
+
+
+def _unfit(request: Request, name: str, said: str, tail: str) -> ImageError:
+    """The error for a package all of whose files are for other machines, or for a newer C library than the base's."""
+    system = request.libc or "glibc 2.28, as the base's is not known"
+    needed = sorted(int(each) for each in re.findall(r"`manylinux_2_(\d+)_", said.partition("Wheels are available")[2]))
+    newer = f" Its wheels need glibc 2.{needed[0]}: take a newer base, or an older version of it." if needed else ""
+    return ImageError(
+        f"{name!r} has no wheel for {request.platform}, Python {request.python} and {system}, and no source package; "
+        f"asked for by {_who(request.image, [name])}.{newer or ' Choose another version of it.'}{tail}"
+    )
 
 
 def _blamed(image: Image, said: str) -> list[str]:
