@@ -28,6 +28,8 @@ from skyward.model.targets import local_minor, platform_of
 from skyward.providers.images import ListedImages
 
 if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+
     from skyward.build.declared import Declared
     from skyward.model.ssh import SshHost
 
@@ -67,6 +69,8 @@ class Way:
     push: str | None
     zstd: bool
     upgrade: bool
+    sbom: bool = False
+    sign: EllipticCurvePrivateKey | None = None
 
     def platform_for(self, wanted: Wanted) -> str:
         """What the image is for: what was asked for or declared, else the platform of the engine's machine."""
@@ -122,6 +126,8 @@ class Way:
 @click.option("--group", "groups", multiple=True, metavar="NAME", help="A dependency group of a project, to add.")
 @click.option("--extra", "extras", multiple=True, metavar="NAME", help="An extra of a project, to add.")
 @click.option("--package", metavar="NAME", help="A member of a project's workspace, in place of the project.")
+@click.option("--sbom", is_flag=True, help="Make an SPDX document of what the image has, and attach it.")
+@click.option("--sign", type=click.Path(), metavar="KEY", help="Sign what is pushed, as cosign does, with a key (PEM).")
 @click.option("--upgrade", is_flag=True, help="Look for newer packages and a newer base, within what is asked for.")
 @click.option("--json", "as_json", is_flag=True, help="Tell everything as JSON, one object per line.")
 def command(
@@ -135,6 +141,8 @@ def command(
     extras: tuple[str, ...],
     package: str | None,
     upgrade: bool,
+    sbom: bool,
+    sign: str | None,
     as_json: bool,
 ) -> int:
     """Build images before a pool needs them.
@@ -146,6 +154,8 @@ def command(
 
     if zstd and not push:
         raise ConfigError("--zstd is about what is pushed to a registry; it takes --push as well.")
+    if sign and not push:
+        raise ConfigError("--sign is about what is pushed to a registry; it takes --push as well.")
     choice = {"groups": groups, "extras": extras, "package": package}
     if any(choice.values()) and not any(Path(source).is_dir() for source in sources):
         raise ConfigError("--group, --extra and --package choose what of a project is installed; name its directory.")
@@ -154,11 +164,25 @@ def command(
     with output.errors(dict(STATUSES)), closing(Images(place)) as images:
         engine = ListedImages(images)
         way = Way(
-            images=images, engine=engine, is_here=not on, platform=platform, push=push, zstd=zstd, upgrade=upgrade
+            images=images,
+            engine=engine,
+            is_here=not on,
+            platform=platform,
+            push=push,
+            zstd=zstd,
+            upgrade=upgrade,
+            sbom=sbom,
+            sign=_signing_key(sign) if sign else None,
         )
         wanted = [each for source in sources for each in _read(source, choice)]
         act = {"print": _print, "explain": _explain, "check": _check}.get(mode or "", _build)
         return max([act(each, way, output) for each in wanted])
+
+
+def _signing_key(path: str) -> EllipticCurvePrivateKey:
+    from skyward.build.registry.signing import private_key
+
+    return private_key(path)
 
 
 def _place(address: str) -> SshHost:
@@ -217,6 +241,7 @@ def _build(wanted: Wanted, way: Way, output: Output) -> int:
             _on_engine(plan, way, target, result, report)
             if target is not None:
                 _push(plan, target, way, result, report)
+        _describe(plan, target, way, result, report)
     note_use(plan.tag)
     _remember(wanted, plan)
     output.result(wanted.name, result)
@@ -281,6 +306,33 @@ def _push(plan: Plan, target: str, way: Way, result: Result, report: Report) -> 
     pushed = push(plan.tag, target, platform=plan.platform, engine=way.engine, report=report)
     result.reference = pushed.reference
     report(note(f"pushed {pushed.reference}, {readable(pushed.sent_bytes)} of {readable(pushed.size_bytes)} sent"))
+
+
+def _describe(plan: Plan, target: str | None, way: Way, result: Result, report: Report) -> None:
+    """Make the image's SBOM, attach it, and sign the image, as far as that is asked for."""
+    if not way.sbom and way.sign is None:
+        return
+    from skyward.build import sbom
+    from skyward.build.registry import parse_reference
+    from skyward.build.registry.referrers import attach
+    from skyward.build.registry.signing import sign
+
+    digest = (result.reference or "").rpartition("@")[2]
+    if way.sbom:
+        document = None if result.built else sbom.kept(plan.tag)
+        if document is None:
+            image = plan.tag if way.engine.inspect(plan.tag) else str(result.reference)
+            if image != plan.tag:
+                way.engine.pull(image)
+            document = sbom.sbom(plan, image, way.engine)
+            sbom.keep(plan.tag, document)
+        if target is not None:
+            name = f"{plan.tag.rpartition(':')[2]}.spdx.json"
+            attach(parse_reference(target), digest, sbom.MEDIA_TYPE, name, document)
+            report(note(f"attached its SBOM to {result.reference}"))
+    if way.sign is not None and target is not None:
+        sign(parse_reference(target), digest, way.sign)
+        report(note(f"signed {result.reference}"))
 
 
 def _check(wanted: Wanted, way: Way, output: Output) -> int:

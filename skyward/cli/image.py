@@ -17,7 +17,7 @@ from skyward.build.events import readable
 from skyward.build.used import forget_use, last_use
 from skyward.cli import infer
 from skyward.engine import Images, Removal, find_engine
-from skyward.errors import ConfigError, ImageError
+from skyward.errors import ConfigError, ImageError, ImageNotFoundError
 
 LABEL = "skyward.image"
 _TAG = re.compile(r"sky-\d+-([0-9a-f]{16})")
@@ -118,6 +118,33 @@ def prune_images(older_than: str | None, keep: int | None) -> int:
     old = [image for image in own_images(images)[keep or 0 :] if time.time() - image.last >= age_s]
     removed = [image for image in old if _remove(images, image.tag)]
     click.echo(f"{len(removed)} image{'s' * (len(removed) != 1)} removed")
+    return 0
+
+
+@command.command("sbom")
+@click.argument("image", metavar="IMAGE")
+@click.option("--platform", metavar="PLATFORM", help="Of an image in a registry. [default: this machine's]")
+def show_sbom(image: str, platform: str | None) -> int:
+    """Print what an image consists of, as `skyward build --sbom` has made it: an SPDX document.
+
+    IMAGE is a tag as `ls` shows it, or an image in a registry, which has the document attached.
+    """
+    from skyward.build import sbom
+    from skyward.build.registry import Absent, Unknown, existence, parse_reference
+    from skyward.build.registry.referrers import attached
+    from skyward.model.targets import platform_of
+
+    document = sbom.kept(image) if _TAG.fullmatch(image.removeprefix("skyward:")) else None
+    if document is None and not _TAG.fullmatch(image.removeprefix("skyward:")):
+        found = existence.check(image, platform=platform or platform_of(None), trust_s=0)
+        if isinstance(found, Unknown):
+            raise found.error()
+        if isinstance(found, Absent):
+            raise ImageNotFoundError(f"The registry has no image {image} for {platform or platform_of(None)}.")
+        document = attached(parse_reference(image), found.digest, sbom.MEDIA_TYPE)
+    if document is None:
+        raise ImageError(f"{image} has no SBOM. `skyward build --sbom`, with the file that declares it, makes one.")
+    click.echo(document.decode(), nl=False)
     return 0
 
 

@@ -80,6 +80,8 @@ class ComputePool(Calls):
         results: "any" takes whatever nodes return, which is code of theirs that runs here; "data" runs none of it:
             values are built-in ones, arrays, frames, tensors in main memory, and this program's own dataclasses, named
             tuples and enumerations; exceptions come as text, in a `RemoteError`. See SECURITY.md.
+        verify: file with the public key (PEM) that must have signed the image in the provider's registry; None for no
+            check. It is looked at before a node starts. See `skyward build --sign`.
         others: parameters of this name raise ConfigError; none is ignored.
 
     Raises:
@@ -115,6 +117,7 @@ class ComputePool(Calls):
         default_compute_timeout: float | None = None,
         display: Display = "auto",
         results: Results = "any",
+        verify: str | None = None,
         **others: Any,
     ) -> None:
         reading.refuse_unknown(others, list(ComputePool.__init__.__annotations__))
@@ -126,7 +129,7 @@ class ComputePool(Calls):
             nodes=Nodes.of(nodes),
             accelerator=Accelerator.of(accelerator),
             plugins=reading.plugins_of(plugins, mounted),
-            image=reading.image_of(image),
+            image=reading.image_of(image, verify),
             worker=reading.worker_of(worker, concurrency, Accelerator.of(accelerator)),
             cpus=reading.positive("cpu", reading.either("cpu", cpu, "vcpus", vcpus)),
             memory_gb=reading.memory_of(memory, memory_gb),

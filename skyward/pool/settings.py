@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -114,11 +114,11 @@ def on_terms(provider: Provider, terms: Terms) -> Provider:
     return provider
 
 
-def image_of(value: Image | None) -> Image:
-    """The image of a pool; a plain one when none is given.
+def image_of(value: Image | None, verify: str | None = None) -> Image:
+    """The image of a pool, and the key that must have signed it; a plain one when none is given.
 
     Raises:
-        ConfigError: it is none, or what it includes is missing or not to be sent.
+        ConfigError: it is none, or what it includes is missing or not to be sent; there is no such key.
     """
     if value is not None and not isinstance(value, Image):
         raise ConfigError(f"image= takes a sky.Image(...); found {value!r}.")
@@ -127,7 +127,11 @@ def image_of(value: Image | None) -> Image:
         from skyward.build.included import included_files
 
         included_files(value.includes, value.excludes, Path.cwd())
-    return value or Image()
+    image = value or Image()
+    key = verify or image.verify
+    if key is not None and ENV_VAR not in os.environ and not Path(key).expanduser().is_file():
+        raise ConfigError(f"verify= names the file of a public key; there is no {key!r}.")
+    return replace(image, verify=key) if key != image.verify else image
 
 
 def display_of(value: str) -> Display:

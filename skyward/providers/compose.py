@@ -26,6 +26,7 @@ from skyward.providers.compose_project import GPUS, Project, project_name
 from skyward.providers.containers import POOL, describe, remove_all
 from skyward.providers.heir import Heir
 from skyward.providers.owner import current_user
+from skyward.providers.signed import refuse_unsigned
 from skyward.system import threading
 from skyward.system.futures import ThreadPoolExecutor
 
@@ -145,6 +146,7 @@ class Compose:
             ImageError: the image cannot be had.
             ProviderError: compose failed, or the file has fewer nodes than asked for.
         """
+        refuse_unsigned(image, "from the engine that builds it")
         from skyward.build import ensure, plan_for
         from skyward.build.events import note
         from skyward.build.used import note_use

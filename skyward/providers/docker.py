@@ -26,6 +26,7 @@ from skyward.providers.gpus import check_engine_gpus, gpus_of_container
 from skyward.providers.owner import Owner
 from skyward.providers.ports import PortClaim, claim_port
 from skyward.providers.rundir import PoolDirectory, runtime_base, share, sweep_orphans
+from skyward.providers.signed import refuse_unsigned
 from skyward.system import socket
 from skyward.wire.listen import dial
 
@@ -127,6 +128,7 @@ class Docker:
         from skyward.build.used import note_use
         from skyward.providers.images import EngineImages
 
+        refuse_unsigned(image, "from the engine that builds it")
         engine = self._engine()
         images = EngineImages(Images(find_engine(self.base_url)), report)
         platform = image.platform or cluster.spec.platform

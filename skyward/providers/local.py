@@ -26,6 +26,7 @@ from skyward.providers.output import NodeOutput, node_exit, start_failure
 from skyward.providers.owner import Owner, current_user
 from skyward.providers.ports import PortClaim, claim_port
 from skyward.providers.rundir import PoolDirectory, note_process, pool_directories, sweep_orphans, temporary_base
+from skyward.providers.signed import refuse_unsigned
 from skyward.runner.config import DISMISS
 from skyward.system import socket, threading, time
 from skyward.wire.listen import dial
@@ -87,11 +88,12 @@ class Local:
     def prepare(
         self,
         hosts: Sequence[Host],  # noqa: ARG002 - nothing to prepare on them
-        image: Image,  # noqa: ARG002
+        image: Image,
         cluster: Cluster,  # noqa: ARG002
         report: Report,
     ) -> str | None:
         """Nothing to prepare; says once per process that the image is not used."""
+        refuse_unsigned(image, "not at all: they are processes of this interpreter")
         if not _told.is_set():
             _told.set()
             from skyward.build.events import note  # brings the compiler, of which nothing else is needed here

@@ -7,13 +7,26 @@ from dataclasses import dataclass, field
 
 from skyward.build import ensure
 from skyward.build.events import Report
-from skyward.build.registry import Absent, Unknown, existence, push, with_tag
+from skyward.build.registry import Absent, Exists, Unknown, existence, push, with_tag
 from skyward.build.registry.client import registry_credentials
 from skyward.build.registry.reference import parse_reference
 from skyward.build.used import note_use
+from skyward.errors import RegistryError
 from skyward.image import Plan
 from skyward.model.ssh import SshHost
 from skyward.providers.images import EngineImages
+
+
+def _verify(target: str, found: Exists | Absent, key: str) -> None:
+    from skyward.build.registry.signing import verify
+
+    if isinstance(found, Absent):
+        raise RegistryError(
+            f"The registry does not have the image {target} that was expected, so nobody has signed it with the key of "
+            f"{key}; with verify= it is not built here.",
+            "Push and sign it: `skyward build --push ... --sign KEY`.",
+        )
+    verify(parse_reference(target), found.digest, key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +57,17 @@ def registered(plan: Plan, registry: str, store: EngineImages, report: Report, d
         docker_host: where that engine is.
 
     Raises:
-        ImageError: it cannot be built; the registry cannot be reached, or refuses.
+        ConfigError: the key of `Image.verify` cannot be used.
+        ImageError: it cannot be built, or is not signed as `Image.verify` wants; the registry cannot be reached, or
+            refuses.
         EngineError: the engine refuses or does not answer.
     """
     target = with_tag(registry, plan.tag.rpartition(":")[2])
     found = existence.check_content(plan.tag, target, platform=plan.platform, report=report)
     if isinstance(found, Unknown):
         raise found.error()
+    if plan.image.verify:
+        _verify(target, found, plan.image.verify)
     if isinstance(found, Absent):
         ensure(plan, store, report, docker_host=docker_host)
         note_use(plan.tag)

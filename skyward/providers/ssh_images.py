@@ -26,6 +26,7 @@ from skyward.providers.images import EngineImages, facts_of
 from skyward.providers.machine import Machine
 from skyward.providers.registered import registered
 from skyward.providers.relay import can_receive, relay
+from skyward.providers.signed import refuse_unsigned
 from skyward.system.futures import ThreadPoolExecutor
 
 _AT_ONCE = 8
@@ -64,10 +65,13 @@ class Supply:
             ImageError: it cannot be had, or not be brought to a machine.
             EngineError: an engine refuses or broke off.
         """
+        if self._registry is None:
+            refuse_unsigned(image, "through SSH")
         plan = plan_for(image, self._store, python=python, platform=platform)
         there = self._look(plan.tag, self._machines)
         contents = {facts.content if facts and is_known(plan.tag, facts) else None for facts in there.values()}
-        if None in contents or len(contents) > 1:
+        # a signature is of what the registry has: it is asked even where all machines have the image
+        if None in contents or len(contents) > 1 or image.verify:
             expected = self._pull(plan, there, self._registry) if self._registry else self._send(plan, there)
             self._check(plan.tag, expected)
         note_use(plan.tag)

@@ -126,9 +126,21 @@ class RegistryClient:
             self._call("DELETE", self._location(answer.headers["Location"]), expect=(200, 202, 204, 404, 405))
         return answer.status_code == 201
 
-    def put_manifest(self, tag: str, media_type: str, content: bytes) -> None:
-        """Give a manifest a tag."""
-        self._call("PUT", f"manifests/{tag}", content=content, headers={"Content-Type": media_type}, expect=(201,))
+    def put_manifest(self, wanted: str, media_type: str, content: bytes) -> bool:
+        """Put a manifest under a tag, or its digest; whether the registry lists it with the image it is about."""
+        kind = {"Content-Type": media_type}
+        answer = self._call("PUT", f"manifests/{wanted}", content=content, headers=kind, expect=(201,))
+        return bool(answer.headers.get("OCI-Subject"))
+
+    def referrers(self, digest: str) -> list[dict[str, Any]] | None:
+        """What is attached to an image, as descriptors; None from a registry that keeps no such list."""
+        answer = self._call("GET", f"referrers/{digest}", expect=(200, 404, 405))
+        if answer.status_code != 200 or _media_type(answer) not in INDEX_TYPES:
+            return None
+        try:
+            return list(answer.json().get("manifests") or ())
+        except (ValueError, AttributeError):
+            raise self._nonsense("sent something else than a list of referrers", answer) from None
 
     def _location(self, given: str) -> str:
         """Where an upload goes on; it may be at another origin, which gets no credentials."""

@@ -9,6 +9,7 @@ from skyward.engine import EngineAddress, Images
 from skyward.model.image import Image
 from skyward.providers.images import EngineImages
 from skyward.providers.registered import Supplied, registered
+from skyward.providers.signed import refuse_unsigned
 
 
 def supply(
@@ -28,7 +29,9 @@ def supply(
         ImageError: it cannot be had, built or pushed.
         EngineError: the engine here refuses or does not answer.
     """
-    store = EngineImages(Images(engine))
+    if registry is None:
+        refuse_unsigned(image, "from the engine that builds it")
+    store = EngineImages(Images(engine), report)
     plan = plan_for(image, store, python=python, platform=platform)
     if registry is None:
         ensure(plan, store, report, docker_host=engine.url)

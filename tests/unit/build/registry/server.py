@@ -27,6 +27,7 @@ class RegistryServer:
         auth: "" for none, "basic", or "bearer": then /token gives tokens for `user` and `password`.
         requests: method, path and Authorization of all that came, in order.
         failures: statuses to answer with before anything else, used up one by one.
+        lists_referrers: whether it knows the API for them, as of OCI 1.1.
         retry_after: what is said with them on when to ask again.
         pages: what an odd server answers to any path: status, content type, body.
         redirects: where requests go whose path has a word in it, by that word.
@@ -40,6 +41,7 @@ class RegistryServer:
         self.requests: list[tuple[str, str, str]] = []
         self.failures: list[int] = []
         self.retry_after = ""
+        self.lists_referrers = False
         self.page: tuple[int, str, bytes] | None = None
         self.tokens: list[str] = []
         self.redirects: dict[str, str] = {}
@@ -121,7 +123,10 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.command == "POST":
             self._send(202, b"", {"Location": registry.uploads_at})
         elif self.command == "PUT" and "/uploads/" in path:
+            registry.blobs[parse_qs(urlsplit(self.path).query).get("digest", [""])[0]] = body
             self._send(201)
+        elif "/referrers/" in path:
+            self._referrers(path.rpartition("/")[2])
         elif "/manifests/" in path:
             self._manifest(path.rpartition("/")[2], body)
         else:
@@ -133,7 +138,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _manifest(self, name: str, body: bytes) -> None:
         if self.command == "PUT":
             self.registry.add_manifest(name, self.headers["Content-Type"], body)
-            self._send(201)
+            subject = json.loads(body).get("subject", {}).get("digest")
+            self._send(201, b"", {"OCI-Subject": subject} if subject and self.registry.lists_referrers else {})
             return
         found = self.registry.manifests.get(name)
         if not found:
@@ -142,6 +148,19 @@ class _Handler(BaseHTTPRequestHandler):
             return
         media_type, data = found
         self._send(200, data, {"Content-Type": media_type, "Docker-Content-Digest": digest_of(data)})
+
+    def _referrers(self, digest: str) -> None:
+        if not self.registry.lists_referrers:
+            self._send(404)
+            return
+        found = []
+        for name, (media_type, data) in self.registry.manifests.items():
+            document = json.loads(data)
+            if name == digest_of(data) and document.get("subject", {}).get("digest") == digest:
+                kind = document.get("artifactType")
+                found.append({"mediaType": media_type, "digest": name, "size": len(data), "artifactType": kind})
+        listed = {"schemaVersion": 2, "mediaType": INDEX, "manifests": found}
+        self._send(200, json.dumps(listed).encode(), {"Content-Type": INDEX})
 
     def _allowed(self) -> bool:
         header, registry = self.headers.get("Authorization", ""), self.registry
