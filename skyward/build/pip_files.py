@@ -100,8 +100,7 @@ def _requirement(text: str, path: Path, root: Path, kind: str, is_editable: bool
     if wrong := next((each for each in hashes if not re.fullmatch(r"sha256:[0-9a-f]{64}", each)), None):
         raise ConfigError(f"{place}: images are locked by SHA-256; found --hash={wrong}.")
     if found := _FILE_URL.fullmatch(text):
-        text = unquote(urlsplit(found[1]).path) or unquote(found[1].removeprefix("file:"))
-        is_editable = is_editable or local_path(text) is None
+        text = _relative(unquote(urlsplit(found[1]).path), path.parent, root)
     if is_editable and not re.match(r"(git|hg|svn|bzr)\+", text) and " @ " not in text and local_path(text) is None:
         text = f"./{text}"
     if (local := local_path(text)) is not None and not local.startswith(("/", "~")):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from skyward.build.build_system import BuildSystem, build_system
 from skyward.build.entries import is_source
+from skyward.build.extras import check_extras
 from skyward.build.folders import FolderServer
 from skyward.build.scratch import scratch_folder
 from skyward.build.site import UvSettings, read_site, uv_settings, with_sources
@@ -104,6 +105,7 @@ def resolve(
                 break
             extras += needed
         packages = tuple(each for each in found["packages"] if package_name(each["name"]) not in request.provided)
+        check_extras(request.image, done.stderr, packages, place, environment)
         sources = {package_name(each["name"]): each for each in packages if is_source(each)}
         builds = {
             name: build_system(name, source_texts(name, each, place, environment)) for name, each in sources.items()
@@ -121,7 +123,7 @@ def _warn_of_strategy(strategy: str | None) -> None:
 
 
 def _words(request: Request, target: str) -> list[str]:
-    words = [find_uv(), "pip", "compile", "--quiet", "--no-header", "--no-progress", "--color=never"]
+    words = [find_uv(), "pip", "compile", "--no-header", "--no-progress", "--color=never"]
     words += ["--generate-hashes", "--output-file", _LOCK, "pyproject.toml", "--python", sys.executable]
     words += ["--constraints", _CONSTRAINTS, "--overrides", _OVERRIDES]
     words += ["--python-version", request.python, "--python-platform", target]

@@ -37,7 +37,7 @@ def source_texts(name: str, entry: Mapping[str, Any], place: Path, environment: 
     if "vcs" in entry:
         return _of_commit(name, entry["vcs"], place, environment)
     file = entry.get("archive") or entry["sdist"]
-    archive = _archive(name, file, place, environment)
+    archive = fetched(name, file, place, environment)
     expected = file.get("hashes", {}).get("sha256")
     if hashlib.sha256(archive.read_bytes()).hexdigest() != expected:
         raise ImageError(
@@ -50,8 +50,12 @@ def source_texts(name: str, entry: Mapping[str, Any], place: Path, environment: 
         raise ImageError(f"The source of {name!r} cannot be read: {error}.") from error
 
 
-def _archive(name: str, file: Mapping[str, Any], place: Path, environment: Mapping[str, str]) -> Path:
-    """Where the archive lies, fetched unless it is on this machine."""
+def fetched(name: str, file: Mapping[str, Any], place: Path, environment: Mapping[str, str]) -> Path:
+    """Where a package's file lies, fetched unless it is on this machine; see `source_texts`.
+
+    Raises:
+        ImageError: it cannot be had.
+    """
     url = file.get("url") or urljoin(f"{place.as_uri()}/", file["path"])
     if url.startswith("file://"):
         return Path(unquote(urlsplit(url).path))
@@ -69,8 +73,8 @@ def _archive(name: str, file: Mapping[str, Any], place: Path, environment: Mappi
     except requests.RequestException as error:
         status = error.response.status_code if error.response is not None else type(error).__name__
         raise ImageError(
-            f"The source of {name!r}, which has no wheel that fits, cannot be fetched from {urlsplit(url).hostname} "
-            f"({status}) to read what building it takes. Check network, proxy and the logins of package indexes."
+            f"{PurePosixPath(urlsplit(url).path).name} of {name!r} cannot be fetched from {urlsplit(url).hostname} "
+            f"({status}) to read what it says of itself. Check network, proxy and the logins of package indexes."
         ) from None
     return target
 

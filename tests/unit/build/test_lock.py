@@ -239,3 +239,20 @@ def test_pools_that_open_at_once_look_for_uv_one_after_the_other(monkeypatch: py
     monkeypatch.setattr(uv, "find_uv_bin", find)
     with ThreadPoolExecutor(8) as threads:
         assert set(threads.map(lambda _: resolving.find_uv(), range(16))) == {"uv"}
+
+
+def test_an_extra_that_a_package_does_not_have(wheels: Path) -> None:
+    """It is an error that names those it has; what packages ask of each other is theirs to mend."""
+    make_wheel(wheels, "leaf", "1.0")
+    make_wheel(wheels, "oddity", "2.0", extras=("one", "two"))
+    make_wheel(wheels, "top", "1.0", "oddity[nosuch]")
+    assert _pins(_lock("top")) == ["oddity==2.0", "top==1.0"]
+    assert _pins(_lock("oddity[one]")) == ["oddity==2.0"]
+    with pytest.raises(
+        ConfigError, match=r"oddity==2.0 has no extra 'nosuch'; it has: one, two. .*pip=\['oddity\[nosuch\]'"
+    ):
+        _lock("oddity[nosuch]")
+    with FolderServer() as server:
+        (wheels.parent / "pip.conf").write_text(f"[global]\nindex-url = {server.url(wheels)}\n")
+        with pytest.raises(ConfigError, match=r"has no extra 'nosuch'; it has: one, two"):
+            _lock("oddity[nosuch]")

@@ -9,12 +9,15 @@ from pathlib import Path
 from zipfile import ZipFile, ZipInfo
 
 
-def make_wheel(folder: Path, name: str, version: str, *requires: str, tag: str = "py3-none-any") -> Path:
+def make_wheel(
+    folder: Path, name: str, version: str, *requires: str, tag: str = "py3-none-any", extras: tuple[str, ...] = ()
+) -> Path:
     """Write a wheel; the same arguments give the same bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     info = f"{name}-{version}.dist-info"
     path = folder / f"{name}-{version}-{tag}.whl"
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    metadata += "".join(f"Provides-Extra: {each}\n" for each in extras)
     files = {
         f"{name}.py": f"version = {version!r}\n",
         f"{info}/METADATA": metadata + "".join(f"Requires-Dist: {each}\n" for each in requires),
