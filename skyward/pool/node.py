@@ -18,6 +18,7 @@ from skyward.pool.gathering import ALONE, refuse
 from skyward.pool.losses import Fate
 from skyward.pool.output import Printer
 from skyward.pool.shelf import Shelf
+from skyward.pool.task import Task
 from skyward.pool.worker import WorkerLink
 from skyward.providers.base import Exit, Host, Node
 from skyward.runner.config import EXIT_DISMISSED
@@ -36,12 +37,11 @@ _DRAIN_S = 1.0  # how long the connections of an ended node's workers may take t
 _LAST_WORDS_S = 1.0  # how long what an ended node has said is read; it is here already
 DISMISSED = "was ended by another client (skyward down)"
 SETUP = 0  # id of the SETUP message and of its answer
-_DOING = {
-    Fate.WAITED: "waited there",
-    Fate.RAN: "ran there",
-    Fate.MAY_HAVE_RUN: "had been sent there. Whether it has run is not known, and its function does not say that it "
-    "may run again (@sky.compute(retries=1))",
-}
+_DOING = {Fate.WAITED: "waited there", Fate.RAN: "ran there", Fate.MAY_HAVE_RUN: "had been sent there"}
+_IN_DOUBT = (
+    " Whether {name}() has run is not known, and it is not called again, since its function does not say that it may "
+    "run twice (@sky.compute(retries=1))."
+)
 _unless_closed = suppress(InvalidStateError)  # a pool that is closed has failed the set-ups under way itself
 
 
@@ -297,9 +297,14 @@ class NodeLink:
         return report if self.gone is None else None
 
     def _lost_running(self, worker: WorkerLink, report: dict[str, Any] | None) -> Lost:
-        return lambda task, fate: self._lost(worker, report, f"{task.function.name}() {_DOING[fate]}")
+        def lost(task: Task, fate: Fate) -> WorkerLostError:
+            name = task.function.name
+            doubt = _IN_DOUBT.format(name=name) if fate is Fate.MAY_HAVE_RUN else ""
+            return self._lost(worker, report, f"{name}() {_DOING[fate]}", doubt)
 
-    def _lost(self, worker: WorkerLink, report: dict[str, Any] | None, doing: str) -> WorkerLostError:
+        return lost
+
+    def _lost(self, worker: WorkerLink, report: dict[str, Any] | None, doing: str, doubt: str = "") -> WorkerLostError:
         facts: dict[str, Any] = report or {}
         if report is None:
             gone = self.gone or Exit(code=None)
@@ -314,7 +319,7 @@ class NodeLink:
                 how = f"the pool ended it, because {worker.ordered_to_end}"
         heard = tuple(worker.tail)
         lines = [*heard, *(line for line in str(facts.get("log") or "").splitlines() if line not in heard)][-20:]
-        message = f"{subject} while {doing}: {how}."
+        message = f"{subject} while {doing}: {how}.{doubt}"
         if lines:
             message += " Its last output:\n" + "\n".join(f"  {line}" for line in lines)
         return WorkerLostError(

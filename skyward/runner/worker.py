@@ -160,13 +160,13 @@ class Worker:
                 any(slot.interrupt(frame.id) for slot in self._slots)
                 self._retiring |= any(slot.broke_import for slot in self._slots)  # no call may start beside it
         else:
-            self._post(Frame(Kind.DROPPED, frame.id))
+            self._send(Frame(Kind.DROPPED, frame.id), waits=False)
 
     def _say_where(self, call: int) -> None:
         """Tell where a call is, or what is being set up; said by another thread than its own."""
         busy = (slot for slot in self._slots if slot.running == call and (call != SETUP or self._setting_up))
         slot = next(busy, None)
-        self._post(Frame(Kind.STACKS, call, encode(stacks.describe(slot.thread) if slot else {})))
+        self._send(Frame(Kind.STACKS, call, encode(stacks.describe(slot.thread) if slot else {})), waits=False)
 
     def _run_slot(self, slot: Slot, work: Inbox | SimpleQueue[Frame | None]) -> None:
         slot.attach()
@@ -240,22 +240,14 @@ class Worker:
     def _no_calls(self) -> Calls:
         return Calls(self._place, replaceable=self._start.slots == 1)
 
-    def _send(self, frame: Frame) -> None:
+    def _send(self, frame: Frame, *, waits: bool = True) -> None:
+        """Send to the client, if there is one. The thread that reads the socket must not wait until it is taken."""
         if frame.kind == Kind.STREAM:
             self._inbox.stand_in()  # a stream waits for credit while it runs
         connection = self._connection
         if connection is not None:
             try:
-                connection.send(frame)
-            except WireError:
-                pass  # nobody is there to hear it; the serving thread notices the same
-
-    def _post(self, frame: Frame) -> None:
-        """Send without blocking, from whichever thread reads the socket."""
-        connection = self._connection
-        if connection is not None:
-            try:
-                connection.post(frame)
+                connection.send(frame) if waits else connection.post(frame)
             except WireError:
                 pass  # nobody is there to hear it; the serving thread notices the same
 

@@ -11,7 +11,7 @@ from queue import Empty, Full
 from types import ModuleType
 from typing import Any
 
-from tests.sim import net, threads
+from tests.sim import modules, net, threads
 
 assert not any(name.startswith("skyward.") for name in sys.modules), "something of skyward has been imported before"
 
@@ -34,7 +34,7 @@ def _copy(name: str, replaced: dict[str, Any]) -> ModuleType:
     return module
 
 
-_threading, _time = threads.Threading(), threads.Time()
+_threading, _time = modules.Threading(), modules.Time()
 _base = _copy("concurrent.futures._base", {"threading": _threading, "time": _time})
 vars(_base).update({name: getattr(futures, name) for name in ("CancelledError", "InvalidStateError", "TimeoutError")})
 
@@ -56,7 +56,7 @@ def _install() -> None:
     )
     vars(later).update(
         {name: value for name, value in vars(_base).items() if not name.startswith("__")},
-        ThreadPoolExecutor=threads.ThreadPoolExecutor,
+        ThreadPoolExecutor=modules.ThreadPoolExecutor,
     )
     sys.modules["skyward.system"], sys.modules["skyward.system.futures"] = system, later
 

@@ -9,7 +9,9 @@ import pytest
 
 from skyward.errors import EngineError, WorkerLostError
 from skyward.model.spec import Worker
+from skyward.pool.losses import Fate
 from skyward.pool.node import NodeLink
+from skyward.providers.base import Exit
 from tests.unit.pool.conftest import Make
 
 
@@ -35,3 +37,19 @@ def test_a_node_that_cannot_be_used_takes_no_calls_with_it(make: Make, removable
     with pytest.raises(WorkerLostError, match="could not be used"):
         task.value()
     assert not pool.workers[0].alive
+
+
+def test_a_loss_is_told_with_its_reason_first(make: Make) -> None:
+    """What is not known, and what to do about it, comes after what has happened."""
+    pool = make()
+    (task,) = pool.submit(1)
+    node = NodeLink(0, cast(Any, None), cast(Any, None), Worker(), cast(Any, None), key=b"k")
+    node.gone = Exit(code=None, text="its host gpu1 is lost")
+
+    tell = node._lost_running(pool.workers[0], None)
+
+    assert str(tell(task, Fate.RAN)) == "Node 0 was lost while work() ran there: its host gpu1 is lost."
+    assert str(tell(task, Fate.MAY_HAVE_RUN)) == (
+        "Node 0 was lost while work() had been sent there: its host gpu1 is lost. Whether work() has run is not known, "
+        "and it is not called again, since its function does not say that it may run twice (@sky.compute(retries=1))."
+    )
