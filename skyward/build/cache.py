@@ -104,6 +104,21 @@ def remove(path: Path) -> None:
         gone_without(error)
 
 
+def uv_variables() -> dict[str, str]:
+    """What uv is to be told so that it keeps nothing where it could not; nothing where it has a cache of its own."""
+    given = os.environ.get("UV_CACHE_DIR")
+    folder = Path(given) if given else cache_path().parent / "uv"
+    if given or cache_folder() is not None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder) as file:
+                file.write(b"x" * 4096)
+            return {}
+        except OSError as error:
+            warn(f"the cache {folder} of uv cannot be used: {error.strerror}. Packages are looked up without it.")
+    return {"UV_NO_CACHE": "1"}
+
+
 @lru_cache(maxsize=16)
 def _refused(folder: str, user: int) -> str | None:
     """Why the cache is not to be used although it could be: what it says is believed, and it stays for its owner."""

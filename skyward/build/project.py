@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from skyward.build.cache import uv_variables
 from skyward.build.pylock import Locked, Source, Target, check_requires_python, locked_for, read_pylock
 from skyward.build.resolving import find_uv
 from skyward.errors import ConfigError
@@ -235,7 +236,7 @@ def _uv(folder: Path, *words: str, environment: Mapping[str, str]) -> subprocess
     return subprocess.run(
         [find_uv(), *words, "--python", sys.executable, "--quiet", "--color=never"],
         cwd=folder,
-        env={name: value for name, value in environment.items() if name != "VIRTUAL_ENV"},
+        env={name: value for name, value in environment.items() if name != "VIRTUAL_ENV"} | uv_variables(),
         capture_output=True,
         text=True,
         check=False,

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skyward.build.build_system import BuildSystem, build_system
+from skyward.build.cache import uv_variables
 from skyward.build.entries import is_source
 from skyward.build.extras import check_extras
 from skyward.build.folders import FolderServer
@@ -171,7 +172,7 @@ def _environment(settings: dict[str, str]) -> dict[str, str]:
     kept |= {name: os.environ[name] for name in _KEPT if name in os.environ}
     for name in ("NO_PROXY", "no_proxy"):  # folders are served on the loopback interface, where no proxy leads
         kept[name] = ",".join(filter(None, ("127.0.0.1,localhost", os.environ.get(name))))
-    return {**kept, **settings, "UV_PYTHON_DOWNLOADS": "never"}
+    return {**kept, **settings, **uv_variables(), "UV_PYTHON_DOWNLOADS": "never"}
 
 
 def _pins(preferred: Iterable[tuple[str, str]]) -> str:

@@ -6,6 +6,7 @@ process, so a folder without one has no owner, and whoever needs a folder next r
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -16,7 +17,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
+from skyward.errors import ConfigError
+
 Kind = Literal["build", "lock", "login"]
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _PREFIXES = ("skyward-build-", "skyward-lock-", "skyward-login-")
 
 
@@ -26,14 +30,32 @@ def scratch_folder(kind: Kind) -> Iterator[Path]:
 
     Args:
         kind: what it is for, which is part of its name.
+
+    Raises:
+        ConfigError: there is no room for it, or no place where it can be made.
     """
-    sweep()
-    folder, lock = _owned(kind)
+    try:
+        sweep()
+        folder, lock = _owned(kind)
+    except OSError as error:
+        raise _no_place(error) from error
     try:
         with folder:
             yield Path(folder.name)
+    except OSError as error:
+        if error.errno in _NO_ROOM:
+            raise _no_place(error) from error
+        raise
     finally:
         os.close(lock)
+
+
+def _no_place(error: OSError) -> ConfigError:
+    place = tempfile.tempdir or os.environ.get("TMPDIR") or "/tmp"
+    return ConfigError(
+        f"A folder for temporary files could not be made or filled in {place}: {error.strerror or error}. Make room "
+        "there, or set TMPDIR to a folder that has some."
+    )
 
 
 def sweep() -> None:

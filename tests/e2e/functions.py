@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import skyward as sky
@@ -67,3 +69,11 @@ def place() -> dict[str, Any]:
 def lengths(names: list[str]) -> dict[str, int]:
     """How long the values of variables are, which it does not print."""
     return {name: len(os.environ.get(name, "")) for name in names}
+
+
+@sky.compute
+def files_beside(name: str) -> list[str]:
+    """The files of the directory of `sys.path` that has an entry of that name, without those of this package."""
+    root = next(Path(place) for place in sys.path if (Path(place) / name).exists())
+    files = [path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()]
+    return sorted(file for file in files if not file.startswith("tests/"))

@@ -91,7 +91,7 @@ def _read_only(monkeypatch: pytest.MonkeyPatch, _: Path) -> None:
 
 
 def _of_another_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "cache/skyward").mkdir(parents=True)
+    (tmp_path / "cache/skyward").mkdir(parents=True, exist_ok=True)
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
 
 
@@ -152,6 +152,18 @@ def test_many_writers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert cache.read(place) in texts
     assert list(place.parent.iterdir()) == [place]
     assert caplog.messages == []
+
+
+def test_uv_goes_without_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it cannot write to it, or must not since it is another user's; else it has its own."""
+    monkeypatch.delenv("UV_CACHE_DIR", raising=False)
+    assert cache.uv_variables() == {}
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache/uv/CACHEDIR"))
+    (tmp_path / "cache/uv/CACHEDIR").write_text("")
+    assert cache.uv_variables() == {"UV_NO_CACHE": "1"}
+    monkeypatch.delenv("UV_CACHE_DIR")
+    _of_another_user(monkeypatch, tmp_path)
+    assert cache.uv_variables() == {"UV_NO_CACHE": "1"}
 
 
 def test_who_is_waited_for(tmp_path: Path) -> None:

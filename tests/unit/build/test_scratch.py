@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from skyward.build.scratch import scratch_folder, sweep
+from skyward.errors import ConfigError
 
 
 @pytest.fixture
@@ -75,3 +77,18 @@ def test_what_is_not_swept(temp: Path, tmp_path: Path) -> None:
     sweep()
     assert _names(temp) == [name for name in before if name != "skyward-lock-inner"]
     assert (tmp_path / "target/precious").exists()
+
+
+def test_no_room_for_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sentence with the folder, whether it cannot be made or not be filled; other errors stay as they are."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with (
+        pytest.raises(ConfigError, match=rf"in {tmp_path}: No space left on device\. Make room"),
+        scratch_folder("build"),
+    ):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(FileNotFoundError), scratch_folder("build"):
+        (tmp_path / "nowhere").read_text()
+    monkeypatch.setattr("tempfile.tempdir", "/proc/self/nowhere")
+    with pytest.raises(ConfigError, match="No such file or directory"), scratch_folder("build"):
+        pass
