@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from skyward.build.command import BuildCommand, find_command
-from skyward.build.copied import copy_to
+from skyward.build.copied import copy_to, with_usual_modes
 from skyward.build.dockerfile import copy_base, images_of
 from skyward.build.events import Report
 from skyward.build.failure import base_failure, build_failure
@@ -148,6 +148,7 @@ def _run(
     The context is named by a path that no other build has, and its files are as old as they are: builders keep what
     they got, and fetch again only files whose size or time has changed.
     """
+    with_usual_modes(place.folder / "context")
     if isinstance(docker_host, str) and docker_host.startswith("ssh://"):
         docker_host = SshHost.parse(docker_host)
     if isinstance(docker_host, SshHost):

@@ -70,3 +70,15 @@ def copy_to(context: Path, copied: Copied) -> None:
             f"The files that go into {copied.folder!r} of the image changed while it was being prepared: "
             f"{', '.join(source for _, source in copied.files[:3])} ... Run it again once they are quiet."
         )
+
+
+def with_usual_modes(folder: Path) -> None:
+    """Let everybody read what is in a build context, whatever the umask and modes here: the digests tell only programs.
+
+    The images that it goes into have one name and so one content, and run as other users than the client's.
+    """
+    for place, _, names in os.walk(folder):
+        Path(place).chmod(0o755)
+        for path in (Path(place, name) for name in names):
+            if not path.is_symlink():
+                path.chmod(0o755 if path.stat().st_mode & 0o111 else 0o644)

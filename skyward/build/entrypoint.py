@@ -74,12 +74,11 @@ def _behind(name: str, given: Sequence[str]) -> list[str]:
 
 def _shell_runs(given: Sequence[str], read: Callable[[str], bytes | None]) -> bool:
     """A shell runs a text (`-c`), a script, or, with nothing, the file that is its first argument: no command."""
-    options = [word for word in given if word.startswith("-")]
-    words = [word for word in given if not word.startswith("-")]
-    if any("c" in option.lstrip("-") and not option.startswith("--") for option in options):
-        # the first word after the text is $0, so that a command is whole only behind one
-        return len(words) > 1 and bool(_RUNS_ARGUMENTS.search(words[0]))
-    return bool(words) and _script_runs(read(words[0]), shebang=False)
+    text = next((at + 1 for at, word in enumerate(given) if re.fullmatch(r"-[a-z]*c", word)), None)
+    if text is not None:  # the first word after the text is $0, so that a command is whole only behind one
+        return len(given) > text + 1 and bool(_RUNS_ARGUMENTS.search(given[text]))
+    script = next((word for word in given if not word.startswith("-")), None)
+    return script is not None and _script_runs(read(script), shebang=False)
 
 
 def _script_runs(content: bytes | None, *, shebang: bool = True) -> bool:

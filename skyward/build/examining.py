@@ -41,6 +41,7 @@ def examine(config: Mapping[str, Any], files: ImageFiles, platform: str) -> Base
     stop_signal, shell = config.get("StopSignal") or "", tuple(config.get("Shell") or ())
     return BaseFacts(
         user=config.get("User") or "",
+        home=env.get("HOME", ""),
         entrypoint=entrypoint,
         runs_commands=runs_commands(entrypoint, lambda program: _program(program, folders, files)),
         healthcheck=((config.get("Healthcheck") or {}).get("Test") or ["NONE"]) != ["NONE"],

@@ -14,7 +14,7 @@ from skyward.build.store import ImageFacts, ImageStore
 from skyward.errors import ImageError
 from skyward.image import BaseFacts, Plan
 
-_FORMAT = 1  # raised when what is found out changes
+_FORMAT = 2  # raised when what is found out changes
 
 
 def facts_of_base(reference: str, facts: ImageFacts, store: ImageStore, platform: str) -> BaseFacts:

@@ -111,7 +111,7 @@ class Way:
 
 
 @click.command()
-@click.argument("sources", nargs=-1, required=True, metavar="FILE...")
+@click.argument("sources", nargs=-1, metavar="FILE...")
 @click.option("--push", metavar="REPOSITORY", help="Push the image there, such as registry.example.com/team/skyward.")
 @click.option(
     "--zstd", is_flag=True, help="Compress what is pushed with zstd: quicker to unpack, for Docker 23 or newer."
@@ -122,6 +122,9 @@ class Way:
 @click.option("--explain", "mode", flag_value="explain", help="Show what changed since the last build. Builds nothing.")
 @click.option(
     "--check", "mode", flag_value="check", help="Exit with 0 if the images exist, 1 if not, 3 if nobody can say."
+)
+@click.option(
+    "--check-base", "base", metavar="IMAGE", help="Say what an image has, and what is made of it as a base. No FILE."
 )
 @click.option("--group", "groups", multiple=True, metavar="NAME", help="A dependency group of a project, to add.")
 @click.option("--extra", "extras", multiple=True, metavar="NAME", help="An extra of a project, to add.")
@@ -137,6 +140,7 @@ def command(
     platform: str | None,
     on: str | None,
     mode: str | None,
+    base: str | None,
     groups: tuple[str, ...],
     extras: tuple[str, ...],
     package: str | None,
@@ -152,6 +156,8 @@ def command(
     """
     from skyward.cli.main import STATUSES
 
+    if bool(sources) == bool(base):
+        raise ConfigError("Name what to build, a FILE; or an image to look at, with --check-base IMAGE and no FILE.")
     if zstd and not push:
         raise ConfigError("--zstd is about what is pushed to a registry; it takes --push as well.")
     if sign and not push:
@@ -163,6 +169,10 @@ def command(
     place = _place(on) if on else find_engine()
     with output.errors(dict(STATUSES)), closing(Images(place)) as images:
         engine = ListedImages(images)
+        if base:
+            from skyward.cli.base import show_base
+
+            return show_base(base, engine, platform or images.platform(), as_json=as_json)
         way = Way(
             images=images,
             engine=engine,

@@ -17,6 +17,9 @@ of what is being built. The events:
 - `explain`: `tag`, `exists`, `last` (the tag of the last build here, or null), `changes` since then (each with `input`,
   `before`, `after`), `reused` and `rebuilt` (layers); where the image exists nothing is changed or rebuilt.
 - `dockerfile`: `text`.
+- `base` (of `--check-base`): `id`, `platform`, `system`, `libc`, `apt`, `cuda`, `user`, `entrypoint`, `runs_commands`
+  (whether that runs what it is given), `pythons` (each with `path`, `version` and `environment`), `healthcheck`,
+  `stop_signal`, `shell`, `onbuild`, `missing` (programs), `does` (sentences), and `fit` (whether it can be a base).
 - `error`: `kind` (the exception's name), `message`, `status` (the exit status).
 """
 
@@ -80,7 +83,8 @@ class Result:
             self.waited_for = event.by
         if event.layer is None or event.kind == "output":
             return
-        record = self.layers[event.layer]
+        # what a base lacks that a Dockerfile makes is known when it is built: then a layer may be another one
+        record = self.layers.setdefault(event.layer, LayerRecord())
         if event.kind == "size":
             record.size = event.size
         else:

@@ -28,6 +28,7 @@ class BaseFacts:
 
     Attributes:
         user: the user that it names; "" for none.
+        home: the value of its variable HOME; "" for none.
         entrypoint: what it runs containers' commands with.
         runs_commands: whether that runs the command it is given, as an init or a script with `exec "$@"` does.
         healthcheck: whether it has one.
@@ -43,6 +44,7 @@ class BaseFacts:
     """
 
     user: str = ""
+    home: str = ""
     entrypoint: Sequence[str] = ()
     runs_commands: bool = True
     healthcheck: bool = False

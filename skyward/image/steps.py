@@ -44,6 +44,7 @@ STEP_FILE = "step.sh"
 # random order, and one time on all that is newer than a mark; the clocks of files tick every few milliseconds. Python
 # does not compare the bytecode of packages with their source: where a command changes a source, it is removed.
 STEP = f"""\
+PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 : > /run/skyward/begun
 sleep 0.02
 export SOURCE_DATE_EPOCH={TIME} PYTHONHASHSEED=0
@@ -288,6 +289,8 @@ def start(given: BaseFacts | None) -> list[Layer]:
     layers = []
     if user := given.user_in_the_end:
         layers.append(_layer(f"USER {user}", "the base's user", "your base"))
+    elif given.home:
+        layers.append(_layer(f"ENV HOME={HOME}", "the home of the nodes' user: the base's is root's", _OWN))
     if not given.runs_commands:
         layers.append(_layer("ENTRYPOINT []", "no entry point: the base's runs no other program", _OWN))
     if given.healthcheck:

@@ -73,6 +73,7 @@ ENV LINES="one${SKYWARD_LF}two" \
 LABEL skyward.base="sha256:ba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5e" skyward.image="992179e630cc200cc3bbefb9d165caaf80684f86c4d27d7a6ce0c8e9537625d1" skyward.python="3.11"
 
 # --- step.sh
+PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 : > /run/skyward/begun
 sleep 0.02
 export SOURCE_DATE_EPOCH=315532800 PYTHONHASHSEED=0

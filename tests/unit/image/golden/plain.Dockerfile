@@ -34,6 +34,7 @@ ENV PYTHONPATH="/opt/skyward${PYTHONPATH:+:$PYTHONPATH}"
 LABEL skyward.base="sha256:ba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5e" skyward.image="e227507e6254de1a55d1774c7e7d8fd3e8730b9f7e7b24ad74e5894b21eaa5ba" skyward.python="3.11"
 
 # --- step.sh
+PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 : > /run/skyward/begun
 sleep 0.02
 export SOURCE_DATE_EPOCH=315532800 PYTHONHASHSEED=0

@@ -69,6 +69,7 @@ ENV OMP_NUM_THREADS="1"
 LABEL skyward.base="sha256:ba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5e" skyward.image="0dac20e6cc11e765b52d2b9f1e3e928e1ac8f8ed2103f61fa7703aa532252194" skyward.python="3.11"
 
 # --- step.sh
+PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 : > /run/skyward/begun
 sleep 0.02
 export SOURCE_DATE_EPOCH=315532800 PYTHONHASHSEED=0

@@ -80,6 +80,7 @@ ENV PYTHONPATH="/opt/skyward${PYTHONPATH:+:$PYTHONPATH}"
 LABEL skyward.base="sha256:ba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5eba5e" skyward.image="1a9ec0a329269545105ec06e441cc5c9feb40a4021adb54675402d208e3bb266" skyward.python="3.11"
 
 # --- step.sh
+PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 : > /run/skyward/begun
 sleep 0.02
 export SOURCE_DATE_EPOCH=315532800 PYTHONHASHSEED=0
