@@ -138,6 +138,23 @@ def test_files_of_this_machine_go_along(place: Path) -> None:
         ensure(plan, Store(place / "built"), print)
 
 
+def test_the_client_s_umask_does_not_count(place: Path) -> None:
+    """Everybody may read what goes into the image, be it written by us or taken from a private folder of the user's."""
+    (place / "lib").mkdir(mode=0o700)
+    (place / "lib/module.py").touch(mode=0o600)
+    files = (("sub/module.py", str(place / "lib/module.py")),)
+    plan = compiled(
+        Image(includes=["lib"], bake=True), code=Copied(folder="code", digest=digest_of(files), files=files)
+    )
+    _docker(place, f'echo "$TAG" > {place}/built; find context -printf "%m %y\\n" | sort -u > {place}/modes')
+    before = os.umask(0o077)
+    try:
+        ensure(plan, Store(place / "built"), print)
+    finally:
+        os.umask(before)
+    assert (place / "modes").read_text().split("\n") == ["644 f", "755 d", ""]
+
+
 def test_secrets_are_the_builds_own(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A secret's value is neither in the command nor in its environment, nor shown if a step prints it."""
     monkeypatch.setenv("SKYWARD_SECRET_HF_TOKEN_FILE", str(place / "token"))
