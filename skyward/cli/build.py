@@ -157,7 +157,7 @@ def command(
     from skyward.cli.main import STATUSES
 
     if bool(sources) == bool(base):
-        raise ConfigError("Name what to build, a FILE; or an image to look at, with --check-base IMAGE and no FILE.")
+        raise click.UsageError("Name a FILE to build, or an image to look at with --check-base and no FILE.")
     if zstd and not push:
         raise ConfigError("--zstd is about what is pushed to a registry; it takes --push as well.")
     if sign and not push:

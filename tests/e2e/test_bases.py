@@ -1,0 +1,145 @@
+"""Images on bases that others made: their packages, paths, users and entry points; what is said where nothing goes."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import skyward as sky
+from skyward.build import ensure, plan_for
+from skyward.errors import BuildError
+from tests.e2e.base_functions import found, variables
+from tests.e2e.building import PYTHON
+from tests.e2e.commands import SKYWARD
+from tests.e2e.rights_functions import rights, writable
+
+SITE = f"/app/.venv/lib/python{PYTHON}/site-packages"
+# An application's image: its Python in an environment of its own, a user by number, a script before every command.
+APPLICATION = f"""\
+RUN rm -rf /opt/venv && mkdir -p /app/linked /paths /root/deep/app \\
+ && python{PYTHON} -m venv --without-pip /app/.venv \\
+ && echo 'own = True' >{SITE}/of_the_base.py && echo 'own = True' >{SITE}/six.py \\
+ && echo '' >/app/linked/editable.py && echo /app/linked >{SITE}/editable.pth && echo '' >/paths/by_path.py \\
+ && printf '#!/bin/sh\\nexport BY_ENTRYPOINT=yes\\nexec "$@"\\n' >/entry.sh && chmod 755 /entry.sh
+ENV PATH=/app/.venv/bin:/usr/local/bin:/usr/bin:/bin VIRTUAL_ENV=/app/.venv PYTHONPATH=/paths UV_SYSTEM_PYTHON=1
+WORKDIR /root/deep/app
+SHELL ["/bin/bash", "-o", "pipefail", "-c"]
+HEALTHCHECK --interval=1s CMD false
+ENTRYPOINT ["/entry.sh"]
+CMD ["serve"]
+USER 4711
+"""
+# One whose entry point is a program that ends, with volumes where nodes work.
+ENDS = """\
+ENTRYPOINT ["/bin/sh", "-c", "exit 3"]
+VOLUME /work /tmp
+STOPSIGNAL SIGQUIT
+ONBUILD RUN touch /made-on-build
+"""
+Make = Callable[[str, str], str]
+
+
+@pytest.fixture(scope="module")
+def base(engine: Any) -> Iterator[Make]:
+    """Makes bases from the instructions after FROM."""
+    made = []
+
+    def make(name: str, text: str) -> str:
+        file = io.BytesIO(f"FROM {os.environ['SKYWARD_BASE']}\n{text}".encode())
+        made.append(f"skyward-test/{name}:latest")
+        engine.images.build(fileobj=file, tag=made[-1], network_mode="host", rm=True)
+        return made[-1]
+
+    yield make
+    for tag in reversed(made):
+        engine.images.remove(tag, force=True)
+
+
+def test_an_application_s_base(base: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its packages and paths are there below ours; user, place and script are its own; the client's umask is not."""
+    (tmp_path / "baked").mkdir()
+    (tmp_path / "baked/code_of_ours.py").touch(mode=0o600)
+    monkeypatch.chdir(tmp_path / "baked")
+    image = sky.Image(base=base("application", APPLICATION), pip=["six"], includes=["code_of_ours.py"], bake=True)
+    before = os.umask(0o077)
+    try:
+        with sky.ComputePool(sky.Docker(), image=image) as pool:
+            about = rights() >> pool
+            places = found("of_the_base", "six", "editable", "by_path", "code_of_ours", "skyward") >> pool
+            assert writable() >> pool == []
+            (path,) = variables("PYTHONPATH") >> pool
+    finally:
+        os.umask(before)
+    assert (about["uid"], about["name"], about["cwd"], about["home"], about["by_entrypoint"]) == (
+        4711,
+        "skyward",
+        "/root/deep/app",
+        "/home/skyward",
+        "yes",
+    )
+    assert places == {
+        "of_the_base": f"{SITE}/of_the_base.py",
+        "six": f"/opt/venv/lib/python{PYTHON}/site-packages/six.py",
+        "editable": "/app/linked/editable.py",
+        "by_path": "/paths/by_path.py",
+        "code_of_ours": "/opt/code/code_of_ours.py",
+        "skyward": "/opt/skyward/skyward/__init__.py",
+    }
+    assert path == "/opt/skyward:/opt/code:/paths"
+
+
+def test_an_entry_point_that_ends_is_left_out(base: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So are health checks and other signals; what only the image below a Dockerfile names counts as well: its user."""
+    below = base("ends", ENDS + "USER 4712\n")
+    (tmp_path / "Dockerfile").write_text(f"FROM {below}\nENV HERE=yes\n")
+    monkeypatch.chdir(tmp_path)
+    for image in (sky.Image(base=below), sky.Image.from_dockerfile("Dockerfile")):
+        with sky.ComputePool(sky.Docker(), image=image) as pool:
+            assert (rights() >> pool)["uid"] == 4712
+            assert writable() >> pool == []
+
+
+def test_a_python_that_nobody_can_bring(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The base has another version, uv may download none and apt has none: a sentence says what there is."""
+    monkeypatch.setenv("UV_PYTHON_DOWNLOADS", "never")
+    store = sky.Docker().images
+    other = "3.15" if PYTHON != "3.15" else "3.14"
+    plan = plan_for(sky.Image(python=other), store, python=other, platform="linux/amd64")
+    said = []
+    with pytest.raises(BuildError, match=rf"the base has Python {PYTHON}, wanted is Python {other}.*INSTALL_MIRROR"):
+        ensure(plan, store, lambda event: said.append(str(event)))
+    assert f"the base has Python {PYTHON} (/opt/venv/bin/python), and nodes get Python {other}" in "".join(said)
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"bin/sh": "", "lib/ld-musl-x86_64.so.1": "", "etc/os-release": "PRETTY_NAME=Alpine"}, "musl (Alpine)"),
+        ({"usr/bin/python3.11": ""}, "It has no shell"),
+    ],
+)
+def test_what_cannot_be_a_base(engine: Any, files: dict[str, str], said: str) -> None:
+    """`skyward build --check-base` looks at images of which nothing can be started, and says why they are none."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        for path, text in files.items():
+            member = tarfile.TarInfo(path)
+            member.size, member.mode = len(text), 0o755
+            tar.addfile(member, io.BytesIO(text.encode()))
+    tag = "skyward-test/odd:latest"
+    engine.api.import_image_from_data(packed.getvalue(), repository="skyward-test/odd", tag="latest")
+    try:
+        done = subprocess.run([*SKYWARD, "build", "--check-base", tag], capture_output=True, text=True, check=False)
+    finally:
+        engine.images.remove(tag, force=True)
+    assert done.returncode == 4
+    assert f"{tag} cannot be a base." in done.stderr
+    assert said in done.stderr
+    assert done.stdout.startswith(f"image        {tag} (linux/amd64)")
