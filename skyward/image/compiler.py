@@ -81,7 +81,7 @@ def compile(  # noqa: A001 - it is what the room does
     inputs = _inputs(image, python, platform, base_digest, runner_digest, lock, packages, code)
     identity = identity_of(inputs)
     labels = {"skyward.base": base_digest, "skyward.image": identity, "skyward.python": python}
-    numbered = tuple(_numbered([*layers, *steps.labels(labels)]))
+    numbered = tuple(_numbered([*layers, *steps.labels(labels)], given))
     _check_lines(numbered)
     values = [*image.env.values()]
     return Plan(
@@ -210,7 +210,7 @@ def _cache_of_builds(image: Image, python: str, base_digest: str) -> str:
     return digest_of([steps.UV, base_digest, python, image.apt, dict(image.build_env)])[:16]
 
 
-def _numbered(layers: list[Layer]) -> list[Layer]:
+def _numbered(layers: list[Layer], given: BaseFacts | None) -> list[Layer]:
     """Number the steps of each stage as BuildKit does: what runs or copies counts, and the base where it is pulled."""
     counts: dict[str, int] = {}
     numbered = []
@@ -219,6 +219,9 @@ def _numbered(layers: list[Layer]) -> list[Layer]:
         if kind[0] in ("RUN", "COPY", "ADD") or (kind[0] == "FROM" and kind[1] != "python"):
             counts[layer.stage] = counts.get(layer.stage, 0) + 1
             layer = replace(layer, step=counts[layer.stage])
+        if kind[0] == "FROM" and given and kind[1] != "python":
+            added = [line.split()[0].upper() for line in given.onbuild]
+            counts[layer.stage] += sum(word in ("RUN", "COPY", "ADD") for word in added)
         numbered.append(layer)
     return numbered
 

@@ -480,3 +480,45 @@ def test_what_nodes_read_is_readable_and_where_they_write_is_writable() -> None:
     assert "chmod -R a+rX /opt/code;" in plan.dockerfile
     assert "chmod 1777 /home/skyward /work;" in plan.dockerfile
     assert "chown" not in plan.dockerfile
+
+
+def test_what_a_base_needs_besides() -> None:
+    """A shell, an entry point and more that are another program's are undone; its own steps count as for the builder."""
+    odd = BaseFacts(
+        pythons=[PYTHON],
+        home="/root",
+        entrypoint=["server"],
+        runs_commands=False,
+        healthcheck=True,
+        stop_signal="SIGQUIT",
+        shell=["/bin/bash", "-c"],
+        onbuild=["RUN true", "ENV A=1"],
+    )
+    plan = compiled(Image(), given=odd)
+    text = plan.dockerfile
+    assert text.index("FROM ") < text.index('SHELL ["/bin/sh", "-c"]') < text.index("RUN ")
+    for line in ("ENTRYPOINT []", "HEALTHCHECK NONE", "STOPSIGNAL SIGTERM", "ENV HOME=/home/skyward"):
+        assert text.index(line) > text.rindex("RUN ")
+    assert "USER" not in text
+    assert [(layer.stage, layer.step) for layer in plan.layers if layer.step] == [
+        ("python", 1),
+        ("python", 3),
+        ("image", 1),
+    ]
+    usual = compiled(Image(), given=BaseFacts(pythons=[PYTHON], entrypoint=["tini", "--"]))
+    assert usual.dockerfile == compiled(Image()).dockerfile
+
+
+def test_a_python_is_brought_where_the_base_has_another() -> None:
+    """By uv, from a stage of its own on the base, else by apt; the name of the image does not tell who brought it."""
+    image = Image(apt=["git"])
+    plan = compiled(image, python="3.12", given=BaseFacts(pythons=[PYTHON], user="app", apt=True))
+    stages = [line for line in plan.dockerfile.splitlines() if line.startswith(("FROM", "USER"))]
+    base = "FROM python:3.11-slim AS"
+    assert stages == [f"{base} uv", "USER root", f"{base} python", "USER root", "FROM python AS image", "USER app"]
+    script = dict(plan.files)["python.sh"]
+    assert "uv python install" in script
+    assert "python3.12-venv" in script
+    own = compiled(image, python="3.12", given=BaseFacts(pythons=[replace(PYTHON, version="3.12")]))
+    assert "uv" not in own.dockerfile + dict(own.files)["python.sh"]
+    assert own.tag == plan.tag
