@@ -483,7 +483,7 @@ def test_what_nodes_read_is_readable_and_where_they_write_is_writable() -> None:
 
 
 def test_what_a_base_needs_besides() -> None:
-    """A shell, an entry point and more that are another program's are undone; its own steps count as for the builder."""
+    """A shell, an entry point and more that are another program's are undone; its own steps count."""
     odd = BaseFacts(
         pythons=[PYTHON],
         home="/root",
