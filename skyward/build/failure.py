@@ -132,7 +132,7 @@ def _general_advice(log: str, ending: str, exit_code: int) -> str:
     if _NO_VENV.search(log):
         return (
             "The base's Python comes without its module venv, which distributions may have in a package of its own: "
-            "apt=['python3-venv'] on Debian and Ubuntu."
+            "python3-venv on Debian and Ubuntu. Install it in a Dockerfile of your own, and name that as base."
         )
     name = next((found["name"] for pattern in _MISSING if (found := pattern.search(log))), None)
     if name:
