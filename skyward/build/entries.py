@@ -51,13 +51,13 @@ def _pin(name: str, entry: Mapping[str, Any]) -> str:
     if "vcs" in entry:
         vcs = entry["vcs"]
         below = f"#subdirectory={vcs['subdirectory']}" if vcs.get("subdirectory") else ""
-        return f"{name} @ {vcs['type']}+{_bare(vcs['url'])}@{vcs['commit-id']}{below}"
+        return f"{name} @ {vcs['type']}+{bare(vcs['url'])}@{vcs['commit-id']}{below}"
     if "archive" in entry:
-        return f"{name} @ {_bare(entry['archive']['url'])}"
+        return f"{name} @ {bare(entry['archive']['url'])}"
     return f"{name}=={entry['version']}"
 
 
-def _bare(url: str) -> str:
+def bare(url: str) -> str:
     """A URL without password; one of ssh keeps its user."""
     parts = urlsplit(url)
     if parts.password is None and (not parts.username or parts.scheme.endswith("ssh")):

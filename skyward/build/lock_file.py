@@ -95,6 +95,9 @@ def write_lock_file(path: Path, declaration: str, entries: Sequence[Entry]) -> b
         path: of the lock file.
         declaration: the file that declares the image, relative to the lock's folder.
         entries: in any order.
+
+    Raises:
+        ConfigError: it cannot be written.
     """
     import tomli_w
 
@@ -108,8 +111,11 @@ def write_lock_file(path: Path, declaration: str, entries: Sequence[Entry]) -> b
     if path.is_file() and path.read_text(encoding="utf-8") == text:
         return False
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    fresh.write_text(text, encoding="utf-8")
-    fresh.replace(path)
+    try:
+        fresh.write_text(text, encoding="utf-8")
+        fresh.replace(path)
+    except OSError as error:
+        raise ConfigError(f"The lock {shown(path)} cannot be written: {error}.") from None
     return True
 
 

@@ -75,6 +75,8 @@ def _lines(path: Path, name: str, root: Path, kind: str, above: tuple[Path, ...]
     for number, line in _logical(text):
         place, where = f"{path}, line {number}", f"{name}, line {number}"
         option, value = _option(line) if line.startswith("-") else ("", line)
+        if option in ("--requirement", "--constraint") and "://" in value:
+            raise ConfigError(f"{place}: {option} takes files of this machine; fetch {value} and name it by its path.")
         if option in ("--requirement", "--constraint") and value:
             inner = "constraint" if option == "--constraint" else kind
             yield from _lines(located(path.parent, value), value, root, inner, (*above, path))

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from skyward.build.cache import uv_variables
+from skyward.build.entries import bare
 from skyward.build.pylock import Locked, Source, Target, check_requires_python, locked_for, read_pylock
 from skyward.build.resolving import find_uv
 from skyward.errors import ConfigError
@@ -185,7 +186,7 @@ def _members(lock: Path) -> dict[str, Path]:
 
 def _named_indexes(project: Mapping[str, Any]) -> list[str]:
     indexes = project.get("tool", {}).get("uv", {}).get("index", ())
-    return [str(index.get("url", "")).rstrip("/") for index in indexes]
+    return [bare(str(index.get("url", ""))).rstrip("/") for index in indexes]  # locks hold no logins
 
 
 def _check_fresh(folder: Path, lock: Path, declared: frozenset[str]) -> None:

@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 from skyward.build.cache import home
 from skyward.build.entries import packages_of
+from skyward.build.file_hashes import sha256_of
 from skyward.build.indexes import folder_of, host_indexes
 from skyward.build.local import LocalPackage, entry_for, local_package
 from skyward.errors import ConfigError
@@ -127,8 +128,9 @@ def locked_for(document: Mapping[str, Any], source: Source, target: Target) -> L
     entries, local, scoped = [], [], dict[str, set[str]]()
     for entry in _applying(document, source, target):
         name = package_name(entry["name"])
-        file = _local_file(entry, source, target)
+        file, sha256 = _local_file(entry, source, target)
         if file is not None:
+            _check_hash(name, file, sha256, source)
             local.append(local_package(entry_for(file, source.root), name, file))
             continue
         entries.append(_for_target(entry, source, target))
@@ -183,21 +185,29 @@ def _applying(document: Mapping[str, Any], source: Source, target: Target) -> It
         yield entry
 
 
-def _local_file(entry: Mapping[str, Any], source: Source, target: Target) -> Path | None:
-    """The directory or file on this machine that a package is installed from; None if it comes from elsewhere.
+def _local_file(entry: Mapping[str, Any], source: Source, target: Target) -> tuple[Path | None, str]:
+    """The directory or file on this machine that a package is installed from, and its SHA-256; None for others.
 
     A file in a folder that this machine takes packages from anyway comes from there, by its hash.
     """
     if "directory" in entry:
-        return Path(os.path.normpath(source.folder / entry["directory"]["path"]))
-    if "archive" in entry:
-        path = _path(entry["archive"])
-        return path and Path(os.path.normpath(source.folder / path))
+        return Path(os.path.normpath(source.folder / entry["directory"]["path"])), ""
+    files = [entry["archive"]] if "archive" in entry else []
     index = str(entry.get("index", ""))
-    if index.startswith("file:") and _is_own_folder(index):
-        return None
-    files = [(path, file) for file in entry.get("wheels", ()) if (path := _path(file)) and _fits(path.name, target)]
-    return Path(os.path.normpath(source.folder / files[0][0])) if files else None
+    if not (index.startswith("file:") and _is_own_folder(index)):
+        files += [file for file in entry.get("wheels", ()) if _fits(_file_name(file), target)]
+    for file in files:
+        if path := _path(file):
+            return Path(os.path.normpath(source.folder / path)), str(file.get("hashes", {}).get("sha256", ""))
+    return None, ""
+
+
+def _check_hash(name: str, file: Path, sha256: str, source: Source) -> None:
+    if sha256 and file.is_file() and sha256_of(file) != sha256:
+        raise ConfigError(
+            f"{source.where} has another {name}: the SHA-256 of {file} is not {sha256}. Lock the project anew if the "
+            "file was to change."
+        )
 
 
 def _path(file: Mapping[str, Any]) -> Path | None:

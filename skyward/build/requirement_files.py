@@ -246,7 +246,9 @@ class _Reading:
     def _line(self, line: Line) -> None:
         """Add what a line of a file says."""
         rules, sources = self._rules, self._rules.sources
-        if line.hashes:
+        if line.hashes and (path := local_path(line.text)) is not None:
+            _check_hash(located(self._root, path), line)
+        elif line.hashes:
             hashed = Hashed(requirement=line.text, hashes=line.hashes, where=line.where)
             rules = replace(rules, hashed=(*rules.hashed, hashed))
         match line.kind:
@@ -263,6 +265,14 @@ class _Reading:
             case "find-links":
                 sources = replace(sources, find_links=(*sources.find_links, line.text))
         self._rules = replace(rules, sources=sources)
+
+
+def _check_hash(path: Path, line: Line) -> None:
+    """See that a local file is one of those that a line allows."""
+    from skyward.build.file_hashes import sha256_of
+
+    if path.is_file() and f"sha256:{sha256_of(path)}" not in line.hashes:
+        raise ConfigError(f"The hashes that {line.where} gives for {line.text} are not those of {path}.")
 
 
 def _joined(known: Iterable[str], more: Iterable[str]) -> tuple[str, ...]:

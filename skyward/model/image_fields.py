@@ -201,6 +201,11 @@ def requirement(text: str) -> str:
     text = _EDITABLE.sub("", text, count=1)
     if _VCS.match(text.strip()):
         text = _repository(text.strip())
+    if text.lstrip().startswith("-"):
+        raise ConfigError(
+            f"Image: pip must be requirements, paths, '-r FILE' or '-c FILE'; found {text!r}. An index is said in "
+            "pip_indexes, for the packages that come from it, or in a file of requirements."
+        )
     located = local_path(text)
     if located is not None:
         return _local_requirement(text.strip(), located)

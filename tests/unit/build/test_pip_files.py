@@ -120,3 +120,18 @@ def test_repositories_and_paths(tmp_path: Path) -> None:
     assert [each.name for each in resolved.packages] == ["lib"]
     image = Image(pip=["-e ./lib", "-e git+https://a.example/x.git#egg=x"])
     assert tuple(entry.replace(" @", "@") for entry in image.pip) == ("./lib", "x@ git+https://a.example/x.git")
+
+
+def test_hashes_of_local_files(wheels: Path) -> None:
+    """They are compared where the file is read; so are those that a lock has."""
+    wheel = make_wheel(wheels.parent / "dist", "leaf", "1.0")
+    line = f"./dist/{wheel.name} --hash="
+    (wheels.parent / "r.txt").write_text(line + _hash(wheel))
+    assert _pins(Image(requirements=["r.txt"]), wheels.parent) == []
+    (wheels.parent / "r.txt").write_text(f"{line}sha256:{'0' * 64}")
+    with pytest.raises(ConfigError, match=r"hashes that r.txt, line 1 gives for ./dist/leaf.* are not those of"):
+        _pins(Image(requirements=["r.txt"]), wheels.parent)
+    entry = f'name = "leaf"\narchive = {{ path = "dist/{wheel.name}", hashes = {{ sha256 = "{"0" * 64}" }} }}\n'
+    (wheels.parent / "pylock.toml").write_text(f'lock-version = "1.0"\n[[packages]]\n{entry}')
+    with pytest.raises(ConfigError, match=r"pylock.toml has another leaf: the SHA-256 of .* is not 0000"):
+        _pins(Image(requirements=["pylock.toml"]), wheels.parent)

@@ -94,6 +94,7 @@ def test_a_file_of_requirements(tree: Tree) -> None:
         ("x @ https://u:canary@a.example/x", r"line 1: pip holds a user name or password"),
         ("x @ https://${TOKEN}@a.example/x", r"line 1: pip "),
         ("-r requirements.txt", r"requirements.txt requires itself, by way of"),
+        ("-r https://a.example/r.txt", r"line 1: --requirement takes files of this machine; fetch https://a.example"),
         ("-r none.txt", r"none.txt cannot be read"),
         ("-r", r"line 1: --requirement cannot be used here"),
     ],

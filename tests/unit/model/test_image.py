@@ -113,6 +113,7 @@ def test_replace_and_pickle_keep_the_value() -> None:
     [
         ({"pip": "numpy"}, r"pip must be a list of texts; found 'numpy'"),
         ({"pip": ["-x requirements.txt"]}, r"pip .*'-x requirements.txt'"),
+        ({"pip": ["--index-url https://a.example"]}, r"pip must be .* '-r FILE'.*An index is said in pip_indexes"),
         ({"pip": ["-e git+https://a.example/x"]}, r"pip must be repositories with the package's name, such as 'NAME @"),
         ({"pip": ["-e git+file:///srv/x#egg=x"]}, r"pip must be a URL that starts with .*git\+https"),
         ({"project": "."}, r"project must be a Project; found '.'"),
