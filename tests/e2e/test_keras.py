@@ -106,6 +106,15 @@ def test_the_decorators_train_one_model_too(plain: sky.ComputePool) -> None:
     assert first["weights"] == second["weights"]
 
 
+def test_the_decorators_train_one_model_beside_the_plugin() -> None:
+    """The plugin prepares a rank that calls for itself; it must not do so before the decorator has made the group."""
+    with pool_with(sky.plugins.keras(backend="jax"), nodes=2) as fresh:
+        first, second = functions.train_as_one() @ fresh
+
+    assert (first["distribution"], second["distribution"]) == ("DataParallel", "DataParallel")
+    assert first["weights"] == second["weights"]
+
+
 def test_a_file_that_imports_keras_at_its_top(plain: sky.ComputePool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The node imports the file with the backend of the decorator; the client has no Keras at all."""
     monkeypatch.setitem(sys.modules, "keras", ModuleType("keras"))
