@@ -57,7 +57,7 @@ class Taken:
     def __init__(self, standby: Standby, execution: Execution, output: Iterator[bytes], facts: dict[str, Any]) -> None:
         self.standby, self.execution, self.output = standby, execution, output
         self.run_dir, self.port = str(facts["run_dir"]), int(facts["port"])
-        self.volumes: list[str] = facts["volumes"]
+        self.volumes: list[str] = facts.get("volumes", [])  # an older runner tells none, and is refused later
 
     def give_back(self) -> None:
         """Let others have it, at once."""
