@@ -29,6 +29,7 @@ _NAMES = (
     (r"(secrets?|credentials?)(\.(toml|ya?ml|json|ini|csv|txt))?", "credentials"),
     (r".+\.tfstate(\..+)?", "a Terraform state, often with passwords"),
 )
+_ANY_NAME = re.compile("|".join(f"(?:{pattern})" for pattern, _ in _NAMES), re.DOTALL)
 _HARMLESS = re.compile(r".+\.(pub|pyi?|example|sample|template|tmpl|dist)|(example|sample|template)\.env", re.DOTALL)
 
 # names that say nothing by themselves: a setting without a token is harmless
@@ -38,13 +39,14 @@ _TOKEN = re.compile(
 )
 
 _SOURCE = {".py", ".pyi", ".pyx", ".ipynb", ".md", ".rst"}  # examples of keys stand in code and documents
+# a word that is quick to look for, patterns that must all be there besides, and what that is
 _CONTENTS = (
-    ((rb"^\s*-----BEGIN ([A-Z0-9]+ )*PRIVATE KEY( BLOCK)?-----",), "a private key"),
-    ((rb"\APuTTY-User-Key-File-",), "a private key"),
-    ((rb'"type"\s*:\s*"(service_account|authorized_user)"', rb'"(private_key|refresh_token)"'), "a Google account"),
-    ((rb'"client_secret"\s*:\s*"[^"]', rb'"client_id"'), "credentials of a client"),
-    ((rb"^[\"']?kind[\"']?:\s*[\"']?Config\b", rb"^[\"']?users[\"']?:"), "access to a Kubernetes cluster"),
-    ((rb"^\s*aws_secret_access_key\s*=\s*\S",), "access to AWS"),
+    (b"PRIVATE KEY", (rb"^\s*-----BEGIN ([A-Z0-9]+ )*PRIVATE KEY( BLOCK)?-----",), "a private key"),
+    (b"PuTTY", (rb"\APuTTY-User-Key-File-",), "a private key"),
+    (b"service_account", (rb'"type"\s*:\s*"service_account"', rb'"private_key"'), "a Google service account"),
+    (b"client_secret", (rb'"client_secret"\s*:\s*"[^"]', rb'"client_id"'), "credentials of a client"),
+    (b"Config", (rb"^[\"']?kind[\"']?:\s*[\"']?Config\b", rb"^[\"']?users[\"']?:"), "access to a Kubernetes cluster"),
+    (b"aws_secret", (rb"^\s*aws_secret_access_key\s*=\s*\S",), "access to AWS"),
 )
 
 
@@ -63,10 +65,8 @@ def credential_kind(name: str, path: Path) -> str | None:
         if folder in lowered or lowered.endswith(folder):
             return kind
     last = lowered.rpartition("/")[2]
-    if not _HARMLESS.fullmatch(last):
-        for pattern, kind in _NAMES:
-            if re.fullmatch(pattern, last, re.DOTALL):
-                return kind
+    if _ANY_NAME.fullmatch(last) and not _HARMLESS.fullmatch(last):
+        return next(kind for pattern, kind in _NAMES if re.fullmatch(pattern, last, re.DOTALL))
     return _by_content(lowered, last, path)
 
 
@@ -79,7 +79,7 @@ def _by_content(lowered: str, last: str, path: Path) -> str | None:
         return "settings with a password or token"
     if b"\0" in content[:1024]:
         return None
-    for patterns, kind in _CONTENTS:
-        if all(re.search(pattern, content, re.MULTILINE) for pattern in patterns):
+    for word, patterns, kind in _CONTENTS:
+        if word in content and all(re.search(pattern, content, re.MULTILINE) for pattern in patterns):
             return kind
     return None

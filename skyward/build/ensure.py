@@ -15,7 +15,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from skyward.build.cache import cache_folder, gone_without, read, write
+from skyward.build.cache import cache_folder, cache_path, gone_without, read, write
 from skyward.build.contents import is_known, note_content
 from skyward.build.events import Event, Report, note
 from skyward.build.foundation import check_base, facts_of_base, replaced_python
@@ -58,6 +58,7 @@ def ensure(
         started = perf_counter()
         with _single_flight(plan, report) as other:
             if not is_known(plan.tag, store.inspect(plan.tag)):
+                write(_builder(plan), json.dumps({"pid": os.getpid(), "tag": plan.tag}))
                 _build(plan, store, report, docker_host, cache)
             elif other:
                 line = f"{plan.tag} was built by {other}; waited {perf_counter() - started:.1f} s for it"
@@ -115,28 +116,32 @@ def _single_flight(plan: Plan, report: Report) -> Iterator[str]:
         yield other
         return
     # part of the identity only: lock files stay behind, and so cannot become more than 4096
-    lock, builder = FileLock(folder / f"build-{plan.identity[:3]}.lock"), folder / f"build-{plan.identity[:3]}.json"
+    lock = FileLock(folder / f"build-{plan.identity[:3]}.lock")
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        report(note(f"{_other(builder, plan.tag)} builds {plan.tag}; waiting for it"))
+        report(note(f"{_other(plan)} builds {plan.tag}; waiting for it"))
         lock.acquire()
-        other = _other(builder, plan.tag)  # of several that wait, the one before this one
+        other = _other(plan)  # which may be one that has waited, too
     except (OSError, NotImplementedError) as error:  # a full disk, or one that knows no locks
         gone_without(error)
         yield other
         return
     try:
-        write(builder, json.dumps({"pid": os.getpid(), "tag": plan.tag}))
         yield other
     finally:
         lock.release()
 
 
-def _other(builder: Path, tag: str) -> str:
-    """The process that builds, as far as it has said who it is."""
+def _builder(plan: Plan) -> Path:
+    """The file that says which process builds."""
+    return cache_path(f"build-{plan.identity[:3]}.json")
+
+
+def _other(plan: Plan) -> str:
+    """The process that builds an image, or built it last, as far as it has said who it is."""
     try:
-        found = json.loads(read(builder) or "{}")
-        return f"another process (pid {int(found['pid'])})" if found["tag"] == tag else "another process"
+        found = json.loads(read(_builder(plan)) or "{}")
+        return f"another process (pid {int(found['pid'])})" if found["tag"] == plan.tag else "another process"
     except (ValueError, KeyError, TypeError):
         return "another process"

@@ -104,7 +104,7 @@ class Search:
         elif reason := _not_a_file(path) or _credentials(name, path):
             self.refused[name] = reason
         else:
-            self.take(path, scope)
+            self._keep(name, path)
 
     def _follow(self, path: Path, scope: Scope, *, is_folder: bool) -> None:
         """Take what a link leads to, where it may be followed; one that leads nowhere, or back, is left out."""
@@ -119,19 +119,21 @@ class Search:
         elif reason := _not_a_file(path) or _credentials(name, path) or _credentials(real.lstrip("/"), path):
             self.refused[name] = reason
         else:
-            self.take(path, scope)
+            self._keep(name, path)
 
     def take(self, path: Path, scope: Scope) -> None:
-        """Take a file as it is.
+        """Take a file that is named, whatever it holds.
 
         Raises:
             ConfigError: it is none, or another one has that name.
         """
         if kind := _not_a_file(path):
             raise ConfigError(f"Image(includes=...) names {str(path)!r}, which is {kind}, not a file.")
-        name = scope.name(path)
+        self._keep(scope.name(path), path)
+
+    def _keep(self, name: str, path: Path) -> None:
         other = self.files.setdefault(name, path)
-        if os.path.realpath(other) != os.path.realpath(path):
+        if other != path and os.path.realpath(other) != os.path.realpath(path):
             raise ConfigError(
                 f"Image(includes=...) names two files that would both be {name!r} on nodes: {other} and {path}. What "
                 "is outside of the working directory keeps only its last name there: rename one of them."

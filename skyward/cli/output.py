@@ -136,7 +136,7 @@ class Output:
             return
         how = f"built in {result.seconds:.1f} s" if result.built else "exists"
         if result.waited_for:
-            how = f"built by {result.waited_for}, which was waited for {result.seconds:.1f} s"
+            how = f"built by {result.waited_for}; waited {result.seconds:.1f} s for it"
         click.echo(f"{result.tag}  {image}: {how}")
         facts = {
             "digest": result.reference,

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from skyward.build import cache, ensure
-from skyward.build.contents import is_known, known_contents, note_content
+from skyward.build.contents import is_known, note_content
 from skyward.build.events import Event
 from skyward.build.explain import recall, remember
 from skyward.build.file_hashes import sha256_of
@@ -188,4 +188,6 @@ def test_who_is_waited_for(tmp_path: Path) -> None:
     assert (told[1].kind, told[1].by) == ("waited", "another process (pid 4711)")
     assert told[1].line.startswith(f"{PLAN.tag} was built by another process (pid 4711); waited ")
     assert len(told) == 2
-    assert known_contents(PLAN.tag)
+    kept = cache.read(folder / f"build-{PLAN.identity[:3]}.json")
+    assert kept is not None
+    assert "4711" in kept  # whoever waits next is told of the one that built, not of one that waited
