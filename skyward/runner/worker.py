@@ -45,7 +45,7 @@ class Worker:
         self._main = MainSlot()
         self._slots = list[Slot]((self._main,)) if start.slots == 1 else [ThreadSlot() for _ in range(start.slots)]
         self._work: Inbox | SimpleQueue[Frame | None] = self._inbox if start.slots == 1 else SimpleQueue()
-        self._queued: set[int] = set()
+        self._queued: dict[int, int] = {}  # the calls that may still be recalled; which message each came with
         self._calls = self._no_calls()
         self._connection: Connection | None = None
         self._serving = threading.Lock()
@@ -129,7 +129,7 @@ class Worker:
     def _sort(self, frame: Frame) -> None:
         match frame.kind:
             case Kind.CALL:
-                self._queued.add(frame.id)
+                self._queued[frame.id] = id(frame)
                 self._work.put(frame)
             case Kind.CANCEL | Kind.RECALL:
                 self._stop(frame)
@@ -153,14 +153,13 @@ class Worker:
                 raise WireError(f"A worker cannot be sent a message of kind {frame.kind}.")
 
     def _stop(self, frame: Frame) -> None:
-        try:
-            self._queued.remove(frame.id)  # one indivisible step: either the slot takes the call, or we do
-        except KeyError:
-            if frame.kind == Kind.CANCEL:
-                any(slot.interrupt(frame.id) for slot in self._slots)
-                self._retiring |= any(slot.broke_import for slot in self._slots)  # no call may start beside it
-        else:
+        with self._claims:  # either a slot takes the call, or we do
+            is_queued = self._queued.pop(frame.id, None) is not None
+        if is_queued:
             self._send(Frame(Kind.DROPPED, frame.id), waits=False)
+        elif frame.kind == Kind.CANCEL:
+            any(slot.interrupt(frame.id) for slot in self._slots)
+            self._retiring |= any(slot.broke_import for slot in self._slots)  # no call may start beside it
 
     def _say_where(self, call: int) -> None:
         """Tell where a call is, or what is being set up; said by another thread than its own."""
@@ -180,7 +179,7 @@ class Worker:
             answer = None
             started = time.perf_counter()
             try:
-                if self._claim(frame.id, slot):
+                if self._claim(frame, slot):
                     answer = self._calls.run(frame, slot, self._send)
                 slot.end()
             except Interrupted as interrupt:
@@ -193,17 +192,19 @@ class Worker:
             if self._retiring:
                 return
 
-    def _claim(self, call: int, slot: Slot) -> bool:
-        """Take a call that is to run; False if it was recalled, its client is gone, or this process starts no more."""
+    def _claim(self, frame: Frame, slot: Slot) -> bool:
+        """Take a call that is to run; False if it was recalled, its client is gone, or this process starts no more.
+
+        One that was recalled may have been sent again, and waits behind this message: the client takes it that calls
+        begin in the order in which they were sent.
+        """
         with self._claims:
             if self._leaving or self._retiring:
                 return False
-            slot.begin(call)  # first: as soon as the call is not queued any more, it can be interrupted
-            try:
-                self._queued.remove(call)
-            except KeyError:
-                slot.end()
+            if self._queued.get(frame.id) != id(frame):
                 return False
+            slot.begin(frame.id)  # first: as soon as the call is not queued any more, it can be interrupted
+            del self._queued[frame.id]
             return True
 
     def _conclude(self, answer: Frame, slot: Slot) -> None:

@@ -61,14 +61,14 @@ class Process:
     """A simulated process: threads and sockets that end together.
 
     Attributes:
-        stopped: whether it got SIGSTOP, or a thread of it holds the interpreter's lock in C code.
+        stops: how often it was stopped (SIGSTOP, C code that holds the interpreter's lock) and not let go on.
         code, signal: how it ended.
     """
 
     def __init__(self, kernel: Kernel, name: str) -> None:
         self.kernel, self.name = kernel, name
         self.threads: list[Thread] = []
-        self.alive, self.stopped = True, False
+        self.alive, self.stops = True, 0
         self.code: int | None = None
         self.signal: int | None = None
         self.sockets: dict[int, Any] = {}
@@ -97,17 +97,22 @@ class Process:
         for action in self.on_exit:
             action()
 
+    @property
+    def stopped(self) -> bool:
+        """Whether none of its threads runs."""
+        return self.stops > 0
+
     def stop(self) -> None:
         """SIGSTOP."""
-        if self.alive and not self.stopped:
-            self.stopped = True
+        self.stops += 1
+        if self.alive and self.stops == 1:
             self.kernel.note("stop", self.name)
             self.kernel.runnable = [thread for thread in self.kernel.runnable if thread.process is not self]
 
     def go_on(self) -> None:
-        """SIGCONT."""
-        if self.alive and self.stopped:
-            self.stopped = False
+        """SIGCONT, which counts when everybody who stopped it has sent one."""
+        self.stops -= 1
+        if self.alive and not self.stops:
             self.kernel.note("cont", self.name)
             for thread in self.threads:
                 if not (thread.parked or thread.done or thread.dead):

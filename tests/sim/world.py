@@ -162,6 +162,7 @@ class World:
         if not workers:
             return
         self.hit.add(node.machine)
+        self.stops[node.machine] = self.stops.get(node.machine, 0) + 1  # what its agent tells of that is a sign of life
         worker = workers[int(fault.chance * 97) % len(workers)]
         if fault.kind == "kill-worker":
             worker.end(signal=9)
