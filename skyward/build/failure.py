@@ -66,8 +66,8 @@ def build_failure(plan: Plan, progress: Progress, exit_code: int) -> ImageError:
     where = f"at step {layer.name!r} (asked for by {origin})" if layer else "before or between its steps"
     advice, shown = _advice(log, progress.ending, exit_code)
     message = f"The build of {plan.tag} failed {where}. {advice}"
-    if shown and shown not in tail:
-        tail = f"{shown}\n...\n{tail}"
+    if shown:
+        message += f" The build said: {shown}"
     if tail:
         message += f" Last lines:\n{tail}"
     return BuildError(message, step=progress.title, origin=origin, log=log)
@@ -104,8 +104,8 @@ def _advice(log: str, ending: str, exit_code: int) -> tuple[str, str]:
 def _of_missing(missing: Missing) -> str:
     found = f"A package has to be built here, and its build did not find {missing.what}."
     if missing.package:
-        return f"{found} Debian has it in a package: add apt=[{missing.package!r}] to the image. The build said:"
-    return f"{found} Add the package of your base's distribution that has it to apt of the image. The build said:"
+        return f"{found} Debian has it in a package: add apt=[{missing.package!r}] to the image."
+    return f"{found} Add the package of your base's distribution that has it to apt of the image."
 
 
 def _general_advice(log: str, ending: str, exit_code: int) -> str:

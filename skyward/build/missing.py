@@ -100,7 +100,7 @@ _PROGRAM = tuple(
         r"error: command '(?:/\S*/)?([\w.+-]+)' failed: (?:No such file|None)",
         r"unable to execute '([\w.+-]+)': No such file",
         r"sh: (?:line )?(?:\d+: )*(?:exec: )?([\w.+-]+): (?:command )?not found",
-        r"FileNotFoundError.*No such file or directory: '(?:/\S*/)?([\w.+-]+)'",
+        r"No such file or directory: '(?:/\S*/)?([\w.+-]+)'",
         r"\b(\w+[_-]config)\b.*not found",
         r"\b(cmake|ninja|git|swig|cargo|rustc|pkg-config|patchelf|make)(?: executable)?"
         r" (?:must be installed|(?:was )?not found|is not installed)",

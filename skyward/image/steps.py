@@ -385,7 +385,8 @@ def _uv_run(
     All images share the cache of wheels. A package that is built comes out as compilers, headers, variables and the
     build's own requirements make it: `built` names a cache for base, apt and variables, in which there is a folder for
     what is really installed and for the requirements. What compilers write for debuggers holds the random names of
-    uv's folders, so it is left out unless the image's CFLAGS ask for it.
+    uv's folders, so it is left out unless the image's CPPFLAGS ask for it. (CFLAGS of ours would
+    take the place of those that Python was built with, optimization included.)
     """
     tool = "--mount=type=bind,from=uv,source=/opt/uv,target=/run/uv"
     name_of = platform.replace("/", "-")
@@ -397,7 +398,7 @@ def _uv_run(
     ]
     if builds:
         caches.append(f"--mount=type=cache,id=skyward-built-{name_of}-{built},target=/run/cache/built")
-        script.append('export CFLAGS="-g0 ${CFLAGS-}" CXXFLAGS="-g0 ${CXXFLAGS-}" TMPDIR=/run/cache/built/tmp')
+        script.append('export CPPFLAGS="-g0 ${CPPFLAGS-}" TMPDIR=/run/cache/built/tmp')
         script += ['mkdir -p "$TMPDIR"', *builds]
     origin = origins_of(image, "pip", entries)
     return _run(script, tool, *mounts, *caches, name=name, origin=origin, env=image.build_env)
@@ -439,8 +440,8 @@ def _building(source: Install, lock: Lock | None) -> str:
     links = "".join(f' --find-links "${{{_variable(index)}%/}}/{name}/"' for index, name in pages)
     file = f"{_GIVEN}/{source.build_file}"
     state = f"$(cat /var/lib/dpkg/status {file} 2>/dev/null | sha256sum | cut -c-16)"
-    words = f"{_pip(lock)} --require-build-hashes --build-constraints {file}{links}"
-    return f'{before}UV_CACHE_DIR="/run/cache/built/{state}" {words}'
+    words = f"{_pip(lock)} --preview-features build-dependency-hashes --require-build-hashes"
+    return f'{before}UV_CACHE_DIR="/run/cache/built/{state}" {words} --build-constraints {file}{links}'
 
 
 def _find(index: str) -> str:

@@ -17,6 +17,7 @@ UV = "error: Failed to build `own==1.0`"
         ("error: command 'gcc' failed: No such file or directory", "program 'gcc'", "build-essential"),
         ("error: command 'x86_64-linux-gnu-gcc' failed: No such file or directory", "program", "build-essential"),
         ("FileNotFoundError: [Errno 2] No such file or directory: '/usr/bin/g++'", "program 'g++'", "build-essential"),
+        ("error: [Errno 2] No such file or directory: 'x86_64-linux-gnu-gcc'", "program", "build-essential"),
         ("/bin/sh: 1: make: not found", "program 'make'", "build-essential"),
         ("bash: line 3: swig: command not found", "program 'swig'", "swig"),
         ("No CMAKE_C_COMPILER could be found.", "program 'cc'", "build-essential"),
