@@ -1,11 +1,14 @@
-"""Compiled images against Dockerfiles written by hand: size, what caches leave, and the cost of one more package.
+"""Compiled images against Dockerfiles written by hand: size, what caches leave, and the cost of edits.
 
-python benchmarks/images.py                 # sklearn and torch-cpu; prints, and writes benchmarks/results/images.json
-python benchmarks/images.py sklearn
+python benchmarks/images.py                 # all cases; prints, and writes them into benchmarks/results/images.json
+python benchmarks/images.py sklearn fastapi
 
-Both sides start from one base and install the same locked packages, from one warm cache of uv. The one package more is
-a new small wheel of pure Python in every run, so that no builder has seen it. What a run makes is removed at its end:
-images, a registry of its own, the wheel. Layers stay in the builder's cache, which is the engine's to clear.
+All sides of a case start from one base and install the same locked packages, those with uv from one cache. Cases of
+`images/` are measured against a Dockerfile of their own, the others against a multi-stage one with uv and one with pip
+alone. The one package more is a new small wheel of pure Python in every run, so that no builder has seen it; the edit
+of apt adds a package of some kilobytes. A cold build uses no layer of an earlier one. Compiled images are built first,
+and so fill uv's cache for the others. What a run makes is removed at its end: images, a registry of its own, the wheel.
+Layers stay in the builder's cache, which is the engine's to clear.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import tarfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -45,7 +48,13 @@ from skyward.plugins.declared import declared_image
 from skyward.providers.images import EngineImages
 
 ROOT = Path(__file__).parents[1]
-CASES = ("sklearn", "torch-cpu")
+DECLARED = ("sklearn", "torch-cpu")
+APPLICATIONS = {
+    "fastapi": ("fastapi[standard]", "sqlalchemy", "alembic", "httpx", "redis", "pydantic-settings"),
+    "transformers-torch": ("torch==2.13.0", "transformers"),
+    "160-packages": tuple((ROOT / "benchmarks/by_hand/160-packages.txt").read_text(encoding="utf-8").split()),
+}
+APT, APT_MORE = ("hello",), ("hello", "tree")
 PLATFORM = "linux/amd64"
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 CACHES = ("root/.cache/", "run/", "tmp/", "var/tmp/", "var/cache/apt/", "var/lib/apt/lists/")
@@ -79,14 +88,17 @@ class Bench:
         ensure(plan, self.images, _quiet)
         return plan.tag, {"lock_s": locked - started, "build_s": time.perf_counter() - locked}
 
-    def by_hand(self, name: str, plan: Plan) -> tuple[str, dict[str, float]]:
-        """Build the Dockerfile in `by_hand/` beside this file, with the packages of a plan's lock."""
+    def by_hand(self, name: str, plan: Plan, *, split: bool = True, cold: bool = False) -> tuple[str, dict[str, float]]:
+        """Build the Dockerfile in `by_hand/` beside this file, with the packages of a plan's lock.
+
+        Where `split`, those of scoped indexes stand in a file of their own. What is built `cold` uses no layer.
+        """
         tag = f"skyward-bench:{name}-{secrets.token_hex(4)}"
         with TemporaryDirectory(dir=self.place) as folder, FolderServer() as server:
             context = Path(folder)
             assert plan.lock
-            scoped = [package for package in plan.lock.packages if package.index]
-            rest = [package for package in plan.lock.packages if not package.index]
+            scoped = [package for package in plan.lock.packages if split and package.index]
+            rest = [package for package in plan.lock.packages if package not in scoped]
             (context / "torch.txt").write_text("".join(f"{package.line}\n" for package in scoped))
             (context / "requirements.txt").write_text("".join(f"{package.line}\n" for package in rest))
             script = site_script(read_site(), plan, server.url)
@@ -96,6 +108,7 @@ class Bench:
             (context / "site.sh").write_text(script)
             command = find_command()
             words = [*command.words, "--progress=plain", "--network=host", "--build-arg", f"BASE={plan.base}"]
+            words += ["--build-arg", f"APT={' '.join(plan.image.apt)}", *(["--no-cache"] if cold else [])]
             words += ["--secret", f"id=site,src={context}/site.sh", "--tag", tag]
             words += ["--file", str(ROOT / f"benchmarks/by_hand/{name}.Dockerfile"), folder]
             started = time.perf_counter()
@@ -146,6 +159,37 @@ def measure(name: str, bench: Bench) -> dict[str, Any]:
         }
     found["size_ratio"] = round(found["skyward"]["bytes"] / found["by hand"]["bytes"], 4)
     return found
+
+
+def compare(name: str, bench: Bench) -> dict[str, Any]:
+    """A compiled image, and the two usual ways to write it by hand: cold builds, one package more, an edit of apt."""
+    # a variable that no build has seen: no layer of packages is taken from an earlier one
+    image = Image(pip=[*APPLICATIONS[name]], apt=[*APT], build_env={"BENCHMARK": secrets.token_hex(4)})
+    edits = {"one_package_more": image.pip_install(extra_package(bench.place)), "apt": replace(image, apt=[*APT_MORE])}
+    found: dict[str, Any] = {}
+    for side in ("skyward", "multi-stage", "naive"):
+
+        def build(of: Image, *, cold: bool = False, side: str = side) -> tuple[str, dict[str, float]]:
+            return bench.compiled(of) if side == "skyward" else bench.by_hand(side, bench.plan(of), cold=cold)
+
+        repository = f"{name}-{side}"
+        tag, seconds = build(image, cold=True)
+        whole, _ = bench.push(tag, repository)
+        found[side] = {
+            "bytes": bench.client.images.get(tag).attrs["Size"],
+            "pushed_bytes": whole.size_bytes,
+            "cold_s": round(seconds["build_s"], 1),
+        }
+        for edit, edited in edits.items():
+            again, seconds = build(edited)
+            pushed, _ = bench.push(again, repository)
+            found[side][edit] = {
+                "build_s": round(seconds["build_s"], 1),
+                "sent_bytes": pushed.sent_bytes,
+                "sent_share": round(pushed.sent_bytes / pushed.size_bytes, 4),
+            }
+    lock = bench.plan(image).lock
+    return {"packages": len(lock.packages) if lock else 0, **found}
 
 
 def extra_package(place: Path) -> str:
@@ -251,12 +295,15 @@ def _quiet(event: Event) -> None:
 
 
 def main(names: list[str]) -> int:
+    file = ROOT / "benchmarks/results/images.json"
+    kept = json.loads(file.read_text()) if file.exists() else {}
     with opened() as bench:
-        found = {name: measure(name, bench) for name in names or CASES}
-    text = json.dumps(found, indent=2)
-    (ROOT / "benchmarks/results").mkdir(exist_ok=True)
-    (ROOT / "benchmarks/results/images.json").write_text(text + "\n")
-    print(text)
+        found = {
+            name: (measure if name in DECLARED else compare)(name, bench)
+            for name in names or (*DECLARED, *APPLICATIONS)
+        }
+    file.write_text(json.dumps({**kept, **found}, indent=2) + "\n")
+    print(json.dumps(found, indent=2))
     return 0
 
 

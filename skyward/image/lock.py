@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -26,12 +27,12 @@ BELOW_APT: tuple[Tier, ...] = ("cuda", "framework", "large", "medium")
 
 LARGE_BYTES = 50 * 10**6
 MEDIUM_BYTES = 10**6
-# Small packages that come to more than this are split by a hash of their names, so that one more leaves the others
-# where they are. With seven parts the largest is some 4 % of an image of small packages; where the image has large
-# packages too, four parts are as small a share of it, and leave room below ten layers of packages.
-_SPLIT_BYTES = 3 * 10**6
-_PARTS, _PARTS_BESIDE_LARGE = 7, 4
-_ASSUMED_BYTES = 170_000  # of a small package whose size nobody tells: the mean of a FastAPI application's 55
+# Where small packages, or those of some size, come to more than this, they are split by a hash of their names, so that
+# one more leaves the other parts as they are. The largest of seven parts of small packages is some 3 % of an image that
+# has no large ones; beside large ones four are as small a share. Together there are at most ten layers of packages.
+_SPLIT_BYTES: Mapping[Tier, int] = {"medium": 50 * 10**6, "light": 3 * 10**6}
+_MEDIUM_PARTS, _LIGHT_PARTS, _LIGHT_PARTS_BESIDE_LARGE = 2, 7, 4
+_ASSUMED_BYTES = 170_000  # of a package whose size nobody tells: the mean of the 55 small ones of a web application
 # Up to some gigabytes, which releases of frameworks share; also, nodes fetch two layers at once and one in turn.
 _CUDA = re.compile(r"nvidia-.+|cuda-.+")
 # Frameworks and what they bring: hundreds of megabytes that change together and rarely.
@@ -184,21 +185,21 @@ class Lock:
     @property
     def groups(self) -> tuple[Group, ...]:
         """The packages as they are split into layers, the lowest first."""
-        groups = [Group(tier, tier, self.of(tier)) for tier in TIERS if tier != "light"]
-        groups += self._light_groups()
+        has_large = any(package.tier in ("cuda", "framework", "large") for package in self.packages)
+        parts = {"medium": _MEDIUM_PARTS, "light": _LIGHT_PARTS_BESIDE_LARGE if has_large else _LIGHT_PARTS}
+        groups = [group for tier in TIERS for group in _split(tier, self.of(tier), parts.get(tier, 1))]
         return tuple(group for group in groups if group.packages)
 
-    def _light_groups(self) -> list[Group]:
-        light = self.of("light")
-        size = sum(_ASSUMED_BYTES if package.size is None else package.size for package in light)
-        if size <= _SPLIT_BYTES:
-            return [Group("light", "light", light)]
-        has_large = any(package.tier in ("cuda", "framework", "large") for package in self.packages)
-        parts = _PARTS_BESIDE_LARGE if has_large else _PARTS
-        return [
-            Group("light", f"light-{part}", tuple(package for package in light if _hash(package.name) % parts == part))
-            for part in range(parts)
-        ]
+
+def _split(tier: Tier, packages: tuple[Package, ...], parts: int) -> list[Group]:
+    """The packages of a tier in as many groups, or in one where they are few."""
+    size = sum(_ASSUMED_BYTES if package.size is None else package.size for package in packages)
+    if parts == 1 or size <= _SPLIT_BYTES[tier]:
+        return [Group(tier, tier, packages)]
+    return [
+        Group(tier, f"{tier}-{part}", tuple(package for package in packages if _hash(package.name) % parts == part))
+        for part in range(parts)
+    ]
 
 
 def tier_of(name: str, size: int | None = None, compiled: bool = False) -> Tier:

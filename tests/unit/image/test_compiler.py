@@ -317,6 +317,15 @@ def test_one_more_small_package_changes_one_part(size: int | None) -> None:
         assert sum(before.get(name) != packages for name, packages in after.items()) == 1
 
 
+def test_packages_of_some_size_are_split_where_they_are_many() -> None:
+    """Two layers of them; with all other kinds there are ten layers of packages."""
+    medium = _small(*(f"medium-{number}" for number in range(20)), size=4_000_000)
+    groups = Lock((*MANY, *medium, NCCL, TORCH, BIG, REPOSITORY)).groups
+    assert [group.name for group in groups if group.tier == "medium"] == ["medium-0", "medium-1"]
+    assert len(groups) == 10
+    assert len(Lock((*MANY, *medium, REPOSITORY)).groups) == 10
+
+
 def test_few_small_packages_are_one_layer() -> None:
     """An image of a few megabytes is not cut into pieces."""
     assert [group.name for group in Lock(MANY[:20]).groups] == ["light"]
