@@ -88,17 +88,14 @@ class Bench:
         ensure(plan, self.images, _quiet)
         return plan.tag, {"lock_s": locked - started, "build_s": time.perf_counter() - locked}
 
-    def by_hand(self, name: str, plan: Plan, *, split: bool = True, cold: bool = False) -> tuple[str, dict[str, float]]:
-        """Build the Dockerfile in `by_hand/` beside this file, with the packages of a plan's lock.
-
-        Where `split`, those of scoped indexes stand in a file of their own. What is built `cold` uses no layer.
-        """
+    def by_hand(self, name: str, plan: Plan, *, cold: bool = False) -> tuple[str, dict[str, float]]:
+        """Build the Dockerfile in `by_hand/` beside this file, with the packages of a plan's lock; if `cold`, of no layer."""
         tag = f"skyward-bench:{name}-{secrets.token_hex(4)}"
         with TemporaryDirectory(dir=self.place) as folder, FolderServer() as server:
             context = Path(folder)
             assert plan.lock
-            scoped = [package for package in plan.lock.packages if split and package.index]
-            rest = [package for package in plan.lock.packages if package not in scoped]
+            scoped = [package for package in plan.lock.packages if package.index]
+            rest = [package for package in plan.lock.packages if not package.index]
             (context / "torch.txt").write_text("".join(f"{package.line}\n" for package in scoped))
             (context / "requirements.txt").write_text("".join(f"{package.line}\n" for package in rest))
             script = site_script(read_site(), plan, server.url)

@@ -12,4 +12,4 @@ COPY requirements.txt /requirements.txt
 RUN --mount=type=tmpfs,target=/run \
     --mount=type=secret,id=site,target=/run/skyward/site.sh \
     [ ! -r /run/skyward/site.sh ] || . /run/skyward/site.sh; \
-    pip install -r /requirements.txt
+    pip install --no-deps -r /requirements.txt

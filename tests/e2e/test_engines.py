@@ -124,6 +124,18 @@ def test_two_clean_builds_on_a_newer_engine_are_one_image(
         _check_every_kind(images, file, client, dict(newer.env), result["tag"])
 
 
+def test_an_apt_edit_on_a_newer_engine_changes_one_layer(images: Images, file: Path, newer: OwnEngine) -> None:
+    """What is installed anew above it becomes the same bytes, as on the engine under test."""
+    layers = []
+    for apt in ('["hello"]', '["hello", "tree"]'):
+        file.write_text(ALL_KINDS.replace('["hello"]', apt))
+        tag = _build(images, file, dict(newer.env))["tag"]
+        with newer.client() as client:
+            layers.append(client.images.get(tag).attrs["RootFS"]["Layers"])
+    assert len(layers[0]) == len(layers[1])
+    assert len(set(layers[1]) - set(layers[0])) == 1
+
+
 def test_a_progress_that_names_every_step(images: Images, newer: OwnEngine) -> None:
     """Buildx's account is read as that of older commands: starts, lines, failures with their last words."""
     done = images("build", images.file("echo some words; exit 7"), "--json", **newer.env)
