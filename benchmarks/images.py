@@ -89,7 +89,7 @@ class Bench:
         return plan.tag, {"lock_s": locked - started, "build_s": time.perf_counter() - locked}
 
     def by_hand(self, name: str, plan: Plan, *, cold: bool = False) -> tuple[str, dict[str, float]]:
-        """Build the Dockerfile in `by_hand/` beside this file, with the packages of a plan's lock; if `cold`, of no layer."""
+        """Build the Dockerfile in `by_hand/` beside this file, with a plan's packages; where `cold`, from nothing."""
         tag = f"skyward-bench:{name}-{secrets.token_hex(4)}"
         with TemporaryDirectory(dir=self.place) as folder, FolderServer() as server:
             context = Path(folder)
