@@ -94,7 +94,7 @@ def mirrors(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
         ConfigError: one of them is no map of texts.
     """
     found: dict[str, str] = {}
-    project = next((p / "pyproject.toml" for p in (folder, *folder.parents) if (p / "pyproject.toml").is_file()), None)
+    project = next((file for file in _projects(folder) if file.is_file()), None)
     if project is not None:
         table = _toml(project).get("tool", {}).get("skyward", {}).get("indexes", {})
         for url, target in _checked_map(table, f"[tool.skyward.indexes] in {project}").items():
@@ -151,15 +151,8 @@ def _pip_config(environ: Mapping[str, str], home: Path) -> dict[str, str]:
     chosen = environ.get("PIP_CONFIG_FILE", "")
     if chosen == "/dev/null":
         return {}
-    config_home = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
-    files = [*_SYSTEM_FILES, home / ".pip/pip.conf", config_home / "pip/pip.conf"]
-    if sys.platform == "darwin":
-        files.append(home / "Library/Application Support/pip/pip.conf")
-    files.append(Path(environ.get("VIRTUAL_ENV") or sys.prefix) / "pip.conf")
-    if chosen:
-        files.append(Path(chosen))
     settings: dict[str, str] = {}
-    for file in files:
+    for file in _pip_files(environ, home):
         if not os.access(file, os.R_OK):
             continue
         from configparser import Error, RawConfigParser  # loaded only where somebody has such a file
@@ -173,6 +166,30 @@ def _pip_config(environ: Mapping[str, str], home: Path) -> dict[str, str]:
             if parser.has_section(section):
                 settings.update({name.replace("_", "-"): value for name, value in parser.items(section)})
     return settings
+
+
+def settings_files(environ: Mapping[str, str], home: Path, folder: Path) -> list[Path]:
+    """All files that may hold settings for package sources, whether they are there or not."""
+    return [*_pip_files(environ, home), *_uv_files(environ, home), *_projects(folder)]
+
+
+def _pip_files(environ: Mapping[str, str], home: Path) -> list[Path]:
+    config_home = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
+    files = [*_SYSTEM_FILES, home / ".pip/pip.conf", config_home / "pip/pip.conf"]
+    if sys.platform == "darwin":
+        files.append(home / "Library/Application Support/pip/pip.conf")
+    files.append(Path(environ.get("VIRTUAL_ENV") or sys.prefix) / "pip.conf")
+    if chosen := environ.get("PIP_CONFIG_FILE", ""):
+        files.append(Path(chosen))
+    return files
+
+
+def _uv_files(environ: Mapping[str, str], home: Path) -> list[Path]:
+    return [_UV_SYSTEM, Path(environ.get("XDG_CONFIG_HOME") or home / ".config") / "uv/uv.toml"]
+
+
+def _projects(folder: Path) -> list[Path]:
+    return [each / "pyproject.toml" for each in (folder, *folder.parents)]
 
 
 def _uv_indexes(environ: Mapping[str, str], home: Path) -> Indexes:
@@ -201,9 +218,8 @@ def _uv_config(environ: Mapping[str, str], home: Path) -> dict[str, Any]:
         return {}
     if chosen := environ.get("UV_CONFIG_FILE"):
         return _flat(_toml(Path(chosen)))
-    config_home = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
     settings: dict[str, Any] = {}
-    for file in (_UV_SYSTEM, config_home / "uv/uv.toml"):
+    for file in _uv_files(environ, home):
         if file.is_file():
             settings.update(_flat(_toml(file)))
     return settings

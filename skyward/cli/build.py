@@ -5,9 +5,11 @@ A no-op must stay cheap: nothing but click and the compiler is loaded, and the e
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -19,10 +21,10 @@ from skyward.build.contents import is_known
 from skyward.build.events import Event, Report, note, readable
 from skyward.build.sizes import layer_sizes
 from skyward.build.used import note_use
-from skyward.cli.output import Output, Result
-from skyward.engine import Images, find_engine
+from skyward.cli.output import Output, Result, result_text
+from skyward.engine import EngineAddress, Images, find_engine
 from skyward.errors import ConfigError, EngineError, ImageError
-from skyward.image import Plan
+from skyward.image import Plan, default_base
 from skyward.model.image import Image
 from skyward.model.targets import local_minor, platform_of
 from skyward.providers.images import ListedImages
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from skyward.model.ssh import SshHost
 
 EXISTS, ABSENT, UNKNOWN = 0, 1, 3
+PLUGINS = ("huggingface", "jax", "joblib", "keras", "sklearn", "tensorflow", "torch")  # ask nobody but this program
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +58,35 @@ class Wanted:
         return f"{Path.cwd() / self.memory} for {plan.platform}"
 
 
+@dataclass(frozen=True, slots=True)
+class Done:
+    """An image that is there now, and what it is made of."""
+
+    wanted: Wanted
+    plan: Plan
+    result: Result
+
+    @property
+    def base(self) -> tuple[str, str]:
+        """The name of its base, and the id or digest that the engine gave for it."""
+        named = self.wanted.declared.image.base or os.environ.get("SKYWARD_BASE") or default_base(self.plan.python)
+        return str(named), json.loads(dict(self.plan.inputs)["base"])
+
+    @property
+    def is_decided_by_names(self) -> bool:
+        """Whether nothing was built, and it is made of what has a name: no files of this machine, plugins of ours."""
+        declared, plan = self.wanted.declared, self.plan
+        files = declared.image.requirements or declared.image.groups or declared.image.project or plan.image.includes
+        ours = all(use.name in PLUGINS for use in declared.plugins)
+        return not (self.result.built or self.result.waited_for or files or plan.copied or plan.base_build) and ours
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
     """How to build: on which engine, for which platform, where to push and how, whether to look for newer packages.
 
     `images` and `engine` are one engine's images: as it tells of them, and in the form that the build room asks for.
+    `done` is what came of it so far.
     """
 
     images: Images
@@ -71,6 +98,7 @@ class Way:
     upgrade: bool
     sbom: bool = False
     sign: EllipticCurvePrivateKey | None = None
+    done: list[Done] = field(default_factory=list)
 
     def platform_for(self, wanted: Wanted) -> str:
         """What the image is for: what was asked for or declared, else the platform of the engine's machine."""
@@ -154,7 +182,7 @@ def command(
     A FILE is an image in TOML, or a Python script or notebook: the pools and images it declares are found without
     running it. A directory is a Python project, installed as its lock has it.
     """
-    from skyward.cli.main import STATUSES
+    from skyward.cli.commands import STATUSES
 
     if bool(sources) == bool(base):
         raise click.UsageError("Name a FILE to build, or an image to look at with --check-base and no FILE.")
@@ -186,7 +214,34 @@ def command(
         )
         wanted = [each for source in sources for each in _read(source, choice)]
         act = {"print": _print, "explain": _explain, "check": _check}.get(mode or "", _build)
-        return max([act(each, way, output) for each in wanted])
+        status = max([act(each, way, output) for each in wanted])
+    is_plain = not (push or platform or on or mode or upgrade or as_json or sbom or sign or any(choice.values()))
+    if is_plain and isinstance(place, EngineAddress):
+        _record(sources, way.done, place)
+    return status
+
+
+def _record(sources: tuple[str, ...], done: list[Done], engine: EngineAddress) -> None:
+    """Keep what was found, where nothing was built and all that decides it is known: see `skyward.cli.unchanged`."""
+    from skyward.build.cache import cache_folder, home
+
+    if not all(each.is_decided_by_names for each in done) or cache_folder("unchanged") is None:
+        return
+    from skyward.build.indexes import settings_files
+    from skyward.build.used import file_of_use
+    from skyward.cli import unchanged
+    from skyward.engine.address import DEFAULT_URL
+
+    # Docker's own socket comes before any other, from when it is there
+    others = [path for path in [DEFAULT_URL.removeprefix("unix://")] if path != str(engine.path)]
+    unchanged.record(
+        ["build", *sources],
+        "".join(result_text(each.wanted.name, each.result) for each in done),
+        [pair for each in done for pair in (each.base, (each.plan.tag, each.result.id))],
+        str(engine.path),
+        [*map(str, settings_files(os.environ, home(), Path.cwd())), *others],
+        [str(file_of_use(each.plan.tag)) for each in done],
+    )
 
 
 def _signing_key(path: str) -> EllipticCurvePrivateKey:
@@ -255,6 +310,7 @@ def _build(wanted: Wanted, way: Way, output: Output) -> int:
     note_use(plan.tag)
     _remember(wanted, plan)
     output.result(wanted.name, result)
+    way.done.append(Done(wanted, plan, result))
     return EXISTS
 
 

@@ -77,7 +77,7 @@ def command(
     sky.Image(lock="train.lock"). Commit the locks. Builds and pools use them, and refuse them when the image asks for
     something else by then.
     """
-    from skyward.cli.main import STATUSES
+    from skyward.cli.commands import STATUSES
 
     if upgrade and newer:
         raise ConfigError("--upgrade takes the newest of all packages, --upgrade-package of one; give one of them.")

@@ -96,6 +96,24 @@ class Result:
         return [(layer, record) for layer, record in self.layers.items() if record.state or record.size]
 
 
+def result_text(image: str, result: Result) -> str:
+    """What came out for an image, in lines for people."""
+    how = f"built in {result.seconds:.1f} s" if result.built else "exists"
+    if result.waited_for:
+        how = f"built by {result.waited_for}; waited {result.seconds:.1f} s for it"
+    lines = [f"{result.tag}  {image}: {how}"]
+    facts = {
+        "digest": result.reference,
+        "id": result.id,
+        "size": None if result.size is None else readable(result.size),
+    }
+    lines += [f"  {name:<8}{value}" for name, value in facts.items() if value]
+    for layer, record in result.made:
+        time = record.state or "" if record.seconds is None else f"{record.seconds:.1f} s"
+        lines.append(f"  {time:>8} {readable(record.size) if record.size else '':>8}  {layer.name}")
+    return "".join(f"{line}\n" for line in lines)
+
+
 class Output:
     """Where everything goes; `as_json` decides how."""
 
@@ -134,21 +152,7 @@ class Output:
             names = ("tag", "id", "size", "reference", "built", "waited_for", "seconds")
             self._say(image, {"event": "result", **{n: getattr(result, n) for n in names}, "layers": layers})
             return
-        how = f"built in {result.seconds:.1f} s" if result.built else "exists"
-        if result.waited_for:
-            how = f"built by {result.waited_for}; waited {result.seconds:.1f} s for it"
-        click.echo(f"{result.tag}  {image}: {how}")
-        facts = {
-            "digest": result.reference,
-            "id": result.id,
-            "size": None if result.size is None else readable(result.size),
-        }
-        for name, value in facts.items():
-            if value:
-                click.echo(f"  {name:<8}{value}")
-        for layer, record in result.made:
-            time = record.state or "" if record.seconds is None else f"{record.seconds:.1f} s"
-            click.echo(f"  {time:>8} {readable(record.size) if record.size else '':>8}  {layer.name}")
+        click.echo(result_text(image, result), nl=False)
 
     def check(self, image: str, tag: str, state: str, reason: str = "") -> None:
         """Show whether an image exists."""

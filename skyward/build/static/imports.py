@@ -115,6 +115,9 @@ class Imports:
 def _file(path: Path) -> Path | None:
     """The file of a module."""
     for each in (path / "__init__.py", path.with_name(f"{path.name}.py")):
-        if each.is_file():
-            return each
+        try:  # opened, so that an audit hook hears of files that are not there, too
+            each.open("rb").close()
+        except OSError:
+            continue
+        return each
     return None

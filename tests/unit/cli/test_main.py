@@ -11,8 +11,9 @@ import pytest
 
 from skyward import errors
 from skyward._version import __version__
-from skyward.cli import main as cli_main
-from skyward.cli.main import COMMANDS, main, status_of
+from skyward.cli import commands
+from skyward.cli.commands import COMMANDS, status_of
+from skyward.cli.main import main
 
 STATUSES = {
     "ConfigError": 2,
@@ -78,7 +79,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> None:
         raise {"interrupt": KeyboardInterrupt(), "plugin": errors.PluginError("It broke."), "bug": KeyError("x")}[name]
 
     monkeypatch.setitem(COMMANDS, "fail", "the test's")
-    monkeypatch.setattr(cli_main, "import_module", lambda _: type("module", (), {"command": command}))
+    monkeypatch.setattr(commands, "import_module", lambda _: type("module", (), {"command": command}))
 
 
 def test_an_error_is_one_sentence(failing: None, capsys: pytest.CaptureFixture[str]) -> None:

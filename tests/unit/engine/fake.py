@@ -64,8 +64,13 @@ class FakeEngine:
         if path == "/version":
             return 200, {"Os": "linux", "Arch": "arm64"}
         if path == "/images/json":
-            labels = json.loads(query["filters"][0])["label"] if "filters" in query else []
-            listed = [(tag, i) for tag, i in self.images.items() if all(label in i["Labels"] for label in labels)]
+            filters = json.loads(query["filters"][0]) if "filters" in query else {}
+            labels, names = filters.get("label", []), filters.get("reference", self.images)
+            listed = [
+                (tag, i)
+                for tag, i in self.images.items()
+                if tag in names and all(label in i["Labels"] for label in labels)
+            ]
             return 200, [{"Id": f"sha256:{tag}", "RepoTags": [tag], "RepoDigests": None, **i} for tag, i in listed]
         ref = unquote(re.sub(r"^/images/|/(json|history|tag|push)$", "", path))
         if ref == "broken:1":

@@ -1,0 +1,121 @@
+"""The `skyward` command: its table of commands, and the one place where errors become messages and exit statuses.
+
+| status | meaning |
+|---|---|
+| 0 | done (`build --check`: all images exist; `lock --check`: all locks fit) |
+| 1 | `build --check`: an image does not exist; `lock --check`: a lock does not fit; else an error of no other kind |
+| 2 | the command line, a file or a setting is wrong |
+| 3 | a plugin failed (`build --check`: nobody can say whether an image exists) |
+| 4 | an image cannot be had: base, build or registry |
+| 5 | the Docker engine, or the machine it is on |
+| 6, 7, 8 | machines, pools, calls |
+| 9 | a connection between client and node |
+| 130 | Ctrl-C |
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+import click
+
+from skyward._version import __version__
+from skyward.errors import (
+    ConfigError,
+    EngineError,
+    ImageError,
+    PluginError,
+    PoolError,
+    ProviderError,
+    SkywardError,
+    TaskError,
+    WireError,
+)
+
+# name -> the module with the command of that name, loaded when it is asked for
+COMMANDS = {
+    "aws": "skyward.cli.aws",
+    "build": "skyward.cli.build",
+    "doctor": "skyward.cli.doctor",
+    "down": "skyward.cli.down",
+    "image": "skyward.cli.image",
+    "lock": "skyward.cli.lock",
+    "ps": "skyward.cli.ps",
+    "up": "skyward.cli.up",
+}
+STATUSES: tuple[tuple[type[SkywardError], int], ...] = (
+    (ConfigError, 2),
+    (PluginError, 3),
+    (ImageError, 4),
+    (EngineError, 5),
+    (ProviderError, 6),
+    (PoolError, 7),
+    (TaskError, 8),
+    (WireError, 9),
+)
+INTERRUPTED = 130
+_DEBUG = "--debug"
+_GARBAGE = 50_000  # with the usual 700, a sixth of a no-op's time is a search for garbage among what imports make
+
+
+class _Commands(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(COMMANDS[cmd_name]).command
+        return command
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.option("--debug", is_flag=True, help="Show the traceback of an error, not its message alone.")
+@click.version_option(__version__, prog_name="skyward", message="%(prog)s %(version)s")
+def cli(debug: bool) -> None:
+    """Run Python functions on machines that exist only while you need them."""
+
+
+def run(words: Sequence[str]) -> int:
+    """Run the command line and return its exit status; a SkywardError becomes a message on standard error."""
+    debug = _DEBUG in words
+    before = gc.get_threshold()
+    gc.set_threshold(_GARBAGE, *before[1:])
+    try:
+        return _run([word for word in words if word != _DEBUG])
+    except click.Abort:
+        return _told("Interrupted.", INTERRUPTED)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except SkywardError as error:
+        if debug:
+            import traceback
+
+            traceback.print_exception(error)
+        return _told(str(error), status_of(error))
+    except BrokenPipeError:
+        # the reader of our output has seen enough; Python would complain once more when it flushes at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    finally:
+        gc.set_threshold(*before)
+        gc.freeze()  # the interpreter's end searches for garbage once more, a tenth of a no-op's time
+
+
+def _run(words: list[str]) -> int:
+    return int(cli.main(words, prog_name="skyward", standalone_mode=False) or 0)
+
+
+def status_of(error: SkywardError) -> int:
+    """The exit status for an error."""
+    return next((status for kind, status in STATUSES if isinstance(error, kind)), 1)
+
+
+def _told(sentence: str, status: int) -> int:
+    click.echo(f"skyward: {sentence}", err=True)
+    return status

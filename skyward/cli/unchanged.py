@@ -1,0 +1,204 @@
+"""`skyward build FILE...` that finds nothing to do, told again from a record of its last run and one question.
+
+Finding out that an image exists takes the whole compiler, and most of that time goes into loading it. What such a run
+says is decided by the files that it opens and the folders that it lists, by the environment, by the interpreter with
+its modules, and by what the engine tells of the base and the image. A run that builds nothing notes all of these. As
+long as each is as it was, down to the time of its last change, the next run would say the same. Anything else, and any
+doubt, leads to a run as always.
+
+Python's audit events (PEP 578) name what is opened and listed. Nothing in a record is secret: of the environment there
+is a hash, of a file its times, size and number.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+import sys
+import time
+
+# not by way of `hashlib` and `socket`, which load OpenSSL and `enum`: that takes longer than all that is done here
+from _blake2 import blake2b
+from _socket import AF_UNIX, SOCK_STREAM, socket
+from collections.abc import Iterable, Sequence
+
+_FORMAT = 1
+_LATEST_NS = 50_000_000  # what changed so shortly before a run may have changed in it, for all that its time tells
+_ENGINE_S = 2.0  # one that takes longer is asked by the run as always, which knows what to say of it
+_OURS = ("_", "OLDPWD", "SHLVL")  # variables that shells change from command to command
+_UNWATCHED = ("/dev/", "/proc/", "/sys/")
+_ELSEWHERE = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork")
+_watching: _Watch | None = None
+
+Stat = tuple[int, int, int, int]
+
+
+class _Watch:
+    """What a run has read."""
+
+    def __init__(self) -> None:
+        self.started_ns = time.time_ns()
+        self.about = _about()
+        self.paths: dict[str, None] = {}
+        self.engines: set[str] = set()
+        self.goes_elsewhere = False
+
+
+def told_again(words: Sequence[str]) -> bool:
+    """Print what the last such run printed, if nothing has changed since; whether that was done."""
+    try:
+        with open(_file(words), "rb") as file:
+            if os.fstat(file.fileno()).st_uid != os.geteuid():  # another user's home, as with sudo
+                return False
+            form, about, paths, engine, question, answer, text, used = marshal.loads(file.read())  # noqa: S302 - ours
+    except (OSError, ValueError, EOFError, TypeError):  # none, or one that is half written
+        return False
+    if form != _FORMAT or about != _about() or any(_stat(path) != known for path, known in paths):
+        return False
+    if _asked(engine, question) != answer:
+        return False
+    try:
+        for path in used:
+            os.utime(path)
+    except OSError:  # forgotten, as of an image that was removed
+        return False
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:  # see `skyward.cli.commands.run`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return True
+
+
+def watch() -> None:
+    """Begin to note what this run reads; only where it has loaded nothing yet, and so can remember nothing."""
+    global _watching
+    if sys.platform == "linux" and "skyward.build" not in sys.modules:
+        _watching = _Watch()
+        sys.addaudithook(_note)
+
+
+def record(
+    words: Sequence[str],
+    text: str,
+    images: Iterable[tuple[str, str]],
+    engine: str,
+    more: Iterable[str],
+    used: Iterable[str],
+) -> None:
+    """Keep what a run that built nothing has read and said. Without a word where that is not certain enough.
+
+    Args:
+        words: of the command line.
+        text: what it printed.
+        images: names of the images that it rests on, each with its id or one of its digests.
+        engine: path of the engine's socket.
+        more: files that it has looked for without opening them.
+        used: files to be touched by a run that says the same.
+    """
+    global _watching
+    seen, _watching = _watching, None
+    if seen is None or seen.goes_elsewhere or seen.engines - {engine}:
+        return
+    loaded = [getattr(module, "__file__", None) or "" for module in list(sys.modules.values())]
+    paths = {os.path.abspath(path) for path in (*seen.paths, *loaded, *more) if path}  # noqa: PTH100
+    known = [(path, _stat(path)) for path in sorted(paths) if not path.startswith(_UNWATCHED)]
+    latest = seen.started_ns - _LATEST_NS
+    if any(stat is not None and max(stat[:2]) > latest for _, stat in known):
+        return
+    question = _question(dict(images))
+    answer = _asked(engine, question)
+    if answer is None or not all(_has(answer, name, digest) for name, digest in images):
+        return
+    document = (_FORMAT, seen.about, known, engine, question, answer, text, list(used))
+    file = _file(words)
+    fresh = f"{file}.{os.getpid()}"
+    try:
+        os.makedirs(os.path.dirname(file), exist_ok=True)  # noqa: PTH103, PTH120
+        with open(fresh, "wb") as target:
+            target.write(marshal.dumps(document))
+        os.replace(fresh, file)  # noqa: PTH105
+    except OSError:  # a cache that cannot be written costs the next run its tenth of a second
+        return
+
+
+def _note(event: str, given: tuple[object, ...]) -> None:
+    """The audit hook."""
+    seen = _watching
+    if seen is None:
+        return
+    if event == "open":
+        path, _, flags = given
+        if isinstance(path, str) and not (isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR)):
+            seen.paths[path] = None
+    elif event in ("os.listdir", "os.scandir"):
+        seen.paths[given[0] if isinstance(given[0], str) else "."] = None
+    elif event == "socket.connect":
+        seen.engines.add(given[1] if isinstance(given[1], str) else "another machine")
+    elif event in _ELSEWHERE:
+        seen.goes_elsewhere = True
+
+
+def _file(words: Sequence[str]) -> str:
+    """Where the record of a command line is kept."""
+    cache = os.environ.get("XDG_CACHE_HOME", "").strip() or os.path.expanduser("~/.cache")  # noqa: PTH111
+    if not cache.startswith("/"):
+        cache = "/nonexistent"
+    about = repr((list(words), os.getcwd(), sys.executable))  # noqa: PTH109
+    return f"{cache}/skyward/unchanged/{_hash(about).hex()[:32]}"
+
+
+def _about() -> bytes:
+    """A hash of what a run finds without opening anything."""
+    variables = sorted((name, value) for name, value in os.environ.items() if name not in _OURS)
+    about = repr((variables, sys.version, sys.path, sys.flags, os.getuid()))
+    return _hash(about)
+
+
+def _hash(text: str) -> bytes:
+    return blake2b(text.encode("utf-8", "surrogateescape")).digest()
+
+
+def _stat(path: str) -> Stat | None:
+    """Times of the last changes, size and number of a file or folder; None where there is none."""
+    try:
+        found = os.stat(path)  # noqa: PTH116
+    except (OSError, ValueError):
+        return None
+    return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
+
+
+def _question(images: Iterable[str]) -> str:
+    """The path that asks an engine for the images of these names."""
+    import json
+    from urllib.parse import quote
+
+    return f"/images/json?filters={quote(json.dumps({'reference': sorted(images)}))}"
+
+
+def _asked(engine: str, question: str) -> bytes | None:
+    """The content of an engine's answer; None where it gives none."""
+    try:
+        line = socket(AF_UNIX, SOCK_STREAM)
+        try:
+            line.settimeout(_ENGINE_S)
+            line.connect(engine)
+            line.sendall(f"GET {question} HTTP/1.0\r\nHost: docker\r\n\r\n".encode())
+            parts = list(iter(lambda: line.recv(1 << 16), b""))
+        finally:
+            line.close()
+    except OSError:
+        return None
+    head, _, content = b"".join(parts).partition(b"\r\n\r\n")
+    return content if head.split(b" ", 2)[1:2] == [b"200"] else None
+
+
+def _has(answer: bytes, name: str, digest: str) -> bool:
+    """Whether the engine tells of an image of that name with that id or digest."""
+    import json
+
+    for each in json.loads(answer):
+        digests = each.get("RepoDigests") or ()
+        if name in (*(each.get("RepoTags") or ()), *digests):
+            return digest == each["Id"] or any(known.endswith(f"@{digest}") for known in digests)
+    return False
