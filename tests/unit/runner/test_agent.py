@@ -139,6 +139,7 @@ def test_an_ordered_kill_gives_a_fresh_worker(start: Start) -> None:
 def test_a_node_that_another_client_ends_says_so(node: RunningNode) -> None:
     """Before its workers end, and by its exit status: its pool must not take it for an accident."""
     client = node.client()
+    client.ping_s()  # the agent knows of it
     node.process.send_signal(DISMISS)
     client.next(Kind.DISMISSED)
     code, _ = node.end()
