@@ -141,3 +141,19 @@ def test_only_logins_of_package_sources(tmp_path: Path) -> None:
     env = _run(script, tmp_path / "run")
     assert Path(env["NETRC"]).read_text() == "machine a.example login u password p\n"
     assert "canary" not in script
+
+
+def test_where_python_itself_comes_from(tmp_path: Path) -> None:
+    """uv's variables before its file; a folder is served like one of packages, but not to an engine elsewhere."""
+    (tmp_path / "config/uv").mkdir(parents=True)
+    text = 'python-install-mirror = "https://file.example/python"\npython-downloads = "manual"\n'
+    (tmp_path / "config/uv/uv.toml").write_text(text)
+    environ = {"XDG_CONFIG_HOME": str(tmp_path / "config"), "UV_PYTHON_INSTALL_MIRROR": f"file://{tmp_path}"}
+    site = read_site(environ, home=tmp_path, folder=tmp_path)
+    env = _run(site_script(site, TORCH, _served), tmp_path / "run")
+    assert env["UV_PYTHON_INSTALL_MIRROR"] == _served(tmp_path)
+    assert env["UV_PYTHON_DOWNLOADS"] == "manual"
+    assert without_folders(site).python == {"UV_PYTHON_DOWNLOADS": "manual"}
+    del environ["UV_PYTHON_INSTALL_MIRROR"]
+    elsewhere = read_site(environ, home=tmp_path, folder=tmp_path)
+    assert without_folders(elsewhere).python["UV_PYTHON_INSTALL_MIRROR"] == "https://file.example/python"

@@ -211,3 +211,24 @@ def test_an_engine_that_waits_for_a_registry(slow: FakeEngine, images: Images) -
 
     with pytest.raises(RegistryError, match="enough"):
         list(images.push("a:1", "host/b", "2", {}, give_up))
+
+
+def test_files_of_an_image(engine: FakeEngine, images: Images) -> None:
+    """Links are followed, also relative ones; those that lead to each other lead nowhere. No container is left."""
+    engine.files = {
+        "/usr/bin/python": "->/usr/bin/python3",
+        "/usr/bin/python3": "->python3.11",
+        "/usr/bin/python3.11": "program",
+        "/one": "->/two",
+        "/two": "->/one",
+        "/broken": "->/nowhere",
+    }
+
+    with images.files("base:1") as files:
+        assert files.find("/usr/bin/python") == "/usr/bin/python3.11"
+        assert files.read("/usr/bin/python") == b"program"
+        assert [files.find(path) for path in ("/one", "/broken", "/nowhere")] == [None] * 3
+        assert files.read("/broken") is None
+
+    assert engine.requests[0] == "POST /containers/create"
+    assert engine.requests[-1] == "DELETE /containers/c0ffee?force=1&v=1"

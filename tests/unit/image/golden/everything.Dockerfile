@@ -118,6 +118,7 @@ fi
 # --- make_venv.py
 import importlib.util
 import os
+import subprocess
 import sys
 import sysconfig
 import venv
@@ -128,8 +129,11 @@ TARGET = "/opt/venv"
 def make():
     inner = sys.prefix != sys.base_prefix
     seen = not inner or "include-system-site-packages = true" in settings(sys.prefix)
-    pip = importlib.util.find_spec("ensurepip") is not None
-    venv.create(TARGET, system_site_packages=seen, clear=True, symlinks=True, with_pip=pip)
+    venv.create(TARGET, system_site_packages=seen, clear=True, symlinks=True)
+    # some distributions have ensurepip, or what it installs, in packages of their own; nothing of ours needs pip
+    if importlib.util.find_spec("ensurepip"):
+        words = ["-I", "-m", "ensurepip", "--upgrade", "--default-pip"]
+        subprocess.run([os.path.join(TARGET, "bin", "python"), *words], check=False, stdout=subprocess.DEVNULL)
     if inner:
         folders = dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib"))
         lib = os.path.join(TARGET, "lib", "python%d.%d" % sys.version_info[:2], "site-packages")
