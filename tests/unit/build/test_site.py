@@ -149,7 +149,7 @@ def test_where_python_itself_comes_from(tmp_path: Path) -> None:
     text = 'python-install-mirror = "https://file.example/python"\npython-downloads = "manual"\n'
     (tmp_path / "config/uv/uv.toml").write_text(text)
     environ = {"XDG_CONFIG_HOME": str(tmp_path / "config"), "UV_PYTHON_INSTALL_MIRROR": f"file://{tmp_path}"}
-    site = read_site(environ, home=tmp_path, folder=tmp_path)
+    site = replace(read_site(environ, home=tmp_path, folder=tmp_path), ca="")
     env = _run(site_script(site, TORCH, _served), tmp_path / "run")
     assert env["UV_PYTHON_INSTALL_MIRROR"] == _served(tmp_path)
     assert env["UV_PYTHON_DOWNLOADS"] == "manual"
