@@ -76,13 +76,23 @@ def reference(base: Any) -> str:
 
 
 def path(name: str, text: Any) -> str:
-    """A path in its one spelling; one below the root gets no leading `./`, unless `~` would then mean a home."""
+    """A path in its one spelling: spaces and slashes at its end mean nothing, nor does a leading `./`.
+
+    That stays before `~`, which would mean a home, and before a space.
+    """
     require(isinstance(text, str) and text.strip() and text.isprintable(), name, text, "a path without line ends")
     given = str(text).strip()
     if given.startswith("~/"):  # what is below it is not told by its text: `~/..` is the home's parent
-        return f"~/{posixpath.normpath(given[2:])}"
-    normal = posixpath.normpath(given)
-    return f"./{normal}" if normal.startswith("~") else normal
+        return f"~/{_normal(given[2:])}"
+    normal = _normal(given)
+    return f"./{normal}" if normal.startswith(("~", " ")) else normal
+
+
+def _normal(path: str) -> str:
+    normal = posixpath.normpath(path)
+    while (shorter := posixpath.normpath(normal.rstrip("/ ") or normal.strip()[:1])) != normal:
+        normal = shorter
+    return normal
 
 
 def stage(name: str, text: Any) -> str | None:

@@ -265,3 +265,13 @@ def test_local_packages_are_told_from_others(given: str, kept: str, path: str | 
     assert local_path(entry) == path
     assert requirement_name(entry) == name
     assert Image(pip=[entry]) == Image(pip=[given])
+
+
+@pytest.mark.parametrize("given", ["./ /", "./ /.", "//.", "~/ /", "./a/ /", "./ a /", "~/../a / ", "/ /", "./~a"])
+def test_the_spelling_of_a_path_is_its_own(given: str) -> None:
+    """Spaces and slashes at its end mean nothing, in whatever order: an image that is copied is the same."""
+    (kept,) = Image(includes=[given]).includes
+    (project,) = Image(pip=[given]).pip
+
+    assert Image(includes=[kept]).includes == (kept,)
+    assert Image(pip=[project]).pip == (project,)
