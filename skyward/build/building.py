@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from skyward.build.cache import why_not_writable
 from skyward.build.command import BuildCommand, find_command
 from skyward.build.copied import copy_to, with_usual_modes
 from skyward.build.dockerfile import copy_base, images_of
@@ -18,6 +19,7 @@ from skyward.build.folders import FolderServer
 from skyward.build.process import run
 from skyward.build.progress import Progress
 from skyward.build.registry.caching import SharedCache
+from skyward.build.registry.credentials import config_folder
 from skyward.build.registry.login import Logins, login, logins_for
 from skyward.build.registry.reference import parse_reference
 from skyward.build.remote import run_there
@@ -158,7 +160,7 @@ def _run(
     command = find_command(docker_host=docker_host)
     shared = cache.words if cache and not command.is_podman else []  # Podman's command has another form of cache
     with login(logins) as known, handed_over(place.secrets, place.folder) as given:
-        environment = {**_environment(command, docker_host), **known}
+        environment = {**_environment(command, docker_host, place.folder), **known}
         words = [*command.words, *_proxies(), *given, *shared, *words, str(place.folder / "context")]
         return run(words, progress, folder=place.folder, environment=environment, alive=alive)
 
@@ -200,7 +202,10 @@ def _proxies() -> list[str]:
     return [word for name in found for word in ("--build-arg", name)]
 
 
-def _environment(command: BuildCommand, docker_host: str | None) -> dict[str, str]:
+def _environment(command: BuildCommand, docker_host: str | None, folder: Path) -> dict[str, str]:
     environment = {**os.environ, "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
     environment |= {"DOCKER_HOST": docker_host} if docker_host else {}
+    # buildx keeps its state beside Docker's configuration, and builds nothing where it cannot
+    if command.is_buildx and "BUILDX_CONFIG" not in environment and why_not_writable(config_folder(os.environ)):
+        environment["BUILDX_CONFIG"] = str(folder / "buildx")
     return environment | ({} if command.is_buildx or command.is_podman else {"DOCKER_BUILDKIT": "1"})

@@ -109,14 +109,22 @@ def uv_variables() -> dict[str, str]:
     given = os.environ.get("UV_CACHE_DIR")
     folder = Path(given) if given else cache_path().parent / "uv"
     if given or cache_folder() is not None:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder) as file:
-                file.write(b"x" * 4096)
+        problem = why_not_writable(folder)
+        if problem is None:
             return {}
-        except OSError as error:
-            warn(f"the cache {folder} of uv cannot be used: {error.strerror}. Packages are looked up without it.")
+        warn(f"the cache {folder} of uv cannot be used: {problem}. Packages are looked up without it.")
     return {"UV_NO_CACHE": "1"}
+
+
+def why_not_writable(folder: Path) -> str | None:
+    """Why a program of this user could not keep files in a folder, which is made if need be; None if it can."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"x" * 4096)
+    except OSError as error:
+        return error.strerror or type(error).__name__
+    return None
 
 
 @lru_cache(maxsize=16)
