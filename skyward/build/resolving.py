@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zipfile import ZipFile
 
 from skyward.build.build_system import BuildSystem, build_system
 from skyward.build.cache import uv_variables
@@ -24,6 +25,7 @@ from skyward.build.scratch import scratch_folder
 from skyward.build.site import UvSettings, read_site, uv_settings, with_sources
 from skyward.build.source_files import source_texts
 from skyward.errors import ConfigError, ImageError, SkywardError
+from skyward.image import Package
 from skyward.image.origins import origin_of
 from skyward.image.requirements import PROJECT, requirements_file, unlisted
 from skyward.model.image import Image, package_name, requirement_name
@@ -36,6 +38,7 @@ _LOCK, _CONSTRAINTS, _OVERRIDES = "pylock.toml", "constraints.txt", "overrides.t
 _finding = threading.Lock()  # sysconfig, where uv looks, gives None for a setting while another thread first asks it
 _KEPT = ("UV_CACHE_DIR", "UV_HTTP_RETRIES", "UV_KEYRING_PROVIDER", "UV_OFFLINE")
 _CREDENTIALS = re.compile(r"://[^/@\s]+@")
+_STOOD_IN = re.compile(r"\s+@\s+file://\S+/[^/\s-]+-([^/\s-]+)-py3-none-any\.whl")
 _SERVED = re.compile(r"http://127\.0\.0\.1:\d+/[0-9a-f]{32}")
 _MISSING = (
     re.compile(r"Because (?P<name>[A-Za-z0-9._-]+)(?:\[[^\]]*\])? was not found in"),
@@ -85,6 +88,7 @@ def resolve(
         site = with_sources(read_site(), request.rules.sources)
         _warn_of_strategy(site.indexes.strategy)
         environment = _prepare(place, request, uv_settings(site, request.image, server.url))
+        stood_in = {package.name for package in _stood_in_for(request)}
         extras: list[str] = []
         while True:
             (place / _LOCK).write_text(_pins(preferred), encoding="utf-8")
@@ -105,7 +109,8 @@ def resolve(
             if not needed:
                 break
             extras += needed
-        packages = tuple(each for each in found["packages"] if package_name(each["name"]) not in request.provided)
+        known = {*request.provided, *stood_in}
+        packages = tuple(each for each in found["packages"] if package_name(each["name"]) not in known)
         check_extras(request.image, done.stderr, packages, place, environment)
         sources = {package_name(each["name"]): each for each in packages if is_source(each)}
         builds = {
@@ -126,7 +131,8 @@ def _warn_of_strategy(strategy: str | None) -> None:
 def _words(request: Request, target: str) -> list[str]:
     words = [find_uv(), "pip", "compile", "--no-header", "--no-progress", "--color=never"]
     words += ["--generate-hashes", "--output-file", _LOCK, "pyproject.toml", "--python", sys.executable]
-    words += ["--constraints", _CONSTRAINTS, "--overrides", _OVERRIDES]
+    words += ["--constraints", _CONSTRAINTS] if request.rules.constraints else []
+    words += ["--overrides", _OVERRIDES] if request.rules.overrides else []
     words += ["--python-version", request.python, "--python-platform", target]
     newest = request.image.exclude_newer
     return [*words, *(("--exclude-newer", newest) if newest else ())]
@@ -134,13 +140,38 @@ def _words(request: Request, target: str) -> list[str]:
 
 def _prepare(place: Path, request: Request, settings: UvSettings) -> dict[str, str]:
     """Write what uv reads into a folder; gives the environment that points to it."""
-    asked = requirements_file(request.image, python=request.python, mirrors=settings.scoped)
+    known = {package.pin: _stand_in(place, package) for package in _stood_in_for(request)}
+    asked = requirements_file(request.image, python=request.python, mirrors=settings.scoped, known=known)
     rules = {_CONSTRAINTS: request.rules.constraints, _OVERRIDES: request.rules.overrides}
     texts = {**settings.files, "pyproject.toml": asked, **{name: "\n".join(each) for name, each in rules.items()}}
     for name, text in texts.items():
         (place / name).touch(mode=0o600)
         (place / name).write_text(text, encoding="utf-8")
     return _environment({name: str(place / file) for name, file in settings.variables.items()} | settings.more)
+
+
+def _stood_in_for(request: Request) -> list[Package]:
+    """The packages that a lock of the user's has decided on, but for those that the image asks extras of.
+
+    Nothing of them is to be found out. Their versions may be on an index that is not the first to have the package,
+    which is no matter where they are installed by their hashes.
+    """
+    with_extras = {requirement_name(entry) for entry in request.entries if "[" in entry.partition(";")[0]}
+    return [each for each in request.rules.pinned if "==" in each.pin and each.name not in with_extras]
+
+
+def _stand_in(place: Path, package: Package) -> str:
+    """A requirement for a wheel with that name and version and nothing else, in a folder for what uv reads."""
+    version = package.pin.partition("==")[2]
+    info = f"{package.name.replace('-', '_')}-{version}"
+    path = place / f"{info}-py3-none-any.whl"
+    with ZipFile(path, "w") as wheel:
+        wheel.writestr(
+            f"{info}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {package.name}\nVersion: {version}\n"
+        )
+        wheel.writestr(f"{info}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}.dist-info/RECORD", "")
+    return f"{package.name} @ {path.as_uri()}"
 
 
 def find_uv() -> str:
@@ -186,6 +217,7 @@ def _failure(request: Request, said: str) -> SkywardError:
     image = request.image
     said = _SERVED.sub("file://", _CREDENTIALS.sub("://***@", said)).strip()
     said = re.sub(rf"{PROJECT}\s+depends\s+on", "your image requires", said)
+    said = _STOOD_IN.sub(r"==\1", said)
     flat = " ".join(said.split())
     name = next((found["name"] for pattern in _MISSING if (found := pattern.search(flat))), None)
     tail = f" uv said:\n{said}"
@@ -214,6 +246,11 @@ def _failure(request: Request, said: str) -> SkywardError:
         return ImageError(f"The packages are not in uv's cache, and this machine works offline (UV_OFFLINE).{tail}")
     if unfit := _UNFIT.search(flat):
         return _unfit(request, unfit[1], flat, tail)
+    if pinned := next((each.pin for each in request.rules.pinned if name and each.name == package_name(name)), None):
+        return ConfigError(
+            f"The lock of your project has {pinned}, which contradicts what the image asks for beside it. Change one "
+            f"of them, and lock the project anew.{tail}"
+        )
     if name:
         return ImageError(
             f"No package {name!r} that fits is to be had; asked for by {_who(image, [name])}. Check its name and "

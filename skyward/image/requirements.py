@@ -11,7 +11,13 @@ from skyward.model.image import Image, local_path, requirement_name
 PROJECT = "skyward-image-requirements"
 
 
-def requirements_file(image: Image, *, python: str, mirrors: Mapping[str, str] | None = None) -> str:
+def requirements_file(
+    image: Image,
+    *,
+    python: str,
+    mirrors: Mapping[str, str] | None = None,
+    known: Mapping[str, str] | None = None,
+) -> str:
     """A `pyproject.toml` that lists the image's requirements.
 
     An index is `explicit`: uv takes from it the packages whose source it is, and those from nowhere else. uv heeds
@@ -22,6 +28,7 @@ def requirements_file(image: Image, *, python: str, mirrors: Mapping[str, str] |
         image: what to install; its local packages have their needs beside them and are left out.
         python: minor version it is for.
         mirrors: other addresses to use for indexes, by the URL in the image.
+        known: what takes the place of a requirement: a file for a package of which all is known.
     """
     import tomli_w  # where nothing is to be locked, it is not loaded
 
@@ -30,12 +37,13 @@ def requirements_file(image: Image, *, python: str, mirrors: Mapping[str, str] |
         "name": PROJECT,
         "version": "0",
         "requires-python": f">={python}",
-        "dependencies": [entry for entry in image.pip if local_path(entry) is None],
+        "dependencies": [(known or {}).get(entry, entry) for entry in image.pip if local_path(entry) is None],
     }
     if extras := unlisted(image):
         project["optional-dependencies"] = {name: [name] for name in extras}
     indexes = [{"name": name, "url": (mirrors or {}).get(url, url), "explicit": True} for url, name in names.items()]
-    sources = {name: {"index": names[url]} for name, url in scopes(image).items()}
+    elsewhere = {requirement_name(entry) for entry in known or {}}
+    sources = {name: {"index": names[url]} for name, url in scopes(image).items() if name not in elsewhere}
     return tomli_w.dumps({"project": project, "tool": {"uv": {"index": indexes, "sources": sources}}})
 
 

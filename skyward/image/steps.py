@@ -405,9 +405,14 @@ def _uv_run(
 
 
 def _pip(lock: Lock | None) -> str:
-    """The first words of an install: what was locked for one platform is chosen for the same, as tags of wheels go."""
+    """The first words of an install: what was locked for one platform is chosen for the same, as tags of wheels go.
+
+    Hashes and commits decide what is installed, so that it may come from whichever of the site's indexes has it: a lock
+    of the user's may have been made where they were asked in another order.
+    """
     target = f" --python-platform {lock.target}" if lock and lock.target else ""
-    return f"/run/uv/bin/uv pip install --no-progress --compile-bytecode --no-deps{target}"
+    words = "--no-progress --compile-bytecode --no-deps --index-strategy unsafe-best-match"
+    return f"/run/uv/bin/uv pip install {words}{target}"
 
 
 def _install(source: Install, lock: Lock | None) -> str:

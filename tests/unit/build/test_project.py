@@ -193,6 +193,26 @@ def test_packages_beside_a_project(project: Path) -> None:
         _pins(Image.from_project().pip_install("leaf>=2"), project)
 
 
+def test_versions_that_the_first_index_does_not_have(project: Path, wheels: Path) -> None:
+    """What a lock has decided on is looked for nowhere when something is resolved beside it."""
+    first = wheels.parent / "first"
+    make_wheel(first, "leaf", "9.0")
+    make_wheel(first, "other", "1.0", "leaf")
+    make_wheel(wheels, "other", "2.0", "leaf")
+    with FolderServer() as server:
+        sources = f"extra-index-url = {server.url(first)}\nindex-url = {server.url(wheels)}\n"
+        (wheels.parent / "pip.conf").write_text(f"[global]\n{sources}")
+        (project / "uv.lock").unlink()
+        environment = {**os.environ, "UV_DEFAULT_INDEX": server.url(wheels)}
+        subprocess.run([uv.find_uv_bin(), "lock", "--quiet"], cwd=project, env=environment, check=True)
+        image = Image.from_project().pip_install("other")
+        assert _pins(image, project) == ["leaf==1.0", "native==1.0", "other==1.0", "top==1.0"]
+        make_wheel(first, "picky", "1.0", "leaf>=2")
+        with pytest.raises(ConfigError, match=r"lock of your project has leaf==1.0, which contradicts") as caught:
+            _pins(Image.from_project().pip_install("picky"), project)
+    assert "file://" not in str(caught.value)
+
+
 def test_a_local_project_brings_its_lock(project: Path) -> None:
     """`pip=["."]`, a project file and groups mean what the lock has, too."""
     assert _pins(Image(pip=[".[gpu]"]), project) == ["fast==3.0", "leaf==1.0", "native==1.0", "top==1.0"]

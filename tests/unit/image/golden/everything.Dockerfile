@@ -45,7 +45,7 @@ RUN --mount=type=tmpfs,target=/run \
     set -e; . /run/skyward/step.sh; \
     export UV_CACHE_DIR=/run/cache/uv UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_PYTHON=/opt/venv/bin/python; \
     export PYC_INVALIDATION_MODE=UNCHECKED_HASH; \
-    /run/uv/bin/uv pip install --no-progress --compile-bytecode --no-deps --require-hashes -r /run/skyward/locked.txt; \
+    /run/uv/bin/uv pip install --no-progress --compile-bytecode --no-deps --index-strategy unsafe-best-match --require-hashes -r /run/skyward/locked.txt; \
     end_step
 RUN --mount=type=tmpfs,target=/run --mount=type=bind,source=step.sh,target=/run/skyward/step.sh --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh ["/bin/sh", "-ec", ". /run/skyward/step.sh; /bin/sh -ec \"$0\"; drop_stale_bytecode; end_step", "git --version"]
 RUN --mount=type=tmpfs,target=/run --mount=type=bind,source=step.sh,target=/run/skyward/step.sh --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh ["/bin/sh", "-ec", ". /run/skyward/step.sh; /bin/sh -ec \"$0\"; drop_stale_bytecode; end_step", "cat <<'X'\n# not a comment\n$HOME \"quoted\" \\\nX"]
