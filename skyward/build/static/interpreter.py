@@ -74,7 +74,8 @@ class Interpreter:
         while todo := [each for key, each in reading.functions.items() if key not in done]:
             for function in todo:
                 done.add(id(function))
-                if function.exposed is not None or not function.is_called:
+                is_alone = not function.is_called and function.module is reading.main  # may make a pool all the same
+                if function.exposed is not None or is_alone:
                     yield from self._explore(function, end, reading)
 
     def _explore(self, function: Function, end: int, reading: Reading) -> Iterator[tuple[tuple[object, str], str]]:
