@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from skyward.build.buildah import BuildahProgress
 from skyward.build.cache import why_not_writable
 from skyward.build.command import BuildCommand, find_command
 from skyward.build.copied import copy_to, with_usual_modes
@@ -162,7 +163,8 @@ def _run(
     with login(logins) as known, handed_over(place.secrets, place.folder) as given:
         environment = {**_environment(command, docker_host, place.folder), **known}
         words = [*command.words, *_proxies(), *given, *shared, *words, str(place.folder / "context")]
-        return run(words, progress, folder=place.folder, environment=environment, alive=alive)
+        follower = BuildahProgress(progress) if command.is_podman else progress
+        return run(words, follower, folder=place.folder, environment=environment, alive=alive)
 
 
 def _registries(images: Iterable[str]) -> set[str]:

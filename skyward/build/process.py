@@ -11,9 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
 from shutil import copyfileobj
-from typing import IO
+from typing import IO, Protocol
 
-from skyward.build.progress import Progress
 from skyward.errors import EngineError, EngineMissingError
 
 _QUIET_S = 0.3
@@ -21,9 +20,21 @@ _SILENCE_S = 3.0  # of a command, before its engine is asked whether it is there
 _GRACE_S = 5.0  # the command's time to tell the engine that the build is off
 
 
+class Listener(Protocol):
+    """What follows a command's output."""
+
+    def feed(self, line: str) -> None:
+        """Take one line."""
+        ...
+
+    def quiet(self) -> None:
+        """Nothing has come for a moment."""
+        ...
+
+
 def run(
     words: Sequence[str],
-    progress: Progress,
+    progress: Listener,
     *,
     folder: Path,
     environment: Mapping[str, str],
@@ -79,7 +90,7 @@ def _give(feed: IO[bytes], stdin: IO[bytes]) -> None:
         stdin.flush()
 
 
-def _follow(output: IO[bytes], progress: Progress, alive: Callable[[], object] | None) -> None:
+def _follow(output: IO[bytes], progress: Listener, alive: Callable[[], object] | None) -> None:
     """Feed lines as they come, and tell when none has come for a moment: a silent step is then known to run."""
     rest = b""
     with DefaultSelector() as ready:

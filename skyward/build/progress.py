@@ -34,6 +34,7 @@ class Progress:
     """Follows one build.
 
     Attributes:
+        plan: what is built.
         failed: the layer whose step failed, once known.
         title: BuildKit's name of that step.
         log: the last lines of the build, or after a failure of the step that failed.
@@ -46,6 +47,7 @@ class Progress:
         self._layers = {
             (layer.stage, layer.step): layer for layer in plan.layers if layer.step and layer.text.startswith("RUN")
         }
+        self.plan = plan
         self._report = report
         self._steps: dict[str, _Step] = {}
         self._last: deque[str] = deque(maxlen=40)

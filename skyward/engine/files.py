@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 Exchange = tuple[int, Message, bytes]  # status, header, content
 _STAT = "X-Docker-Container-Path-Stat"  # https://docs.docker.com/reference/api/engine/version/v1.41/#tag/Container
 
-_DIRECTORY = 1 << 31  # of modes as Go's os.FileMode has them
+_DIRECTORY, _LINK = 1 << 31, 1 << 27  # of modes as Go's os.FileMode has them
 
 
 class ImageFiles:
@@ -34,7 +34,7 @@ class ImageFiles:
             status, header, _ = self._ask("HEAD", _archive(seen[-1]))
             about = json.loads(base64.b64decode(header[_STAT])) if status == 200 else {}
             target = str(about.get("linkTarget") or "")
-            if not target:
+            if not about or not about["mode"] & _LINK or not target:  # of a file itself Podman says its own path
                 return seen[-1] if about and not about["mode"] & _DIRECTORY else None
             target = posixpath.normpath(posixpath.join(posixpath.dirname(seen[-1]), target))
             if target in seen:  # links that lead to each other

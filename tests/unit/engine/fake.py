@@ -54,7 +54,9 @@ class FakeEngine:
         if content is None:
             return 404, "", b""
         target = content.removeprefix("->") if content.startswith("->") else ""
-        about = json.dumps({"mode": 0o644, "linkTarget": target})
+        # as Podman's engine does: of a file itself, its own path
+        mode = 0o777 | 1 << 27 if target else 0o644
+        about = json.dumps({"mode": mode, "linkTarget": target or query["path"][0]})
         return 200, base64.b64encode(about.encode()).decode(), _tar(content) if method == "GET" else b""
 
     def answer(self, method: str, path: str, query: dict[str, list[str]]) -> tuple[int, Any]:
