@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import quote
 
 from skyward._version import __version__
+from skyward.build.cache import cache_path, read, write
 from skyward.build.store import ImageStore
 from skyward.image import TIME, Package, Plan
 
@@ -67,23 +68,17 @@ def sbom(plan: Plan, image: str, store: ImageStore) -> bytes:
 
 def keep(tag: str, document: bytes) -> None:
     """Keep a document on this machine, for `kept`."""
-    path = _file(tag)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    part.write_bytes(document)
-    part.replace(path)
+    write(_file(tag), document.decode())
 
 
 def kept(tag: str) -> bytes | None:
     """The document of an image that was built here with one; None for none."""
-    path = _file(tag)
-    return path.read_bytes() if path.is_file() else None
+    text = read(_file(tag))
+    return None if text is None else text.encode()
 
 
 def _file(tag: str) -> Path:
-    from platformdirs import user_cache_path
-
-    return user_cache_path("skyward") / "sboms" / f"{tag.rpartition(':')[2]}.spdx.json"
+    return cache_path("sboms", f"{tag.rpartition(':')[2]}.spdx.json")
 
 
 def _package(

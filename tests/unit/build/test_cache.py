@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from skyward.build import cache, ensure
+from skyward.build import cache, ensure, sbom
 from skyward.build.contents import is_known, note_content
 from skyward.build.events import Event
 from skyward.build.explain import recall, remember
@@ -67,6 +67,8 @@ def _use_everything(tmp_path: Path) -> None:
     recall("name")
     remember_existence(REFERENCE, "linux/amd64", "sha256:d", "sha256:d", "sha256:c")
     _recall(REFERENCE, "linux/amd64")
+    sbom.keep(PLAN.tag, b"{}")
+    sbom.kept(PLAN.tag)
     note_use(PLAN.tag)
     last_use(PLAN.tag)
     forget_use(PLAN.tag)
