@@ -187,7 +187,8 @@ class ComputePool(Calls):
     def _open(self) -> None:
         settings, progress = self._settings, self._progress
         provider, count = settings.provider, settings.nodes.desired
-        self._setup = WorkerSetup(settings)
+        wanted = self._image()
+        self._setup = WorkerSetup(settings, wanted)
         self._clock = Clock()
         self._callbacks = Callbacks()
         self._printer = Printer(quiet=settings.display == "quiet")
@@ -201,7 +202,6 @@ class ComputePool(Calls):
         )
         self._running = True
         with progress.stage("image", "image: looking it up"):
-            wanted = self._image()
             if (expect := getattr(provider, "expect", None)) is not None:
                 expect(self.id, wanted, settings.cluster)
             hosts = provider.acquire(self.id, count, settings.accelerator, settings.nodes.least)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from skyward.errors import PluginError
+from skyward.model.image import Image
 from skyward.pool import whereabouts
 from skyward.pool.clock import Clock
 from skyward.pool.code import bundle_paths, local_modules
@@ -29,22 +30,21 @@ _Ended = tuple[int, Future[None]]  # rank, outcome
 class WorkerSetup:
     """What a pool's workers get before their first call: included files, secrets, plugins. Made before any node exists.
 
+    Args:
+        settings: what the pool is asked to be.
+        image: the pool's, with what its plugins make of it.
+
     Raises:
         ConfigError: an included file is missing, or they are too large.
         PluginError: a plugin's bootstrap is not what it should be, or cannot be pickled.
     """
 
-    def __init__(self, settings: PoolSettings) -> None:
+    def __init__(self, settings: PoolSettings, image: Image) -> None:
         self._names = ", ".join(plugin.name for plugin in settings.plugins)
         self._limit_s = settings.provision_timeout_s
         self._ranks = ranks_of(settings.nodes.desired, settings.worker)
         self._code: Frame | None = None
         self._setup: Frame | None = None
-        image = settings.image
-        if settings.plugins:
-            from skyward.plugins import transform_all
-
-            image = transform_all(image, settings.plugins, settings.cluster)
         files = bundle_paths(image.includes, image.excludes).files
         plugins: tuple[Buffer, ...] = ()
         if settings.plugins:

@@ -44,7 +44,7 @@ class Start:
     def __init__(self, clock: Clock, ranks: int = 2, **wishes: Any) -> None:
         pool = sky.ComputePool(sky.Local(), nodes=ranks, display="quiet", **{"plugins": [PLUGIN], **wishes})
         self.clock = clock
-        self.setup = WorkerSetup(pool._settings)
+        self.setup = WorkerSetup(pool._settings, pool._image())
         self.nodes = [FakeNode() for _ in range(ranks)]
         self.workers = [make_worker(rank) for rank in range(ranks)]
         for rank, node in enumerate(self.nodes):
