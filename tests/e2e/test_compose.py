@@ -266,7 +266,7 @@ def test_what_was_up_stays_up_for_one_pool_after_another(project: Project) -> No
         with sky.ComputePool(provider(project), nodes=1) as other:
             assert left() >> other == []
             leave() >> other
-            assert len(left() >> other) == 2 * 5 + 1 + 3 + 1
+            wait_until(lambda: len(left() >> other) == 2 * 5 + 1 + 3 + 1, 10)  # its program starts in the background
         with sky.ComputePool(provider(project), nodes=1) as other:
             assert left() >> other == []
     with pytest.raises(ProviderError, match=r"needs 4 nodes; .* 3 run"), sky.ComputePool(provider(project), nodes=4):
