@@ -12,6 +12,7 @@ from typing import Protocol
 
 from skyward.errors import PluginError, PoolClosedError, PoolError, SkywardError, WorkerLostError
 from skyward.pool.clock import Clock
+from skyward.pool.culprit import is_noticed
 from skyward.pool.dispatch import Dispatcher
 from skyward.pool.node import NodeLink
 from skyward.pool.partition import Paths
@@ -251,8 +252,8 @@ class Group:
                     return
                 try:
                     self._setup.enter(list(self._entering.values()), self._clock)
-                except WorkerLostError as error:
-                    if attempt == _ATTEMPTS:
+                except (WorkerLostError, PluginError) as error:
+                    if attempt == _ATTEMPTS or not _follows_a_loss(error):
                         raise
                     self._broken = self._broken or str(error)
                 if not self._broken:
@@ -362,3 +363,8 @@ class Group:
             return True
         here = [worker for _, worker in self._fresh.values() if worker.alive and not worker.hung_up]
         return len(here) == self._size and not any(worker.alive for worker in self._ended)
+
+
+def _follows_a_loss(error: SkywardError) -> bool:
+    """Whether a set-up failed since a rank ended in it: told by its loss, or by what a hook there or a peer noticed."""
+    return isinstance(error, WorkerLostError) or is_noticed(error)

@@ -269,7 +269,8 @@ class Workload:
         if isinstance(error, TaskTimeoutError) and op.timeout is not None:
             ages = [(run.ended or kernel.K.now) - run.began for run in runs]
             way_s = 4 * self.plan.latency_s * (1 + op.returned / self.plan.capacity)  # of STARTED and the result
-            if (not ages or max(ages) < op.timeout - 0.01 - way_s) and not w.node_faults:
+            held_up = not ages and any(each.kind == "hold" for ops in self.plan.callers for each in ops)  # as it began
+            if not held_up and (not ages or max(ages) < op.timeout - 0.01 - way_s) and not w.node_faults:
                 kernel.K.fail(f"{tokens} ran {ages} s and failed of their limit of {op.timeout:g} s: {error}")
             return
         if isinstance(error, WorkerLostError):

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from skyward.errors import PluginError, PoolError, WorkerLostError
+from skyward.errors import PluginError, PoolError, SkywardError, WorkerLostError
 from skyward.pool import partition, regroup
 from skyward.pool.node import NodeLink
 from skyward.pool.regroup import Group
@@ -186,9 +186,20 @@ def test_a_stopped_call_that_hangs_is_ended_after_a_moment(ranks: Ranks, monkeyp
     assert time.monotonic() - began >= 0.2
 
 
-def test_a_rank_lost_during_the_set_up_makes_it_begin_again(ranks: Ranks) -> None:
-    """All processes of the failed attempt are ended."""
-    ranks.setup.failures = [WorkerLostError("lost in set-up", node=1, rank=1)]
+@pytest.mark.parametrize(
+    "error",
+    [
+        WorkerLostError("lost in set-up", node=1, rank=1),
+        PluginError(
+            "Plugin 'torch': its around_app hook failed when it was entered: PluginError: gather('torch: port'): the "
+            "client is gone, or this worker is to end."
+        ),
+    ],
+    ids=["its loss", "its last words"],
+)
+def test_a_rank_lost_during_the_set_up_makes_it_begin_again(ranks: Ranks, error: SkywardError) -> None:
+    """All processes of the failed attempt are ended. A node that is told to end may say so before its end is known."""
+    ranks.setup.failures = [error]
     ranks.group.break_up("it failed")
     ranks.until(lambda: sorted(ranks.killed()) == [0, 1])
     for _ in range(2):
