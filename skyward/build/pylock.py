@@ -25,7 +25,7 @@ from skyward.image import Package
 from skyward.model.image import PipIndex, package_name
 
 _MACHINES = {"amd64": "x86_64", "arm64": "aarch64", "riscv64": "riscv64"}
-_PYPI = "https://pypi.org/simple"
+_OF_UV = ("pypi", "org")  # the labels of the domain of the index that uv asks where nothing names another
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +225,8 @@ def _is_own_folder(source: str) -> bool:
 
 def _is_named(index: str, source: Source) -> bool:
     """Whether packages are to come from that index and no other."""
-    if index == _PYPI or not index.startswith(("http://", "https://")):
+    domain = tuple((urlsplit(index).hostname or "").split("."))
+    if domain == _OF_UV or not index.startswith(("http://", "https://")):
         return False
     if source.indexes is not None:
         return index in source.indexes

