@@ -6,19 +6,25 @@ SECONDS ?= 60
 # Every target that runs skyward sees the engine, registry, base image and index map of `make engine`.
 ENV := set -a; [ -f .engine/env ] && . ./.engine/env; set +a;
 
-.PHONY: demo test dockerfiles lint typing engine engine-down stand stand-down venv bench chaos sim clean
+.PHONY: demo test docs dockerfiles lint typing engine engine-down stand stand-down slurm slurm-down kube kube-build kube-down venv bench bench-peers chaos sim clean
 
 demo: engine venv  ## set up everything, then train on two containers
 	@$(ENV) $(BIN)/python examples/digits.py
 
 test: engine venv lint typing  ## the whole suite, unit and end to end on real containers
-	@$(ENV) $(BIN)/python -m pytest
+	@mkdir -p .kube && { $(PYTHON) scripts/kube build >.kube/build.log 2>&1 & }  # its tests come last, and wait for it
+	@$(ENV) $(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder -m "not alone"
+	@$(ENV) $(BIN)/python -m pytest -m alone $$(grep -rl --include='test_*.py' pytest.mark.alone tests)
 
 lint: venv
 	@$(BIN)/ruff check -q . && $(BIN)/ruff format --check -q .
 
 typing: venv
 	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/mypy --no-error-summary --platform darwin --cache-dir .mypy_cache/darwin skyward
+
+docs: venv  ## the documentation as a site, into site/
+	@$(BIN)/python -m scripts.site
 
 dockerfiles: venv  ## rewrite dockerfiles/ from images/
 	@$(BIN)/python -m scripts.dockerfiles
@@ -28,6 +34,10 @@ sim: venv  ## simulate a pool for a minute, or the one seed SEED=n; see docs/sim
 
 bench: engine venv  ## dispatch figures as JSON
 	@$(ENV) $(BIN)/python benchmarks/dispatch.py
+
+bench-peers: venv  ## dispatch beside multiprocessing, loky, Ray and Dask; writes docs/performance.md anew
+	@$(BIN)/python benchmarks/peers.py
+	@$(BIN)/python -m benchmarks.peers_page
 
 chaos: engine venv  ## five minutes of kills, stops, cuts, soak and mutated frames; SEED=n repeats a run
 	@$(ENV) $(BIN)/python -m tests.chaos
@@ -44,6 +54,21 @@ stand: engine  ## three Docker hosts in network namespaces of this machine; .sta
 stand-down:
 	@$(PYTHON) scripts/stand down
 
+kube: engine  ## a Kubernetes of two nodes on this machine; KUBECONFIG=.kube/kubeconfig
+	@$(PYTHON) scripts/kube up
+
+kube-build:  ## build what `make kube` starts, about 5 minutes once per user
+	@$(PYTHON) scripts/kube build
+
+kube-down:
+	@$(PYTHON) scripts/kube down
+
+slurm:  ## a Slurm cluster of three nodes in network namespaces of this machine; .slurm/cluster.json says how to reach it
+	@$(PYTHON) scripts/slurm up
+
+slurm-down:
+	@$(PYTHON) scripts/slurm down
+
 venv: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml
@@ -52,10 +77,12 @@ $(VENV)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { [ "$$(id -u)" = 0 ] && apt-get install -y -q python3-venv; } || \
 	  { echo "venv: $(PYTHON) cannot make virtual environments. Install its venv package (Debian: python3-venv)." >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install -q -e '.[dev]'
+	@$(BIN)/python -m pip install -q -e '.[dev,docs]'
 	@touch $@
 
 clean:
+	@$(PYTHON) scripts/kube down
+	@$(PYTHON) scripts/slurm down
 	@$(PYTHON) scripts/stand down
 	@$(PYTHON) scripts/engine down --purge
 	@rm -rf $(VENV)

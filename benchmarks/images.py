@@ -33,19 +33,19 @@ from zipfile import ZipFile
 
 import docker
 
-from skyward.build import ensure, plan_for
-from skyward.build.command import find_command
-from skyward.build.declared import load
-from skyward.build.events import Event
-from skyward.build.folders import FolderServer
-from skyward.build.registry import Pushed, push
-from skyward.build.site import read_site, site_script
+from skyward.builder import ensure, plan_for
+from skyward.builder.docker.command import find_command
+from skyward.builder.events import Event
+from skyward.builder.registry.pushing import Pushed, push
+from skyward.builder.site.index_server import FolderServer
+from skyward.builder.site.settings import read_site, site_script
+from skyward.builder.sources.declared import load
+from skyward.builder.store import EngineImages
 from skyward.engine import Images, find_engine
 from skyward.image import Plan
 from skyward.image.lock import index_id
 from skyward.model.image import Image
 from skyward.plugins.declared import declared_image
-from skyward.providers.images import EngineImages
 
 ROOT = Path(__file__).parents[1]
 DECLARED = ("sklearn", "torch-cpu")

@@ -4,7 +4,8 @@ make engine
 set -a; . .engine/env; set +a
 python benchmarks/noop.py
 
-"without a record" is the compiler at work (`--check`); the others find the record of an earlier run.
+"without a record" is the compiler at work; the others find the record of an earlier run. With SKYWARD_REGISTRY, as
+`make engine` sets it, an image is pushed as well.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import sys
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
+
+from skyward.builder.packages.resolver import find_uv
 
 RUNS = 9
 SCRIPT = """
@@ -36,22 +39,47 @@ if __name__ == "__main__":
 """
 
 
+FILES = {
+    "image.toml": 'run = ["true"]\n',
+    "train.py": SCRIPT,
+    "includes.toml": 'includes = ["src"]\nbake = true\n',
+    **{f"src/module_{number}.py": f"VALUE = {number}\n" for number in range(50)},
+    "local.toml": 'pip = ["./lib"]\n',
+    "lib/pyproject.toml": '[project]\nname = "lib"\nversion = "1"\n',
+    "lib/lib.py": "VALUE = 1\n",
+    "project/pyproject.toml": '[project]\nname = "project"\nversion = "1"\nrequires-python = ">=3.11"\n'
+    "[tool.uv]\npackage = false\n",
+}
+BUILDS = {
+    "image.toml": ["image.toml"],
+    "train.py": ["train.py"],
+    "includes.toml, 50 files": ["includes.toml"],
+    "local.toml, a local package": ["local.toml"],
+    "project, by its uv.lock": ["project"],
+    "image.toml --check": ["image.toml", "--check"],
+    "image.toml --json": ["image.toml", "--json"],
+}
+
+
 def main() -> None:
     """Print milliseconds: best, median and worst of each command, and what its best is beyond that of the import."""
+    registry = os.environ.get("SKYWARD_REGISTRY")
+    builds = BUILDS | ({"image.toml --push": ["image.toml", "--push", f"{registry}/noop"]} if registry else {})
     with TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "image.toml").write_text('pip = ["six"]\n')
-        (folder / "train.py").write_text(SCRIPT)
+        for path, text in FILES.items():
+            (folder / path).parent.mkdir(exist_ok=True)
+            (folder / path).write_text(text)
+        subprocess.run([find_uv(), "lock", "--quiet", "--offline"], cwd=folder / "project", check=True)
         environ = os.environ | {"XDG_CACHE_HOME": str(folder / "cache")}
         build = [sys.executable, "-m", "skyward", "build"]
         commands = {
             "python -c ''": [sys.executable, "-c", ""],
             "import skyward": [sys.executable, "-c", "import skyward"],
-            "build image.toml, without a record": [*build, "./image.toml", "--check"],
-            "build image.toml": [*build, "image.toml"],
-            "build train.py": [*build, "train.py"],
+            "build image.toml, without a record": [*build, "./image.toml", "--print"],
+            **{f"build {title}": [*build, *words] for title, words in builds.items()},
         }
-        for words in (["image.toml"], ["image.toml"], ["train.py"], ["train.py"]):
+        for words in [each for each in builds.values() for _ in range(3)]:  # built, used, recorded
             subprocess.run([*build, *words], cwd=folder, env=environ, check=True, stdout=subprocess.DEVNULL)
             time.sleep(0.2)  # what has only just been changed is not recorded
         times: dict[str, list[float]] = {title: [] for title in commands}

@@ -36,8 +36,8 @@ from typing import Any
 import numpy as np
 
 import skyward as sky
-from skyward.engine import ssh as connections
 from skyward.model.ssh import SshHost
+from skyward.ssh.openssh import OPTIONS
 
 MB = 1_000_000
 PAYLOAD = 64 * MB
@@ -140,17 +140,18 @@ def stdio(host: SshHost) -> Iterator[Callable[[memoryview], None]]:
 @contextmanager
 def library(host: SshHost, port: int) -> Iterator[Callable[[memoryview], None]]:
     """A channel of paramiko, which is what its forwards are made of."""
-    import paramiko  # type: ignore[import-not-found, import-untyped, unused-ignore]
+    import paramiko
 
     client = paramiko.SSHClient()
     client.load_host_keys(host.known_hosts or str(Path("~/.ssh/known_hosts").expanduser()))
     client.connect(host.host, host.port or 22, host.user, key_filename=host.key)
     transport = client.get_transport()
+    assert transport is not None
     transport.default_window_size = 2**27
     channel = transport.open_channel("direct-tcpip", ("127.0.0.1", port), ("127.0.0.1", 0))
 
     def send(block: memoryview) -> None:
-        channel.sendall(block)
+        channel.sendall(block)  # type: ignore[arg-type]
         assert channel.recv(1) == b"k"
 
     yield send
@@ -219,7 +220,7 @@ def main() -> None:
     (host,) = provider.hosts
     array = np.ones(PAYLOAD, dtype=np.uint8)
     block = array.data  # the same memory for all: zeros fresh from the kernel would be read from the cache
-    fast = connections.OPTIONS["Ciphers"]
+    fast = OPTIONS["Ciphers"]
     with ExitStack() as open_, sky.ComputePool(provider, image=sky.Image(pip=["numpy"]), display="quiet") as pool:
         words = ("docker", "exec", "-i", f"skyward-{pool.id}-0", "/opt/venv/bin/python", "-c", SERVER)
         server = subprocess.Popen(

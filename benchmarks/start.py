@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import skyward as sky
-from skyward.pool.members import Members
-from skyward.pool.pool import ComputePool
-from skyward.providers import ssh_images
-from skyward.providers.machine import Machine
+from skyward._pool.nodes.manager import NodeManager
+from skyward._pool.pool import ComputePool
+from skyward.delivery import deliver as delivery
+from skyward.nodes.ssh_host import Machine
 from skyward.providers.ssh import SSH
 
 FLOOR_S = 3.0
@@ -33,13 +33,13 @@ STAND = Path(__file__).parent.parent / ".stand" / "hosts.json"
 STEPS: tuple[tuple[str, Any, str], ...] = (
     ("connect and check hosts", SSH, "acquire"),
     ("compile image, see that hosts have it", SSH, "prepare"),
-    ("start containers, connect to them", Members, "start"),
+    ("start containers, connect to them", NodeManager, "start"),
     ("set workers up", ComputePool, "_set_up"),
 )
 WITHIN: tuple[tuple[str, Any, str], ...] = (
-    ("connect: ssh, first words of the keeper", Machine, "open"),
+    ("connect: ssh, first words of the watchdog", Machine, "open"),
     ("connect: make the pool's directory, watch the engine", Machine, "go"),
-    ("image: compile", ssh_images, "plan_for"),
+    ("image: compile", delivery, "plan_for"),
     ("start: one container", Machine, "start"),
 )
 

@@ -1,36 +1,21 @@
 # images/base.toml for Python 3.11 on linux/amd64. Rewritten by `make dockerfiles`.
 # The digest in FROM is left out, and those in LABEL stand for what only a build knows.
 # Compiled by skyward from a description of the image; change that, not this file.
+# A step is a script of steps/, in the environment that steps/step.sh gives to it.
 
 FROM python:3.11-slim AS python
 ADD mount-points.tar /
 RUN --mount=type=tmpfs,target=/run \
-    --mount=type=bind,source=step.sh,target=/run/skyward/step.sh \
+    --mount=type=bind,source=steps,target=/run/steps \
     --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh \
-    --mount=type=bind,source=python.sh,target=/run/skyward/python.sh \
-    --mount=type=bind,source=make_venv.py,target=/run/skyward/make_venv.py \
-    set -e; . /run/skyward/step.sh; \
-    sh /run/skyward/python.sh; \
-    end_step
+    sh /run/steps/step.sh python 3.11
 ENV PATH=/opt/venv/bin:$PATH VIRTUAL_ENV=/opt/venv
 
 FROM python AS image
 RUN --mount=type=tmpfs,target=/run \
-    --mount=type=bind,source=step.sh,target=/run/skyward/step.sh \
+    --mount=type=bind,source=steps,target=/run/steps \
     --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh \
     --mount=type=bind,source=runner,target=/run/runner \
-    set -e; . /run/skyward/step.sh; \
-    rm -rf /opt/skyward; \
-    cp -r /run/runner /opt/skyward; \
-    /opt/venv/bin/python -m compileall -q --invalidation-mode unchecked-hash -x '/opt/skyward/skyward/(build|cli|engine|image|pool|providers)/' /opt/skyward; \
-    chmod -R a+rX /opt/skyward; \
-    grep -q '^[^:]*:[^:]*:10001:' /etc/group || echo 'skyward:x:10001:' >>/etc/group; \
-    grep -q '^[^:]*:[^:]*:10001:' /etc/passwd || echo 'skyward:x:10001:10001::/home/skyward:/bin/sh' >>/etc/passwd; \
-    mkdir -p /home/skyward /work; \
-    chmod 1777 /home/skyward /work; \
-    [ "$PWD" = / ] || chmod a+rwx .; \
-    above=$PWD; while [ "$above" ]; do find "$above" -maxdepth 0 ! -perm -001 -exec chmod a+x {} +; above=${above%/*}; done; \
-    touch -d @315532800 /etc; \
-    end_step
+    sh /run/steps/step.sh runner skyward 10001 /home/skyward /work
 ENV PYTHONPATH="/opt/skyward${PYTHONPATH:+:$PYTHONPATH}"
-LABEL skyward.base="sha256:0000000000000000000000000000000000000000000000000000000000000000" skyward.image="ad0b0f67ead1e3cb19b4e37b05160f9b41fba1c20c6563f4af3298340e6b5a07" skyward.python="3.11"
+LABEL skyward.base="sha256:0000000000000000000000000000000000000000000000000000000000000000" skyward.image="f7fb49fbdf6df524c9aadd88eb0c058d01e989c2a946c6ac2076f517b224e4b3" skyward.python="3.11"

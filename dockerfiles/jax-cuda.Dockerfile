@@ -1,28 +1,21 @@
 # images/jax-cuda.toml for Python 3.11 on linux/amd64. Rewritten by `make dockerfiles`.
 # The digest in FROM is left out, and those in LABEL stand for what only a build knows.
 # Compiled by skyward from a description of the image; change that, not this file.
+# A step is a script of steps/, in the environment that steps/step.sh gives to it.
 
 FROM python:3.11-slim AS python
 ADD mount-points.tar /
 RUN --mount=type=tmpfs,target=/run \
-    --mount=type=bind,source=step.sh,target=/run/skyward/step.sh \
+    --mount=type=bind,source=steps,target=/run/steps \
     --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh \
-    --mount=type=bind,source=python.sh,target=/run/skyward/python.sh \
-    --mount=type=bind,source=make_venv.py,target=/run/skyward/make_venv.py \
-    set -e; . /run/skyward/step.sh; \
-    sh /run/skyward/python.sh; \
-    end_step
+    sh /run/steps/step.sh python 3.11
 ENV PATH=/opt/venv/bin:$PATH VIRTUAL_ENV=/opt/venv
 
 FROM python AS uv
 RUN --mount=type=tmpfs,target=/run \
-    --mount=type=bind,source=step.sh,target=/run/skyward/step.sh \
+    --mount=type=bind,source=steps,target=/run/steps \
     --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh \
-    --mount=type=bind,source=uv.sh,target=/run/skyward/uv.sh \
-    --mount=type=bind,source=uv.txt,target=/run/skyward/uv.txt \
-    set -e; . /run/skyward/step.sh; \
-    sh /run/skyward/uv.sh; \
-    end_step
+    sh /run/steps/step.sh uv
 
 FROM python AS image
 # jax==0.10.2
@@ -30,55 +23,31 @@ FROM python AS image
 # jaxlib==0.10.2
 # numpy
 RUN --mount=type=tmpfs,target=/run \
-    --mount=type=bind,source=step.sh,target=/run/skyward/step.sh \
+    --mount=type=bind,source=steps,target=/run/steps \
     --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh \
     --mount=type=bind,from=uv,source=/opt/uv,target=/run/uv \
-    --mount=type=bind,source=requirements/framework/locked.txt,target=/run/skyward/locked.txt \
+    --mount=type=bind,source=requirements/framework,target=/run/requirements \
     --mount=type=cache,id=skyward-uv-linux-amd64,target=/run/cache/uv \
-    set -e; . /run/skyward/step.sh; \
-    export UV_CACHE_DIR=/run/cache/uv UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_PYTHON=/opt/venv/bin/python; \
-    export PYC_INVALIDATION_MODE=UNCHECKED_HASH; \
-    /run/uv/bin/uv pip install --no-progress --compile-bytecode --no-deps --index-strategy unsafe-best-match --require-hashes -r /run/skyward/locked.txt; \
-    end_step
+    sh /run/steps/step.sh install locked.txt
 RUN --mount=type=tmpfs,target=/run \
-    --mount=type=bind,source=step.sh,target=/run/skyward/step.sh \
+    --mount=type=bind,source=steps,target=/run/steps \
     --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh \
     --mount=type=bind,from=uv,source=/opt/uv,target=/run/uv \
-    --mount=type=bind,source=requirements/medium/locked.txt,target=/run/skyward/locked.txt \
+    --mount=type=bind,source=requirements/medium,target=/run/requirements \
     --mount=type=cache,id=skyward-uv-linux-amd64,target=/run/cache/uv \
-    set -e; . /run/skyward/step.sh; \
-    export UV_CACHE_DIR=/run/cache/uv UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_PYTHON=/opt/venv/bin/python; \
-    export PYC_INVALIDATION_MODE=UNCHECKED_HASH; \
-    /run/uv/bin/uv pip install --no-progress --compile-bytecode --no-deps --index-strategy unsafe-best-match --require-hashes -r /run/skyward/locked.txt; \
-    end_step
+    sh /run/steps/step.sh install locked.txt
 RUN --mount=type=tmpfs,target=/run \
-    --mount=type=bind,source=step.sh,target=/run/skyward/step.sh \
+    --mount=type=bind,source=steps,target=/run/steps \
     --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh \
     --mount=type=bind,from=uv,source=/opt/uv,target=/run/uv \
-    --mount=type=bind,source=requirements/light/locked.txt,target=/run/skyward/locked.txt \
+    --mount=type=bind,source=requirements/light,target=/run/requirements \
     --mount=type=cache,id=skyward-uv-linux-amd64,target=/run/cache/uv \
-    set -e; . /run/skyward/step.sh; \
-    export UV_CACHE_DIR=/run/cache/uv UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_PYTHON=/opt/venv/bin/python; \
-    export PYC_INVALIDATION_MODE=UNCHECKED_HASH; \
-    /run/uv/bin/uv pip install --no-progress --compile-bytecode --no-deps --index-strategy unsafe-best-match --require-hashes -r /run/skyward/locked.txt; \
-    end_step
+    sh /run/steps/step.sh install locked.txt
 RUN --mount=type=tmpfs,target=/run \
-    --mount=type=bind,source=step.sh,target=/run/skyward/step.sh \
+    --mount=type=bind,source=steps,target=/run/steps \
     --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh \
     --mount=type=bind,source=runner,target=/run/runner \
-    set -e; . /run/skyward/step.sh; \
-    rm -rf /opt/skyward; \
-    cp -r /run/runner /opt/skyward; \
-    /opt/venv/bin/python -m compileall -q --invalidation-mode unchecked-hash -x '/opt/skyward/skyward/(build|cli|engine|image|pool|providers)/' /opt/skyward; \
-    chmod -R a+rX /opt/skyward; \
-    grep -q '^[^:]*:[^:]*:10001:' /etc/group || echo 'skyward:x:10001:' >>/etc/group; \
-    grep -q '^[^:]*:[^:]*:10001:' /etc/passwd || echo 'skyward:x:10001:10001::/home/skyward:/bin/sh' >>/etc/passwd; \
-    mkdir -p /home/skyward /work; \
-    chmod 1777 /home/skyward /work; \
-    [ "$PWD" = / ] || chmod a+rwx .; \
-    above=$PWD; while [ "$above" ]; do find "$above" -maxdepth 0 ! -perm -001 -exec chmod a+x {} +; above=${above%/*}; done; \
-    touch -d @315532800 /etc; \
-    end_step
+    sh /run/steps/step.sh runner skyward 10001 /home/skyward /work
 ENV PYTHONPATH="/opt/skyward${PYTHONPATH:+:$PYTHONPATH}"
 ENV XLA_PYTHON_CLIENT_PREALLOCATE="false"
-LABEL skyward.base="sha256:0000000000000000000000000000000000000000000000000000000000000000" skyward.image="5f3453c699fb42d9d3f412c145d1ec4392981a821d7c144b73cd07d5bfbbe0eb" skyward.python="3.11"
+LABEL skyward.base="sha256:0000000000000000000000000000000000000000000000000000000000000000" skyward.image="a16a24b48e5b1d4e3f168f80a74e15cdb95904bc7fa2b2a2ebb9ade8f90e98c4" skyward.python="3.11"

@@ -10,7 +10,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from skyward.build.declared import load, resolve_files
+from skyward.builder.packages.requirements import resolve_files
+from skyward.builder.sources.declared import load
 from skyward.image import compile, default_base  # noqa: A004
 from skyward.model.image import Dockerfile
 from skyward.plugins.declared import declared_image

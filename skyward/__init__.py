@@ -4,71 +4,45 @@ The public names, imported on first use: `import skyward` by itself loads nothin
 """
 
 import sys
-from types import ModuleType
-
-TYPE_CHECKING = False  # type checkers take it for true; importing `typing` would take longer than all of this file
-if TYPE_CHECKING:
-    from skyward import errors as errors
-    from skyward import integrations as integrations
-    from skyward import plugins as plugins
-    from skyward._version import __version__ as __version__
-    from skyward.compute import PendingCompute as PendingCompute
-    from skyward.compute import compute as compute
-    from skyward.compute import gather as gather
-    from skyward.compute import sky as sky
-    from skyward.model.accelerator import Accelerator as Accelerator
-    from skyward.model.image import Image as Image
-    from skyward.model.image import PipIndex as PipIndex
-    from skyward.model.instance import InstanceInfo as InstanceInfo
-    from skyward.model.spec import Cluster as Cluster
-    from skyward.model.spec import Nodes as Nodes
-    from skyward.model.spec import Worker as Worker
-    from skyward.model.volume import Volume as Volume
-    from skyward.plugins import Plugin as Plugin
-    from skyward.pool.decorator import pool as pool
-    from skyward.pool.pool import ComputePool as ComputePool
-    from skyward.providers.aws.provider import AWS as AWS
-    from skyward.providers.compose import Compose as Compose
-    from skyward.providers.docker import Docker as Docker
-    from skyward.providers.local import Local as Local
-    from skyward.providers.ssh import SSH as SSH
-    from skyward.providers.swarm.provider import Swarm as Swarm
-    from skyward.runtime.instance import instance_info as instance_info
-    from skyward.runtime.mute import silent as silent
-    from skyward.runtime.mute import stderr as stderr
-    from skyward.runtime.mute import stdout as stdout
-    from skyward.runtime.shard import shard as shard
 
 # public name -> the module that defines it; the module itself where it bears the name
 _HOMES = {
     "AWS": "skyward.providers.aws.provider",
     "Accelerator": "skyward.model.accelerator",
     "Cluster": "skyward.model.spec",
-    "Compose": "skyward.providers.compose",
-    "ComputePool": "skyward.pool.pool",
+    "Compose": "skyward.providers.compose.provider",
+    "ComputePool": "skyward._pool.pool",
     "Docker": "skyward.providers.docker",
+    "GCP": "skyward.providers.gcp.provider",
     "Image": "skyward.model.image",
     "InstanceInfo": "skyward.model.instance",
+    "Kubernetes": "skyward.providers.kubernetes.provider",
     "Local": "skyward.providers.local",
     "Nodes": "skyward.model.spec",
-    "PendingCompute": "skyward.compute",
+    "PendingCompute": "skyward._compute",
     "PipIndex": "skyward.model.image",
     "Plugin": "skyward.plugins",
     "SSH": "skyward.providers.ssh",
+    "Slurm": "skyward.providers.slurm.provider",
     "Swarm": "skyward.providers.swarm.provider",
     "Volume": "skyward.model.volume",
     "Worker": "skyward.model.spec",
     "__version__": "skyward._version",
-    "compute": "skyward.compute",
+    "checkpoint": "skyward.runtime.checkpoint",
+    "compute": "skyward._compute",
+    "debug": "skyward._pool.local_call",
     "errors": "skyward.errors",
-    "gather": "skyward.compute",
+    "gather": "skyward._compute",
     "instance_info": "skyward.runtime.instance",
     "integrations": "skyward.integrations",
+    "output_folder": "skyward.runs.saved",
     "plugins": "skyward.plugins",
-    "pool": "skyward.pool.decorator",
+    "pool": "skyward._pool.decorator",
+    "providers": "skyward.providers",
+    "save": "skyward.runs.saved",
     "shard": "skyward.runtime.shard",
     "silent": "skyward.runtime.mute",
-    "sky": "skyward.compute",
+    "sky": "skyward.runtime.active_pool",
     "stderr": "skyward.runtime.mute",
     "stdout": "skyward.runtime.mute",
 }
@@ -78,33 +52,24 @@ __all__ = [  # noqa: PLE0604 - the names of the table above; a test compares the
 ]
 
 
-class _Package(ModuleType):
-    """The type of this package: `skyward.compute` and `skyward.pool` stay functions.
-
-    The import system binds a submodule as an attribute of its package when it is first imported, whenever that is.
-    For the submodules whose names are public functions that must not happen.
-    """
-
-    def __getattr__(self, name: str) -> object:
-        home = _HOMES.get(name)
-        if home is None:
-            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        module = sys.modules[__name__]  # from which Python suggests a name that comes close
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=module)
+    try:
         __import__(home)
-        module = sys.modules[home]
-        value = module if home == f"{self.__name__}.{name}" and name not in vars(module) else vars(module)[name]
-        super().__setattr__(name, value)
-        return value
-
-    def __setattr__(self, name: str, value: object) -> None:
-        is_submodule = isinstance(value, ModuleType) and value.__name__ == f"{self.__name__}.{name}"
-        if not (is_submodule and name in ("compute", "pool")):
-            super().__setattr__(name, value)
-
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return __import__, (self.__name__,)  # a function that uses `sky` is pickled with a reference to it
-
-    def __dir__(self) -> list[str]:
-        return sorted({*vars(self), *_HOMES})
+    except (ImportError, AttributeError) as error:
+        if sys.platform != "win32":
+            raise
+        raise ImportError(
+            f"sky.{name} takes Linux or macOS. On Windows run the program in its Subsystem for Linux, WSL 2. ({error})"
+        ) from error
+    module = sys.modules[home]
+    value = module if home == f"{__name__}.{name}" else vars(module)[name]
+    globals()[name] = value
+    return value
 
 
-sys.modules[__name__].__class__ = _Package
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -3,7 +3,8 @@
 ```
 SkywardError                     what was tried, what was found, what to do
 ├─ ConfigError                   the caller's mistake, found before anything is created (also ValueError)
-│  └─ UnknownNameError           nothing of that name is registered (also AttributeError)
+│  ├─ UnknownNameError           nothing of that name is registered (also AttributeError)
+│  └─ RunNotFoundError           no run of that name is known
 ├─ PluginError                   a plugin cannot be loaded, pickled, or its hook failed
 ├─ ImageError                    an image cannot be had
 │  ├─ BuildError                 a build failed: step, who asked for it, last lines
@@ -12,17 +13,22 @@ SkywardError                     what was tried, what was found, what to do
 ├─ EngineError                   a Docker engine refused or failed
 │  └─ EngineMissingError         no engine answers
 ├─ ProviderError                 machines or nodes cannot be had
+│  ├─ HostLostError              a machine does not answer any more
 │  └─ NodeStartError             a node ended or stayed silent before it was ready
-├─ WireError                     a connection broke or spoke nonsense
+├─ JournalError                  a journal of results cannot be read or written
+├─ CheckpointError               a checkpoint cannot be kept or read
+├─ WireError                     a connection broke or violated the protocol
 │  ├─ AuthenticationError        the other side does not hold the node's key
 │  └─ VersionError               client and node cannot understand each other
 ├─ PoolError                     a pool is used wrongly (also RuntimeError)
 │  ├─ NoActivePoolError          `>> sky` where none is open, or several are
 │  └─ PoolClosedError            the pool has ended
+│     └─ BudgetSpentError        its budget is spent, and its machines have been ended
 └─ TaskError                     a call could not be carried out
    ├─ SerializationError         a function, argument or result cannot be pickled or unpickled
    ├─ TaskTimeoutError           the call ran longer than its limit (also TimeoutError)
    ├─ TaskCancelledError         the call was cancelled
+   ├─ TerminalError              breakpoint() or input() where there is no terminal (also EOFError)
    ├─ CollectiveHangError        ranks wait for one that has returned
    ├─ PartitionError             ranks wait because the network between their nodes fails
    ├─ WorkerLostError            the process, container or machine that ran the call is gone
@@ -34,7 +40,9 @@ A user's own exception is re-raised as itself; its `__cause__` is a `RemoteTrace
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
+
+E = TypeVar("E", bound=BaseException)
 
 
 class SkywardError(Exception):
@@ -47,6 +55,10 @@ class ConfigError(SkywardError, ValueError):
 
 class UnknownNameError(ConfigError, AttributeError):
     """No plugin of that name is known; the message offers names that come close."""
+
+
+class RunNotFoundError(ConfigError):
+    """No run of that name is known where it was looked for, or several begin with it."""
 
 
 class PluginError(SkywardError):
@@ -79,7 +91,7 @@ class ImageNotFoundError(ImageError):
 
 
 class RegistryError(ImageError):
-    """An image registry cannot be reached, refuses, or answered what it should not; also: its credentials fail.
+    """An image registry cannot be reached, refuses, or gave an invalid answer; also: its credentials fail.
 
     Attributes:
         reason: what was asked and what came back.
@@ -106,8 +118,20 @@ class ProviderError(SkywardError):
     """Machines or nodes cannot be had."""
 
 
+class HostLostError(ProviderError):
+    """A machine does not answer any more; what runs there may go on."""
+
+
 class NodeStartError(ProviderError):
     """A node ended, or stayed silent, before it was ready; the message holds its last lines."""
+
+
+class JournalError(SkywardError):
+    """A journal of results cannot be opened, read or written; what it holds stays as it is."""
+
+
+class CheckpointError(SkywardError):
+    """A checkpoint cannot be opened, kept or read; what was committed before is still there."""
 
 
 class WireError(SkywardError):
@@ -134,6 +158,10 @@ class PoolClosedError(PoolError):
     """The pool has ended, or is ending."""
 
 
+class BudgetSpentError(PoolClosedError):
+    """The pool's budget is spent: its machines have been ended, and its calls with them."""
+
+
 class TaskError(SkywardError):
     """A call could not be carried out."""
 
@@ -148,6 +176,10 @@ class TaskTimeoutError(TaskError, TimeoutError):
 
 class TaskCancelledError(TaskError):
     """A call was cancelled before it finished."""
+
+
+class TerminalError(TaskError, EOFError):
+    """A call asked for the terminal of the client's program, by breakpoint() or input(), and there is none."""
 
 
 class CollectiveHangError(TaskError):
@@ -189,7 +221,7 @@ class WorkerLostError(TaskError):
         rank: index of the worker over all nodes.
         exit_code: exit status of the process or container, if known.
         signal: number of the signal that ended it, if one did.
-        oom: whether the kernel ended it for want of memory.
+        oom: whether the kernel killed it because memory ran out.
         log: its last output lines.
     """
 
@@ -217,7 +249,7 @@ class RemoteError(TaskError):
     """A user exception that cannot be rebuilt on this side.
 
     Attributes:
-        type_name: qualified name of its class over there.
+        type_name: qualified name of its class on the node.
         traceback: its formatted traceback.
     """
 
@@ -234,6 +266,17 @@ class RemoteTraceback(Exception):  # noqa: N818 - it is the cause of an error, n
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}" if self.args else ""
+
+
+def shortened(error: E) -> E:
+    """The error without the frames between the caller and where it was raised, if they say no more than it does itself.
+
+    That is so for skyward's own errors, for an interrupt, which finds the caller waiting, and for what a function has
+    raised on a node, whose traceback is the cause. All others, such as a mistake in skyward's code, keep their frames.
+    """
+    if isinstance(error, SkywardError | KeyboardInterrupt) or isinstance(error.__cause__, RemoteTraceback):
+        return error.with_traceback(None)
+    return error
 
 
 def _rebuild(cls: type[SkywardError], message: str, facts: dict[str, Any]) -> SkywardError:

@@ -1,4 +1,4 @@
-"""What every test sees: the engine that `make engine` left, and nothing of the caller's pools."""
+"""What every test sees: the engine that `make engine` left; and how tests are shared out among parallel processes."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import compileall
 import os
 import shlex
 import signal
+import tempfile
 from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 
+from tests import failures
 from tests.printed import Printed
 
 ROOT = Path(__file__).parent.parent
@@ -27,10 +29,47 @@ def _source_engine() -> None:
 
 
 _source_engine()
+_STATE = tempfile.TemporaryDirectory(prefix="records.")  # of the runs of this suite; removed at its end
+os.environ["XDG_STATE_HOME"] = _STATE.name
 # hundreds of processes of a suite load the package; some environments let none of them write its bytecode
 compileall.compile_dir(ROOT / "skyward", quiet=1)
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a suite in the background of a shell: its clients take Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    failures.register(config, _STATE)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, None, None]:
+    """With pytest-xdist, the tests of one group run in one process.
+
+    The groups that take longest go first, so that short ones fill the processes that are free at the end.
+    """
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(_group(item)))
+    yield
+    if hasattr(config, "workerinput"):
+        late = {"kubernetes": 2}  # it is being built meanwhile, where it is not there yet
+        items.sort(key=lambda item: (late.get(_group(item), _group(item) == item.path.stem), "unit" in item.path.parts))
+
+
+def _group(item: pytest.Item) -> str:
+    """The file, but where a fixture of the whole session takes long to set up, all tests that ask for it.
+
+    Tests on the three hosts take longest of all. They are two groups; each process that needs hosts has its own.
+    """
+    names = getattr(item, "fixturenames", ())
+    if "newer_docker" in names:
+        return "newer engine"
+    if "cluster" in names:
+        return "slurm"
+    if "kube" in names:
+        return "kubernetes"
+    if "stand" in names:
+        return "ssh" if item.path.stem.startswith("test_ssh") else "stand"
+    return item.path.stem
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from skyward.providers.base import Launch
+from skyward.nodes.node import Launch
 
 PROGRAM = """
 import json, os, resource, signal, socket, subprocess, sys, time

@@ -13,7 +13,7 @@ RUN set -eu; \
             || /opt/venv/bin/python -m pip install --no-cache-dir --disable-pip-version-check "$package"; \
     done
 COPY skyward /opt/skyward/skyward
-RUN PYTHONPATH=/opt/skyward /opt/venv/bin/python -c 'import skyward.runner.standby, cloudpickle' \
+RUN PYTHONPATH=/opt/skyward /opt/venv/bin/python -c 'import skyward.runner.entry.standby, cloudpickle' \
     && /opt/venv/bin/python -m compileall -q /opt/skyward/skyward/runner /opt/skyward/skyward/runtime /opt/skyward/skyward/wire \
     && chmod -R a+rX /opt/skyward
 # the user of functions, unless the compose file says otherwise

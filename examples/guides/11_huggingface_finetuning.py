@@ -61,12 +61,12 @@ def fine_tune(train_rows: int, test_rows: int) -> dict[str, float]:
             num_train_epochs=1,
             per_device_train_batch_size=16,
             per_device_eval_batch_size=64,
-            learning_rate=2e-4,
+            learning_rate=3e-4,
             warmup_steps=0.1,
             average_tokens_across_devices=False,  # else a classifier's loss is multiplied by the number of ranks
             ddp_find_unused_parameters=False,
             dataloader_pin_memory=torch.cuda.is_available(),
-            logging_steps=8,
+            logging_steps=4,
             save_strategy="no",
             report_to="none",
             disable_tqdm=True,
@@ -95,7 +95,7 @@ def main() -> None:
 
     plugins = [sky.plugins.torch(), sky.plugins.huggingface()]
     with sky.ComputePool(**pool_options(__doc__), image=IMAGE, plugins=plugins) as pool:
-        results = fine_tune(train_rows=768, test_rows=256) @ pool
+        results = fine_tune(train_rows=512, test_rows=128) @ pool
 
     for result in results:
         print(", ".join(f"{name} {value:g}" for name, value in result.items()))

@@ -18,7 +18,7 @@ _POLICY_KEPT = Path("/usr/sbin/policy-rc.d.before-skyward")
 _POLICY_TEXT = "#!/bin/sh\n# skyward: start no service while packages are installed\nexit 101\n"
 _SERVICES = (
     *("docker.socket", "docker.service", "containerd.service", "docker-registry.service"),
-    *("ssh.service", "ssh.socket"),
+    *("ssh.service", "ssh.socket", "etcd.service"),
 )
 
 

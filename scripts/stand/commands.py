@@ -5,12 +5,10 @@ import json
 import time
 from pathlib import Path
 
-from scripts.engine import debian, mounts
-from scripts.engine.console import SetupError
-from scripts.engine.place import Place
+from scripts.engine import mounts
 
 from . import machine, network, registry
-from .place import Stand, program
+from .place import Stand, install
 
 _PROGRAMS = {"sshd": "openssh-server", "ip": "iproute2", "iptables": "iptables", "tini": "tini", "dockerd": "docker.io"}
 
@@ -22,7 +20,7 @@ def up(stand: Stand) -> None:
         if stand.hosts_file.exists() and all(host.init is not None for host in stand.hosts):
             _say(f"{len(stand.hosts)} hosts are up already, see {stand.hosts_file}")
             return
-        _install(stand)
+        install(stand.engine, _PROGRAMS, "the stand")
         _clear(stand)
         try:
             _bring_up(stand)
@@ -49,20 +47,6 @@ def _bring_up(stand: Stand) -> None:
         "known_hosts": str(stand.known_hosts),
     }
     stand.hosts_file.write_text(json.dumps(found, indent=2) + "\n")
-
-
-def _install(stand: Stand) -> None:
-    """Install what is missing of the system's programs, without starting a service."""
-    missing = []
-    for name, package in _PROGRAMS.items():
-        try:
-            program(name)
-        except SetupError:
-            missing.append(package)
-    if missing:
-        place = Place(stand.clone)
-        with place.locked():
-            debian.ensure(place, missing, purpose="the stand")
 
 
 def down(stand: Stand) -> None:

@@ -59,7 +59,7 @@ exec dockerd --storage-driver=overlay2 --exec-opt=native.cgroupdriver=cgroupfs -
 _SSHD = """
 ListenAddress {address}
 HostKey /run/boot/host_key
-AuthorizedKeysFile /run/boot/authorized_keys
+AuthorizedKeysFile /run/boot/authorized_keys .ssh/authorized_keys
 PidFile /run/sshd.pid
 PasswordAuthentication no
 KbdInteractiveAuthentication no

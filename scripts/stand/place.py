@@ -5,14 +5,16 @@ import hashlib
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from scripts.engine import debian
 from scripts.engine.console import SetupError
 from scripts.engine.daemon import daemon_path
+from scripts.engine.place import Place
 
 HOSTS = 3
 
@@ -107,6 +109,11 @@ class Stand:
         return self.clone / ".stand"
 
     @property
+    def engine(self) -> Place:
+        """Where the engine and the registry of `make engine` are, for a clone that links to another's `.engine` too."""
+        return Place((self.clone / ".engine").resolve().parent)
+
+    @property
     def tag(self) -> str:
         """Six characters that tell this clone's interfaces and namespaces from another's."""
         return hashlib.sha256(str(self.clone).encode()).hexdigest()[:6]
@@ -195,6 +202,24 @@ def program(name: str) -> str:
     if found is None:
         raise SetupError(f"the program {name} is not installed.")
     return found
+
+
+def install(place: Place, programs: Mapping[str, str], purpose: str, packages: Iterable[str] = ()) -> None:
+    """Install what is missing of the system's programs, without starting a service.
+
+    Args:
+        place: the engine's, where the log of an installation goes.
+        programs: name of a program and of the package that has it.
+        purpose: what they are for, in messages.
+        packages: further ones that are missing.
+    """
+    missing = [
+        *packages,
+        *(package for name, package in programs.items() if not shutil.which(name, path=daemon_path())),
+    ]
+    if missing:
+        with place.locked():
+            debian.ensure(place, missing, purpose=purpose)
 
 
 def here() -> Stand:

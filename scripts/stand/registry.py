@@ -21,7 +21,7 @@ _START_LIMIT_S = 15
 
 def up(stand: Stand) -> None:
     """Start it, and let the private engine push to it; nothing where `make engine` has made no registry."""
-    place = Place(stand.clone)
+    place = stand.engine
     binary = registry.binary()
     if binary is None or not (place.root / "registry").is_dir():
         return
@@ -46,7 +46,7 @@ def down(stand: Stand) -> None:
     pid = processes.ours(stand.root / "registry.pid", stand.root / "registry.yml")
     if pid is not None:
         processes.stop(pid, patience_s=5)
-        _trust(Place(stand.clone), f"{stand.gateway}:5000", trusted=False)
+        _trust(stand.engine, f"{stand.gateway}:5000", trusted=False)
 
 
 def _trust(place: Place, registry: str, *, trusted: bool) -> None:
@@ -55,10 +55,11 @@ def _trust(place: Place, registry: str, *, trusted: bool) -> None:
     running = daemon.pid(place)
     if running is None or not settings_file.exists():
         return
-    settings = json.loads(settings_file.read_text())
-    others = set(settings.get("insecure-registries", [])) - {registry}  # of stands that share the engine
-    settings["insecure-registries"] = sorted(others | {registry}) if trusted else sorted(others)
-    settings_file.write_text(json.dumps(settings) + "\n")
+    with place.locked():  # several stands may share the engine
+        settings = json.loads(settings_file.read_text())
+        others = set(settings.get("insecure-registries", [])) - {registry}
+        settings["insecure-registries"] = sorted(others | {registry}) if trusted else sorted(others)
+        settings_file.write_text(json.dumps(settings) + "\n")
     os.kill(running, signal.SIGHUP)
     deadline_s = time.monotonic() + _START_LIMIT_S
     while trusted and registry not in _trusted(place):

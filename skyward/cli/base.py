@@ -1,4 +1,4 @@
-"""`skyward build --check-base`: what an image has that decides what is built on it, and what skyward does with that."""
+"""`skyward build --check-base`: the facts of an image that matter for a base, and how skyward would use it as one."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import asdict
 
 import click
 
-from skyward.build.base import resolve_base
-from skyward.build.foundation import facts_of_base, why_unfit
-from skyward.build.store import ImageStore
+from skyward.builder.bases.facts import facts_of_base, why_unfit
+from skyward.builder.planning import resolve_base
+from skyward.builder.store import ImageStore
 from skyward.errors import ImageError
 from skyward.image import BaseFacts, Interpreter
 from skyward.model.rights import ACCOUNT

@@ -1,42 +1,41 @@
 """`skyward build`: images compiled, built and pushed before any pool needs them; or looked at without building.
 
-A no-op must stay cheap: nothing but click and the compiler is loaded, and the engine is asked one question.
+What finds an image loads nothing that builds, and asks the engine one question. The next run with the same words and
+files is answered from a record, see `skyward.cli.unchanged`.
 """
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from skyward.build import ensure, plan_for
-from skyward.build.contents import is_known
-from skyward.build.events import Event, Report, note, readable
-from skyward.build.sizes import layer_sizes
-from skyward.build.used import note_use
-from skyward.cli.output import Output, Result, result_text
+from skyward.builder import ensure, plan_for
+from skyward.builder.contents import is_known, note_use
+from skyward.builder.events import Event, Report, note, readable
+from skyward.builder.explain import layer_sizes
+from skyward.builder.store import ListedImages
+from skyward.cli.output import Output, Result
+from skyward.cli.recording import Found, record
 from skyward.engine import EngineAddress, Images, find_engine
 from skyward.errors import ConfigError, EngineError, ImageError
-from skyward.image import Plan, default_base
+from skyward.image import Plan
 from skyward.model.image import Image
 from skyward.model.targets import local_minor, platform_of
-from skyward.providers.images import ListedImages
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
-    from skyward.build.declared import Declared
+    from skyward.builder.sources.declared import Declared
     from skyward.model.ssh import SshHost
 
 EXISTS, ABSENT, UNKNOWN = 0, 1, 3
-PLUGINS = ("huggingface", "jax", "joblib", "keras", "sklearn", "tensorflow", "torch")  # ask nobody but this program
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ class Wanted:
     """An image somebody asks for.
 
     Attributes:
-        name: for people; pools of one function are told apart by their lines.
+        name: for people; pools of one function differ by their lines.
         memory: what its builds are remembered by: no line, which any edit moves, but its number among those.
         declared: how it is declared.
     """
@@ -58,35 +57,12 @@ class Wanted:
         return f"{Path.cwd() / self.memory} for {plan.platform}"
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
-    """An image that is there now, and what it is made of."""
-
-    wanted: Wanted
-    plan: Plan
-    result: Result
-
-    @property
-    def base(self) -> tuple[str, str]:
-        """The name of its base, and the id or digest that the engine gave for it."""
-        named = self.wanted.declared.image.base or os.environ.get("SKYWARD_BASE") or default_base(self.plan.python)
-        return str(named), json.loads(dict(self.plan.inputs)["base"])
-
-    @property
-    def is_decided_by_names(self) -> bool:
-        """Whether nothing was built, and it is made of what has a name: no files of this machine, plugins of ours."""
-        declared, plan = self.wanted.declared, self.plan
-        files = declared.image.requirements or declared.image.groups or declared.image.project or plan.image.includes
-        ours = all(use.name in PLUGINS for use in declared.plugins)
-        return not (self.result.built or self.result.waited_for or files or plan.copied or plan.base_build) and ours
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class BuildTarget:
     """How to build: on which engine, for which platform, where to push and how, whether to look for newer packages.
 
-    `images` and `engine` are one engine's images: as it tells of them, and in the form that the build room asks for.
-    `done` is what came of it so far.
+    `images` and `engine` are one engine's images: its own API, and the `ImageStore` that the builder takes.
+    `found` are the images so far that were there.
     """
 
     images: Images
@@ -98,7 +74,7 @@ class Way:
     upgrade: bool
     sbom: bool = False
     sign: EllipticCurvePrivateKey | None = None
-    done: list[Done] = field(default_factory=list)
+    found: list[Found] = field(default_factory=list)
 
     def platform_for(self, wanted: Wanted) -> str:
         """What the image is for: what was asked for or declared, else the platform of the engine's machine."""
@@ -129,13 +105,16 @@ class Way:
             upgrade=self.upgrade,
         )
 
-    def target(self, plan: Plan) -> str | None:
+    def reference(self, plan: Plan) -> str | None:
         """The image's name in the registry."""
         if not self.push:
             return None
-        from skyward.build.registry import with_tag
+        from skyward.builder.registry.reference import with_tag
 
         return with_tag(self.push, plan.tag.rpartition(":")[2])
+
+
+Act = Callable[[Wanted, BuildTarget, Output], int]
 
 
 @click.command()
@@ -149,10 +128,14 @@ class Way:
 @click.option("--print", "mode", flag_value="print", help="Show the Dockerfile and who asked for what. Builds nothing.")
 @click.option("--explain", "mode", flag_value="explain", help="Show what changed since the last build. Builds nothing.")
 @click.option(
-    "--check", "mode", flag_value="check", help="Exit with 0 if the images exist, 1 if not, 3 if nobody can say."
+    "--check", "mode", flag_value="check", help="Exit with 0 if the images exist, 1 if not, 3 if that is unknown."
 )
+@click.option("--eject", metavar="DIR", help="Write a Dockerfile and its context that build without skyward.")
 @click.option(
-    "--check-base", "base", metavar="IMAGE", help="Say what an image has, and what is made of it as a base. No FILE."
+    "--check-base",
+    "base",
+    metavar="IMAGE",
+    help="Show what an image has, and how it serves as a base. No FILE.",
 )
 @click.option("--group", "groups", multiple=True, metavar="NAME", help="A dependency group of a project, to add.")
 @click.option("--extra", "extras", multiple=True, metavar="NAME", help="An extra of a project, to add.")
@@ -160,7 +143,7 @@ class Way:
 @click.option("--sbom", is_flag=True, help="Make an SPDX document of what the image has, and attach it.")
 @click.option("--sign", type=click.Path(), metavar="KEY", help="Sign what is pushed, as cosign does, with a key (PEM).")
 @click.option("--upgrade", is_flag=True, help="Look for newer packages and a newer base, within what is asked for.")
-@click.option("--json", "as_json", is_flag=True, help="Tell everything as JSON, one object per line.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, one object per line.")
 def command(
     sources: tuple[str, ...],
     push: str | None,
@@ -168,6 +151,7 @@ def command(
     platform: str | None,
     on: str | None,
     mode: str | None,
+    eject: str | None,
     base: str | None,
     groups: tuple[str, ...],
     extras: tuple[str, ...],
@@ -201,7 +185,7 @@ def command(
             from skyward.cli.base import show_base
 
             return show_base(base, engine, platform or images.platform(), as_json=as_json)
-        way = Way(
+        target = BuildTarget(
             images=images,
             engine=engine,
             is_here=not on,
@@ -213,39 +197,16 @@ def command(
             sign=_signing_key(sign) if sign else None,
         )
         wanted = [each for source in sources for each in _read(source, choice)]
-        act = {"print": _print, "explain": _explain, "check": _check}.get(mode or "", _build)
-        status = max([act(each, way, output) for each in wanted])
-    is_plain = not (push or platform or on or mode or upgrade or as_json or sbom or sign or any(choice.values()))
-    if is_plain and isinstance(place, EngineAddress):
-        _record(sources, way.done, place)
+        acts: dict[str | None, Act] = {"print": _print, "explain": _explain, "check": _check}
+        act = _ejecting(Path(eject), wanted) if eject else acts.get(mode, _build)
+        status = max([act(each, target, output) for each in wanted])
+    if isinstance(place, EngineAddress) and len(target.found) == len(wanted):
+        record(target.found, output, place)
     return status
 
 
-def _record(sources: tuple[str, ...], done: list[Done], engine: EngineAddress) -> None:
-    """Keep what was found, where nothing was built and all that decides it is known: see `skyward.cli.unchanged`."""
-    from skyward.build.cache import cache_folder, home
-
-    if not all(each.is_decided_by_names for each in done) or cache_folder("unchanged") is None:
-        return
-    from skyward.build.indexes import settings_files
-    from skyward.build.used import file_of_use
-    from skyward.cli import unchanged
-    from skyward.engine.address import DEFAULT_URL
-
-    # Docker's own socket comes before any other, from when it is there
-    others = [path for path in [DEFAULT_URL.removeprefix("unix://")] if path != str(engine.path)]
-    unchanged.record(
-        ["build", *sources],
-        "".join(result_text(each.wanted.name, each.result) for each in done),
-        [pair for each in done for pair in (each.base, (each.plan.tag, each.result.id))],
-        str(engine.path),
-        [*map(str, settings_files(os.environ, home(), Path.cwd())), *others],
-        [str(file_of_use(each.plan.tag)) for each in done],
-    )
-
-
 def _signing_key(path: str) -> EllipticCurvePrivateKey:
-    from skyward.build.registry.signing import private_key
+    from skyward.builder.registry.signing import private_key
 
     return private_key(path)
 
@@ -278,14 +239,14 @@ def declared_in(source: str, choice: Mapping[str, Any]) -> list[Declared]:
         ConfigError: it declares none, or not what can be used.
     """
     if Path(source).is_dir():
-        from skyward.build.declared import load_project
+        from skyward.builder.sources.declared import load_project
 
         return [load_project(source, **choice)]
     if Path(source).suffix not in (".py", ".ipynb"):
-        from skyward.build.declared import load
+        from skyward.builder.sources.declared import load
 
         return [load(source)]
-    from skyward.build.script import pools_in_script
+    from skyward.builder.sources.script import pools_in_script
 
     found = pools_in_script(source)
     if not found:
@@ -296,39 +257,45 @@ def declared_in(source: str, choice: Mapping[str, Any]) -> list[Declared]:
     return found
 
 
-def _build(wanted: Wanted, way: Way, output: Output) -> int:
+def _build(wanted: Wanted, target: BuildTarget, output: Output) -> int:
     """Build an image where it is nowhere, and push it where it is not in the registry."""
     with output.listening(wanted.name) as report:
-        plan = way.plan(wanted)
-        target = way.target(plan)
+        plan = target.plan(wanted)
+        reference = target.reference(plan)
         result = Result.of(plan)
-        if target is None or not _in_registry(target, plan, result, report):
-            _on_engine(plan, way, target, result, report)
-            if target is not None:
-                _push(plan, target, way, result, report)
-        _describe(plan, target, way, result, report)
-    note_use(plan.tag)
+        if reference is None or not _in_registry(reference, plan, result, report):
+            _on_engine(plan, target, reference, result, report)
+            if reference is not None:
+                _push(plan, reference, target, result, report)
+        _describe(plan, reference, target, result, report)
+    note_use(plan.tag, str(Path(wanted.name).absolute()))
     _remember(wanted, plan)
     output.result(wanted.name, result)
-    way.done.append(Done(wanted, plan, result))
+    if not (result.built or result.waited_for or target.upgrade or target.sbom or target.sign):
+        until = float("inf")
+        if reference is not None:
+            from skyward.builder.registry import existence
+
+            until = existence.trusted_until(reference, platform=plan.platform)
+        target.found.append(Found(wanted.declared, plan, result.id, until=until))
     return EXISTS
 
 
 def _remember(wanted: Wanted, plan: Plan) -> None:
     """Keep what this image is made of, to explain the next build of it."""
-    from skyward.build.explain import recall, remember
+    from skyward.builder.explain import recall, remember
 
     last = recall(wanted.key(plan))
     if last is None or last.tag != plan.tag:
         remember(wanted.key(plan), plan)
 
 
-def _on_engine(plan: Plan, way: Way, target: str | None, result: Result, report: Report) -> None:
+def _on_engine(plan: Plan, target: BuildTarget, reference: str | None, result: Result, report: Report) -> None:
     """Have the engine have the image; one question where it does.
 
     Where it goes to a registry afterwards, what others have built and pushed there is used.
     """
-    facts = way.engine.inspect(plan.tag)
+    facts = target.engine.inspect(plan.tag)
     if not is_known(plan.tag, facts):
 
         def follow(event: Event) -> None:
@@ -336,24 +303,25 @@ def _on_engine(plan: Plan, way: Way, target: str | None, result: Result, report:
             report(event)
 
         cache = None
-        if target is not None:
-            from skyward.build.registry import shared_cache
+        if reference is not None:
+            from skyward.builder.registry.cache import shared_cache
 
-            cache = shared_cache(target, plan.platform, is_whole=way.images.in_containerd())
+            cache = shared_cache(reference, plan.platform, is_whole=target.images.in_containerd())
         started = perf_counter()
-        ensure(plan, way.engine, follow, docker_host=way.images.url, cache=cache)
+        ensure(plan, target.engine, follow, docker_host=target.images.url, cache=cache)
         result.built, result.seconds = result.waited_for is None, perf_counter() - started
-        for layer, size in layer_sizes(plan, way.engine.history(plan.tag)):
+        for layer, size in layer_sizes(plan, target.engine.history(plan.tag)):
             follow(Event(kind="size", layer=layer, size=size))
-        facts = way.engine.inspect(plan.tag)
+        facts = target.engine.inspect(plan.tag)
     if facts is not None:
         result.id, result.size = facts.id, facts.size
 
 
-def _in_registry(target: str, plan: Plan, result: Result, report: Report) -> bool:
-    from skyward.build.registry import Exists, Unknown, existence
+def _in_registry(reference: str, plan: Plan, result: Result, report: Report) -> bool:
+    from skyward.builder.registry import existence
+    from skyward.builder.registry.existence import Exists, Unknown
 
-    found = existence.check_content(plan.tag, target, platform=plan.platform, report=report)
+    found = existence.check_content(plan.tag, reference, platform=plan.platform, report=report)
     if isinstance(found, Unknown):
         raise found.error()
     if isinstance(found, Exists):
@@ -361,77 +329,91 @@ def _in_registry(target: str, plan: Plan, result: Result, report: Report) -> boo
     return isinstance(found, Exists)
 
 
-def _push(plan: Plan, target: str, way: Way, result: Result, report: Report) -> None:
-    from skyward.build.registry import push, push_zstd
+def _push(plan: Plan, reference: str, target: BuildTarget, result: Result, report: Report) -> None:
+    from skyward.builder.registry.pushing import push, push_zstd
 
-    if way.zstd:
-        made = push_zstd(plan.tag, target, platform=plan.platform, report=report, docker_host=way.images.url)
+    if target.zstd:
+        made = push_zstd(plan.tag, reference, platform=plan.platform, report=report, docker_host=target.images.url)
         result.reference = made.reference
         report(note(f"pushed {made.reference}"))
         return
-    pushed = push(plan.tag, target, platform=plan.platform, engine=way.engine, report=report)
+    pushed = push(plan.tag, reference, platform=plan.platform, engine=target.engine, report=report)
     result.reference = pushed.reference
     report(note(f"pushed {pushed.reference}, {readable(pushed.sent_bytes)} of {readable(pushed.size_bytes)} sent"))
 
 
-def _describe(plan: Plan, target: str | None, way: Way, result: Result, report: Report) -> None:
+def _describe(plan: Plan, reference: str | None, target: BuildTarget, result: Result, report: Report) -> None:
     """Make the image's SBOM, attach it, and sign the image, as far as that is asked for."""
-    if not way.sbom and way.sign is None:
+    if not target.sbom and target.sign is None:
         return
-    from skyward.build import sbom
-    from skyward.build.registry import parse_reference
-    from skyward.build.registry.referrers import attach
-    from skyward.build.registry.signing import sign
+    from skyward.builder import sbom
+    from skyward.builder.registry.reference import parse_reference
+    from skyward.builder.registry.referrers import attach
+    from skyward.builder.registry.signing import sign
 
     digest = (result.reference or "").rpartition("@")[2]
-    if way.sbom:
+    if target.sbom:
         document = None if result.built else sbom.kept(plan.tag)
         if document is None:
-            image = plan.tag if way.engine.inspect(plan.tag) else str(result.reference)
+            image = plan.tag if target.engine.inspect(plan.tag) else str(result.reference)
             if image != plan.tag:
-                way.engine.pull(image)
-            document = sbom.sbom(plan, image, way.engine)
+                target.engine.pull(image)
+            document = sbom.sbom(plan, image, target.engine)
             sbom.keep(plan.tag, document)
-        if target is not None:
+        if reference is not None:
             name = f"{plan.tag.rpartition(':')[2]}.spdx.json"
-            attach(parse_reference(target), digest, sbom.MEDIA_TYPE, name, document)
+            attach(parse_reference(reference), digest, sbom.MEDIA_TYPE, name, document)
             report(note(f"attached its SBOM to {result.reference}"))
-    if way.sign is not None and target is not None:
-        sign(parse_reference(target), digest, way.sign)
+    if target.sign is not None and reference is not None:
+        sign(parse_reference(reference), digest, target.sign)
         report(note(f"signed {result.reference}"))
 
 
-def _check(wanted: Wanted, way: Way, output: Output) -> int:
+def _check(wanted: Wanted, target: BuildTarget, output: Output) -> int:
     """Say whether an image exists, without making anything."""
     try:
         with output.listening(wanted.name):
-            plan = way.plan(wanted)
-        state, reason = _state(plan, way)
+            plan = target.plan(wanted)
+        state, reason, image_id = _state(plan, target)
     except (EngineError, ImageError) as error:
         output.check(wanted.name, "", "unknown", str(error))
         return UNKNOWN
     output.check(wanted.name, plan.tag, state, reason)
+    if image_id:
+        target.found.append(Found(wanted.declared, plan, image_id, is_used=False))
     return {"exists": EXISTS, "absent": ABSENT}.get(state, UNKNOWN)
 
 
-def _state(plan: Plan, way: Way) -> tuple[str, str]:
-    target = way.target(plan)
-    if target is None:
-        return ("exists" if is_known(plan.tag, way.engine.inspect(plan.tag)) else "absent"), ""
-    from skyward.build.registry import Absent, Exists, existence
+def _state(plan: Plan, target: BuildTarget) -> tuple[str, str, str]:
+    """The state of an image, the reason where it is unknown, and its id where the engine has it."""
+    reference = target.reference(plan)
+    if reference is None:
+        facts = target.engine.inspect(plan.tag)
+        return ("exists", "", facts.id) if facts and is_known(plan.tag, facts) else ("absent", "", "")
+    from skyward.builder.registry import existence
+    from skyward.builder.registry.existence import Absent, Exists
 
-    found = existence.check(target, platform=plan.platform, trust_s=0)
+    found = existence.check(reference, platform=plan.platform, trust_s=0)
     if isinstance(found, Exists):
-        return "exists", found.reference
-    return ("absent", "") if isinstance(found, Absent) else ("unknown", f"{found.reason} {found.remedy}")
+        return "exists", found.reference, ""
+    return ("absent", "", "") if isinstance(found, Absent) else ("unknown", f"{found.reason} {found.remedy}", "")
 
 
-def _print(wanted: Wanted, way: Way, output: Output) -> int:
+def _ejecting(folder: Path, wanted: list[Wanted]) -> Act:
+    from skyward.cli.eject import eject
+
+    if len(wanted) > 1:
+        names = ", ".join(each.name for each in wanted)
+        raise ConfigError(f"--eject writes one image, and {len(wanted)} are declared: {names}.")
+    return partial(eject, folder=folder)
+
+
+def _print(wanted: Wanted, target: BuildTarget, output: Output) -> int:
     """Show the Dockerfile, each instruction after who asked for it. Asks neither engine nor index nor registry."""
-    from skyward.build.draft import draft_for
+    from skyward.builder.draft import draft_for
 
     plan = draft_for(
-        way.image_for(wanted), python=local_minor(), platform=way.platform_for(wanted), root=wanted.declared.root
+        target.image_for(wanted), python=local_minor(), platform=target.platform_for(wanted), root=wanted.declared.root
     )
     output.dockerfile(wanted.name, _annotated(plan, wanted.name))
     return EXISTS
@@ -447,14 +429,14 @@ def _annotated(plan: Plan, name: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _explain(wanted: Wanted, way: Way, output: Output) -> int:
+def _explain(wanted: Wanted, target: BuildTarget, output: Output) -> int:
     """Say what differs from the last build of this file here, and which layers that costs."""
-    from skyward.build.explain import explain, memory_of, recall
+    from skyward.builder.explain import explain, memory_of, recall
 
     with output.listening(wanted.name):
-        plan = way.plan(wanted)
+        plan = target.plan(wanted)
     last = recall(wanted.key(plan))
-    exists = is_known(plan.tag, way.engine.inspect(plan.tag))
+    exists = is_known(plan.tag, target.engine.inspect(plan.tag))
     found = explain(plan, memory_of(plan) if exists else last)  # nothing changes where nothing is built
     output.explanation(wanted.name, plan, last.tag if last else None, found, exists=exists)
     return EXISTS

@@ -5,12 +5,14 @@
 | 0 | done (`build --check`: all images exist; `lock --check`: all locks fit) |
 | 1 | `build --check`: an image does not exist; `lock --check`: a lock does not fit; else an error of no other kind |
 | 2 | the command line, a file or a setting is wrong |
-| 3 | a plugin failed (`build --check`: nobody can say whether an image exists) |
+| 3 | a plugin failed (`build --check`: whether an image exists is unknown) |
 | 4 | an image cannot be had: base, build or registry |
 | 5 | the Docker engine, or the machine it is on |
 | 6, 7, 8 | machines, pools, calls |
 | 9 | a connection between client and node |
 | 130 | Ctrl-C |
+
+That of `skyward run` is the program's.
 """
 
 from __future__ import annotations
@@ -19,15 +21,18 @@ import gc
 import os
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib import import_module
 
 import click
 
 from skyward._version import __version__
 from skyward.errors import (
+    CheckpointError,
     ConfigError,
     EngineError,
     ImageError,
+    JournalError,
     PluginError,
     PoolError,
     ProviderError,
@@ -38,13 +43,28 @@ from skyward.errors import (
 
 # name -> the module with the command of that name, loaded when it is asked for
 COMMANDS = {
+    "attach": "skyward.cli.attach",
     "aws": "skyward.cli.aws",
     "build": "skyward.cli.build",
+    "completion": "skyward.cli.completion",
+    "cp": "skyward.cli.cp",
     "doctor": "skyward.cli.doctor",
     "down": "skyward.cli.down",
+    "exec": "skyward.cli.exec",
+    "forward": "skyward.cli.forward",
+    "gcp": "skyward.cli.gcp",
     "image": "skyward.cli.image",
+    "init": "skyward.cli.init",
+    "kubernetes": "skyward.cli.kubernetes",
     "lock": "skyward.cli.lock",
+    "logs": "skyward.cli.logs",
+    "offers": "skyward.cli.offers",
     "ps": "skyward.cli.ps",
+    "result": "skyward.cli.result",
+    "run": "skyward.cli.run",
+    "schema": "skyward.cli.schema",
+    "shell": "skyward.cli.shell",
+    "top": "skyward.cli.top",
     "up": "skyward.cli.up",
 }
 STATUSES: tuple[tuple[type[SkywardError], int], ...] = (
@@ -56,6 +76,8 @@ STATUSES: tuple[tuple[type[SkywardError], int], ...] = (
     (PoolError, 7),
     (TaskError, 8),
     (WireError, 9),
+    (JournalError, 10),
+    (CheckpointError, 11),
 )
 INTERRUPTED = 130
 _DEBUG = "--debug"
@@ -66,8 +88,10 @@ class _Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return sorted(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
+            if close := get_close_matches(cmd_name, COMMANDS, n=3):
+                ctx.fail(f"No such command {cmd_name!r}. Did you mean {' or '.join(close)}?")
             return None
         command: click.Command = import_module(COMMANDS[cmd_name]).command
         return command
@@ -82,13 +106,14 @@ def cli(debug: bool) -> None:
 
 def run(words: Sequence[str]) -> int:
     """Run the command line and return its exit status; a SkywardError becomes a message on standard error."""
-    debug = _DEBUG in words
+    ours = _ours(words)
+    debug = _DEBUG in words[:ours]
     before = gc.get_threshold()
     gc.set_threshold(_GARBAGE, *before[1:])
     try:
-        return _run([word for word in words if word != _DEBUG])
+        return _run([*(word for word in words[:ours] if word != _DEBUG), *words[ours:]])
     except click.Abort:
-        return _told("Interrupted.", INTERRUPTED)
+        return _failed("Interrupted.", INTERRUPTED)
     except click.ClickException as error:
         error.show()
         return error.exit_code
@@ -97,7 +122,7 @@ def run(words: Sequence[str]) -> int:
             import traceback
 
             traceback.print_exception(error)
-        return _told(str(error), status_of(error))
+        return _failed(str(error), status_of(error))
     except BrokenPipeError:
         # the reader of our output has seen enough; Python would complain once more when it flushes at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -105,6 +130,14 @@ def run(words: Sequence[str]) -> int:
     finally:
         gc.set_threshold(*before)
         gc.freeze()  # the interpreter's end searches for garbage once more, a tenth of a no-op's time
+
+
+def _ours(words: Sequence[str]) -> int:
+    """How many of the words are skyward's: what follows `run` is the program's, what follows `--` a command's."""
+    command = next((place for place, word in enumerate(words) if not word.startswith("-")), len(words))
+    if words[command : command + 1] == ["run"]:
+        return command
+    return words.index("--") if "--" in words else len(words)
 
 
 def _run(words: list[str]) -> int:
@@ -116,6 +149,6 @@ def status_of(error: SkywardError) -> int:
     return next((status for kind, status in STATUSES if isinstance(error, kind)), 1)
 
 
-def _told(sentence: str, status: int) -> int:
+def _failed(sentence: str, status: int) -> int:
     click.echo(f"skyward: {sentence}", err=True)
     return status

@@ -1,24 +1,26 @@
-"""`skyward doctor`: whether this machine, and machines reached by SSH, can run nodes; the checks of pools, without one.
+"""`skyward doctor`: the checks of hosts that pools make, without a pool: of this machine and machines reached by SSH.
 
 With `--json` there is one object per host and line: `host`, `engine` (version), `platform`, `cpus`, `memory_gb`,
-`disk_gb` (free), `gpus` (names), `driver`, `cuda`, `ahead_s`, `builder`,
-`can`, `cannot`, each null or empty where it is not known, and `findings`, each with `what` and `text`.
+`disk_gb` (free), `gpus` (names), `driver`, `cuda`, `ahead_s`, `builder`, `can`, `cannot`, `ssh` (the SSH client), each
+null or empty where it is not known, and `findings`, each with `what` and `text`.
 """
 
 from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
-from skyward.cli.table import show_table
+from skyward.cli.output import show_table
 from skyward.providers import SSH
-from skyward.providers.checks import table
-from skyward.providers.condition import HEADINGS, Condition, as_row, condition_here
+from skyward.ssh.connection import client_version
+from skyward.ssh.host_report import HEADINGS, HostReport, as_row, local_host_report
+from skyward.ssh.preflight import table
 
-ILL = 6  # exit status where something is wrong with a host: the one of providers
+UNHEALTHY = 6  # exit status where something is wrong with a host: that of provider errors
 _HERE = "this machine"
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -36,22 +38,25 @@ def command(hosts: tuple[str, ...], key: Path | None, known_hosts: Path | None, 
     """
     remote = SSH(*hosts, key=key, known_hosts=known_hosts) if hosts else None
     with ThreadPoolExecutor(1) as threads:
-        here = threads.submit(condition_here, _HERE)
-        there = remote.conditions() if remote else ()
-    conditions = [here.result(), *there]
+        here = threads.submit(local_host_report, _HERE)
+        there = remote.host_reports() if remote else ()
+    client = client_version() if remote else None
+    reports = [here.result(), *(replace(report, ssh=client) for report in there)]
     if as_json:
-        for condition in conditions:
-            click.echo(json.dumps(condition.document))
+        for report in reports:
+            click.echo(json.dumps(report.document))
     else:
-        _show(conditions)
-    return ILL if any(condition.findings for condition in conditions) else 0
+        _show(reports)
+    return UNHEALTHY if any(report.findings for report in reports) else 0
 
 
-def _show(conditions: list[Condition]) -> None:
-    show_table([HEADINGS, *map(as_row, conditions)])
-    for condition in conditions:
-        if condition.builder:
-            lacking = f"; not {', '.join(condition.cannot)}" if condition.cannot else ""
-            click.echo(f"\n{condition.host} builds with {condition.builder}: {', '.join(condition.can)}{lacking}")
-    if findings := [finding for condition in conditions for finding in condition.findings]:
+def _show(reports: list[HostReport]) -> None:
+    show_table([HEADINGS, *map(as_row, reports)])
+    for report in reports:
+        if report.builder:
+            lacking = f"; not {', '.join(report.cannot)}" if report.cannot else ""
+            click.echo(f"\n{report.host} builds with {report.builder}: {', '.join(report.can)}{lacking}")
+    if findings := [finding for report in reports for finding in report.findings]:
         click.echo(f"\n{table(findings)}")
+    if clients := {report.ssh for report in reports if report.ssh}:
+        click.echo(f"\nMachines are reached by {', '.join(clients)}.")

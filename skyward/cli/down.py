@@ -1,6 +1,9 @@
-"""`skyward down`: end pools, found by labels alone: those that are named, or all of this user's.
+"""`skyward down`: end runs by name, and pools, found by labels alone: those that are named, or all of this user's.
 
 With `--json` standard output has one object per line and nothing else:
+
+- `{"event": "ended", "run", "where", "state", "status"}`: a run that has ended; `state` is "killed" where it did
+  not do so in order.
 
 - `{"event": "ended", "pool", "where", "nodes"}`: a pool that is ended at a place, and how many nodes it had there.
 - `{"event": "absent", "pool"}`: a pool that was named and of which nothing was found.
@@ -13,17 +16,22 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 import click
 
-from skyward.build.scratch import sweep
+from skyward.builder.scratch import sweep
+from skyward.cli.down_runs import end_runs, names_of_runs
+from skyward.cli.kept import forget, identifiers, kept_at, names_of_pools
+from skyward.cli.output import show_table
 from skyward.cli.places import Place, ask_all, place_options
-from skyward.cli.table import show_table
 from skyward.errors import ConfigError, ProviderError, SkywardError
-from skyward.providers.owner import current_user
+from skyward.model.resource import Resource
+from skyward.nodes.process_id import current_user
+from skyward.providers import SSH
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +52,11 @@ class Found:
 
 
 @click.command()
-@click.argument("pools", nargs=-1, metavar="[POOL]...")
+@click.argument("pools", nargs=-1, metavar="[RUN|POOL]...")
 @click.option("--all", "everything", is_flag=True, help="All pools that this user has started from this machine.")
 @click.option("--everyone", is_flag=True, help="With --all: those of other users and other machines as well.")
 @click.option("--yes", "-y", "is_agreed", is_flag=True, help="With --all: end them without asking.")
-@click.option("--json", "as_json", is_flag=True, help="Tell everything as JSON, one object per line.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, one object per line.")
 @place_options
 def command(
     pools: tuple[str, ...],
@@ -58,36 +66,42 @@ def command(
     places: Sequence[Place],
     as_json: bool,
 ) -> int:
-    """End pools by their identifiers, as `skyward ps` shows them, or all pools of this user.
+    """End runs and pools by their names, as `skyward ps` shows them, or all pools of this user.
 
-    Ends them on this machine and at what is named with --ssh, --aws and --swarm. A pool whose client still runs loses
-    its nodes. --all shows what it is going to end, and asks.
+    Ends them on this machine and at what the options name; a run on the machine that it is on. A run
+    has 10 seconds to end its pools before it is killed. A pool whose client still runs loses its
+    nodes. --all shows what it is going to end, and asks. Exit status 1 where nothing of a name was found.
     """
     if bool(pools) == everything:
-        raise ConfigError("skyward down takes the identifiers of pools, or --all; `skyward ps` shows what there is.")
+        raise ConfigError("skyward down takes names of runs or pools, or --all; `skyward ps` shows what there is.")
     if not everything and (everyone or is_agreed):
         raise ConfigError("--everyone and --yes belong to --all; a pool that is named is ended without a question.")
     sweep()  # what clients that were killed in a build have left
     told, found = _Told(as_json), list[Found]()
-    for place, answer in ask_all(places):
+    hosts = [host for place in places if isinstance(place.provider, SSH) for host in place.provider.hosts]
+    left = end_runs(pools, hosts, as_json=as_json, fail=told.run_failure)
+    named = identifiers(left)
+    for place, answer in ask_all(places) if left or everything else ():
         if isinstance(answer, SkywardError):
             told.failure(f"{place.name} cannot be asked", None, place, answer)
         else:
             found += _pools_at(place, answer)
-    chosen = _all_of(found, everyone, told) if everything else [each for each in found if each.pool in pools]
+    chosen = _all_of(found, everyone, told) if everything else [each for each in found if each.pool in named.values()]
     if everything and chosen and not is_agreed:
         _agree(chosen, as_json)
     for each in chosen:
         _end(each, told)
-    for pool in pools:
-        if all(each.pool != pool for each in chosen):
-            told.absence(pool)
+    for name, pool in named.items():
+        if name in pools and all(each.pool != pool for each in chosen):
+            told.absence(name, kept_at(pool))
     if told.failures:
         raise ProviderError("\n".join(["What was left may still run:", *told.failures]))
-    return 0
+    if told.absent:
+        told.suggest([*(each.pool for each in found), *names_of_runs(), *names_of_pools()])
+    return int(bool(told.absent))
 
 
-def _pools_at(place: Place, there: Sequence[Mapping[str, Any]]) -> Iterator[Found]:
+def _pools_at(place: Place, there: Sequence[Resource]) -> Iterator[Found]:
     """The pools of what is at a place. One whose parts name several users is nobody's."""
     for pool in sorted({str(each["pool"]) for each in there}):
         parts = [each for each in there if str(each["pool"]) == pool]
@@ -126,10 +140,11 @@ def _agree(chosen: Sequence[Found], as_json: bool) -> None:
 
 def _end(found: Found, told: _Told) -> None:
     try:
-        found.place.provider.release(found.pool)
+        found.place.provider.destroy(found.pool)
     except SkywardError as error:
         told.failure(f"pool {found.pool} at {found.place.name} could not be ended", found.pool, found.place, error)
     else:
+        forget(found.pool)
         told.end(found)
 
 
@@ -143,6 +158,7 @@ class _Told:
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json
         self.failures: list[str] = []
+        self.absent: list[str] = []  # names of which nothing was found
 
     def end(self, found: Found) -> None:
         if self._as_json:
@@ -159,11 +175,25 @@ class _Told:
             text = f"{_count(len(others), 'pool')} {are} not known to be of {user} and left alone (--everyone)"
             click.echo(text, err=True)
 
-    def absence(self, pool: str) -> None:
+    def suggest(self, known: Sequence[str]) -> None:
+        """Name what there is that comes close to the names of which nothing was found."""
+        close = sorted({near for name in self.absent for near in get_close_matches(name, known)})
+        if not self._as_json:
+            meant = f"Did you mean {' or '.join(close)}?" if close else "`skyward ps` shows what there is."
+            click.echo(meant, err=True)
+
+    def absence(self, pool: str, kept_at: str) -> None:
+        self.absent.append(pool)
         if self._as_json:
             _say("absent", pool=pool)
         else:
-            click.echo(f"pool {pool}: nothing of it was found", err=True)
+            where = f" here; it is kept on {kept_at}, whose hosts --ssh names" if kept_at else ""
+            click.echo(f"pool {pool}: nothing of it was found{where}", err=True)
+
+    def run_failure(self, what: str, run: str, error: SkywardError) -> None:
+        self.failures.append(f"{what}: {error}")
+        if self._as_json:
+            _say("error", run=run, kind=type(error).__name__, message=str(error))
 
     def failure(self, what: str, pool: str | None, place: Place, error: SkywardError) -> None:
         self.failures.append(f"{what}: {error}")

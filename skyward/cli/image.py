@@ -1,21 +1,31 @@
 """`skyward image`: the images that skyward built on this engine, listed and removed. It touches no other image.
 
+With `--json` standard output has one object per line and nothing else:
+
+- `{"event": "image", "tag", "size", "built", "used", "source"}` of `ls`: bytes, seconds since the epoch, and the
+  declaration or program that it was built for or used by last; `used` and `source` are null where that is not known.
+- `{"event": "removed", "tag", "size"}` of `rm` and `prune`; "would-remove" with `--dry-run`.
+- `{"event": "stays", "tag", "reason"}`: something still needs it.
+
 An image is skyward's if it has our label and a tag that is the label's identity: what somebody built on top of one of
 ours has inherited the label, but not the tag. Tags are removed, never images by their id, and never by force.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from datetime import datetime
 
 import click
 
-from skyward.build.events import readable
-from skyward.build.used import forget_use, last_use
+from skyward.builder.contents import forget_use, last_use, source_of
+from skyward.builder.events import readable
 from skyward.cli import infer
+from skyward.cli.output import show_table
 from skyward.engine import Images, Removal, find_engine
 from skyward.errors import ConfigError, ImageError, ImageNotFoundError
 
@@ -27,12 +37,13 @@ _UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Own:
-    """An image of ours; times in seconds since the epoch, `used` None where it is not known."""
+    """An image of ours; times in seconds since the epoch, `used` and `source` None where that is not known."""
 
     tag: str
     size: int
     built: float
     used: float | None
+    source: str | None
 
     @property
     def last(self) -> float:
@@ -43,7 +54,13 @@ class Own:
 def own_images(images: Images) -> list[Own]:
     """The images of ours that an engine has, the one used last first."""
     found = [
-        Own(tag=tag, size=image["Size"], built=_built(images, tag, image["Created"]), used=last_use(tag))
+        Own(
+            tag=tag,
+            size=image["Size"],
+            built=_built(images, tag, image["Created"]),
+            used=last_use(tag),
+            source=source_of(tag) or None,
+        )
         for image in images.labelled(LABEL)
         for tag in image["RepoTags"] or ()
         if _is_own(tag, image["Labels"][LABEL])
@@ -73,32 +90,45 @@ def command() -> None:
 command.add_command(infer.command)
 
 
+_as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line, and nothing else.")
+_dry_run = click.option("--dry-run", "is_trial", is_flag=True, help="Say what would be removed, and remove nothing.")
+
+
 @command.command("ls")
-def list_images() -> int:
-    """Show tag, size, and when each was built and last used."""
-    rows = [("TAG", "SIZE", "BUILT", "LAST USED")]
-    for image in own_images(Images(find_engine())):
+@_as_json
+def list_images(as_json: bool) -> int:
+    """Show tag, size, when each was built and last used, and the file that it was last used by.
+
+    Layers that several images share are counted in the size of each.
+    """
+    found = own_images(Images(find_engine()))
+    if as_json:
+        for image in found:
+            click.echo(json.dumps({"event": "image", **asdict(image)}))
+        return 0
+    rows = [("TAG", "SIZE", "BUILT", "LAST USED", "SOURCE")]
+    for image in found:
         used = "-" if image.used is None else _moment(image.used)
-        rows.append((image.tag, readable(image.size), _moment(image.built), used))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        rows.append((image.tag, readable(image.size), _moment(image.built), used, image.source or "-"))
+    show_table(rows)
     return 0
 
 
 @command.command("rm")
 @click.argument("tags", nargs=-1, required=True, metavar="TAG...")
-def remove_images(tags: tuple[str, ...]) -> int:
+@_dry_run
+@_as_json
+def remove_images(tags: tuple[str, ...], is_trial: bool, as_json: bool) -> int:
     """Remove images by their tags, as `ls` shows them; `skyward:` may be left out."""
     images = Images(find_engine())
-    own = {image.tag for image in own_images(images)}
+    own = {image.tag: image for image in own_images(images)}
     wanted = [tag if ":" in tag else f"skyward:{tag}" for tag in tags]
     if unknown := [tag for tag in wanted if tag not in own]:
         raise ConfigError(
             f"Nothing was removed: {', '.join(unknown)} {'is' if len(unknown) == 1 else 'are'} no image that skyward "
             "built on this engine. `skyward image ls` shows those."
         )
-    if used := [tag for tag in wanted if not _remove(images, tag)]:
+    if used := _removed(images, [own[tag] for tag in wanted], is_trial=is_trial, as_json=as_json)[1]:
         raise ImageError(
             f"{', '.join(used)} cannot be removed. First end the pool, or remove the container or image, that needs it."
         )
@@ -108,7 +138,9 @@ def remove_images(tags: tuple[str, ...]) -> int:
 @command.command("prune")
 @click.option("--older-than", metavar="AGE", help="Only what was last used before that: 30d, 12h, 2w. [default: 30d]")
 @click.option("--keep", type=click.IntRange(min=0), metavar="N", help="Keep the N images used last, however old.")
-def prune_images(older_than: str | None, keep: int | None) -> int:
+@_dry_run
+@_as_json
+def prune_images(older_than: str | None, keep: int | None, is_trial: bool, as_json: bool) -> int:
     """Remove images that have not been used for a while.
 
     Without options: those last used more than 30 days ago. With --keep alone: all but those N, whatever their age.
@@ -116,8 +148,9 @@ def prune_images(older_than: str | None, keep: int | None) -> int:
     age_s = _seconds(older_than or ("30d" if keep is None else "0m"))
     images = Images(find_engine())
     old = [image for image in own_images(images)[keep or 0 :] if time.time() - image.last >= age_s]
-    removed = [image for image in old if _remove(images, image.tag)]
-    click.echo(f"{len(removed)} image{'s' * (len(removed) != 1)} removed")
+    removed, _ = _removed(images, old, is_trial=is_trial, as_json=as_json)
+    if not as_json:
+        click.echo(f"{len(removed)} image{'s' * (len(removed) != 1)} {'to be ' * is_trial}removed")
     return 0
 
 
@@ -129,9 +162,11 @@ def show_sbom(image: str, platform: str | None) -> int:
 
     IMAGE is a tag as `ls` shows it, or an image in a registry, which has the document attached.
     """
-    from skyward.build import sbom
-    from skyward.build.registry import Absent, Unknown, existence, parse_reference
-    from skyward.build.registry.referrers import attached
+    from skyward.builder import sbom
+    from skyward.builder.registry import existence
+    from skyward.builder.registry.existence import Absent, Unknown
+    from skyward.builder.registry.reference import parse_reference
+    from skyward.builder.registry.referrers import attached
     from skyward.model.targets import platform_of
 
     document = sbom.kept(image) if _TAG.fullmatch(image.removeprefix("skyward:")) else None
@@ -148,15 +183,25 @@ def show_sbom(image: str, platform: str | None) -> int:
     return 0
 
 
-def _remove(images: Images, tag: str) -> bool:
-    """Remove an image and say so; False if something still needs it."""
-    how = images.remove(tag)
-    if how is Removal.IN_USE:
-        click.echo(f"{tag} {how.value}, and stays", err=True)
-        return False
-    forget_use(tag)
-    click.echo(f"{tag} {how.value}")
-    return True
+def _removed(images: Images, wanted: Sequence[Own], *, is_trial: bool, as_json: bool) -> tuple[list[str], list[str]]:
+    """Remove images and say so; the tags of those that went, and of those that something still needs."""
+    gone: list[str] = []
+    stay: list[str] = []
+    for image in wanted:
+        how = Removal.DONE if is_trial else images.remove(image.tag)
+        (stay if how is Removal.IN_USE else gone).append(image.tag)
+        if how is Removal.IN_USE:
+            event, about, line = "stays", {"reason": how.value}, f"{how.value}, and stays"
+        elif is_trial:
+            event, about, line = "would-remove", {"size": image.size}, f"would be removed ({readable(image.size)})"
+        else:
+            forget_use(image.tag)
+            event, about, line = "removed", {"size": image.size}, how.value
+        if as_json:
+            click.echo(json.dumps({"event": event, "tag": image.tag, **about}))
+        else:
+            click.echo(f"{image.tag} {line}", err=how is Removal.IN_USE)
+    return gone, stay
 
 
 def _seconds(age: str) -> int:

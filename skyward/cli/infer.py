@@ -13,14 +13,14 @@ import click
 from skyward.errors import ConfigError
 
 if TYPE_CHECKING:
-    from skyward.build.declared import Declared
-    from skyward.build.inferred import Difference, Inferred
+    from skyward.builder.sources.declared import Declared
+    from skyward.builder.sources.inferred import Difference, Inferred
 
 
 @click.command("infer")
 @click.argument("script", metavar="SCRIPT")
 @click.option("--image", "declaration", metavar="FILE", help="Compare with the image of this file (TOML or a script).")
-@click.option("--json", "as_json", is_flag=True, help="Tell everything as JSON, one object for each image.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, one object for each image.")
 def command(script: str, declaration: str | None, as_json: bool) -> int:
     """Show the packages that a SCRIPT imports, in the versions installed here, as a difference to its image.
 
@@ -28,7 +28,7 @@ def command(script: str, declaration: str | None, as_json: bool) -> int:
     itself declares are compared. The signs: + is not in the image, ~ is there in another version, = is there, - is
     there and not imported, ? is imported and not installed here.
     """
-    from skyward.build.infer import infer
+    from skyward.builder.sources.infer import infer
 
     found = infer(Path(script))
     for name, difference in _differences(found, script, declaration):
@@ -41,7 +41,7 @@ def command(script: str, declaration: str | None, as_json: bool) -> int:
 
 def _differences(found: Inferred, script: str, declaration: str | None) -> Iterator[tuple[str, Difference]]:
     """The difference to each image, with its name; to none where none is declared."""
-    from skyward.build.requirement_files import resolve_files
+    from skyward.builder.packages.requirements import resolve_files
     from skyward.model.image import Image
     from skyward.model.targets import local_minor, platform_of
     from skyward.plugins.declared import declared_image
@@ -56,8 +56,8 @@ def _differences(found: Inferred, script: str, declaration: str | None) -> Itera
 
 
 def _declared(script: str, declaration: str | None) -> list[Declared]:
-    from skyward.build.declared import load
-    from skyward.build.script import pools_in_script
+    from skyward.builder.sources.declared import load
+    from skyward.builder.sources.script import pools_in_script
 
     if declaration is not None:
         return pools_in_script(declaration) if Path(declaration).suffix == ".py" else [load(declaration)]

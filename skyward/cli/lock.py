@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from skyward.build.base import check_lock, lock_for
-from skyward.build.lock_file import Entry, read_lock_file, shown, write_lock_file
+from skyward.builder.packages.lock_file import Entry, read_lock_file, shown, write_lock_file
+from skyward.builder.planning import check_lock, lock_for
+from skyward.builder.store import ListedImages
 from skyward.cli.build import declared_in
 from skyward.cli.output import Output
 from skyward.engine import Images, find_engine
 from skyward.errors import ConfigError
 from skyward.model.image import Image, package_name
 from skyward.model.targets import local_minor, platform_of
-from skyward.providers.images import ListedImages
 
 if TYPE_CHECKING:
-    from skyward.build.declared import Declared
+    from skyward.builder.sources.declared import Declared
 
 FITS, STALE = 0, 1
 
@@ -62,7 +62,7 @@ class Locked:
 @click.option(
     "--upgrade-package", "-P", "newer", multiple=True, metavar="NAME", help="Take the newest of this package."
 )
-@click.option("--json", "as_json", is_flag=True, help="Tell everything as JSON, one object per line.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, one object per line.")
 def command(
     sources: tuple[str, ...],
     platforms: tuple[str, ...],
@@ -138,7 +138,7 @@ def _lock(
     engine: ListedImages,
     as_json: bool,
 ) -> None:
-    """Write a lock file, and say what changed."""
+    """Write a lock file, and print what changed."""
     known = read_lock_file(file) if file.is_file() else ()
     entries: list[Entry] = []
     for each in images:

@@ -1,4 +1,4 @@
-"""How `skyward build` shows what happens and what came out.
+"""The output of `skyward build`: progress and results.
 
 On a terminal a live list of layers, in a pipe plain lines, both on standard error; the results go to standard output.
 
@@ -6,8 +6,8 @@ With `--json` standard output has one object per line and nothing else. Every ob
 of what is being built. The events:
 
 - `note`: `message`, a sentence.
-- `layer`: `name` and `origin` say what it is and who asked for it; `stage` and `step` (null where it runs nothing) tell
-  them apart; `state` is "start", "cached", "done" (with `seconds`), "failed", or once the image is there "size" (with
+- `layer`: `name` and `origin` are what it does and who asked for it; `stage` and `step` (null where it runs nothing)
+  identify it; `state` is "start", "cached", "done" (with `seconds`), "failed", or once the image is there "size" (with
   `size`, bytes).
 - `output`: `line`, printed by the layer with that `stage` and `step`.
 - `result`: `tag`, `id`, `size` (bytes), `built` (false where the image was there), `waited_for` (the process that built
@@ -17,6 +17,7 @@ of what is being built. The events:
 - `explain`: `tag`, `exists`, `last` (the tag of the last build here, or null), `changes` since then (each with `input`,
   `before`, `after`), `reused` and `rebuilt` (layers); where the image exists nothing is changed or rebuilt.
 - `dockerfile`: `text`.
+- `eject`: `folder`, and `command`, which builds the image there.
 - `base` (of `--check-base`): `id`, `platform`, `system`, `libc`, `apt`, `cuda`, `user`, `entrypoint`, `runs_commands`
   (whether that runs what it is given), `pythons` (each with `path`, `version` and `environment`), `healthcheck`,
   `stop_signal`, `shell`, `onbuild`, `missing` (programs), `does` (sentences), and `fit` (whether it can be a base).
@@ -27,19 +28,22 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from skyward.build.events import Event, Report, as_lines, readable
+from skyward.builder.events import Event, Report, as_lines, readable
 from skyward.errors import SkywardError
 
 if TYPE_CHECKING:
-    from skyward.build.explain import Explanation
+    from skyward.builder.explain import Explanation
     from skyward.image import Layer, Plan
+
+
+_WIDE = 10_000  # columns where output goes to no terminal
 
 
 @dataclass(slots=True)
@@ -115,25 +119,40 @@ def result_text(image: str, result: Result) -> str:
 
 
 class Output:
-    """Where everything goes; `as_json` decides how."""
+    """Prints results and progress, as text or as JSON.
+
+    Attributes:
+        printed: what standard output has got.
+        has_events: whether anything was reported beside the results.
+    """
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
+        self.printed = ""
+        self.has_events = False
 
     @contextmanager
     def listening(self, image: str) -> Iterator[Report]:
-        """A listener for what is told of one image."""
+        """A listener for the events of one image."""
+        with ExitStack() as stack:
+            report = self._report(image, stack)
+
+            def listen(event: Event) -> None:
+                self.has_events = True
+                report(event)
+
+            yield listen
+
+    def _report(self, image: str, stack: ExitStack) -> Report:
         if self.as_json:
-            yield lambda event: self._say(image, _document(event))
-        elif sys.stderr.isatty():
-            with ExitStack() as stack:
-                yield _Terminal(stack)
-        else:
-            yield as_lines(lambda line: click.echo(f"skyward: {line}", err=True))
+            return lambda event: self._say(image, _document(event))
+        if sys.stderr.isatty():
+            return _Terminal(stack)
+        return as_lines(lambda line: click.echo(f"skyward: {line}", err=True))
 
     @contextmanager
     def errors(self, status_of: Mapping[type[SkywardError], int]) -> Iterator[None]:
-        """Tell an error as an event, too; it goes on to whoever gives the exit status."""
+        """Report an error as an event as well, and raise it again."""
         try:
             yield
         except SkywardError as error:
@@ -152,14 +171,14 @@ class Output:
             names = ("tag", "id", "size", "reference", "built", "waited_for", "seconds")
             self._say(image, {"event": "result", **{n: getattr(result, n) for n in names}, "layers": layers})
             return
-        click.echo(result_text(image, result), nl=False)
+        self._print(result_text(image, result))
 
     def check(self, image: str, tag: str, state: str, reason: str = "") -> None:
         """Show whether an image exists."""
         if self.as_json:
             self._say(image, {"event": "check", "tag": tag, "state": state, "reason": reason})
         else:
-            click.echo(f"{tag}  {image}: {state}{f' ({reason})' if reason else ''}")
+            self._print(f"{tag}  {image}: {state}{f' ({reason})' if reason else ''}\n")
 
     def explanation(self, image: str, plan: Plan, last: str | None, found: Explanation, *, exists: bool) -> None:
         """Show what a build would do, and why."""
@@ -185,8 +204,19 @@ class Output:
         else:
             click.echo(text, nl=False)
 
+    def ejected(self, image: str, folder: str, command: str) -> None:
+        """Show where an image's Dockerfile was written, and the command that builds it."""
+        if self.as_json:
+            self._say(image, {"event": "eject", "folder": folder, "command": command})
+        else:
+            self._print(f"{folder}  {image}: build it there with\n  {command}\n")
+
     def _say(self, image: str, document: dict[str, Any]) -> None:
-        click.echo(json.dumps({"event": document["event"], "image": image, **document}, ensure_ascii=False))
+        self._print(json.dumps({"event": document["event"], "image": image, **document}, ensure_ascii=False) + "\n")
+
+    def _print(self, text: str) -> None:
+        self.printed += text
+        click.echo(text, nl=False)
 
 
 class _Terminal:
@@ -199,7 +229,7 @@ class _Terminal:
 
     def __call__(self, event: Event) -> None:
         if self._report is None and event.layer is not None:
-            from skyward.build.live import LiveLayers
+            from skyward.builder.docker.live import LiveLayers
 
             self._report = self._stack.enter_context(LiveLayers())
         (self._report or self._lines)(event)
@@ -218,3 +248,36 @@ def _document(event: Event) -> dict[str, Any]:
 
 def _place(layer: Layer) -> dict[str, Any]:
     return {"name": layer.name, "origin": layer.origin, "stage": layer.stage, "step": layer.step}
+
+
+def show_table(rows: Sequence[Sequence[str]]) -> None:
+    """Print rows in columns, the first row as heading. Nothing is cut; only on a terminal words go into further lines.
+
+    On a terminal that is too narrow for that, each row is a block of lines, one for each column. The first column is
+    never broken: it has the names that other commands take.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    heading, *others = rows
+    width = None if sys.stdout.isatty() else _WIDE
+    console = Console(file=sys.stdout, markup=False, highlight=False, emoji=False, width=width)
+    words = [max(len(word) for row in rows for word in row[place].split() or [""]) for place in range(1, len(heading))]
+    if max(len(row[0]) for row in rows) + sum(words) + 2 * len(words) > console.width:
+        _show_blocks(heading, others)
+        return
+    table = Table(*heading, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.columns[0].min_width = max(len(row[0]) for row in rows)
+    for row in others:
+        table.add_row(*row)
+    with console.capture() as capture:
+        console.print(table)
+    click.echo("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()), nl=False)
+
+
+def _show_blocks(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    widest = max(map(len, heading))
+    for row in rows:
+        click.echo("\n".join(f"{name:<{widest}}  {text}".rstrip() for name, text in zip(heading, row, strict=True)))
+        if row is not rows[-1]:
+            click.echo()

@@ -1,49 +1,74 @@
-"""`skyward ps`: what of skyward's exists, found by labels: on this machine and on machines reached by SSH or rented.
+"""`skyward ps`: list runs, and what exists of all pools, found by labels, on this machine and where the options name.
 
 With `--json` standard output has one object per line and nothing else; each has `event` and `where`, the place's name:
 
 - `node`: `pool`, `node` (-1 for what belongs to no node), `name`, `state`, `owner` (the client's process), `user` (who
   started it, as "name@host"), and what else the provider knows: `image`, `host`, `type`; of what is rented `hourly` and
-  `cost`, USD per hour and so far (null: not known).
+  `cost`, USD per hour and so far (null: not known); of a pool with a name `pool_name`, and while it is kept `until`, in
+  seconds since 1970.
+- `run`: `run` (its name), `program`, `arguments`, `state` ("running", "ended", "killed", "unknown"), `status`,
+  `started` and `ended` (seconds since 1970; null: not yet), `detached`, `user`, `pools`, and `calls`: how many are
+  `running`, `queued`, `done` and `failed`; of what is rented `cost`, USD so far.
 - `error`: a place that cannot be asked: `kind` (the exception's name), `message`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import click
 
+from skyward.cli.kept import with_names
+from skyward.cli.output import show_table
 from skyward.cli.places import Place, ask_all, place_options
-from skyward.cli.table import show_table
+from skyward.cli.runs_table import say_runs, say_runs_json
 from skyward.errors import SkywardError
+from skyward.model.resource import Resource
+from skyward.providers import SSH
+from skyward.runs.listing import list_runs
 
-UNKNOWN = 6  # exit status where a place cannot be asked: the one of providers
+UNKNOWN = 6  # exit status where a place cannot be asked: that of provider errors
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Tell everything as JSON, one object per line.")
+@click.option("--all", "ended", is_flag=True, help="Also runs that have ended.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, one object per line.")
 @place_options
-def command(places: Sequence[Place], as_json: bool) -> int:
-    """Show the nodes of all pools, whoever started them, and what those that are rented cost.
+def command(places: Sequence[Place], ended: bool, as_json: bool) -> int:
+    """Show the nodes of all pools, whoever started them, what those that are rented cost, and this user's runs.
 
-    Looks at this machine's containers and processes, and at what is named with --ssh and --aws. Nothing is recorded
-    anywhere: what is shown is what exists, found by its labels. Exit status 6 if a place cannot be asked.
+    Looks at this machine's containers and processes, and at what the options name; nodes are found by their
+    labels, runs by their records, here and on the machines that these point to. Exit status 6 if a place
+    cannot be asked.
     """
-    found: list[tuple[Place, Mapping[str, Any]]] = []
+    found: list[tuple[Place, Resource]] = []
     failures: list[tuple[Place, SkywardError]] = []
     for place, answer in ask_all(places):
         if isinstance(answer, SkywardError):
             failures.append((place, answer))
         else:
+            answer = with_names(answer)
             found += [(place, each) for each in sorted(answer, key=lambda each: (each["pool"], each["node"]))]
+    hosts = [host for place in places if isinstance(place.provider, SSH) for host in place.provider.hosts]
+    listing = list_runs(hosts, ended=ended)
+    unasked = {place.name for place, _ in failures}
+    lost = {name: error for name, error in listing.failures.items() if name not in unasked}
     (_say_json if as_json else _say)(found, failures)
-    return UNKNOWN if failures else 0
+    (say_runs_json if as_json else say_runs)(listing.runs, lost, _costs(found))
+    return UNKNOWN if failures or lost else 0
 
 
-def _say_json(found: Sequence[tuple[Place, Mapping[str, Any]]], failures: Sequence[tuple[Place, SkywardError]]) -> None:
+def _costs(found: Sequence[tuple[Place, Resource]]) -> dict[str, float]:
+    """What the nodes of each rented pool have cost so far, where that is known."""
+    costs: dict[str, float] = {}
+    for _, each in found:
+        if each.get("cost") is not None:
+            costs[str(each["pool"])] = costs.get(str(each["pool"]), 0.0) + float(each["cost"] or 0.0)
+    return costs
+
+
+def _say_json(found: Sequence[tuple[Place, Resource]], failures: Sequence[tuple[Place, SkywardError]]) -> None:
     for place, each in found:
         click.echo(json.dumps({"event": "node", "where": place.name, **each, "owner": _owner(each)}))
     for place, error in failures:
@@ -51,29 +76,35 @@ def _say_json(found: Sequence[tuple[Place, Mapping[str, Any]]], failures: Sequen
         click.echo(json.dumps({"event": "error", "where": place.name, **told}))
 
 
-def _say(found: Sequence[tuple[Place, Mapping[str, Any]]], failures: Sequence[tuple[Place, SkywardError]]) -> None:
+def _say(found: Sequence[tuple[Place, Resource]], failures: Sequence[tuple[Place, SkywardError]]) -> None:
     for place, error in failures:
         click.echo(f"skyward: {place.name} cannot be asked: {error}", err=True)
     rented = any("hourly" in each for _, each in found)
     rows = [("POOL", "NODE", "WHERE", "STATE", "OWNER", "NAME", *(("USD/HOUR", "USD") if rented else ()))]
     rows += [
         (
-            *(str(each["pool"]), str(each["node"]), place.name, str(each["state"]), _owner(each), str(each["name"])),
-            *((_price(each, "hourly"), _price(each, "cost")) if rented else ()),
+            *(_pool(each), str(each["node"]), place.name, str(each["state"]), _owner(each), str(each["name"])),
+            *((_price(each.get("hourly")), _price(each.get("cost"))) if rented else ()),
         )
         for place, each in found
     ]
     show_table(rows)
     priced = [each for _, each in found if each.get("hourly") is not None]
     if priced:
-        hourly, cost = (sum(each[name] for each in priced) for name in ("hourly", "cost"))
+        hourly, cost = (
+            sum(each.get("hourly") or 0.0 for each in priced),
+            sum(each.get("cost") or 0.0 for each in priced),
+        )
         click.echo(f"rented: {hourly:.3f} USD per hour, {cost:.3f} USD so far, at the prices of their launches")
 
 
-def _owner(each: Mapping[str, Any]) -> str:
+def _pool(each: Resource) -> str:
+    return f"{each['pool']} ({each['pool_name']})" if "pool_name" in each else str(each["pool"])
+
+
+def _owner(each: Resource) -> str:
     return str(each.get("owner") or each.get("pid") or "-")
 
 
-def _price(each: Mapping[str, Any], name: str) -> str:
-    value = each.get(name)
+def _price(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"

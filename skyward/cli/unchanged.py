@@ -1,13 +1,12 @@
-"""`skyward build FILE...` that finds nothing to do, told again from a record of its last run and one question.
+"""The record of a `skyward build` that found nothing to do, from which the next such run is answered.
 
-Finding out that an image exists takes the whole compiler, and most of that time goes into loading it. What such a run
-says is decided by the files that it opens and the folders that it lists, by the environment, by the interpreter with
-its modules, and by what the engine tells of the base and the image. A run that builds nothing notes all of these. As
-long as each is as it was, down to the time of its last change, the next run would say the same. Anything else, and any
-doubt, leads to a run as always.
+Finding out that an image exists takes the whole compiler, and most of that time goes into loading it. The result is
+decided by the files that the run opens and the folders that it lists (declarations, locks, sources, skyward itself), by
+files that it looks for, by the environment and the interpreter, and by what the engine has under the names of base and
+image. A run that builds nothing records all of these, as Python's audit events (PEP 578) name them. As long as each is
+as it was, the next run prints the same. In any other case, and in any doubt, the compiler runs.
 
-Python's audit events (PEP 578) name what is opened and listed. Nothing in a record is secret: of the environment there
-is a hash, of a file its times, size and number.
+Nothing in a record is secret: of the environment it has a hash, of a file its times, size and inode.
 """
 
 from __future__ import annotations
@@ -22,38 +21,45 @@ from _blake2 import blake2b
 from _socket import AF_UNIX, SOCK_STREAM, socket
 from collections.abc import Iterable, Sequence
 
-_FORMAT = 1
+_FORMAT = 2
 _LATEST_NS = 50_000_000  # what changed so shortly before a run may have changed in it, for all that its time tells
-_ENGINE_S = 2.0  # one that takes longer is asked by the run as always, which knows what to say of it
+_ENGINE_S = 2.0  # a slower one is left to the compiler's run, which has messages for it
 _OURS = ("_", "OLDPWD", "SHLVL")  # variables that shells change from command to command
 _UNWATCHED = ("/dev/", "/proc/", "/sys/")
-_ELSEWHERE = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork")
+_PROCESSES = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork")
+_UV_READS = ("lock", "export")  # commands of uv of which it is known what they read
 _watching: _Watch | None = None
 
 Stat = tuple[int, int, int, int]
 
 
 class _Watch:
-    """What a run has read."""
+    """What a run has read so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, words: Sequence[str]) -> None:
+        self.words = list(words)
         self.started_ns = time.time_ns()
         self.about = _about()
         self.paths: dict[str, None] = {}
         self.engines: set[str] = set()
-        self.goes_elsewhere = False
+        self.starts_processes = False
 
 
-def told_again(words: Sequence[str]) -> bool:
-    """Print what the last such run printed, if nothing has changed since; whether that was done."""
+def answered(words: Sequence[str]) -> bool:
+    """Print what the last run with these words printed, if nothing has changed since; whether that was done."""
     try:
         with open(_file(words), "rb") as file:
             if os.fstat(file.fileno()).st_uid != os.geteuid():  # another user's home, as with sudo
                 return False
-            form, about, paths, engine, question, answer, text, used = marshal.loads(file.read())  # noqa: S302 - ours
+            form, until, about, paths, engine, question, answer, text, used = marshal.loads(file.read())  # noqa: S302 - ours
     except (OSError, ValueError, EOFError, TypeError):  # none, or one that is half written
         return False
-    if form != _FORMAT or about != _about() or any(_stat(path) != known for path, known in paths):
+    if (
+        form != _FORMAT
+        or time.time() > until
+        or about != _about()
+        or any(_stat(path) != known for path, known in paths)
+    ):
         return False
     if _asked(engine, question) != answer:
         return False
@@ -70,35 +76,35 @@ def told_again(words: Sequence[str]) -> bool:
     return True
 
 
-def watch() -> None:
-    """Begin to note what this run reads; only where it has loaded nothing yet, and so can remember nothing."""
+def watch(words: Sequence[str]) -> None:
+    """Start to note what this run reads; only where it has loaded nothing yet, and so can remember nothing."""
     global _watching
-    if sys.platform == "linux" and "skyward.build" not in sys.modules:
-        _watching = _Watch()
+    if sys.platform == "linux" and "skyward.builder" not in sys.modules:
+        _watching = _Watch(words)
         sys.addaudithook(_note)
 
 
 def record(
-    words: Sequence[str],
     text: str,
     images: Iterable[tuple[str, str]],
     engine: str,
     more: Iterable[str],
     used: Iterable[str],
+    until: float = float("inf"),
 ) -> None:
-    """Keep what a run that built nothing has read and said. Without a word where that is not certain enough.
+    """Keep what a run that built nothing has read and printed, unless that is not known for certain.
 
     Args:
-        words: of the command line.
         text: what it printed.
         images: names of the images that it rests on, each with its id or one of its digests.
         engine: path of the engine's socket.
         more: files that it has looked for without opening them.
-        used: files to be touched by a run that says the same.
+        used: files to be touched by a run that prints the same.
+        until: when the record ends, in seconds since the epoch.
     """
     global _watching
     seen, _watching = _watching, None
-    if seen is None or seen.goes_elsewhere or seen.engines - {engine}:
+    if seen is None or seen.starts_processes or seen.engines - {engine}:
         return
     loaded = [getattr(module, "__file__", None) or "" for module in list(sys.modules.values())]
     paths = {os.path.abspath(path) for path in (*seen.paths, *loaded, *more) if path}  # noqa: PTH100
@@ -110,8 +116,8 @@ def record(
     answer = _asked(engine, question)
     if answer is None or not all(_has(answer, name, digest) for name, digest in images):
         return
-    document = (_FORMAT, seen.about, known, engine, question, answer, text, list(used))
-    file = _file(words)
+    document = (_FORMAT, until, seen.about, known, engine, question, answer, text, list(used))
+    file = _file(seen.words)
     fresh = f"{file}.{os.getpid()}"
     try:
         os.makedirs(os.path.dirname(file), exist_ok=True)  # noqa: PTH103, PTH120
@@ -135,8 +141,16 @@ def _note(event: str, given: tuple[object, ...]) -> None:
         seen.paths[given[0] if isinstance(given[0], str) else "."] = None
     elif event == "socket.connect":
         seen.engines.add(given[1] if isinstance(given[1], str) else "another machine")
-    elif event in _ELSEWHERE:
-        seen.goes_elsewhere = True
+    elif event in _PROCESSES:
+        seen.starts_processes |= not _is_uv(event, given)
+
+
+def _is_uv(event: str, given: tuple[object, ...]) -> bool:
+    """Whether this is a start of uv that reads a project's lock."""
+    words = given[1] if event == "subprocess.Popen" else None
+    if not isinstance(words, list) or len(words) < 2:
+        return False
+    return os.path.basename(str(words[0])) == "uv" and words[1] in _UV_READS  # noqa: PTH119
 
 
 def _file(words: Sequence[str]) -> str:

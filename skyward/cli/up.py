@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from skyward.build.registry import parse_reference
+from skyward.builder.registry.reference import parse_reference
 from skyward.errors import ConfigError
 from skyward.model.rights import DEFAULT, Rights
-from skyward.providers.compose_file import DOCKERFILE, IMAGE, compose_file
+from skyward.providers.compose.file import DOCKERFILE, IMAGE, compose_file
 
 
 @click.command()

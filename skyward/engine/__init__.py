@@ -1,4 +1,9 @@
-"""One Docker engine: on this machine through the docker SDK, containers run, watched, removed; its images by HTTP."""
+"""One Docker engine: containers through the docker SDK, images through its HTTP API.
+
+Read `address.py` (which engine), `client.py` (`Engine`: create, attach, watch and remove containers), then
+`container.py` and `watch.py`. Images need no SDK: `images.py` and `transfer.py`, over the connections of
+`lines.py` and `liveness.py`. `failures.py` translates errors; `limits.py` knows limits, shared memory and GPUs.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -8,8 +13,8 @@ from skyward.engine.address import EngineAddress, find_engine
 if TYPE_CHECKING:
     from skyward.engine.client import Engine
     from skyward.engine.container import Container, ContainerSpec
-    from skyward.engine.gpus import visible_gpus
     from skyward.engine.images import Images, Removal
+    from skyward.engine.limits import visible_gpus
     from skyward.engine.watch import Ending, Watch
 
 __all__ = [
@@ -29,7 +34,7 @@ __all__ = [
 _HOMES = {
     "Engine": "client",
     **dict.fromkeys(("Container", "ContainerSpec"), "container"),
-    "visible_gpus": "gpus",
+    "visible_gpus": "limits",
     **dict.fromkeys(("Images", "Removal"), "images"),
     **dict.fromkeys(("Ending", "Watch"), "watch"),
 }

@@ -1,7 +1,7 @@
-"""Where the Docker engine is: found as the docker CLI finds it, because the SDK knows nothing of contexts.
+"""The address of the Docker engine, found as the docker CLI finds it; the SDK does not know contexts.
 
 Order: the caller's address, `DOCKER_HOST`, the context named by `DOCKER_CONTEXT` or by the CLI's configuration, the
-default socket; where that does not exist, a socket of Podman's.
+default socket; where that does not exist, the socket of a rootless engine of the user's, or of Podman's.
 """
 
 from __future__ import annotations
@@ -97,23 +97,32 @@ def find_engine(base_url: str | None = None, env: Mapping[str, str] = os.environ
 
 
 def _default(env: Mapping[str, str]) -> EngineAddress:
-    """Docker's default socket; Podman's, the user's own or the machine's, where only that is there."""
+    """Docker's default socket; where it is not there, that of the user's own engine, or one of Podman's."""
     own = [Path(env["XDG_RUNTIME_DIR"])] if env.get("XDG_RUNTIME_DIR") else []
-    sockets = [folder / "podman" / "podman.sock" for folder in (*own, Path("/run"))]
+    others = [(folder / "docker.sock", "rootless Docker's default address") for folder in own]
+    podmans = [folder / "podman" / "podman.sock" for folder in (*own, Path("/run"))]
+    others += [(path, "Podman's default address") for path in podmans]
     if not Path(DEFAULT_URL.removeprefix("unix://")).exists():
-        for path in sockets:
+        for path, name in others:
             if path.exists():
-                return EngineAddress(path, "Podman's default address")
+                return EngineAddress(path, name)
     return _socket(DEFAULT_URL, "the default address")
 
 
 def _socket(url: str, origin: str) -> EngineAddress:
+    given: object = url
+    if not isinstance(given, str):
+        raise ConfigError(f"{origin} is a text of the form unix:///path/to/docker.sock; found {given!r}.")
     scheme, _, rest = url.partition("://")
     if scheme == "unix" and rest:
         return EngineAddress(Path("/" + rest.lstrip("/")), origin)
+    if url.startswith("/"):
+        raise ConfigError(f"The Docker engine's address {url!r} (from {origin}) is a path: write 'unix://{url}'.")
+    there = "user@host" if scheme != "ssh" else rest.partition("/")[0]
     raise ConfigError(
         f"The Docker engine at {url!r} (from {origin}) is not on this machine: sky.Docker() talks to its containers "
-        "through a directory it shares with them, so it needs an address of the form unix:///path/to/docker.sock."
+        "through a directory it shares with them, so it needs an address of the form unix:///path/to/docker.sock. For "
+        f"containers of another machine use sky.SSH({there!r}), which needs no engine here."
     )
 
 

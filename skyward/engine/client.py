@@ -1,34 +1,36 @@
-"""One Docker engine on this machine: its images, its containers, what it can grant.
+"""`Engine`: one Docker engine, its containers, and what it can grant.
 
-Knows nothing of pools; safe to use from several threads.
+It knows nothing of pools, and is safe to use from several threads.
 """
 
 from __future__ import annotations
 
 import io
-import logging
+import os
 import socket
 import struct
+import sys
 import tarfile
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from skyward.engine.address import EngineAddress, find_engine
 from skyward.engine.container import Container, ContainerSpec, attach, create
+from skyward.engine.daily import is_due
 from skyward.engine.failures import LimitRefusedError, engine_call
-from skyward.engine.gpus import gives_gpus
-from skyward.engine.limits import wanted_limits
+from skyward.engine.limits import gives_gpus, wanted_limits
 from skyward.engine.liveness import check_alive
+from skyward.engine.own_container import seen_by_engine, this_container
 from skyward.engine.watch import Watch
 from skyward.errors import EngineError, EngineMissingError
 
-_log = logging.getLogger(__name__)
 _CALL_TIMEOUT_S = 120  # of silence from an engine that is alive; one that is not is noticed sooner
 _LEAST_API = (1, 41)  # engine 20.10
 _engines: dict[tuple[str, int | None], Engine] = {}
 _engines_lock = threading.Lock()
-_told: set[str] = set()  # engines of which it has been said which limits they do not grant
 
 
 class Engine:
@@ -57,6 +59,7 @@ class Engine:
                 )
             self._api = _client(APIClient, address, about["ApiVersion"])
         self._limits = wanted_limits(pid) if limits is None else limits
+        self._is_here = limits is None
 
     @classmethod
     def connect(cls, base_url: str | None = None) -> Engine:
@@ -86,9 +89,34 @@ class Engine:
         engine._api.headers["Connection"] = "close"
         return engine
 
+    @cached_property
+    def is_rootless(self) -> bool:
+        """Whether this client's own user runs it: root in a container is that user then."""
+        try:
+            owner = self._path.stat().st_uid
+        except OSError:  # its socket is another machine's
+            return False
+        if not self._is_here or owner == 0 or owner != os.geteuid():
+            return False
+        return "name=rootless" in self.info.get("SecurityOptions", ())
+
+    @cached_property
+    def _own_container(self) -> Mapping[str, Any]:
+        """What the engine says of the container that this client runs in; nothing where it is in none of its."""
+        import docker.errors
+
+        identifier = this_container() if self._is_here else None
+        if identifier is None:
+            return {}
+        with engine_call("describe the container of this program", self.url):
+            try:
+                return dict(self._api.inspect_container(identifier))
+            except docker.errors.NotFound:  # another engine's
+                return {}
+
     @property
     def info(self) -> Mapping[str, Any]:
-        """What it says of itself and its machine."""
+        """The engine's own description of itself and its machine."""
         with engine_call("describe itself", self.url):
             return dict(self._api.info())
 
@@ -107,6 +135,12 @@ class Engine:
 
         Limits the engine may not grant are given up one by one, for all later containers too, with one warning.
         """
+        if own := self._own_container:
+            spec = replace(
+                spec,
+                mounts=tuple((seen_by_engine(source, own), target) for source, target in spec.mounts),
+                accounts=None if spec.accounts is None else seen_by_engine(spec.accounts, own),
+            )
         while True:
             limits = self._limits
             try:
@@ -141,7 +175,7 @@ class Engine:
                 self._wait_gone(container_id)  # its own end is removing it at this moment
 
     def is_frozen(self) -> bool:
-        """Whether it answers no ping, for some seconds."""
+        """Whether it has not answered a ping for some seconds."""
         try:
             check_alive(self._path, self.url)
         except EngineMissingError:
@@ -184,7 +218,7 @@ class Engine:
         return Watch(self._api, self.url, labels)
 
     def gives_gpus(self) -> bool | None:
-        """Whether containers can get GPUs here; None when only trying tells."""
+        """Whether containers can get GPUs here; None if only trying shows that."""
         with engine_call("describe itself", self.url):
             return gives_gpus(self._api.info(), self._pid)
 
@@ -217,18 +251,15 @@ class Engine:
 
     def _tell_limits(self, limits: Mapping[str, int]) -> None:
         missing = [name for name in ("memlock", "stack") if name not in limits]
-        if missing and self.url not in _told:
-            _told.add(self.url)
-            _log.warning(
-                "The Docker engine at %s may not raise the %s limit of its containers; they keep the engine's own. "
-                "An engine that has CAP_SYS_RESOURCE may.",
-                self.url,
-                " and ".join(missing),
+        if missing and is_due(f"{self.url} {' '.join(missing)}"):
+            sys.stderr.write(
+                f"skyward: the Docker engine at {self.url} may not raise the {' and '.join(missing)} limit of its "
+                "containers; they keep the engine's own. An engine that has CAP_SYS_RESOURCE may. (Said once a day.)\n"
             )
 
 
 def _knock(address: EngineAddress) -> int | None:
-    """Whether somebody answers at the engine's socket, and which process; None if that is outside this namespace."""
+    """The process that answers at the engine's socket; None if it is outside this namespace."""
     with address.dial() as sock:
         if not hasattr(socket, "SO_PEERCRED"):  # only Linux has it
             return None

@@ -1,4 +1,4 @@
-"""One container: what it is to be, its creation and start, its output."""
+"""One container: its specification, creation, start and output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FRAME_HEADER = 8  # one byte for the stream, three of padding, four for the len
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerSpec:
-    """What a container is to be. It shares the host's network, has an init process and vanishes when it ends.
+    """The specification of a container. It shares the host's network, has an init process and vanishes when it ends.
 
     Attributes:
         image: reference of an image the engine has.
@@ -35,6 +35,7 @@ class ContainerSpec:
         privileges: capabilities that its programs can have, or gain by programs that are installed to give them; with
             none, nothing can gain any. "default" for what the engine gives by itself.
         mounts_file_systems: whether it may mount file systems in user space (FUSE).
+        sees_processes: whether it has the process namespace of the engine's machine, not one of its own.
         quiet: whether nothing is said of limits that the engine may not raise.
     """
 
@@ -53,6 +54,7 @@ class ContainerSpec:
     user: str | None = None
     privileges: tuple[str, ...] | Literal["default"] = ()
     mounts_file_systems: bool = False
+    sees_processes: bool = False
     quiet: bool = False
 
 
@@ -64,7 +66,7 @@ class Container:
         self._engine, self._stream = engine, stream
 
     def output(self) -> Iterator[bytes]:
-        """What it prints on both streams from its first byte on, ending when the container or the engine ends.
+        """Its output on both streams from the first byte on, ending when the container or the engine ends.
 
         It has to be read: a container whose reader stands still blocks once the engine's buffer (1 MB) is full.
         """
@@ -121,6 +123,8 @@ def _host_config(api: Any, spec: ContainerSpec, limits: Mapping[str, int]) -> An
         wishes |= {"mem_limit": spec.memory_bytes, "memswap_limit": spec.memory_bytes}
     if spec.mounts_file_systems:
         wishes["devices"] = ["/dev/fuse"]
+    if spec.sees_processes:
+        wishes["pid_mode"] = "host"
     return api.create_host_config(
         network_mode="host",
         init=True,

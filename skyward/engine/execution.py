@@ -1,4 +1,4 @@
-"""A program run inside a container that is there already, with its streams, through the engine's socket alone."""
+"""Running a program in an existing container, with its streams, through the engine's socket alone."""
 
 from __future__ import annotations
 
@@ -17,6 +17,26 @@ from skyward.errors import EngineMissingError
 _FRAME_HEADER = 8  # one byte for the stream, three of padding, four for the length
 _BUFFER = 1 << 18
 _END_NEWS_S = 2.0  # how long after the last byte an engine may take to know the exit status
+
+
+def runs(address: EngineAddress, container: str) -> bool:
+    """Whether a container runs.
+
+    Raises:
+        EngineMissingError: the engine does not answer.
+    """
+    line = SocketLine(address)
+    try:
+        line.request("GET", f"/containers/{container}/json")
+        response = line.getresponse()
+        about = json.loads(response.read() or b"null")
+    except (HTTPException, OSError) as error:
+        raise EngineMissingError(
+            f"The Docker engine at {address.url} broke off when asked whether a container runs ({error}). {ADVICE}"
+        ) from error
+    finally:
+        line.close()
+    return response.status == 200 and bool(about["State"]["Running"])
 
 
 class Execution:
@@ -57,19 +77,24 @@ class Execution:
             pass
 
     def output(self) -> Iterator[bytes]:
-        """What it prints on both streams, ending when it, the container or the engine ends. It has to be read."""
+        """Its output on both streams, ending when it, the container or the engine ends. It has to be read."""
+        for _, data in self.streams():
+            yield data
+
+    def streams(self) -> Iterator[tuple[int, bytes]]:
+        """The same, each part with the number of its stream: 1 for standard output, 2 for standard error."""
         try:
             while len(header := self._stream.read(_FRAME_HEADER)) == _FRAME_HEADER:
-                yield self._stream.read(int.from_bytes(header[4:], "big"))
+                yield header[0], self._stream.read(int.from_bytes(header[4:], "big"))
         except OSError:
             return  # cut off: what ended is found out by asking
 
     def limit(self, timeout_s: float | None) -> None:
-        """Let nothing that is read or written take longer; its output ends there."""
+        """Limit how long a read or write may take; the output ends there."""
         self._sock.settimeout(timeout_s)
 
     def close(self) -> None:
-        """Close the connection; its input ends too, and whoever reads its output comes to the end."""
+        """Close the connection, which ends the program's input and, for readers, its output."""
         try:
             self._sock.shutdown(socket.SHUT_RDWR)
         except OSError:
@@ -78,7 +103,7 @@ class Execution:
         self._sock.close()
 
     def exit_code(self) -> int | None:
-        """Its exit status, once its output has ended; None if nobody knows.
+        """Its exit status, once its output has ended; None if it is not known.
 
         Raises:
             EngineMissingError: the engine is gone.

@@ -1,7 +1,8 @@
-"""The boundary to the docker SDK: whatever it raises leaves this room as an error of skyward."""
+"""Translation of the docker SDK's exceptions, and of engines' answers, into skyward's errors."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ ADVICE = (
 
 
 def advice_on(engine: str) -> str:
-    """What to do about an engine that does not answer; `engine` is its address."""
+    """Advice for an engine that does not answer; `engine` is its address."""
     return ADVICE if engine.startswith("unix://") else "See that the machine, its engine and the way to it are well."
 
 
@@ -25,21 +26,13 @@ _NO_GPU = (
 )
 # what engines answer, and what to do; the first that matches is used
 _KNOWN: tuple[tuple[str, type[SkywardError], str], ...] = (
-    (
-        r"no space left on device",
-        EngineError,
-        "Free some space, for example with `docker system prune`.",
-    ),
+    (r"no space left on device", EngineError, "Free some space, for example with `docker system prune`."),
     (
         r"no such image|manifest.* (unknown|not found)|pull access denied|repository does not exist",
         ImageNotFoundError,
         "Check the image's name and tag.",
     ),
-    (
-        r"container name .* already in use|name is reserved",
-        EngineError,
-        "`docker rm -f` removes the other container.",
-    ),
+    (r"container name .* already in use|name is reserved", EngineError, "`docker rm -f` removes the other container."),
     (
         r"could not select device driver|nvidia-container|unresolvable CDI devices|unknown or invalid runtime name",
         EngineError,
@@ -48,8 +41,8 @@ _KNOWN: tuple[tuple[str, type[SkywardError], str], ...] = (
     (
         r"bind source path does not exist",
         EngineError,
-        "The engine does not see this machine's files: it runs elsewhere or in another mount namespace, and "
-        "sky.Docker() needs one that shares them.",
+        "The engine does not see this program's files, and sky.Docker() needs a directory that both see at one path. "
+        "For a program in a container: docker run -v /run/skyward:/run/skyward -e XDG_RUNTIME_DIR=/run/skyward ...",
     ),
     (
         r"container-init binary not found",
@@ -57,10 +50,17 @@ _KNOWN: tuple[tuple[str, type[SkywardError], str], ...] = (
         "The init binary of Podman (package catatonit) is missing; install it.",
     ),
     (
-        r"docker-init",
+        r"Range of CPUs is from",
         EngineError,
-        "The engine's init binary (docker-init, in package tini) is missing; install it.",
+        "Ask for fewer with cpu=, or use a machine that has them.",
     ),
+    (
+        r"preparing container .* for attach",
+        EngineError,
+        "Podman prepares a container when its output is asked for: the end of the answer is why it cannot be started, "
+        "and `podman run` of the same image says it, too.",
+    ),
+    (r"docker-init", EngineError, "The engine's init binary (docker-init, in package tini) is missing; install it."),
 )
 
 
@@ -81,7 +81,8 @@ def engine_call(action: str, engine: str) -> Iterator[None]:
     try:
         yield
     except docker.errors.APIError as error:
-        raise translate(action, engine, str(error.explanation or error)) from error
+        # the engine's answer is in the message; the SDK's and requests' frames before it are 40 lines that say no more
+        raise translate(action, engine, str(error.explanation or error)) from None
     except (docker.errors.DockerException, urllib3.exceptions.HTTPError, OSError) as error:
         # requests' exceptions are OSErrors
         refusal = getattr(error, "response", None)
@@ -106,7 +107,7 @@ def translate(
     action: str, engine: str, answer: str, otherwise: tuple[type[SkywardError], str] = (EngineError, "")
 ) -> SkywardError:
     """The error for an engine's answer; `otherwise` is its kind and advice where the answer is not a known one."""
-    answer = answer.strip().rstrip(".")
+    answer = _words(answer).strip().rstrip(".")
     message = f"The Docker engine at {engine} could not {action}. It answered: {answer}."
     limit = refused_limit(answer)
     if limit:
@@ -131,6 +132,14 @@ def refused_limit(answer: str) -> str | None:
         return {"3": "stack", "7": "nofile", "8": "memlock"}.get(by_number[1])
     by_name = re.search(r"setrlimit `?RLIMIT_(\w+)", answer)  # crun
     return by_name[1].lower() if by_name else None
+
+
+def _words(answer: str) -> str:
+    """The sentence of an answer in JSON: Podman's has cause and number beside it."""
+    try:
+        return str(json.loads(answer)["message"])
+    except (ValueError, KeyError, TypeError):  # a sentence already
+        return answer
 
 
 def _innermost(error: BaseException) -> BaseException:

@@ -1,16 +1,21 @@
-"""The images of one engine, asked over its HTTP interface: on this machine's socket, or on another machine by SSH.
+"""`Images`: the images of one engine over its HTTP API, on this machine's socket or on another machine by SSH.
 
-Needs nothing but the standard library: to learn that an image exists, loading the docker SDK would take a hundred
-times as long as the engine takes to answer. Safe to use from several threads.
+It needs nothing but the standard library: to learn that an image exists, loading the docker SDK would take a hundred
+times as long as the engine takes to answer. It is safe to use from several threads. `ImageFiles` reads files of an
+image without running anything of it.
 """
 
 from __future__ import annotations
 
 import base64
+import io
 import json
+import posixpath
+import tarfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from email.message import Message
 from enum import Enum
 from http.client import HTTPException
 from time import monotonic
@@ -20,7 +25,6 @@ from urllib.parse import quote, urlencode
 
 from skyward.engine.address import EngineAddress
 from skyward.engine.failures import ADVICE, not_pulled, too_slow, translate
-from skyward.engine.files import Exchange, ImageFiles
 from skyward.engine.lines import SocketLine, SshLine
 from skyward.engine.liveness import Waiting
 from skyward.errors import EngineMissingError
@@ -28,12 +32,16 @@ from skyward.errors import EngineMissingError
 if TYPE_CHECKING:
     from skyward.model.ssh import SshHost
 
+
 _NO_AUTH: Mapping[str, str] = MappingProxyType({})
 _IDLE_S = 60.0  # engines, and what stands before them, hang up after minutes; that is found out only by asking in vain
+Response = tuple[int, Message, bytes]  # status, header, content
+_STAT = "X-Docker-Container-Path-Stat"  # https://docs.docker.com/reference/api/engine/version/v1.41/#tag/Container
+_DIRECTORY, _LINK = 1 << 31, 1 << 27  # of modes as Go's os.FileMode has them
 
 
 class Removal(Enum):
-    """What became of a tag that was to be removed."""
+    """The outcome of removing a tag."""
 
     DONE = "removed"
     ABSENT = "was not there"
@@ -41,7 +49,7 @@ class Removal(Enum):
 
 
 class Images:
-    """What an engine knows of images. One connection serves all questions; it is made with the first.
+    """The images of an engine. One connection, made by the first request, serves all of them.
 
     Attributes:
         url: the engine's address: its socket, or the machine it is on.
@@ -55,7 +63,7 @@ class Images:
         self._used = 0.0
 
     def platform(self) -> str:
-        """What the engine's machine runs, such as "linux/amd64"."""
+        """The platform of the engine's machine, such as "linux/amd64"."""
         _, about = self._ask("GET", "/version", "say its version")
         return f"{about['Os']}/{about['Arch']}"
 
@@ -141,17 +149,17 @@ class Images:
     def _transfer(
         self, path: str, action: str, auth: Mapping[str, str], waiting: Waiting | None
     ) -> Iterator[Mapping[str, Any]]:
-        """What the engine tells of a transfer to or from a registry, on a connection of its own."""
+        """The engine's messages on a transfer to or from a registry, on a connection of its own."""
         header = base64.urlsafe_b64encode(json.dumps(dict(auth)).encode()).decode()
         with closing(_line(self._place)) as line, self._told(line, action):
             line.waiting = waiting
             line.request("POST", path, headers={"X-Registry-Auth": header})
-            response = line.getresponse()
-            if response.status >= 400:
-                yield {"error": _message(json.loads(response.read() or b"null"), response.reason)}
-                return
-            for message in response:
-                yield json.loads(message)
+            with line.getresponse() as response:  # an engine that ends its connections leaves the socket to it
+                if response.status >= 400:
+                    yield {"error": _message(json.loads(response.read() or b"null"), response.reason)}
+                    return
+                for message in response:
+                    yield json.loads(message)
 
     @contextmanager
     def files(self, ref: str) -> Iterator[ImageFiles]:
@@ -189,7 +197,7 @@ class Images:
             raise translate(action, self.url, _message(answer, f"HTTP status {status}"))
         return status, answer
 
-    def _exchange(self, method: str, path: str, action: str, body: Any = None) -> Exchange:
+    def _exchange(self, method: str, path: str, action: str, body: Any = None) -> Response:
         """One request: status, header and content of the answer."""
         with self._lock, self._told(self._line, action):
             if monotonic() - self._used > _IDLE_S:
@@ -230,3 +238,43 @@ def _message(answer: Any, otherwise: str) -> str:
 
 def _quoted(ref: str) -> str:
     return quote(ref, safe="/:@")
+
+
+class ImageFiles:
+    """Answers for the container that `Images.files` makes.
+
+    Args:
+        ask: sends a request (method, path below the container) to the engine.
+    """
+
+    def __init__(self, ask: Callable[[str, str], Response]) -> None:
+        self._ask = ask
+
+    def find(self, path: str) -> str | None:
+        """The path of a file with all links followed; None if there is no file."""
+        seen = [path]
+        while True:
+            status, header, _ = self._ask("HEAD", _archive(seen[-1]))
+            about = json.loads(base64.b64decode(header[_STAT])) if status == 200 else {}
+            target = str(about.get("linkTarget") or "")
+            if not about or not about["mode"] & _LINK or not target:  # of a file itself Podman says its own path
+                return seen[-1] if about and not about["mode"] & _DIRECTORY else None
+            target = posixpath.normpath(posixpath.join(posixpath.dirname(seen[-1]), target))
+            if target in seen:  # links that lead to each other
+                return None
+            seen.append(target)
+
+    def read(self, path: str) -> bytes | None:
+        """The content of a file, links followed; None if there is none."""
+        found = self.find(path)
+        status, _, content = self._ask("GET", _archive(found)) if found else (404, {}, b"")
+        if status != 200:
+            return None
+        with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+            member = archive.next()
+            file = archive.extractfile(member) if member and member.isfile() else None
+            return file.read() if file else None
+
+
+def _archive(path: str) -> str:
+    return f"/archive?{urlencode({'path': path})}"

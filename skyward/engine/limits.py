@@ -1,21 +1,24 @@
-"""What a node's container is granted: locked memory, stack, open files, shared memory.
+"""The limits of a node's container: locked memory, stack, open files, shared memory; and its GPUs.
 
-An engine may not be able to grant all of it; what it can is read off its process, and learnt from its refusals.
+An engine may not be able to grant all of it; what it can is read from its process, and learnt from its refusals.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 UNLIMITED = -1
 _CAP_SYS_RESOURCE = 24
 _STACK_BYTES = 64 * 1024**2
 _MOST_FILES = 1024 * 1024  # some programs close every possible descriptor when they start: no more than systems give
 _GIB = 1024**3
+_HOOK = "nvidia-container-runtime-hook"  # an engine that finds it on its PATH at start can serve `--gpus`
 
 
 def wanted_limits(engine_pid: int | None, proc: Path = Path("/proc")) -> Mapping[str, int]:
@@ -65,3 +68,31 @@ def shm_bytes(memory_bytes: int | None) -> int:
 def _hard_limit(table: str, name: str) -> int:
     row = re.search(rf"^{name}\s+\S+\s+(\S+)", table, re.MULTILINE)
     return UNLIMITED if row is None or row[1] == "unlimited" else int(row[1])
+
+
+def visible_gpus(driver: Path = Path("/proc/driver/nvidia/gpus")) -> int | None:
+    """Number of NVIDIA GPUs the kernel's driver shows on this machine; None where it shows nothing at all."""
+    try:
+        return len(list(driver.iterdir()))
+    except OSError:
+        return None
+
+
+def gives_gpus(info: Mapping[str, Any], engine_pid: int | None, proc: Path = Path("/proc")) -> bool | None:
+    """Whether an engine can hand GPUs to containers; None if only trying shows that.
+
+    Args:
+        info: the engine's description of itself.
+        engine_pid: its process.
+        proc: where the process file system is mounted.
+    """
+    if "nvidia" in info.get("Runtimes", {}) or any("nvidia" in str(d) for d in info.get("DiscoveredDevices") or ()):
+        return True
+    try:
+        environ = (proc / str(engine_pid) / "environ").read_bytes()
+    except OSError:  # another user's process
+        return None
+    if engine_pid == 1:  # systemd listens for the engine, whose own environment is not known then
+        return None
+    variables = dict(entry.partition(b"=")[::2] for entry in environ.split(b"\0"))
+    return shutil.which(_HOOK, path=os.fsdecode(variables.get(b"PATH", b""))) is not None

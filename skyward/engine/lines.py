@@ -1,4 +1,4 @@
-"""HTTP connections to an engine: through a socket of this machine, or through SSH and the docker command over there."""
+"""HTTP connections to an engine, through a socket of this machine or through SSH and a docker command there."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SocketLine(HTTPConnection):
         self.sock.waiting = self.waiting
 
     def failure(self) -> SkywardError | None:
-        """What is known of why the connection broke: nothing beyond the exception."""
+        """Details on why the connection broke; none beyond the exception."""
         return None
 
 
@@ -83,7 +83,7 @@ class SshLine(HTTPConnection):
                 ) from error
 
     def failure(self) -> SkywardError | None:
-        """What ssh or the other machine said on why the connection broke."""
+        """Output of ssh or of the other machine on why the connection broke."""
         self.close()
         return self._host.failure(self._said)
 

@@ -1,8 +1,8 @@
-"""Connections to an engine that tell a long answer from an engine that is frozen.
+"""Connections to an engine that tell a slow answer from a frozen engine.
 
-A daemon that is stopped, or hangs, still takes connections: the kernel does that for it. What it is asked then stays
-without an answer for ever, while a pull or a start on a busy machine may rightly take minutes. So after some silence
-the engine is pinged on another connection, which one that lives answers at once whatever else it does.
+A daemon that is stopped, or hangs, still takes connections: the kernel does that for it. Its answer then never comes,
+while a pull or a start on a busy machine may rightly take minutes. So after some silence the engine is pinged on
+another connection, which a live one answers at once whatever else it does.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class LiveSocket(socket.socket):
 
 
 def check_alive(path: Path, engine: str) -> None:
-    """See whether an engine answers a ping.
+    """Check that an engine answers a ping.
 
     Raises:
         EngineMissingError: it does not.

@@ -1,15 +1,22 @@
-"""Images on their way: out of one engine into others as a stream, or from a registry. Standard library only."""
+"""Moving images: out of one engine into others as a stream, or from a registry. Standard library only.
+
+`docker load` looks first for each layer among those that the engine has: one that is there need not be in the archive.
+That holds for engines with a store of layers of their own; one that keeps images in containerd wants all of them.
+"""
 
 from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import os
+import tarfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse
 from socket import SHUT_RDWR
 from time import monotonic
-from typing import Any
+from typing import IO, Any
 from urllib.parse import quote, urlencode
 
 from skyward.engine.address import EngineAddress
@@ -43,7 +50,7 @@ def save(engine: EngineAddress, ref: str) -> Iterator[bytes]:
 
 
 def load(engine: EngineAddress, ref: str, chunks: Iterable[bytes]) -> None:
-    """Give an engine what `save` gave.
+    """Load an image that `save` has read into an engine.
 
     Raises:
         EngineError: it refuses, for example because its disk is full.
@@ -113,7 +120,7 @@ class Pull:
                 ) from error
 
     def stop(self) -> None:
-        """Give it up."""
+        """End it."""
         if self._line.sock is not None:
             with suppress(OSError):
                 self._line.sock.shutdown(SHUT_RDWR)
@@ -147,3 +154,58 @@ def tag(engine: EngineAddress, ref: str, name: str) -> None:
 
 def _documents(text: str) -> Iterator[dict[str, Any]]:
     return (json.loads(line) for line in text.splitlines() if line.startswith("{"))
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """An archive of one image in a file that can be read from any place.
+
+    Attributes:
+        layers: digests of the layers, the lowest first.
+        parts: name, start and end of each of its entries, in order; the last is the mark of the end.
+        paths: the entry of each layer.
+    """
+
+    layers: tuple[str, ...]
+    parts: tuple[tuple[str, int, int], ...]
+    paths: tuple[str, ...]
+
+    @classmethod
+    def of(cls, file: IO[bytes]) -> Archive:
+        """The archive in a file.
+
+        Raises:
+            ValueError: it is no archive of one image.
+        """
+        with tarfile.open(fileobj=file) as tar:
+            members = tar.getmembers()
+            try:
+                (manifest,) = _document(tar, "manifest.json")
+                layers = _document(tar, manifest["Config"])["rootfs"]["diff_ids"]
+            except (KeyError, TypeError, AttributeError, tarfile.TarError) as error:
+                raise ValueError(f"This is no archive of one image: {error!r}.") from error
+        starts = [member.offset for member in members]
+        end = file.seek(0, 2)
+        names = [member.name for member in members]
+        parts = tuple(zip(names, starts, [*starts[1:], end], strict=True))
+        linked = any(not member.isreg() for member in members if member.name in manifest["Layers"])
+        return cls(tuple(layers), parts, () if linked else tuple(manifest["Layers"]))
+
+    def without(self, lowest: int) -> list[tuple[int, int]]:
+        """The pieces of the file, as start and end, that remain without so many of the lowest layers."""
+        spared = set(self.paths[:lowest]) - set(self.paths[lowest:])
+        return [(start, end) for name, start, end in self.parts if name not in spared]
+
+
+def read(file: IO[bytes], pieces: Sequence[tuple[int, int]]) -> Iterator[bytes]:
+    """These pieces of a file, one after the other; several threads may read it at once."""
+    for start, end in pieces:
+        while start < end and (chunk := os.pread(file.fileno(), min(_CHUNK, end - start), start)):
+            start += len(chunk)
+            yield chunk
+
+
+def _document(tar: tarfile.TarFile, name: str) -> Any:
+    member = tar.extractfile(name)
+    assert member is not None
+    return json.loads(member.read())

@@ -1,4 +1,4 @@
-"""The way by which the docker SDK talks to an engine: its own, over connections that notice a frozen engine."""
+"""The docker SDK's HTTP adapter over connections that notice a frozen engine."""
 
 from __future__ import annotations
 

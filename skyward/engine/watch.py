@@ -1,4 +1,4 @@
-"""How containers end, as the engine tells it: one stream of events for all containers with a label."""
+"""The ends of containers: one stream of the engine's events for all containers with a label."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SIGKILLED = 137
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a container ended. `code` is None when the engine itself is gone and nobody knows."""
+    """How a container ended. `code` is None when the engine itself is gone and it is not known."""
 
     code: int | None
     oom: bool = False

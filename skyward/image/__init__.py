@@ -1,16 +1,10 @@
 """The image compiler: an `Image` and what is known of its base become a `Plan`: Dockerfile text, layers, identity.
 
-Pure: no clock, working directory, network, environment or file is read here; `skyward.build` does the rest.
+Pure: no clock, working directory, network, environment or file is read here; `skyward.builder` does the rest.
 """
 
 from skyward.image.base import BaseFacts, Interpreter
-from skyward.image.compiler import (
-    EPOCH,
-    check_python,
-    compile,  # noqa: A004 - the room's one verb
-    default_base,
-    settled,
-)
+from skyward.image.compiler import EPOCH, check_python, compile, default_base, settled  # noqa: A004 - the one verb
 from skyward.image.lock import Lock, Package
 from skyward.image.origins import with_origin
 from skyward.image.plan import BaseBuild, Copied, Layer, Plan

@@ -76,5 +76,5 @@ class BaseFacts:
         return named[-1] if named else self.user
 
     def lacks(self, python: str) -> bool:
-        """Whether it has no Python of a minor version, as far as can be told."""
+        """Whether it has no Python of a minor version, as far as is known."""
         return all(each.version not in (python, "") for each in self.pythons)

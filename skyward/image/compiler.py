@@ -17,7 +17,7 @@ from skyward.image.plan import BaseBuild, Copied, Layer, Plan
 from skyward.model.image import Image
 
 _LINE_BYTES = 65_000  # builders read no line of 64 KiB
-EPOCH = 5  # raised when the same description has to become a different image
+EPOCH = 6  # raised when the same description has to become a different image
 
 
 def default_base(python: str) -> str:
@@ -60,7 +60,7 @@ def compile(  # noqa: A001 - it is what the room does
         platform: OCI platform of the nodes, used unless the image names one.
         base: reference for FROM, pinned by digest where a registry knows it.
         base_digest: digest of the base; decides the identity in place of the reference.
-        runner_digest: digest of the runner's files, see `skyward.build.runner`.
+        runner_digest: digest of the runner's files, see `skyward.builder.files.runner`.
         lock: what the requirements came to. None compiles without: text and layers are those of a lock in which names
             alone tell what is large, of those packages that the image lists; such a plan can be read but not built.
         packages: local wheels and projects.
@@ -77,7 +77,7 @@ def compile(  # noqa: A001 - it is what the room does
     platform = image.platform or platform
     built = _cache_of_builds(image, python, base_digest)
     layers = _layers(image, python, platform, base, given, lock, packages, code, built)
-    files = (*steps.files(image, python, given), *(tier_files(lock) if lock else ()))
+    files = (*steps.files(image), *(tier_files(lock) if lock else ()))
     inputs = _inputs(image, python, platform, base_digest, runner_digest, lock, packages, code)
     identity = identity_of(inputs)
     labels = {"skyward.base": base_digest, "skyward.image": identity, "skyward.python": python}
@@ -238,13 +238,16 @@ def _check_lines(layers: tuple[Layer, ...]) -> None:
 
 def _render(layers: tuple[Layer, ...], image: Image) -> str:
     """The Dockerfile, with what the image asks for in a comment before it is installed."""
-    lines = ["# Compiled by skyward from a description of the image; change that, not this file."]
+    lines = [
+        "# Compiled by skyward from a description of the image; change that, not this file.",
+        "# A step is a script of steps/, in the environment that steps/step.sh gives to it.",
+    ]
     asked = [f"# {entry}" for entry in image.pip]
     asked += [f"# {', '.join(index.packages)} from {index.url} only" for index in image.pip_indexes]
     for layer in layers:
         if layer.text.startswith("FROM "):
             lines.append("")
-        if layer.stage == "image" and "/run/uv/bin/uv" in layer.text:
+        if layer.stage == "image" and steps.INSTALL in layer.text:
             lines, asked = [*lines, *asked], []
         lines.append(layer.text)
     return "\n".join(lines) + "\n"

@@ -8,7 +8,7 @@ is, compiled code is taken to be of some size.
 
 A package without a wheel is built in the image. It stands apart, with the exact packages that its build takes.
 
-Made by `skyward.build.lock`; a value here. It holds no address but those the image itself names.
+Made by `skyward.builder.packages.lock`; a value here. It holds no address but those the image itself names.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MEDIUM_BYTES = 10**6
 # has no large ones; beside large ones four are as small a share. Together there are at most ten layers of packages.
 _SPLIT_BYTES: Mapping[Tier, int] = {"medium": 50 * 10**6, "light": 3 * 10**6}
 _MEDIUM_PARTS, _LIGHT_PARTS, _LIGHT_PARTS_BESIDE_LARGE = 2, 7, 4
-_ASSUMED_BYTES = 170_000  # of a package whose size nobody tells: the mean of the 55 small ones of a web application
+_ASSUMED_BYTES = 170_000  # of a package of unknown size: the mean of the 55 small ones of a web application
 # Up to some gigabytes, which releases of frameworks share; also, nodes fetch two layers at once and one in turn.
 _CUDA = re.compile(r"nvidia-.+|cuda-.+")
 # Frameworks and what they bring: hundreds of megabytes that change together and rarely.
@@ -134,9 +134,15 @@ class Install:
         return f"index-{index_id(self.index)}.txt" if self.index else "locked.txt"
 
     @property
-    def build_file(self) -> str:
-        """The name of the file with what the build takes; "" for wheels."""
-        return build_file(self.package) if self.package else ""
+    def is_scoped(self) -> bool:
+        """Whether its wheels come from one index; a package that is built has its indexes in `pages_file`."""
+        return bool(self.index and not self.package)
+
+    @property
+    def pages(self) -> str:
+        """Index and name of what a package and its build take from indexes that the image scopes, one in a line."""
+        own = [(self.index, self.package)] if self.index and self.package else []
+        return "".join(f"{index} {name}\n" for index, name in sorted({*own, *self.build}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,15 +246,26 @@ def tier_files(lock: Lock) -> tuple[tuple[str, str], ...]:
             folder, install = f"requirements/{group.name}", package.install
             files.setdefault(f"{folder}/{install.file}", []).append(package.line)
             if package.build is not None:
-                files[f"{folder}/{install.build_file}"] = [each.line for each in package.build]
+                files |= _build_files(folder, install, package.build)
     for name, build in lock.projects:
-        files[f"requirements/{build_file(name)}"] = [each.line for each in build]
+        taken = Install(name, build=tuple((each.index, each.name) for each in build if each.index))
+        files |= _build_files("requirements", taken, build)
     return tuple((path, "".join(f"{line}\n" for line in lines)) for path, lines in sorted(files.items()))
+
+
+def _build_files(folder: str, install: Install, build: tuple[Package, ...]) -> dict[str, list[str]]:
+    found = {f"{folder}/{build_file(install.package)}": [each.line for each in build]}
+    return found | ({f"{folder}/{pages_file(install.package)}": install.pages.splitlines()} if install.pages else {})
 
 
 def build_file(name: str) -> str:
     """The name of the file with what a package is built with."""
     return f"{name}.build.txt"
+
+
+def pages_file(name: str) -> str:
+    """The name of the file with the indexes that a build asks for single packages."""
+    return f"{name}.pages.txt"
 
 
 def _hash(name: str) -> int:

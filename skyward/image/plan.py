@@ -62,7 +62,7 @@ class BaseBuild:
         digest: SHA-256 (hex) over the Dockerfile, the stage, the platform and the files.
         tag: the name of the image it becomes.
         files: what it may copy: path in the context, and where each file is on this machine.
-        parent: the image that it is built from in the end; "" where that is not told.
+        parent: the image that it is built from in the end; "" where that is unknown.
         user: the user that its text names; "" for none, or for one that only the image it starts from names.
     """
 

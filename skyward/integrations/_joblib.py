@@ -2,17 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
-from skyward.model.spec import Worker
+from skyward._pool.config import Display, Results
+from skyward._pool.pool import ComputePool
+from skyward.model.accelerator import Accelerator
+from skyward.model.image import Image
+from skyward.model.spec import Nodes, Worker
+from skyward.model.volume import Volume
 from skyward.plugins._joblib import joblib, sklearn
 from skyward.plugins.base import Plugin
-from skyward.pool.pool import ComputePool
 
 if TYPE_CHECKING:
     from skyward.providers.base import Provider
+    from skyward.providers.fallback import Selection
+
+
+class PoolSettings(TypedDict, total=False):
+    """The other parameters of `ComputePool`, which are passed on to it."""
+
+    selection: Selection | None
+    nodes: int | tuple[int, int] | Nodes
+    accelerator: Accelerator | str | None
+    image: Image | None
+    cpu: float | None
+    vcpus: float | None
+    memory: str | float | None
+    memory_gb: float | None
+    architecture: str | None
+    machine: str | None
+    allocation: str | None
+    max_hourly_cost: float | None
+    budget: float | None
+    env: Mapping[str, str] | None
+    secrets: Sequence[str] | Mapping[str, str]
+    volumes: Sequence[Volume] | Mapping[str, str]
+    volume: Volume | None
+    ttl: float | None
+    timeout: float | None
+    provision_timeout: float
+    default_compute_timeout: float | None
+    checkpoints: str | Path | None
+    name: str | None
+    keep: str | float | None
+    share: bool
+    display: Display
+    results: Results
+    verify: str | None
+
+
+class JoblibSettings(PoolSettings, total=False):
+    """The parameters of `JoblibPool` that a `ScikitLearnPool` passes on."""
+
+    concurrency: int | None
+    worker: Worker | None
+    joblib_version: str | None
 
 
 class JoblibPool(ComputePool):
@@ -32,13 +79,13 @@ class JoblibPool(ComputePool):
 
     def __init__(
         self,
-        provider: Provider | None = None,
+        provider: Provider | Sequence[Provider] | None = None,
         *,
         concurrency: int | None = None,
         worker: Worker | None = None,
         plugins: Sequence[Plugin] = (),
         joblib_version: str | None = None,
-        **settings: Any,
+        **settings: Unpack[PoolSettings],
     ) -> None:
         if worker is None:
             concurrency, worker = None, _processes(concurrency)
@@ -61,11 +108,11 @@ class ScikitLearnPool(JoblibPool):
 
     def __init__(
         self,
-        provider: Provider | None = None,
+        provider: Provider | Sequence[Provider] | None = None,
         *,
         plugins: Sequence[Plugin] = (),
         sklearn_version: str | None = None,
-        **settings: Any,
+        **settings: Unpack[JoblibSettings],
     ) -> None:
         super().__init__(provider, plugins=[*plugins, sklearn(sklearn_version)], **settings)
 

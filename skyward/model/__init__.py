@@ -1,0 +1,1 @@
+"""The values that users and the other packages share: images, calls, specifications of pools. No effects."""

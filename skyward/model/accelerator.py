@@ -1,10 +1,12 @@
-"""Accelerators by their common names, and what an image compiler has to know of them."""
+"""Accelerators by their common names, with the properties that the image compiler uses."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from skyward.errors import ConfigError
+from skyward.model.parameters import suggesting
 
 # memory of one device in GB, by the name people use; every one of them runs CUDA
 _NVIDIA = {
@@ -18,6 +20,7 @@ _OTHER = {"Trainium": 32, "Trainium2": 96, "Inferentia2": 32, "MI300X": 192, "MI
 _SPELLING = {name.lower(): name for name in (*_NVIDIA, *_OTHER)}
 
 
+@suggesting("sky.Accelerator")
 @dataclass(frozen=True, slots=True)
 class Accelerator:
     """A kind and number of accelerators on each node.
@@ -58,6 +61,11 @@ class Accelerator:
         """The accelerator a caller means: an object, a name ("A100"), a name with a count ("A100:4"), or None."""
         if value is None or isinstance(value, Accelerator):
             return value
+        if not isinstance(value, str):
+            raise ConfigError(
+                "accelerator= takes a name, with the devices per node if there are several, such as 'A100:4', or "
+                f"sky.Accelerator(...); found {value!r}."
+            )
         name, _, count = value.partition(":")
         if count and not count.isdigit():
             raise ConfigError(
@@ -75,6 +83,10 @@ def _unknown(name: str) -> str:
     from difflib import get_close_matches  # 5 ms that a pool without mistakes saves
 
     near = get_close_matches(name.lower(), _SPELLING, 1)
+    counted = re.fullmatch(r"(?:(\d+)\s*x\s*)?(.*?)(?:\s*[x*]\s*(\d+))?", name, re.IGNORECASE)
+    if counted and (counted[1] or counted[3]) and (known := _SPELLING.get(counted[2].lower())):
+        meant = f"{known}:{counted[1] or counted[3]}"
+        return f"The accelerator {name!r} is not known: for so many {known} on each node write {meant!r}."
     meant = f"is {_SPELLING[near[0]]!r} meant?" if near else f"known are {', '.join((*_NVIDIA, *_OTHER))}."
     return (
         f"The accelerator {name!r} is not known; {meant} For another one say whether it runs CUDA: "

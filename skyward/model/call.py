@@ -1,17 +1,13 @@
-"""The shape of a call and of what takes calls, shared by the expression language and the pool.
-
-Also which of the open pools `>> sky` means.
-"""
+"""The protocols of a call and of what takes calls, shared by the expression language and the pool."""
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from contextvars import ContextVar
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
-from skyward.errors import NoActivePoolError
-from skyward.model.instance import InstanceInfo
+from skyward.errors import ConfigError
 
 R_co = TypeVar("R_co", covariant=True)
 
@@ -55,43 +51,67 @@ class Target(Protocol):
         ...
 
 
-_opened: ContextVar[tuple[Target, ...]] = ContextVar("skyward_opened_pools", default=())  # here, the innermost last
-_open: list[Target] = []  # those of all contexts that have not been left; in other lists they may stay for longer
+# what pools and functions of other libraries have, and what is written here
+_OF_OTHERS = {
+    **dict.fromkeys(("submit", "apply_async", "spawn"), "For a future write `f(x) > pool`."),
+    **dict.fromkeys(("apply", "call", "remote"), "Write `f(x) >> pool`."),
+    **dict.fromkeys(("imap", "imap_unordered"), "Write `sky.gather(*calls, stream=True) >> pool`."),
+    **dict.fromkeys(("starmap", "gather"), "Write `sky.gather(*calls) >> pool`, with calls such as `f(1, 2)`."),
+    **dict.fromkeys(("shutdown", "stop", "terminate"), "The end of the `with` block, or `close()`, ends it."),
+    **dict.fromkeys(("nodes", "num_nodes", "size"), "`current_nodes()` counts its nodes."),
+}
 
 
-def enter_target(target: Target) -> Callable[[], None]:
-    """Note that a pool is open, and was opened in this context; the returned function, called anywhere, ends that."""
-    _open.append(target)
-    _opened.set((*_still_open(_opened.get()), target))
-    return lambda: _open.remove(target)
+class CallsOnly:
+    """What stands on the right of `>>`, `@` and `>`: it says what is wrong when there is no call on the left."""
+
+    __array_ufunc__ = None  # numpy would apply the operator to each element
+
+    if not TYPE_CHECKING:  # type checkers see no such operators and refuse them on their own
+
+        def __rrshift__(self, other: object) -> NoReturn:
+            remedy = (
+                "Give it calls as `gather(*calls) >> pool`."
+                if isinstance(other, list | tuple)
+                else "Decorate the function with `@sky.compute`: `f(1)` is a call then, and not its result."
+            )
+            raise TypeError(
+                f"A pool takes calls of compute functions, found {reprlib.repr(other)} of type {type(other).__name__} "
+                f"on the left of the operator. {remedy}"
+            )
+
+        __rmatmul__ = __lt__ = __rrshift__
+
+        def __rshift__(self, other: object) -> NoReturn:
+            raise TypeError(
+                f"The call stands on the left and the pool on the right, `call >> pool`; found `pool >> {other!r}`."
+            )
+
+        def __getattr__(self, name: str) -> NoReturn:
+            remedy = _OF_OTHERS.get(name)
+            hint = f" {remedy}" if remedy else ""
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}.{hint}", name=name, obj=self
+            )
 
 
-def active_target(asker: str, remedy: str) -> Target:
-    """The pool opened last in this context and still open; where this context has none, the only one that is open.
-
-    Args:
-        asker: what wants a pool; starts the sentence of an error.
-        remedy: what to do where no pool is open.
+def checked_timeout(seconds: Any) -> float | None:
+    """A limit on a call's run, in seconds.
 
     Raises:
-        NoActivePoolError: no pool is open, or other contexts (threads, asyncio tasks) have opened several.
+        ConfigError: it is not one.
     """
-    candidates = _still_open(_opened.get())[-1:] or tuple(_open)
-    if len(candidates) == 1:
-        return candidates[0]
-    if candidates:
-        raise NoActivePoolError(
-            f"{asker} means the active pool, and this thread or task has opened none, while others have opened "
-            f"{len(candidates)}: {', '.join(map(repr, candidates))}. Name the pool that is meant."
-        )
-    place = InstanceInfo.current()
-    if place is not None:
-        raise NoActivePoolError(
-            f"{asker} means the active pool, and no pool is open in this function, which runs on node {place.node} of "
-            "one. Nodes do not send calls to their own pool: return what comes next, and let the client send it."
-        )
-    raise NoActivePoolError(f"{asker} means the active pool, but none is open. {remedy}")
+    if seconds is not None and not (isinstance(seconds, int | float) and seconds > 0):
+        raise ConfigError(f"A timeout is a number of seconds above 0, or None for no limit; found {seconds!r}.")
+    return seconds
 
 
-def _still_open(targets: tuple[Target, ...]) -> tuple[Target, ...]:
-    return tuple(target for target in targets if any(target is each for each in tuple(_open)))
+def checked_retries(retries: Any) -> int:
+    """How often a call is run again.
+
+    Raises:
+        ConfigError: it is no such number.
+    """
+    if not isinstance(retries, int) or retries < 0:
+        raise ConfigError(f"retries is how often a call is run again, at least 0; found {retries!r}.")
+    return retries

@@ -11,9 +11,10 @@ from skyward.errors import ConfigError
 from skyward.model import image_fields as fields
 from skyward.model.ignore import normal_patterns
 from skyward.model.image_fields import local_path, package_name, requirement_name
+from skyward.model.parameters import suggesting
 
 if TYPE_CHECKING:
-    from skyward.build.inferred import Inferred
+    from skyward.builder.sources.inferred import Inferred
 
 __all__ = [
     "DEFAULT_EXCLUDES",
@@ -64,6 +65,7 @@ class Env(Mapping[str, str]):
         return repr(dict(self._pairs))
 
 
+@suggesting("sky.PipIndex")
 @dataclass(frozen=True, slots=True)
 class PipIndex:
     """A package index that serves the named packages, and nothing else.
@@ -141,6 +143,7 @@ class Project:
             object.__setattr__(self, "package", fields.package("project.package", self.package))
 
 
+@suggesting("sky.Image")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
     """The environment of a pool's nodes. A frozen value: `dataclasses.replace` and the methods give new ones.
@@ -269,7 +272,7 @@ class Image:
             ConfigError: it is none of these, or its source cannot be read.
         """
         # reading files is an effect, which has no place in this room; so the name is all that is known of it here
-        found: Inferred = import_module("skyward.build.infer").infer(code)
+        found: Inferred = import_module("skyward.builder.sources.infer").infer(code)
         return found
 
     @classmethod

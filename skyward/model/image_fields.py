@@ -1,15 +1,17 @@
-"""What the fields of an `Image` may hold: each value checked, and brought into its one normal spelling."""
+"""Validation of an `Image`'s fields: each value is checked and brought into its normal form."""
 
 from __future__ import annotations
 
 import posixpath
 import re
+import sys
 from collections.abc import Mapping
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
 from skyward.errors import ConfigError
+from skyward.model.protocol import PLATFORMS
 
 _REFERENCE = re.compile(
     r"(?:(?:[a-zA-Z0-9][a-zA-Z0-9.-]*|\[[0-9a-fA-F:]+\])(?::\d+)?/)?"  # registry
@@ -19,6 +21,8 @@ _REFERENCE = re.compile(
 )
 _APT = re.compile(r"[a-z0-9][a-z0-9+.-]+(?::[a-z0-9]+)?(?:=[A-Za-z0-9.+:~-]+|/[A-Za-z0-9.-]+)?", re.ASCII)
 _MINOR = re.compile(r"3\.\d{1,2}", re.ASCII)
+_OLDEST_MINOR = 11  # what runs on nodes is written for it
+_NEWEST_MINOR = 16  # of those that uv installs; a client that is newer knows of its own
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _PLATFORM = re.compile(r"linux/[a-z0-9]+(?:/v\d+)?", re.ASCII)
 _PACKAGE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?", re.ASCII)
@@ -65,6 +69,8 @@ def require(holds: object, name: str, value: object, wanted: str) -> None:
 def texts(name: str, values: Any) -> tuple[str, ...]:
     """A caller's list of texts as a tuple; one text alone is refused, as it would be taken letter by letter."""
     listed = isinstance(values, (list, tuple, set, frozenset))
+    if isinstance(values, str):
+        raise ConfigError(f"Image: {name} must be a list of texts; found {values!r}: write {name}=[{values!r}].")
     require(listed and all(isinstance(v, str) for v in values), name, values, "a list of texts")
     return tuple(values)
 
@@ -103,14 +109,21 @@ def stage(name: str, text: Any) -> str | None:
 
 def python(version: Any) -> str:
     """A minor version of Python, or "auto"."""
+    oldest, newest = _OLDEST_MINOR, max(_NEWEST_MINOR, sys.version_info.minor)
+    meant = f"; write python={str(version)!r}" if isinstance(version, float) else ""
+    if isinstance(version, str) and (minor := re.match(r"3\.\d{1,2}(?=\.\d+$)", version)):
+        meant = f"; write python={minor[0]!r}, whose newest release it takes"
     right = version == "auto" or _matches(_MINOR, version)
-    require(right, "python", version, "'auto' or a minor version such as '3.12'")
+    require(right, "python", version, f"'auto' or a minor version such as '3.12'{meant}")
+    known = version == "auto" or oldest <= int(version.partition(".")[2]) <= newest
+    require(known, "python", version, f"'auto' or a version that there is, '3.{oldest}' to '3.{newest}'")
     return str(version)
 
 
 def platform(name: Any) -> str | None:
     """An OCI platform; None for that of the nodes."""
-    require(name is None or _matches(_PLATFORM, name), "platform", name, "such as 'linux/amd64'")
+    meant = f"; write platform={PLATFORMS[name]!r}" if isinstance(name, str) and name in PLATFORMS else ""
+    require(name is None or _matches(_PLATFORM, name), "platform", name, f"such as 'linux/amd64'{meant}")
     return None if name is None else str(name)
 
 
@@ -221,6 +234,11 @@ def requirement(text: str) -> str:
         return _local_requirement(text.strip(), located)
     plain = text.isprintable() and "\\" not in text  # in a marker it would begin an escape, which may be a line's end
     require(plain, "pip", text, "requirements without backslashes, line ends and control characters")
+    if text.strip().endswith(".txt"):
+        raise ConfigError(
+            f"Image: pip must be requirements such as 'numpy>=2'; for the file {text.strip()!r} write requirements="
+            f"[{text.strip()!r}]."
+        )
     if usual := _PLAIN.fullmatch(text.strip()):
         return package_name(usual[1]) + (usual[2] or "")
     try:
@@ -230,14 +248,24 @@ def requirement(text: str) -> str:
     try:
         found = Requirement(text)
     except InvalidRequirement as error:
-        reason = str(error).splitlines()[0].rstrip(".")
+        reason = _meant(text) or f" ({str(error).splitlines()[0].rstrip('.')})"
         raise ConfigError(
-            f"Image: pip must be requirements such as 'numpy>=2' or paths such as './lib'; found {text!r} ({reason})."
+            f"Image: pip must be requirements such as 'numpy>=2' or paths such as './lib'; found {text!r}{reason}."
         ) from None
     if found.url:
         url("pip", found.url, schemes=("http", "https", "git+https", "git+ssh"))
     found.name = package_name(found.name)
     return str(found)
+
+
+def _meant(text: str) -> str:
+    """What to write in place of a text that is no requirement; "" where that cannot be told."""
+    words = text.split()
+    if len(words) > 1 and all(map(_PLAIN.fullmatch, words)):
+        return f": write one entry for each, pip={words!r}"
+    if single := re.fullmatch(r"\s*([\w.-]+)\s*=\s*([\w.]+)\s*", text):
+        return f": write '{single[1]}=={single[2]}'"
+    return ""
 
 
 def _repository(text: str) -> str:

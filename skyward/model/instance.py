@@ -8,6 +8,9 @@ from __future__ import annotations
 import json
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
 from typing import Any
@@ -15,6 +18,7 @@ from typing import Any
 from skyward.errors import ConfigError
 
 ENV_VAR = "COMPUTE_POOL"
+_HOST = "127.0.0.1"  # of a node that is the only one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +103,7 @@ class InstanceInfo:
     @classmethod
     def current(cls) -> InstanceInfo | None:
         """The place of the calling process, None outside a pool. The same as `sky.instance_info()`."""
-        text = os.environ.get(ENV_VAR)
-        return _parse(text) if text else None
+        return place_of_worker() or _alone.get()
 
     def to_json(self) -> str:
         """The `COMPUTE_POOL` document of this place."""
@@ -138,6 +141,33 @@ class InstanceInfo:
                 f"{ENV_VAR} says worker {info.worker} of {info.workers_per_node}; it is 0 to workers_per_node - 1."
             )
         return info
+
+
+def place_of_worker() -> InstanceInfo | None:
+    """The place that a pool has given this process; None in processes that belong to none, `.local` included."""
+    text = os.environ.get(ENV_VAR)
+    return _parse(text) if text else None
+
+
+_alone: ContextVar[InstanceInfo | None] = ContextVar("skyward_only_node", default=None)  # of the call that runs here
+
+
+@contextmanager
+def only_node(job_id: str) -> Iterator[None]:
+    """Let the code of this context (thread or asyncio task) be the one node of a pool, unless it has a place."""
+    if InstanceInfo.current() is not None:
+        yield
+        return
+    with socket.socket() as sock:
+        sock.bind((_HOST, 0))
+        port = int(sock.getsockname()[1])
+    peers = (Peer(node=0, private_ip=_HOST),)
+    place = InstanceInfo(node=0, total_nodes=1, head_addr=_HOST, head_port=port, peers=peers, job_id=job_id)
+    before = _alone.set(place)
+    try:
+        yield
+    finally:
+        _alone.reset(before)
 
 
 @lru_cache(maxsize=4)

@@ -1,4 +1,4 @@
-"""What the programs in a node's container may do: the user they run as, and the privileges that they can have."""
+"""`Rights`: the user that the programs in a node's container run as, and the capabilities that they can have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pool is asked to be: nodes, workers, and the plan plugins see before any machine exists."""
+"""The specification of a pool: nodes, workers, and the plan that plugins see before any machine exists."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from typing import Literal
 
 from skyward.errors import ConfigError
 from skyward.model.accelerator import Accelerator
+from skyward.model.parameters import suggesting
 
 
 def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+@suggesting("sky.Nodes")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nodes:
     """How many nodes a pool wants: `desired`, and the bounds within which it may work.
@@ -52,9 +54,14 @@ class Nodes:
                 raise ConfigError(f"nodes as a tuple is (min, max); found {value!r}.")
             low, high = value
             return cls(desired=high, min=low, max=high)
+        if not _is_whole(value) or value < 1:
+            raise ConfigError(
+                f"nodes= takes a whole number, at least 1, (min, max) or sky.Nodes(...); found {value!r}."
+            )
         return cls(desired=value)
 
 
+@suggesting("sky.Worker")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
     """How calls run on a node.
@@ -116,6 +123,19 @@ class Worker:
     def processes(self) -> int:
         """Worker processes per node."""
         return self.concurrency if self.executor == "process" else self.ranks
+
+    def ranks_of_node(self, node: int) -> range:
+        """The numbers of a node's worker processes."""
+        return range(node * self.processes, (node + 1) * self.processes)
+
+    def rank_names(self, nodes: int) -> dict[int, str]:
+        """The numbers of the worker processes that are ranks, in their order, each with its name in messages.
+
+        With `executor="process"` the processes of a node are one rank, which its first process stands for.
+        """
+        if self.processes != self.ranks:
+            return {node * self.processes: f"node {node}" for node in range(nodes)}
+        return {rank: f"rank {rank} (node {rank // self.ranks})" for rank in range(nodes * self.ranks)}
 
     @property
     def slots(self) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from skyward.errors import ConfigError, EngineMissingError
@@ -153,6 +155,20 @@ class SshHost:
         """The error for what ssh or the docker command there printed; None if that says nothing about reaching it."""
         meaning = self.meaning(said)
         return EngineMissingError(f"The Docker engine on {self.url} cannot be reached: {meaning}") if meaning else None
+
+
+def existing_file(provider: str, name: str, path: str | os.PathLike[str] | None) -> Path | None:
+    """The absolute path of a file that a parameter names; None for None.
+
+    Raises:
+        ConfigError: there is no such file.
+    """
+    if path is None:
+        return None
+    found = Path(path).expanduser().absolute()
+    if not found.is_file():
+        raise ConfigError(f"{provider}: {name} names the file {found}, which does not exist.")
+    return found
 
 
 def _shown(url: str) -> str:

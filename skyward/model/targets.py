@@ -1,4 +1,4 @@
-"""What images are for where nobody says: the Python of the client, and the platform of its machine."""
+"""Defaults of an image's target: the Python of the client, and the platform of its machine."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import platform
 import sys
 
 from skyward.errors import ConfigError
-
-_PLATFORMS = {"x86_64": "linux/amd64", "amd64": "linux/amd64", "arm64": "linux/arm64", "aarch64": "linux/arm64"}
+from skyward.model.protocol import PLATFORMS
 
 
 def local_minor() -> str:
@@ -18,6 +17,6 @@ def local_minor() -> str:
 def platform_of(architecture: str | None) -> str:
     """The OCI platform of an architecture's name; None means this machine's."""
     name = (architecture or platform.machine()).lower()
-    if name not in _PLATFORMS:
+    if name not in PLATFORMS:
         raise ConfigError(f"architecture must be 'x86_64' or 'arm64'; found {architecture!r}.")
-    return _PLATFORMS[name]
+    return PLATFORMS[name]

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from skyward.errors import ConfigError
+from skyward.model.parameters import suggesting
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _KEPT = ("/", "/bin", "/dev", "/etc", "/lib", "/opt", "/proc", "/run", "/sbin", "/sys", "/tmp", "/usr", "/var")
 
 
+@suggesting("sky.Volume")
 @dataclass(frozen=True, slots=True)
 class Volume:
     """A bucket of S3, or what is below a prefix of it, as a directory on every node: `sky.Volume("data", "/data")`.

@@ -6,19 +6,29 @@ from typing import TYPE_CHECKING, Any
 
 from skyward.plugins.base import Plugin, check
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # what type checkers and editors see of the names that are imported when they are first used
+    from skyward.plugins._dask import dask as dask
+    from skyward.plugins._huggingface import huggingface as huggingface
+    from skyward.plugins._jax import jax as jax
+    from skyward.plugins._joblib import joblib as joblib
+    from skyward.plugins._joblib import sklearn as sklearn
+    from skyward.plugins._keras import keras as keras
+    from skyward.plugins._metrics import metrics as metrics
+    from skyward.plugins._ray import ray as ray
+    from skyward.plugins._tensorflow import tensorflow as tensorflow
+    from skyward.plugins._torch import torch as torch
     from skyward.plugins.client import around_client, node_setup, transform_all
 
 __all__ = ["Plugin", "around_client", "check", "node_setup", "transform_all"]
 
 
-def __getattr__(name: str) -> Callable[..., Any]:
-    if name in __all__:  # the client's half, which nodes never ask for
+def __getattr__(name: str) -> Callable[..., Plugin]:
+    if name in __all__:  # nodes never use the client's half
         made: Callable[..., Any] = getattr(import_module("skyward.plugins.client"), name)
         return made
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from skyward.plugins.registry import load  # what reads package metadata takes as long to import as all of skyward
+    from skyward.plugins.registry import load  # importing importlib.metadata takes as long as importing skyward
 
     return load(name)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from skyward.errors import ConfigError
 from skyward.model.image import Image, requirement_name
 from skyward.model.spec import Cluster
-from skyward.plugins._trainer import with_trainer
+from skyward.plugins._packages import with_trainer
 from skyward.plugins.base import Plugin
 
 PACKAGES = ("datasets", "tokenizers", "transformers")
@@ -18,9 +18,9 @@ _ENV = {
 def huggingface(token: str | None = None) -> Plugin:
     """Transformers, datasets and tokenizers; with the torch plugin also accelerate, so that the Trainer trains on all.
 
-    The token reaches the workers when the pool starts, over the pool's own connections, as the variable HF_TOKEN, where
-    the hub's libraries look first: that is the login, which asks nothing of the network. It is in no image, no file, no
-    command line and no setting of a container.
+    The token is sent to the workers when the pool starts, over the pool's own connections, as the variable HF_TOKEN,
+    which the hub's libraries read first: no request is made to log in. It is in no image, file, command line or
+    container setting.
 
     Args:
         token: of an account of the hub, for gated and private repositories; None for what is public.

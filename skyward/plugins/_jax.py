@@ -17,7 +17,7 @@ def jax(cuda: str = "cuda12") -> Plugin:
     """JAX on every node, the devices of all nodes in one mesh.
 
     The image gets `jax` with the CUDA libraries as wheels on nodes that have NVIDIA GPUs, plain `jax` on others. In a
-    pool of several ranks `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES`, `JAX_PROCESS_ID` and, with GPUs,
+    pool of several ranks `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES`, `JAX_PROCESS_ID` and
     `JAX_LOCAL_DEVICE_COUNT` are set and `jax.distributed.initialize()` has been called when a function starts:
     `jax.devices()` are those of all ranks, `jax.local_devices()` those of one. A rank is one device, on CPUs too.
 

@@ -1,6 +1,6 @@
 """All ranks of a pool as one JAX: each then sees the devices of all (`jax.devices()`), for one mesh over them.
 
-What the plugin and the decorator have in common. Runs on the nodes; imports jax inside its functions only.
+Shared by the plugin and the decorator. Runs on the nodes; imports jax inside its functions only.
 """
 
 from __future__ import annotations
@@ -12,30 +12,28 @@ from contextlib import contextmanager
 from functools import partial
 
 from skyward.model.instance import InstanceInfo
-from skyward.plugins._interface import source_address
-from skyward.plugins._meeting import meet
-from skyward.runtime import lasting
+from skyward.plugins._rendezvous import rendezvous, source_address
+from skyward.runtime import process_contexts
 from skyward.runtime.environment import require_every_rank
 
-_CONNECT_S = 60  # all ranks have met by then; who does not come now has died, and JAX ends the process for it
+_CONNECT_S = 60  # all ranks have met before; one that does not connect now has died, and JAX then ends this process
 _CALL_TIMEOUT_S = 300.0  # in a call, where other ranks may still be importing jax
 _LEAVE_S = 5.0  # for the others to leave first; the pool gives its plugins ten seconds
 
 
 def variables(info: InstanceInfo, address: str, port: int) -> Mapping[str, str]:
-    """The environment that describes the group to whoever looks. JAX itself reads the first variable only."""
-    env = {
+    """The environment that describes the group. JAX itself reads the first variable only."""
+    return {
         "JAX_COORDINATOR_ADDRESS": f"{address}:{port}",
         "JAX_NUM_PROCESSES": str(info.total_workers),
         "JAX_PROCESS_ID": str(info.global_worker_index),
+        "JAX_LOCAL_DEVICE_COUNT": str(info.accelerators // info.workers_per_node or 1),  # on CPUs a rank is one device
     }
-    gpus = info.accelerators // info.workers_per_node
-    return {**env, "JAX_LOCAL_DEVICE_COUNT": str(gpus)} if gpus else env
 
 
 @contextmanager
 def joined(info: InstanceInfo, timeout_s: float | None = None) -> Iterator[None]:
-    """Make this process one of the pool's group while the context is open. Every rank enters it.
+    """Make this process part of the pool's group while the context is open. Every rank enters it.
 
     Nothing happens with one rank, and where JAX is initialised already.
 
@@ -64,13 +62,13 @@ def joined(info: InstanceInfo, timeout_s: float | None = None) -> Iterator[None]
 
 
 def join(info: InstanceInfo) -> None:
-    """Make this process one of the pool's group until it ends; does nothing when it is.
+    """Make this process part of the pool's group until it ends; does nothing if it is already.
 
     Raises:
         PluginError: the call that runs here runs on one rank only, where a collective would wait for ever.
     """
     require_every_rank("jax")
-    lasting.enter("jax", partial(joined, info, _CALL_TIMEOUT_S))
+    process_contexts.enter("jax", partial(joined, info, _CALL_TIMEOUT_S))
 
 
 def _connect(info: InstanceInfo, timeout_s: float | None) -> None:
@@ -80,7 +78,7 @@ def _connect(info: InstanceInfo, timeout_s: float | None) -> None:
     backend.clear_backends()  # what has been computed so far saw this process's devices only
     # Without this the loss of a rank aborts all others (SIGABRT), and nobody can report it.
     jax.config.update("jax_enable_recoverability", True)
-    address, port = meet(info, "jax", timeout_s)
+    address, port = rendezvous(info, "jax", timeout_s)
     os.environ.update(variables(info, address, port))
     jax.distributed.initialize(
         f"{address}:{port}",
@@ -90,8 +88,8 @@ def _connect(info: InstanceInfo, timeout_s: float | None) -> None:
         coordinator_bind_address=f"{address}:{port}",
         initialization_timeout=_CONNECT_S,
     )
-    _speak_from(source_address(address))
-    jax.devices()  # which waits for the others: now that all are here, and not in a call that one rank runs alone
+    _use_address(source_address(address))
+    jax.devices()  # waits for the other ranks: now, when all are here, and not in a call that one rank runs alone
 
 
 def _outlast_others(info: InstanceInfo) -> None:
@@ -105,11 +103,12 @@ def _outlast_others(info: InstanceInfo) -> None:
     waiting.join(_LEAVE_S)
 
 
-def _speak_from(address: str | None) -> None:
-    """Let the collectives of CPUs use this address.
+def _use_address(address: str | None) -> None:
+    """Let collectives on CPUs use this address.
 
-    JAX takes the one that the host's name stands for: Debian's 127.0.1.1, which other hosts cannot reach, and it fails
-    where the name stands for none. It has no setting for that, so this calls what it calls itself (0.10).
+    JAX takes the address that the host's name resolves to, which on Debian is 127.0.1.1 and cannot be reached from
+    other hosts; it fails where the name does not resolve. It has no setting for that, so this makes JAX's own calls
+    with another address (JAX 0.10).
     """
     try:
         from jax._src import distributed, xla_bridge
@@ -119,5 +118,5 @@ def _speak_from(address: str | None) -> None:
         collectives = _jax.make_gloo_tcp_collectives(distributed.global_state.client, hostname=address)
         make = partial(xla_bridge.make_cpu_client, collectives=collectives)
     except (ImportError, AttributeError, TypeError):
-        return  # another version: its own way is as good as the host's name
+        return  # another version of JAX: it uses the host's name
     backend.register_backend_factory("cpu", make, priority=0, fail_quietly=False)

@@ -11,11 +11,11 @@ from skyward.errors import PluginError
 from skyward.model.image import Image, requirement_name
 from skyward.model.spec import Cluster
 from skyward.plugins._joblib_node import share_of_cpus
-from skyward.plugins._requirement import requirement
+from skyward.plugins._packages import requirement
 from skyward.plugins.base import Plugin
 
 if TYPE_CHECKING:
-    from skyward.pool.pool import ComputePool
+    from skyward._pool.pool import ComputePool
 
 
 def joblib(version: str | None = None) -> Plugin:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import copy
 import sys
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -21,15 +23,21 @@ from joblib.parallel import (
     register_parallel_backend,
 )
 
-from skyward.model.call import active_target
-from skyward.plugins._joblib_flow import BatchSize, Callback, Flow, Send, Sent
 from skyward.plugins._joblib_node import restored_filters, run_batch
+from skyward.runtime.active_pool import active_target
 
 if TYPE_CHECKING:
-    from skyward.pool.pool import ComputePool
-    from skyward.pool.series import Series
+    from skyward._pool.code.shared_arguments import SharedArguments
+    from skyward._pool.pool import ComputePool
 
 NAME = "skyward"
+Callback = Callable[[Any], None]
+Sent = Future[tuple[list[Any], float]]  # results of the calls, and seconds they ran on the node
+Send = Callable[[BatchedCalls], Sent]
+TARGET_S = 0.05  # for a batch to run: long compared with the cost of sending it, short for a person who waits
+_WAY = 0.25  # share of the time from dispatch to result that counts as run time: slow transfers limit a batch, too
+_GROWTH = 8  # at most, over the largest batch that has returned: the first calls may be faster than the others
+_WEIGHT = 0.5  # of the latest batch
 
 
 class SkywardBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib has no types
@@ -54,10 +62,10 @@ class SkywardBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib has n
         self._size = BatchSize()
         self._filters: tuple[Any, _Filters] | None = None
 
-    # what joblib asks ------------------------------------------------------------------------------------------
+    # joblib's interface ------------------------------------------------------------------------------------------
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
-        """How many jobs joblib shall reckon with; never 1, for which it would run the calls in this process."""
+        """The number of jobs joblib plans for; never 1, for which it would run the calls in this process."""
         return 0 if n_jobs == 0 else max(2, self._at_once(n_jobs))
 
     def configure(self, n_jobs: int = -1, parallel: Any = None, **_of_local_backends: Any) -> int:
@@ -66,7 +74,7 @@ class SkywardBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib has n
         return self.effective_n_jobs(n_jobs)
 
     def submit(self, func: BatchedCalls, callback: Callback | None = None) -> Future[list[Any]]:
-        """Send a batch, or let it wait until no more run than the caller asked for. Problems are in the future."""
+        """Send a batch, or queue it while as many run as the caller asked for. Errors are in the future."""
         parallel, call = getattr(callback, "parallel", None), getattr(callback, "parallel_call_id", None)
         with self._guard:
             flow = self._flows.get(id(parallel))
@@ -85,7 +93,7 @@ class SkywardBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib has n
         return out.result()
 
     def compute_batch_size(self) -> int:
-        """How many calls the next batch shall have."""
+        """The number of calls in the next batch."""
         return self._size.next()
 
     def abort_everything(self, ensure_ready: bool = True) -> None:  # noqa: ARG002 - the pool stays as it is
@@ -108,7 +116,7 @@ class SkywardBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib has n
         """What `Parallel` means inside the calls: a node's CPUs are shared out already."""
         return SequentialBackend(nesting_level=(self.nesting_level or 0) + 1), None
 
-    # our side --------------------------------------------------------------------------------------------------
+    # implementation --------------------------------------------------------------------------------------------------
 
     def _at_once(self, n_jobs: int | None) -> int:
         slots = self._pool.total_slots
@@ -124,11 +132,11 @@ class SkywardBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib has n
         return removed
 
     def _sender(self) -> Send:
-        series: list[Series] = []  # made with the first batch: a pool that is closed is the batch's problem
+        series: list[SharedArguments] = []  # made with the first batch: a pool that is closed is the batch's problem
 
         def send(batch: BatchedCalls) -> Sent:
             if not series:
-                series.append(self._pool.series())
+                series.append(self._pool._series())
             items = [(self._portable(fn), args, kwargs) for fn, args, kwargs in batch.items]
             level = (self.nesting_level or 0) + 1
             return series[0].run_async(run_batch, (items, level, _versions()), name=_name(items[0][0]))
@@ -147,6 +155,114 @@ class SkywardBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib has n
         return fn
 
 
+class BatchSize:
+    """The number of calls in a batch: as many as run for about `TARGET_S`, at first one."""
+
+    def __init__(self) -> None:
+        self._call_s: float | None = None
+        self._largest = 1
+
+    def next(self) -> int:
+        """The size of the next batch."""
+        if self._call_s is None:
+            return 1
+        return max(1, min(int(TARGET_S / max(self._call_s, 1e-9)), _GROWTH * self._largest))
+
+    def observe(self, size: int, run_s: float, trip_s: float) -> None:
+        """Learn how long a batch ran on its node, and how long it took from dispatch to result."""
+        call_s = max(run_s, _WAY * trip_s) / size
+        self._call_s = call_s if self._call_s is None else self._call_s + _WEIGHT * (call_s - self._call_s)
+        self._largest = max(self._largest, size)
+
+
+class Flow:
+    """The batches of one call of a `Parallel`. Results are handed over in a thread of its own, one at a time: joblib
+    asks for the next batch there, which runs the user's generator of calls.
+
+    Args:
+        parallel, call: the `Parallel`, and the number of its call.
+        limit: how many batches may run at once; None for as many as the pool takes.
+        send: starts a batch.
+        size: learns from the batches.
+    """
+
+    def __init__(self, parallel: Any, call: str | None, limit: int | None, send: Send, size: BatchSize) -> None:
+        self.parallel, self.call = parallel, call
+        self._limit, self._send, self._size = limit, send, size
+        self._guard = threading.Lock()
+        self._waiting: deque[_Batch] = deque()
+        self._running: dict[_Batch, Sent | None] = {}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="skyward-joblib")
+        self._closed = False
+
+    def submit(self, calls: BatchedCalls, callback: Callback | None) -> Future[list[Any]]:
+        batch = _Batch(calls, callback)
+        with self._guard:
+            if self._limit is not None and len(self._running) >= self._limit:
+                self._waiting.append(batch)
+                return batch.outcome
+            self._running[batch] = None
+        self._launch(batch)
+        return batch.outcome
+
+    def _launch(self, batch: _Batch) -> None:
+        batch.sent_at = time.perf_counter()
+        try:
+            sent = self._send(batch.calls)
+        except Exception as error:  # whatever pickling other people's objects raises
+            sent = Future()
+            sent.set_exception(error)
+        with self._guard:
+            closed = self._closed
+            self._running[batch] = sent
+        if closed:
+            sent.cancel()
+        sent.add_done_callback(lambda sent: self._ended(batch, sent))
+
+    def _ended(self, batch: _Batch, sent: Sent) -> None:
+        with self._guard:
+            if not self._closed:
+                self._thread.submit(self._hand_over, batch, sent)
+
+    def _hand_over(self, batch: _Batch, sent: Sent) -> None:
+        following = None
+        with self._guard:
+            del self._running[batch]
+            if self._waiting:
+                following = self._waiting.popleft()
+                self._running[following] = None
+        if following is not None:
+            self._launch(following)
+        error = sent.exception()
+        if error is None:
+            results, run_s = sent.result()
+            self._size.observe(len(results), run_s, time.perf_counter() - batch.sent_at)
+            batch.outcome.set_result(results)
+        else:
+            batch.outcome.set_exception(error)
+        if batch.callback is not None:
+            batch.callback(batch.outcome)
+
+    def close(self) -> None:
+        """Cancel the batches that run, and drop those that wait, without callbacks."""
+        with self._guard:
+            self._closed = True
+            self._waiting.clear()
+            running = [sent for sent in self._running.values() if sent is not None]
+        for sent in running:
+            sent.cancel()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+class _Batch:
+    """A batch that was submitted: its calls, its callback, and its outcome."""
+
+    def __init__(self, calls: BatchedCalls, callback: Callback | None) -> None:
+        self.calls, self.callback = calls, callback
+        self.outcome: Future[list[Any]] = Future()
+        self.sent_at = 0.0
+
+
 class _Filters:
     """Warning filters that unpickle to a list of those that can be loaded where that happens."""
 
@@ -160,7 +276,7 @@ class _Filters:
 def _packed(entry: Any) -> bytes | None:
     try:
         data: bytes = cloudpickle.dumps(entry)
-    except Exception:  # its category is a class that cannot be sent: no node warns with it
+    except Exception:  # its category is a class that cannot be pickled: no node warns with it
         return None
     return data
 
@@ -176,7 +292,7 @@ def _name(fn: Callable[..., Any]) -> str:
 
 def _open_pool() -> ComputePool:
     remedy = "Open one around this call: `with sky.ComputePool(..., plugins=[sky.plugins.joblib()]):`."
-    target: Any = active_target(f"The joblib backend {NAME!r}", remedy)
+    target: Any = active_target(lambda: f"The joblib backend {NAME!r}", remedy)
     return target  # type: ignore[no-any-return]
 
 

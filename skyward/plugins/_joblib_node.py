@@ -1,4 +1,4 @@
-"""What joblib's work is on a node: batches of calls, the client's warning filters, a share of the CPUs.
+"""joblib on a node: run batches of calls, restore the client's warning filters, limit threads to a share of the CPUs.
 
 Runs on workers. Standard library only at import; joblib is imported where it is used.
 """
@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from skyward.model.instance import InstanceInfo
-from skyward.runner.config import SETTINGS_VAR, RunnerSettings
+from skyward.model.protocol import SETTINGS_VAR
+from skyward.runner.config import RunnerSettings
 
 # read by the libraries that joblib's own processes limit as well, when they are loaded
 _THREADS = (
@@ -52,7 +53,7 @@ def run_batch(
 
 @lru_cache(maxsize=1)
 def _compare(versions: tuple[tuple[str, str], ...]) -> None:
-    """Say once if this node has another version of a package whose objects travel: that mostly ends in odd errors."""
+    """Warn once if this node has another version of a package whose objects are sent: errors do not name the cause."""
     for name, theirs in versions:
         ours = getattr(sys.modules.get(name), "__version__", theirs)
         if ours.split(".")[:2] != theirs.split(".")[:2]:
@@ -82,7 +83,7 @@ def restored_filters(entries: tuple[bytes, ...]) -> list[Any]:
 def share_of_cpus(info: InstanceInfo) -> Iterator[None]:
     """The plugin's `around_app` hook: let numerical libraries use no more threads than this call's share of the CPUs.
 
-    What the image, the pool's `env` or the node sets already stands.
+    Variables that the image, the pool's `env` or the node has set are left as they are.
     """
     settings = RunnerSettings.from_json(os.environ[SETTINGS_VAR])
     here = {peer.private_ip for peer in info.peers if peer.node == info.node}

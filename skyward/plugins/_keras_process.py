@@ -1,6 +1,6 @@
 """Keras in a worker process: its backend before it is imported, then before each call its devices and its seed.
 
-What the plugin and the decorator have in common. Runs on the nodes; imports keras and its backends inside functions.
+Shared by the plugin and the decorator. Runs on the nodes; imports keras and its backends inside functions.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _prepared: ContextVar[bool | None] = ContextVar("skyward_keras_prepared", defaul
 
 
 def checked(where: str, backend: Any, seed: Any) -> None:
-    """Refuse settings that are none, on the client.
+    """Check the settings, on the client.
 
     Raises:
-        ConfigError: as said; `where` names what they were given to.
+        ConfigError: one is wrong; the message begins with `where`.
     """
     if backend not in get_args(Backend):
         raise ConfigError(f"{where}: backend must be 'jax', 'torch' or 'tensorflow'; found {backend!r}.")

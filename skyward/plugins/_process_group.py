@@ -1,4 +1,4 @@
-"""PyTorch's process group, made of the ranks of a pool: the run half of the torch plugin and of the torch decorators.
+"""PyTorch's process group, made of the ranks of a pool, for the torch plugin and decorators.
 
 Runs on workers. Standard library only at import; torch is imported where it is used.
 """
@@ -6,6 +6,7 @@ Runs on workers. Standard library only at import; torch is imported where it is 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -14,9 +15,8 @@ from typing import Any
 from skyward.errors import PluginError
 from skyward.model.instance import InstanceInfo
 from skyward.plugins import _second_init
-from skyward.plugins._interface import interface_of
-from skyward.plugins._meeting import listen, meet
-from skyward.runtime import environment, lasting
+from skyward.plugins._rendezvous import interface_of, listen, rendezvous
+from skyward.runtime import environment, process_contexts
 
 _STORE_TIMEOUT = timedelta(minutes=5)  # for the ranks to find each other, once all are known to be there
 _CALL_TIMEOUT_S = 300.0  # the same in a call, where ranks may still be importing torch
@@ -33,7 +33,7 @@ def around_workers(info: InstanceInfo, *, backend: str | None = None) -> Iterato
 
 
 def enter_in_call(info: InstanceInfo, *, backend: str | None = None) -> None:
-    """The decorators' part: the group is made at the first call, unless a plugin has made it, and stays.
+    """The decorators' part: make the group at the first call, unless a plugin has made it, and keep it.
 
     Raises:
         PluginError: the call does not run on all ranks, or a rank is missing or out of reach.
@@ -44,7 +44,7 @@ def enter_in_call(info: InstanceInfo, *, backend: str | None = None) -> None:
             f"This function forms a process group of all {info.total_workers} ranks of the pool, and was called on one "
             "of them alone, where it would wait for the others for ever. Call it on all of them: f(...) @ pool."
         )
-    lasting.enter("torch", lambda: process_group(info, backend=backend, timeout_s=_CALL_TIMEOUT_S))
+    process_contexts.enter("torch", lambda: process_group(info, backend=backend, timeout_s=_CALL_TIMEOUT_S))
     _second_init.agree(backend)
 
 
@@ -105,7 +105,7 @@ def _store(info: InstanceInfo, timeout_s: float | None) -> tuple[Any, int]:
 
     address = info.head_addr
     if info.global_worker_index:
-        address, port = meet(info, "torch", timeout_s)
+        address, port = rendezvous(info, "torch", timeout_s)
         return dist.TCPStore(address, port, timeout=_STORE_TIMEOUT, wait_for_workers=False), port
     listener = listen(address, info.head_port)
     port = listener.getsockname()[1]
@@ -117,7 +117,7 @@ def _store(info: InstanceInfo, timeout_s: float | None) -> tuple[Any, int]:
         wait_for_workers=False,
         master_listen_fd=listener.detach(),
     )
-    meet(info, "torch", timeout_s, port=port)
+    rendezvous(info, "torch", timeout_s, port=port)
     return store, port
 
 
@@ -144,7 +144,7 @@ def _use_device(info: InstanceInfo) -> Any:
 
 
 def _name_interface(info: InstanceInfo) -> None:
-    """Left alone, gloo announces what the host's name resolves to, which other machines often cannot reach."""
+    """By default gloo announces the address that the host's name resolves to, which other hosts often cannot reach."""
     interface = interface_of(info)
     if interface is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
@@ -152,12 +152,16 @@ def _name_interface(info: InstanceInfo) -> None:
 
 
 def _share_processors(info: InstanceInfo) -> None:
-    """Where several ranks run on one machine, give each its part of the processors, as they would fight for them."""
+    """Where several ranks run on one machine, limit the threads of each to its part of the processors."""
     import torch
 
     here = info.peers[info.node].private_ip if info.peers else info.head_addr
     ranks = max(1, sum(peer.private_ip == here for peer in info.peers)) * info.workers_per_node
     if ranks > 1 and "OMP_NUM_THREADS" not in os.environ:
-        threads = max(1, len(os.sched_getaffinity(0)) // ranks)
+        if sys.platform == "darwin":
+            processors = os.cpu_count() or 1
+        else:
+            processors = len(os.sched_getaffinity(0))
+        threads = max(1, processors // ranks)
         os.environ["OMP_NUM_THREADS"] = str(threads)
         torch.set_num_threads(threads)

@@ -1,7 +1,7 @@
 """`init_process_group` and `destroy_process_group` of user code, in a process whose group is skyward's.
 
-Programs written for other launchers call both. The group is there already and outlives the call, so the first does
-nothing if it asks for what there is, and the second does nothing at all. A warning says so once.
+Programs written for other launchers call both. The group exists already and outlives the call, so the first does
+nothing if it asks for the same group, and the second does nothing at all. Each warns once.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def destroy_again(group: Any = None) -> None:
 def agree(backend: str | None, *, rank: int | None = None, world_size: int | None = None) -> None:
     """Check that what is asked for is what the group has.
 
-    A backend that this machine cannot use (nccl without a GPU) is let pass: a program for GPUs runs on a CPU pool.
+    A backend that this machine cannot use (nccl without a GPU) is accepted: programs for GPUs then run on CPU pools.
 
     Raises:
         ConfigError: it is something else.

@@ -1,7 +1,7 @@
 """The ranks of a pool as a TensorFlow cluster: `TF_CONFIG`, as MultiWorkerMirroredStrategy reads it.
 
-What the plugin and the decorators have in common. Standard library only: the strategy is the function's own, and it is
-what connects the ranks.
+Shared by the plugin and the decorators. Standard library only: the function makes the strategy, which connects the
+ranks.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from skyward.model.instance import InstanceInfo
-from skyward.plugins._meeting import meet
-from skyward.runtime import lasting
+from skyward.plugins._rendezvous import rendezvous
+from skyward.runtime import process_contexts
 from skyward.runtime.environment import on_every_rank, require_every_rank
 from skyward.runtime.group import gather
 
@@ -45,9 +45,9 @@ def described(info: InstanceInfo, timeout_s: float | None = None) -> Iterator[No
     with _held(address) as port:
         if info.global_worker_index == 0:
             with socket.create_server((address, port), reuse_port=True):
-                meet(info, "tensorflow", timeout_s, port=port)
+                rendezvous(info, "tensorflow", timeout_s, port=port)
         else:
-            meet(info, "tensorflow", timeout_s)
+            rendezvous(info, "tensorflow", timeout_s)
         workers = gather(f"{address}:{port}", name="tensorflow: addresses", timeout_s=timeout_s)
         task = {"type": "worker", "index": info.global_worker_index}
         _config = json.dumps({"cluster": {"worker": workers}, "task": task})
@@ -74,7 +74,7 @@ def join(info: InstanceInfo) -> None:
         PluginError: the call runs on one rank only; or a rank is missing, or cannot reach rank 0.
     """
     require_every_rank("tensorflow")
-    lasting.enter("tensorflow", lambda: described(info, _CALL_TIMEOUT_S))
+    process_contexts.enter("tensorflow", lambda: described(info, _CALL_TIMEOUT_S))
     before_call(info)
 
 

@@ -10,9 +10,8 @@ from typing import Literal
 from skyward.errors import ConfigError
 from skyward.model.image import Image, requirement_name
 from skyward.model.spec import Cluster
+from skyward.plugins._packages import LATEST, requirement, with_trainer
 from skyward.plugins._process_group import around_workers
-from skyward.plugins._requirement import LATEST, requirement
-from skyward.plugins._trainer import with_trainer
 from skyward.plugins.base import Plugin
 
 INDEX = "https://download.pytorch.org/whl"
@@ -29,7 +28,7 @@ def torch(
     """PyTorch, and its distributed process group on pools of several ranks.
 
     The packages come from PyTorch's own index, for the pool's accelerator: with CUDA where it has some, else for CPUs.
-    numpy comes with them. The group is made once per worker, when the pool starts, and is there in every call.
+    numpy is added as well. The group is made once per worker, when the pool starts, and exists in every call.
 
     Args:
         backend: of the group; None for nccl where CUDA is available on the worker, else gloo.
@@ -72,7 +71,7 @@ class _Packages:
     def __call__(self, image: Image, cluster: Cluster) -> Image:
         accelerator = cluster.spec.accelerator
         build = self.cuda if accelerator is not None and accelerator.cuda else "cpu"
-        elsewhere = {package for index in image.pip_indexes for package in index.packages}  # the user's choice stands
+        elsewhere = {package for index in image.pip_indexes for package in index.packages}  # the user's choice is kept
         scoped = [package for package in self.requirements if package not in elsewhere]
         # torch does not require numpy, and warns in each process that imports it without
         # https://github.com/pytorch/pytorch/issues/115638

@@ -1,7 +1,7 @@
 """The volumes of a pool: rclone in the image, and a mount of each bucket on every node before its first call.
 
-The login travels over the pool's own connections, and reaches rclone in its environment: it is in no image, no label,
-no command line and no setting of a container, and functions do not see it.
+The credentials are sent over the pool's own connections, and reach rclone in its environment: they are in no image,
+label, command line or container setting, and functions do not see them.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from skyward.errors import PluginError
+from skyward.errors import ConfigError, PluginError
 from skyward.model.image import Image
 from skyward.model.instance import InstanceInfo
 from skyward.model.spec import Cluster
@@ -26,6 +26,7 @@ PACKAGES = ("ca-certificates", "fuse3", "rclone")
 _ASK_S, _MOUNT_S = 60, 60
 _LAST_S = 8.0  # of the time that a worker has for its end
 _CACHE = Path("/var/tmp/skyward-volumes")
+_VENDOR = Path("/sys/class/dmi/id/sys_vendor")  # of this machine, as its firmware tells
 # A file that is only written is sent as it is written, and closed when it is in the bucket: a call that has saved its
 # model returns when that is so. One that is also read while it is written is collected here, and sent after its close.
 _SYNCHRONOUS = ("--vfs-cache-mode", "minimal", "--vfs-write-back", "0")
@@ -44,7 +45,7 @@ def mounting(volumes: tuple[Volume, ...]) -> Plugin:
 
 @contextmanager
 def _around_app(_info: InstanceInfo) -> Iterator[None]:
-    """Let nothing that is still to be sent be cut off by the node's end."""
+    """At the node's end, wait until every file that was written is in its bucket."""
     yield
     deadline = time.monotonic() + _LAST_S
     while left := unsent(_CACHE):
@@ -60,7 +61,7 @@ def unsent(cache: Path) -> list[str]:
         try:
             if note.is_file() and json.loads(note.read_text()).get("Dirty"):
                 found.append(note.name)
-        except (OSError, ValueError):  # being written or removed at this moment: it is asked again
+        except (OSError, ValueError):  # being written or removed at this moment: it is read again
             found.append(note.name)
     return found
 
@@ -93,12 +94,43 @@ def login(environment: Mapping[str, str]) -> dict[str, str]:
     return {f"RCLONE_S3_{name}": value for name, value in settings.items() if value}
 
 
+def require_login(names: Container[str]) -> None:
+    """Refuse volumes on nodes of this machine, where nothing gives their nodes a login for S3.
+
+    Args:
+        names: of the variables that the nodes get.
+
+    Raises:
+        ConfigError: there is none: not here, not in these, and this is no machine of EC2 that could have a role.
+    """
+    if "AWS_ACCESS_KEY_ID" in names or _may_have_role() or "RCLONE_S3_ENV_AUTH" not in login(os.environ):
+        return
+    raise ConfigError(
+        "volumes= needs a login for S3, and none is found here: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
+        "use one of `aws configure` or `aws sso login`, which boto3 finds (pip install 'skyward[aws]')."
+    )
+
+
+def _may_have_role() -> bool:
+    """Whether this may be a machine of EC2, or a container of one, that gets its login from the metadata server."""
+    if os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT"):
+        return True
+    try:
+        return "amazon" in _VENDOR.read_text().lower()
+    except OSError:  # machines of EC2 have this file
+        return False
+
+
 def _of_boto3() -> tuple[str, str, str | None, str | None] | None:
     try:
         import boto3
+        import botocore.session
     except ImportError:
         return None
-    session = boto3.Session()
+    core = botocore.session.Session()
+    if not _may_have_role():  # elsewhere the metadata server is waited for in vain, 2 s
+        core.get_component("credential_provider").remove("iam-role")
+    session = boto3.Session(botocore_session=core)
     found = session.get_credentials()
     if found is None:
         return None
@@ -140,7 +172,7 @@ def _rclone(env: Mapping[str, str], limit_s: float, *words: str) -> subprocess.C
             check=False,
         )
     except OSError as error:
-        raise PluginError(f"rclone does not start ({error}). The image of the node has to have it.") from error
+        raise PluginError(f"rclone could not be started ({error}). Install it in the node's image.") from error
     except subprocess.TimeoutExpired:
         raise PluginError(f"rclone did not end within {limit_s:g} s when asked to {words[0]}.") from None
 

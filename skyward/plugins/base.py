@@ -5,7 +5,7 @@ It holds the hooks and never calls them; `client` and `node` in this package do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -24,9 +24,11 @@ Transform: TypeAlias = "Callable[[Image, Cluster], Image]"
 Bootstrap: TypeAlias = "Callable[[Cluster], Sequence[Op]]"
 Decorate: TypeAlias = "Callable[[Callable[..., Any]], Callable[..., Any]]"
 AroundWorker: TypeAlias = "Callable[[InstanceInfo], AbstractContextManager[Any]]"
+PoolSecrets: TypeAlias = "Callable[[], Mapping[str, str]]"
 AroundClient: TypeAlias = "Callable[[Any, Cluster], AbstractContextManager[Any]]"
 
 HOOKS = ("transform", "bootstrap", "decorate", "around_app", "around_process", "around_client")
+_SERVERS = ("ray", "dask")  # plugins of a cluster whose server is found at the pool's port, by replaced nodes too
 WORKER_HOOKS = ("decorate", "around_app", "around_process")  # these travel to the nodes
 
 
@@ -56,6 +58,7 @@ class Plugin:
         collective: whether the pool's ranks form one group that no rank can leave or enter alone: their hooks wait for
             each other, and when one is lost all are started again.
         secrets: variables that workers get, before any hook, as those of `ComputePool(secrets=...)`.
+        pool_secrets: `() -> mapping`, on the client: the same, made anew for each pool.
     """
 
     name: str
@@ -67,6 +70,7 @@ class Plugin:
     around_client: AroundClient | None = None
     collective: bool = False
     secrets: Secrets = field(default_factory=Secrets)
+    pool_secrets: PoolSecrets | None = None
 
     def __post_init__(self) -> None:
         name: object = self.name
@@ -121,6 +125,10 @@ class Plugin:
         added = Secrets.of(names, what).entries + Secrets.of(values, what).entries
         return replace(self, secrets=Secrets(tuple({**dict(self.secrets.entries), **dict(added)}.items())))
 
+    def with_pool_secrets(self, make: PoolSecrets) -> Plugin:
+        """Add secret variables that no two pools have in common, such as keys that its nodes know each other by."""
+        return replace(self, pool_secrets=make)
+
     def _with(self, hook: str, fn: object) -> Plugin:
         if getattr(self, hook) is not None:
             raise ConfigError(
@@ -141,7 +149,7 @@ def check(plugins: Sequence[Plugin]) -> None:
     """Find what is wrong with a pool's plugins before anything is created.
 
     Raises:
-        ConfigError: an entry is no plugin, or two have one name.
+        ConfigError: an entry is no plugin, two have one name, or two would listen on the pool's port.
         PluginError: a hook that runs on the nodes cannot be pickled; the message names plugin and hook.
     """
     seen: dict[str, int] = {}
@@ -155,6 +163,26 @@ def check(plugins: Sequence[Plugin]) -> None:
         seen[plugin.name] = position
         for hook in WORKER_HOOKS:
             check_pickles(getattr(plugin, hook), plugin.name, hook)
+    _check_port(plugins)
+
+
+def _check_port(plugins: Sequence[Plugin]) -> None:
+    """A pool claims one port on node 0: a cluster's server needs it, a group's takes another one where it is in use."""
+    serving: str | None = None
+    group: str | None = None
+    for plugin in plugins:
+        if plugin.name in _SERVERS and serving:
+            raise ConfigError(
+                f"The plugins {serving!r} and {plugin.name!r} cannot be in one pool: each has a server on the one port "
+                "that a pool claims on node 0. Open a pool for each."
+            )
+        if plugin.name in _SERVERS and group:
+            raise ConfigError(
+                f"List the plugin {plugin.name!r} before {group!r}: its server needs the port that the pool claims on "
+                "node 0, and a group of ranks that is made later uses another one."
+            )
+        serving = plugin.name if plugin.name in _SERVERS else serving
+        group = plugin.name if plugin.collective else group
 
 
 def check_pickles(value: object, plugin: str, hook: str) -> None:

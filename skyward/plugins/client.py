@@ -1,4 +1,4 @@
-"""What plugins do on the client: change the image, stand around the open pool, and say what goes to the nodes."""
+"""The client's half of plugins: change the image, enter contexts around the open pool, choose what nodes are sent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 from skyward.errors import PluginError
-from skyward.image.origins import with_origin
 from skyward.model.image import Image
 from skyward.model.secrets import Secrets
 from skyward.model.spec import Cluster
@@ -18,7 +17,10 @@ from skyward.plugins.contexts import Entered, Hook
 from skyward.plugins.node import NodeSetup, Step
 
 _LISTS = ("apt", "pip", "requirements", "groups", "run", "secrets", "includes")
-_STAYS: dict[str, Any] = {hook: None for hook in HOOKS if hook not in WORKER_HOOKS} | {"secrets": Secrets()}
+_STAYS: dict[str, Any] = {hook: None for hook in HOOKS if hook not in WORKER_HOOKS} | {
+    "secrets": Secrets(),
+    "pool_secrets": None,
+}
 
 
 def transform_all(image: Image, plugins: Sequence[Plugin], cluster: Cluster) -> Image:
@@ -34,6 +36,8 @@ def transform_all(image: Image, plugins: Sequence[Plugin], cluster: Cluster) -> 
 
 
 def _transform(image: Image, plugin: Plugin, cluster: Cluster) -> Image:
+    from skyward.image.origins import with_origin  # brings the compiler
+
     assert plugin.transform is not None
     try:
         after = plugin.transform(image, cluster)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from difflib import get_close_matches
 
-from skyward.build.declared import Declared, PluginUse
+from skyward.builder.sources.declared import Declared, PluginUse
 from skyward.errors import ConfigError, UnknownNameError
 from skyward.model.image import Image
 from skyward.model.spec import Cluster, ClusterSpec

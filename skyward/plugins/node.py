@@ -1,7 +1,7 @@
-"""What plugins do on a node: bootstrap it once, and set up each of its worker processes.
+"""The nodes' half of plugins: bootstrap a node once, and set up each of its worker processes.
 
-A pool sends one `NodeSetup` to all its workers at once; each calls it with its place. The runner that calls it knows
-no plugins: it sees a callable that returns something with `decorate` and `close`.
+A pool sends one `NodeSetup` to all its workers at once; each worker calls it with its place. The runner does not know
+plugins: it calls an object that returns another with `decorate` and `close`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any, TextIO
 
 from skyward.errors import PluginError
 from skyward.model.instance import InstanceInfo
+from skyward.model.protocol import RUN_DIR_VAR
 from skyward.plugins.base import Plugin, hook_failed
 from skyward.plugins.contexts import Entered, Hook
-from skyward.runner.config import RUN_DIR_VAR
 from skyward.runtime.environment import carry
 
 _SHOWN_LINES = 20  # of a failed command's output
@@ -75,7 +75,7 @@ class Step:
 
 
 class Session:
-    """The plugins of a pool as one worker process has them set up.
+    """The plugins of a pool, set up in one worker process.
 
     Attributes:
         collective: whether one of them makes a group of the pool's ranks.
@@ -133,7 +133,7 @@ def _worker_hooks(plugins: tuple[Plugin, ...], place: InstanceInfo, *, several_p
 
 @dataclass(frozen=True, slots=True)
 class NodeSetup:
-    """What a worker is sent of a pool's plugins.
+    """What the client sends a worker of a pool's plugins.
 
     Attributes:
         steps: the bootstrap of the node.
@@ -157,7 +157,7 @@ class NodeSetup:
 
 
 def _once_per_node(steps: tuple[Step, ...], run_dir: Path) -> None:
-    """Run the steps in the worker that comes first; the others wait for it, and share its failure."""
+    """Run the steps in the node's first worker; the others wait for it, and fail if it has failed."""
     with (run_dir / "bootstrap").open("a+", encoding="utf-8") as record:
         fcntl.flock(record, fcntl.LOCK_EX)
         try:
@@ -172,7 +172,7 @@ def _once_per_node(steps: tuple[Step, ...], run_dir: Path) -> None:
 
 
 def _run_all(steps: tuple[Step, ...], record: TextIO) -> None:
-    outcome = ""  # what an interrupt leaves: the next worker starts over
+    outcome = ""  # stays empty after an interrupt: the next worker starts over
     try:
         for step in steps:
             step.run()

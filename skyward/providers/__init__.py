@@ -1,4 +1,7 @@
-"""Where hosts come from: Docker here (the default), compose files, machines by SSH, EC2, Swarm, plain processes."""
+"""Providers of machines: Docker (the default), processes, SSH, clouds, compose files, Swarm, Slurm, Kubernetes.
+
+`sky.providers.NAME` is one of these, or one that an installed package offers as an entry point `skyward.providers`.
+"""
 
 from __future__ import annotations
 
@@ -8,32 +11,61 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from skyward.providers.aws.provider import AWS
     from skyward.providers.base import Provider
-    from skyward.providers.choice import Choice
-    from skyward.providers.compose import Compose
+    from skyward.providers.compose.provider import Compose
     from skyward.providers.docker import Docker
+    from skyward.providers.fallback import Fallback
+    from skyward.providers.gcp.provider import GCP
+    from skyward.providers.kubernetes.provider import Kubernetes
     from skyward.providers.local import Local
+    from skyward.providers.slurm.provider import Slurm
     from skyward.providers.ssh import SSH
     from skyward.providers.swarm.provider import Swarm
 
 # loaded on first use: whoever wants one of them, or the images of an engine, need not wait for the others
-_HOMES = {
+HOMES = {
     "AWS": "skyward.providers.aws.provider",
-    "Choice": "skyward.providers.choice",
-    "Compose": "skyward.providers.compose",
+    "GCP": "skyward.providers.gcp.provider",
+    "Fallback": "skyward.providers.fallback",
+    "Compose": "skyward.providers.compose.provider",
     "Docker": "skyward.providers.docker",
+    "Kubernetes": "skyward.providers.kubernetes.provider",
     "Local": "skyward.providers.local",
     "Provider": "skyward.providers.base",
     "SSH": "skyward.providers.ssh",
+    "Slurm": "skyward.providers.slurm.provider",
     "Swarm": "skyward.providers.swarm.provider",
 }
 
-__all__ = ["AWS", "SSH", "Choice", "Compose", "Docker", "Local", "Provider", "Swarm", "default"]
+__all__ = [
+    "AWS",
+    "GCP",
+    "SSH",
+    "Compose",
+    "Docker",
+    "Fallback",
+    "Kubernetes",
+    "Local",
+    "Provider",
+    "Slurm",
+    "Swarm",
+    "default",
+]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name in HOMES:
+        return getattr(import_module(HOMES[name]), name)
+    if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    from skyward.providers.registry import load  # of those that other packages offer
+
+    return load(name)
+
+
+def __dir__() -> list[str]:
+    from skyward.providers.registry import names
+
+    return sorted({*globals(), *__all__, *names()})
 
 
 def default() -> Provider:

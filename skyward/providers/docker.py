@@ -1,6 +1,6 @@
-"""Nodes as containers of the Docker engine on this machine: the default provider.
+"""`sky.Docker`: nodes are containers of the Docker engine on this machine. It is the default provider.
 
-All nodes share the machine's network; each has a private directory in common with the client.
+All nodes use the machine's network. Each shares a private directory with the client.
 """
 
 from __future__ import annotations
@@ -8,35 +8,39 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from skyward.engine import Engine, Images, find_engine
-from skyward.errors import PoolClosedError, ProviderError
-from skyward.model.accelerator import Accelerator
-from skyward.model.image import Image
+from skyward.errors import ProviderError, SkywardError
+from skyward.model.parameters import suggesting
+from skyward.model.resource import Resource
 from skyward.model.rights import Rights
-from skyward.model.spec import Cluster
-from skyward.providers.base import Host, Launch
-from skyward.providers.containers import OWNER_ID, POOL, ContainerNode, PoolContainers, describe, dismiss_all
-from skyward.providers.gpus import check_engine_gpus, gpus_of_container
-from skyward.providers.owner import Owner
-from skyward.providers.ports import PortClaim, claim_port
-from skyward.providers.rundir import PoolDirectory, runtime_base, share, sweep_orphans
-from skyward.providers.signed import refuse_unsigned
-from skyward.system import socket
+from skyward.nodes.access import ContainerAccess, NodeAccess
+from skyward.nodes.container import OWNER_ID, POOL, PoolContainers, RunDirectory, adopted, describe, dismiss_all
+from skyward.nodes.gpus import check_engine_gpus, gpus_of_container
+from skyward.nodes.local_host import LocalHost
+from skyward.nodes.machine import check_cpus, check_platform
+from skyward.nodes.node import Host, Launch, Node, RunnerNode
+from skyward.nodes.process_id import ProcessId
+from skyward.nodes.run_directory import PoolDirectory, runtime_base, share
+from skyward.providers.base import Allocation, Capabilities, PoolRequest, Provider
+from skyward.system import socket, threading
 from skyward.wire.listen import dial
 
 if TYPE_CHECKING:
-    from skyward.build import ImageStore
-    from skyward.build.events import Report
+    from skyward.builder import ImageStore
 
 
+_LATER_S = 1.0  # after which the engine is asked to watch nodes that were taken over
+
+
+@suggesting("sky.Docker")
 @dataclass(frozen=True)
-class Docker:
+class Docker(Provider):
     """Containers on this machine's Docker engine; the provider of pools that name none.
 
     Attributes:
@@ -52,116 +56,57 @@ class Docker:
         ConfigError: a value is wrong.
     """
 
-    can_mount: ClassVar[bool] = True
+    name: ClassVar[str] = "docker"
+    capabilities: ClassVar[Capabilities] = Capabilities(mounts=True, keeps=True, default_lease_s=60.0)
     base_url: str | None = None
     user: str | None = None
     privileges: Sequence[str] = ()
-    _pools: dict[str, _Pool] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "privileges", self._rights.privileges)
+        object.__setattr__(self, "privileges", self.rights.privileges)
 
     @property
-    def name(self) -> str:
-        """Name of the provider."""
-        return "docker"
-
-    @property
-    def _rights(self) -> Rights:
+    def rights(self) -> Rights:
+        """Whom functions run as, and what they may do."""
         return Rights.of("sky.Docker", self.user, self.privileges)
-
-    @property
-    def lease_s(self) -> float:
-        """Seconds a container outlives a client that is gone."""
-        return 60.0
 
     @property
     def images(self) -> ImageStore:
         """The images of the engine, for resolving a base and building on it; connected to with the first question."""
-        from skyward.providers.images import EngineImages  # brings the build room, which Local() never needs
+        from skyward.builder.store import EngineImages  # brings the build room, which Local() never needs
 
         return EngineImages(Images(find_engine(self.base_url)))
 
-    def acquire(
-        self,
-        pool: str,
-        nodes: int,
-        accelerator: Accelerator | None,
-        at_least: int | None = None,  # noqa: ARG002 - all or none
-    ) -> Sequence[Host]:
-        """Give this machine, once for each node.
+    def open(self, request: PoolRequest) -> DockerAllocation:
+        """The containers of a pool."""
+        return DockerAllocation(self, request)
 
-        Raises:
-            EngineMissingError: no engine answers.
-            EngineError: it gives containers no GPU, and an accelerator is asked for.
-            ProviderError: the engine does not share this machine's kernel, or has fewer GPUs than asked for.
-        """
-        engine = self._engine()
-        if accelerator is not None:
-            check_engine_gpus(engine, nodes, accelerator)
-        sweep_orphans()
-        _remove_unstarted(engine)
-        self._pools[pool] = opened = _Pool(pool, engine, self._rights)
-        return [DockerHost(opened)] * nodes
+    def find(self) -> Sequence[Resource]:
+        """Every container of every pool on the engine."""
+        return describe(self.engine().containers(POOL))
 
-    def replace(self, pool: str, lost: Host | None, accelerator: Accelerator | None) -> Host:  # noqa: ARG002
-        """Give this machine once more.
-
-        Raises:
-            PoolClosedError: the pool has ended.
-        """
-        return DockerHost(self._opened(pool))
-
-    def prepare(
-        self,
-        hosts: Sequence[Host],  # noqa: ARG002 - all of them are this one machine
-        image: Image,
-        cluster: Cluster,
-        report: Report,
-    ) -> str | None:
-        """Compile the image and build it unless the engine has it.
-
-        Raises:
-            ImageError: the base cannot be had, or the build fails.
-        """
-        from skyward.build import ensure, plan_for
-        from skyward.build.used import note_use
-        from skyward.providers.images import EngineImages
-
-        refuse_unsigned(image, "from the engine that builds it")
-        engine = self._engine()
-        images = EngineImages(Images(find_engine(self.base_url)), report)
-        platform = image.platform or cluster.spec.platform
-        plan = plan_for(image, images, python=cluster.spec.python, platform=platform)
-        tag = ensure(plan, images, report, docker_host=engine.url)
-        note_use(tag)
-        return tag
-
-    def release(self, pool: str) -> None:
-        """End and remove every container of the pool, whoever started it, and what else the pool holds here.
+    def destroy(self, pool_id: str) -> None:
+        """End and remove every container of a pool, whoever started it.
 
         Raises:
             EngineError: the engine is gone or refuses; containers may be left, which end by their lease.
         """
-        opened = self._pools.pop(pool, None)
-        if opened:
-            opened.close()
-        else:
-            dismiss_all(self._engine(), pool)
+        dismiss_all(self.engine(), pool_id)
 
-    def find(self) -> Iterable[Mapping[str, Any]]:
-        """Every container of every pool on the engine: pool, node, name, state, owner, image, id."""
-        return describe(self._engine().containers(POOL))
+    def enter(self, node: Resource) -> NodeAccess:
+        """A way into a container, through the engine."""
+        return ContainerAccess(node, find_engine(self.base_url))
 
-    def _opened(self, pool: str) -> _Pool:
-        opened = self._pools.get(pool)
-        if opened is None:
-            raise PoolClosedError(f"Pool {pool} has ended; no node of it can be started.")
-        return opened
+    def engine(self) -> Engine:
+        """The engine, connected to.
 
-    def _engine(self) -> Engine:
+        Raises:
+            EngineMissingError: no engine answers.
+            ProviderError: its containers run in a virtual machine.
+        """
         engine = Engine.connect(self.base_url)
-        if sys.platform != "linux" or "Docker Desktop" in engine.product:
+        is_elsewhere = sys.platform != "linux"
+        if is_elsewhere or "Docker Desktop" in engine.product:
             raise ProviderError(
                 f"The Docker engine at {engine.url} runs its containers in a virtual machine, where sky.Docker() "
                 "cannot reach them: it needs an engine that runs on this machine itself. Use provider=sky.Local()."
@@ -169,69 +114,131 @@ class Docker:
         return engine
 
 
-class _Pool:
-    """What a pool of this process holds here: directory, containers, ports."""
+class DockerAllocation(Allocation):
+    """The containers of one pool on this machine."""
 
-    def __init__(self, pool: str, engine: Engine, rights: Rights) -> None:
-        self.directory = PoolDirectory.create(pool, runtime_base())
-        self._port: PortClaim | None = None
-        try:
-            client = (os.geteuid(), os.getegid())
-            self.containers = PoolContainers(pool, engine, rights, client, self.directory.keep)
-        except BaseException:
-            self.directory.remove()
-            raise
+    def __init__(self, provider: Docker, request: PoolRequest) -> None:
+        super().__init__(request)
+        self._provider = provider
+        self._host: LocalHost | None = None
+        self._containers: PoolContainers | None = None
+        self._connecting = threading.Lock()
+        self._is_kept = False  # whether the containers outlive the pool
+        self._directories: dict[int, Path] = {}  # of each node, the last that it has had
+        self._adopted: dict[int, str] = {}  # the containers of nodes that were taken over
 
-    def claim_port(self) -> int:
-        earlier, self._port = self._port, claim_port()
-        if earlier is not None:
-            earlier.release()  # that of a head that has been replaced
-        return self._port.port
-
-    def close(self) -> None:
-        with ExitStack() as last:
-            last.callback(self.directory.remove)
-            if self._port is not None:
-                last.callback(self._port.release)
-            self.containers.close()
-
-
-@dataclass(frozen=True, slots=True)
-class DockerHost:
-    """The machine at hand, as a host of one pool's nodes."""
-
-    _pool: _Pool
-
-    @property
-    def name(self) -> str:
-        """The machine's name."""
-        return socket.gethostname()
-
-    @property
-    def address(self) -> str:
-        """Loopback: all nodes are in this machine's own network."""
-        return "127.0.0.1"
-
-    def claim_port(self) -> int:
-        """A port that no other pool on this machine gets until this one is released or claims another."""
-        return self._pool.claim_port()
-
-    def start(self, launch: Launch) -> ContainerNode:
-        """Start the container of one node.
+    def acquire(self) -> Sequence[Host]:
+        """Use this machine once for each node.
 
         Raises:
-            EngineError: the engine refuses; nothing is left.
+            EngineMissingError: no engine answers.
+            EngineError: it gives containers no GPU, and an accelerator is asked for.
+            ProviderError: the engine does not share this machine's kernel, or the machine has fewer GPUs or processors
+                than asked for, or runs no programs of the platform.
         """
-        containers = self._pool.containers
-        with containers.starting():
-            directory = self._pool.directory.add(launch.node, launch.key)
-            try:
-                share(directory, containers.owner_of(launch))
-                container = containers.run(launch, directory, gpus_of_container(launch))
-            except BaseException:
-                shutil.rmtree(directory, ignore_errors=True)
-                raise
-        return ContainerNode(containers, launch, container, _SharedDirectory(directory))
+        request = self.request
+        if request.accelerator is not None:
+            check_engine_gpus(self._provider.engine(), request.nodes, request.accelerator)
+        check_platform(request.platform)
+        if request.cpus is not None:
+            check_cpus(self._provider.engine(), request.cpus)
+        self._host = LocalHost(request.pool_id, runtime_base(), self._start, request.name)
+        if request.kept:  # nodes that are there are taken over without the engine, whose SDK takes long to load
+            later = threading.Timer(_LATER_S, self._connect_later)
+            later.daemon = True
+            later.start()
+        else:
+            self._connected()
+        return [self._host] * request.nodes
+
+    def _connected(self) -> PoolContainers:
+        """The containers of the pool, with the engine asked and watched from the first call on.
+
+        Raises:
+            EngineMissingError: no engine answers.
+            EngineError: it refuses.
+            ProviderError: it does not share this machine's kernel.
+        """
+        with self._connecting:
+            if self._containers is None:
+                assert self._host is not None
+                engine, client = self._provider.engine(), (os.geteuid(), os.getegid())
+                _remove_unstarted(engine)
+                keep = self._host.directory.keep
+                self._containers = PoolContainers(self.request.pool_id, engine, self._provider.rights, client, keep)
+            return self._containers
+
+    def _connect_later(self) -> None:
+        """Watch the containers of a pool that was taken over, so that the end of one is explained (a thread)."""
+        with suppress(SkywardError):  # whoever needs the engine asks it again, and reports
+            if not self.ended.is_set():
+                containers = self._connected()
+                if self.ended.is_set() and self._is_kept:
+                    containers.let_go()
+
+    def prepare(self, hosts: Sequence[Host]) -> str | None:  # noqa: ARG002 - all of them are this one machine
+        """Compile the image and build it unless the engine has it.
+
+        Raises:
+            ImageError: the base cannot be had, or the build fails.
+        """
+        from skyward.delivery.deliver import ImageTarget, deliver
+
+        request = self.request
+        target = ImageTarget(engine=find_engine(self._provider.base_url))
+        return deliver(request.image, request.cluster, target, request.report).tag
+
+    def replace(self, lost: Host | None) -> Host:  # noqa: ARG002 - there is one machine
+        """Use the same machine again.
+
+        Raises:
+            PoolClosedError: the pool has ended.
+        """
+        self.check_open()
+        assert self._host
+        return self._host
+
+    def _start(self, launch: Launch, pool: PoolDirectory) -> RunnerNode:
+        def directory(owner: int | None) -> RunDirectory:
+            path = pool.add(launch.node, launch.key)
+            share(path, owner)
+            self._directories[launch.node] = path
+            return _SharedDirectory(path)
+
+        self._adopted.pop(launch.node, None)
+        return self._connected().start(launch, directory, gpus_of_container(launch))
+
+    def adopt(self, launch: Launch, about: Mapping[str, Any], agent: str) -> tuple[Node, None]:
+        """A container that an earlier client has started."""
+        path = self._directories[launch.node] = Path(about["directory"])
+        container = self._adopted[launch.node] = str(about["container"])
+        return adopted(self._connected, launch, container, _SharedDirectory(path), agent), None
+
+    def about(self, node: int) -> Mapping[str, Any]:
+        """The directory of a node, and its container."""
+        container = self._adopted.get(node) or self._connected().ids[node]
+        return {"directory": str(self._directories[node]), "container": container}
+
+    def let_go(self, keep_s: float, nodes: Collection[int]) -> None:  # noqa: ARG002 - those end by themselves
+        """Leave the containers running."""
+        self._is_kept = True
+        with ExitStack() as last:
+            if self._host is not None:
+                last.callback(self._host.let_go)
+            if self._containers is not None:  # else it may just be made, and `_connect_later` lets go of it
+                self._containers.let_go()
+
+    def release(self) -> None:
+        """Remove all containers, and the directory.
+
+        Raises:
+            EngineError: the engine is gone or refuses; containers may be left, which end by their lease.
+        """
+        with ExitStack() as last:
+            if self._host is not None:
+                last.callback(self._host.release)
+            if self._host is not None and (self._containers is not None or self.request.kept):
+                self._connected().close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,16 +253,16 @@ class _SharedDirectory:
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
 
-    def is_gone(self) -> bool:
+    def is_lost(self) -> bool:
         return False  # it is this machine
 
-    def why_gone(self) -> str:
+    def loss_reason(self) -> str:
         return ""
 
 
 def _remove_unstarted(engine: Engine) -> None:
     """Containers a killed client had created but not started: no lease ends them, because nothing runs in them."""
     for found in engine.containers(POOL, state="created"):
-        owner = Owner.parse(found["Labels"].get(OWNER_ID, ""))
+        owner = ProcessId.parse(found["Labels"].get(OWNER_ID, ""))
         if owner and owner.is_gone():
             engine.remove(found["Id"])

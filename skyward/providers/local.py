@@ -1,311 +1,154 @@
-"""Nodes as plain processes of the interpreter that runs the client: no container, no image.
+"""`sky.Local`: nodes are plain processes of the interpreter that runs the client, without container or image.
 
-For debugging, machines without Docker, and fast tests. The runner and the wire are the same as in containers.
+For debugging, fast tests, and machines without Docker. Runner and protocol are the same as in containers.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
-import signal
-import subprocess
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
-from skyward.errors import NodeStartError, PoolClosedError
-from skyward.model.accelerator import Accelerator
+from skyward.errors import ProviderError
 from skyward.model.image import Image
-from skyward.model.spec import Cluster
-from skyward.providers.base import Announcement, Exit, Host, Launch
-from skyward.providers.gpus import check_gpu_count, gpus_of
-from skyward.providers.output import NodeOutput, node_exit, start_failure
-from skyward.providers.owner import Owner, current_user
-from skyward.providers.ports import PortClaim, claim_port
-from skyward.providers.rundir import PoolDirectory, note_process, pool_directories, sweep_orphans, temporary_base
-from skyward.providers.signed import refuse_unsigned
-from skyward.runner.config import DISMISS
-from skyward.system import socket, threading, time
-from skyward.wire.listen import dial
+from skyward.model.parameters import suggesting
+from skyward.model.resource import Resource
+from skyward.nodes.access import NodeAccess, ProcessAccess
+from skyward.nodes.gpus import check_gpu_count
+from skyward.nodes.local_host import LocalHost
+from skyward.nodes.node import Host, Launch, Node, RunnerNode
+from skyward.nodes.process import AdoptedProcess, LocalProcess, dismiss, environment_of
+from skyward.nodes.process_id import current_user
+from skyward.nodes.run_directory import PoolDirectory, pool_directories, temporary_base
+from skyward.providers.base import Allocation, Capabilities, PoolRequest, Provider
+from skyward.system import threading
 
-if TYPE_CHECKING:
-    from skyward.build.events import Report
-
-_GRACE_S = 1.0  # from the request to end to the kill
-_DISMISSED_S = 3.0  # how long a node of another client may take to end when it is told to
-_LOOK_S = 0.02
-_told = threading.Event()
+_noted = threading.Event()  # that the image is not used, which is said once
 
 
+@suggesting("sky.Local")
 @dataclass(frozen=True)
-class Local:
+class Local(Provider):
     """Processes on this machine that run the client's own interpreter and packages; the pool's image is not used."""
 
-    _pools: dict[str, _Pool] = field(default_factory=dict, init=False, repr=False, compare=False)
+    name: ClassVar[str] = "local"
+    capabilities: ClassVar[Capabilities] = Capabilities(keeps=True, default_lease_s=60.0)
 
-    @property
-    def name(self) -> str:
-        """Name of the provider."""
-        return "local"
+    def open(self, request: PoolRequest) -> LocalAllocation:
+        """The processes of a pool."""
+        return LocalAllocation(request)
 
-    @property
-    def lease_s(self) -> float:
-        """Seconds a process outlives a client that is gone."""
-        return 60.0
+    def find(self) -> Sequence[Resource]:
+        """Every node of this user that runs on this machine."""
+        user = current_user()  # the directories of other users are not read
+        return [
+            Resource(
+                pool=directory.pool, node=about["node"], name=about["name"], state="running", user=user, pid=process.pid
+            )
+            for directory in pool_directories()
+            for about, process in directory.processes()
+            if not process.is_gone()
+        ]
 
-    def acquire(
-        self,
-        pool: str,
-        nodes: int,
-        accelerator: Accelerator | None,
-        at_least: int | None = None,  # noqa: ARG002 - all or none
-    ) -> Sequence[Host]:
-        """Give this machine, once for each node.
+    def destroy(self, pool_id: str) -> None:
+        """End every process of a pool, whoever started it, and remove its directory."""
+        for directory in pool_directories():
+            if directory.pool == pool_id:
+                dismiss([process for _, process in directory.processes()])
+                directory.remove()
+
+    def enter(self, node: Resource) -> NodeAccess:
+        """A way into a node: a process beside it, with its environment and its working directory.
+
+        Raises:
+            ProviderError: it has ended.
+        """
+        directory = next((each for each in pool_directories() if each.pool == node["pool"]), None)
+        if directory is None:
+            raise ProviderError(f"Pool {node['pool']} has ended.")
+        return ProcessAccess(node, directory)
+
+
+class LocalAllocation(Allocation):
+    """The processes of one pool on this machine."""
+
+    def __init__(self, request: PoolRequest) -> None:
+        super().__init__(request)
+        self._host: LocalHost | None = None
+        self._lock = threading.Lock()
+        self._processes: list[LocalProcess | AdoptedProcess] = []
+        self._directories: dict[int, Path] = {}  # of each node, the last that it has had
+
+    def acquire(self) -> Sequence[Host]:
+        """Use this machine once for each node.
 
         Raises:
             ProviderError: the machine has fewer GPUs than asked for.
         """
-        if accelerator is not None:
-            check_gpu_count(nodes, accelerator)
-        sweep_orphans()
-        self._pools[pool] = opened = _Pool(pool)
-        return [LocalHost(opened)] * nodes
+        request = self.request
+        if request.accelerator is not None:
+            check_gpu_count(request.nodes, request.accelerator)
+        self._host = LocalHost(request.pool_id, temporary_base(), self._start, request.name)
+        return [self._host] * request.nodes
 
-    def replace(self, pool: str, lost: Host | None, accelerator: Accelerator | None) -> Host:  # noqa: ARG002
-        """Give this machine once more.
+    def prepare(self, hosts: Sequence[Host]) -> str | None:  # noqa: ARG002 - nothing to prepare on them
+        """Say, once per process, that the image is not used, if it is more than the default one."""
+        if self.request.image != Image() and not _noted.is_set():
+            _noted.set()
+            from skyward.builder.events import note  # brings the compiler, of which nothing else is needed here
+
+            self.request.report(
+                note("sky.Local() runs nodes as processes of this interpreter; the pool's image is not used")
+            )
+        return None
+
+    def replace(self, lost: Host | None) -> Host:  # noqa: ARG002 - there is one machine
+        """Use the same machine again.
 
         Raises:
             PoolClosedError: the pool has ended.
         """
-        opened = self._pools.get(pool)
-        if opened is None:
-            raise PoolClosedError(f"Pool {pool} has ended; no node of it can be started.")
-        return LocalHost(opened)
+        self.check_open()
+        assert self._host
+        return self._host
 
-    def prepare(
-        self,
-        hosts: Sequence[Host],  # noqa: ARG002 - nothing to prepare on them
-        image: Image,
-        cluster: Cluster,  # noqa: ARG002
-        report: Report,
-    ) -> str | None:
-        """Nothing to prepare; says once per process that the image is not used."""
-        refuse_unsigned(image, "not at all: they are processes of this interpreter")
-        if not _told.is_set():
-            _told.set()
-            from skyward.build.events import note  # brings the compiler, of which nothing else is needed here
+    def _start(self, launch: Launch, pool: PoolDirectory) -> RunnerNode:
+        with self._lock:
+            self.check_open()
+            directory = pool.add(launch.node, launch.key)
+            process = LocalProcess(launch, directory)
+            self._processes.append(process)
+            self._directories[launch.node] = directory
+        return RunnerNode(launch, process, directory=directory)
 
-            report(note("sky.Local() runs nodes as processes of this interpreter; the pool's image is not used"))
-        return None
+    def adopt(self, launch: Launch, about: Mapping[str, Any], agent: str) -> tuple[Node, Mapping[str, str]]:
+        """A process that an earlier client has started; its workers get this client's environment."""
+        directory = Path(about["directory"])
+        with self._lock:
+            self.check_open()
+            process = AdoptedProcess(launch.name, directory)
+            self._processes.append(process)
+            self._directories[launch.node] = directory
+        return RunnerNode(launch, process, agent, directory), environment_of(launch, directory)
 
-    def release(self, pool: str) -> None:
-        """End every process of the pool, whoever started it, and remove what else the pool holds here."""
-        opened = self._pools.pop(pool, None)
-        if opened:
-            opened.close()
-            return
-        for directory in pool_directories():
-            if directory.pool == pool:
-                _dismiss([process for _, process in directory.processes()])
-                directory.remove()
+    def about(self, node: int) -> Mapping[str, Any]:
+        """The directory of a node, which names its process."""
+        return {"directory": str(self._directories[node])}
 
-    def find(self) -> Iterable[Mapping[str, Any]]:
-        """Every node process of this user on this machine: pool, node, name, state, user, pid."""
-        user = current_user()  # the directories of others are not looked into
-        return [
-            {
-                "pool": directory.pool,
-                **about,
-                "state": "exited" if process.is_gone() else "running",
-                "user": user,
-                "pid": process.pid,
-            }
-            for directory in pool_directories()
-            for about, process in directory.processes()
-        ]
+    def let_go(self, keep_s: float, nodes: Collection[int]) -> None:  # noqa: ARG002 - those end by themselves
+        """Leave the processes running."""
+        if self._host is not None:
+            self._host.let_go()
 
-
-class _Pool:
-    """What a pool of this process holds here."""
-
-    def __init__(self, pool: str) -> None:
-        self.id = pool
-        self.directory = PoolDirectory.create(pool, temporary_base())
-        self.lock = threading.Lock()
-        self.closed = False
-        self.nodes: list[LocalNode] = []
-        self.port: PortClaim | None = None
-
-    def close(self) -> None:
-        with self.lock:
-            self.closed = True
-        for node in self.nodes:
-            node.ask_to_end()  # all of them first, so that their graces run side by side
-        for node in self.nodes:
-            node.end()
-        if self.port is not None:
-            self.port.release()
-        self.directory.remove()
-
-
-@dataclass(frozen=True, slots=True)
-class LocalHost:
-    """The machine at hand, as a host of one pool's nodes."""
-
-    _pool: _Pool
-
-    @property
-    def name(self) -> str:
-        """The machine's name."""
-        return socket.gethostname()
-
-    @property
-    def address(self) -> str:
-        """Loopback: all nodes are on this machine."""
-        return "127.0.0.1"
-
-    def claim_port(self) -> int:
-        """A port that no other pool on this machine gets until this one is released or claims another."""
-        earlier, self._pool.port = self._pool.port, claim_port()
-        if earlier is not None:
-            earlier.release()  # that of a head that has been replaced
-        return self._pool.port.port
-
-    def start(self, launch: Launch) -> LocalNode:
-        """Start the process of one node."""
-        with self._pool.lock:
-            if self._pool.closed:
-                raise PoolClosedError(f"Pool {self._pool.id} is ending; no node of it can be started.")
-            node = LocalNode(launch, self._pool.directory.add(launch.node, launch.key))
-            self._pool.nodes.append(node)
-        return node
-
-
-class LocalNode:
-    """A node as a process, with its workers in a session and process group of its own."""
-
-    channel = b""  # a unix socket of this machine
-
-    def __init__(self, launch: Launch, directory: Path) -> None:
-        work = directory / "work"
-        work.mkdir()
-        self._directory = directory
-        self._who = f"Node {launch.node} of pool {launch.pool} (process {launch.name})"
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "skyward.runner"],
-                cwd=work,
-                env=_environment(launch, directory),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C in the terminal is the client's alone
-            )
-        except OSError as error:
-            raise NodeStartError(f"{self._who} could not be started: {error}.") from error
-        note_process(directory, self._process.pid, node=launch.node, name=launch.name)
-        assert self._process.stdout is not None
-        self._output = NodeOutput(_chunks(self._process.stdout), launch.name)
-        self._reaping = threading.Lock()  # a signal must not reach a process number that is free again
-        self._ended = threading.Event()
-        threading.Thread(target=self._wait, name=f"{launch.name}-end", daemon=True).start()
-
-    def wait_ready(self, timeout_s: float) -> Announcement:
-        """Block until the runner has announced itself; see `Node`."""
-        announcement = self._output.wait_announcement(timeout_s)
-        if announcement:
-            return announcement
-        ended = self.wait_exit(_GRACE_S) if self._output.ended else None
-        raise start_failure(self._who, ended, timeout_s, self._output.tail)
-
-    def connect(self, address: str) -> socket.socket:
-        """A connected, blocking socket to an address the node announced."""
-        connected = dial(self._directory, address)
-        connected.settimeout(None)
-        return connected
-
-    def wait_exit(self, timeout_s: float) -> Exit | None:
-        """How the process ended, None if it still runs after `timeout_s`."""
-        if not self._ended.wait(timeout_s):
-            return None
-        self._output.join(0.5)
-        code = self._process.returncode
-        return node_exit(128 - code if code < 0 else code, log=self._output.tail)
-
-    def remove(self) -> None:
-        """End the process and everything it started, and remove its directory."""
-        self.ask_to_end()
-        self.end()
-
-    def ask_to_end(self) -> None:
-        """Ask the process and its group to end, without waiting."""
-        self._signal(signal.SIGTERM)
-
-    def end(self) -> None:
-        """Wait for the end that was asked for, for a short grace, then force it; remove the directory."""
-        self._ended.wait(_GRACE_S)
-        self._signal(signal.SIGKILL)
-        self._ended.wait()
-        self._output.join(_GRACE_S)
-        shutil.rmtree(self._directory, ignore_errors=True)
-
-    def _signal(self, number: int) -> None:
-        with self._reaping:
-            if not self._ended.is_set():
-                _signal_group(self._process.pid, number)
-
-    def _wait(self) -> None:
-        """When the first process has ended, the rest of its group goes too, as in a container."""
-        if hasattr(os, "waitid"):  # macOS has it from Python 3.13 on
-            os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
-        with self._reaping:
-            _signal_group(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-            self._ended.set()
-
-
-def _environment(launch: Launch, directory: Path) -> dict[str, str]:
-    """The client's environment, the pool's, and the way to every module the client can import."""
-    own = Path(__file__).parents[2]  # an editable install may not show in sys.path
-    paths = [launch.env.get("PYTHONPATH", ""), *(str(Path(entry).absolute()) for entry in sys.path), str(own)]
-    variables = {
-        **os.environ,
-        **launch.env,
-        "PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, paths))),
-        "COMPUTE_POOL": launch.compute_pool,
-        "SKYWARD_RUNNER": launch.runner,
-        "SKYWARD_RUN_DIR": str(directory),
-    }
-    if launch.accelerator:
-        variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus_of(launch)))
-    return variables
-
-
-def _chunks(pipe: IO[bytes]) -> Iterator[bytes]:
-    with pipe:
-        while chunk := os.read(pipe.fileno(), 65536):
-            yield chunk
-
-
-def _dismiss(processes: Sequence[Owner]) -> None:
-    """End nodes of another client in a way by which that client knows not to replace them."""
-    for process in processes:
-        if not process.is_gone():
-            with suppress(ProcessLookupError):
-                os.kill(process.pid, DISMISS)
-    deadline = time.monotonic() + _DISMISSED_S
-    while not all(process.is_gone() for process in processes) and time.monotonic() < deadline:
-        time.sleep(_LOOK_S)
-    for process in processes:
-        if not process.is_gone():
-            _signal_group(process.pid, signal.SIGKILL)
-
-
-def _signal_group(pid: int, number: int) -> None:
-    try:
-        os.killpg(pid, number)
-    except ProcessLookupError:
-        pass
+    def release(self) -> None:
+        """End all processes, and remove the directory."""
+        with self._lock:
+            processes = tuple(self._processes)
+        for process in processes:
+            if isinstance(process, LocalProcess):
+                process.ask_to_end()  # all of them first, so that their graces run side by side
+        for process in processes:
+            process.end()
+        if self._host is not None:
+            self._host.release()

@@ -1,7 +1,7 @@
-"""Nodes as containers of Docker engines on machines reached by SSH.
+"""`sky.SSH`: nodes are containers of the Docker engines of machines that are reached by SSH.
 
-One connection per machine serves everything: the engine's socket and the nodes' are forwarded through it, so that
-nothing listens on a network.
+Each machine has one connection. The sockets of its engine and nodes are forwarded through it, so nothing listens on a
+network.
 """
 
 from __future__ import annotations
@@ -9,48 +9,47 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from secrets import token_hex
+from typing import Any, ClassVar, Literal, TypeVar
 
-from skyward.errors import (
-    ConfigError,
-    PoolClosedError,
-    ProviderError,
-    SkywardError,
-)
-from skyward.model.accelerator import Accelerator
-from skyward.model.image import Image
+from skyward.delivery.deliver import ImageTarget, deliver
+from skyward.engine import find_engine
+from skyward.errors import ConfigError, PoolClosedError, ProviderError, SkywardError
+from skyward.model.parameters import suggesting
+from skyward.model.resource import Resource
 from skyward.model.rights import Rights
-from skyward.model.spec import Cluster
-from skyward.model.ssh import SshHost
-from skyward.providers.base import Host, Launch
-from skyward.providers.checks import Finding, check_architecture, check_driver, check_host, refuse
-from skyward.providers.condition import Condition, condition_of, finding_of
-from skyward.providers.containers import POOL, ContainerNode, describe, dismiss_all
-from skyward.providers.machine import Machine
-from skyward.providers.rundir import PoolDirectory, private_directory, runtime_base, sweep_orphans
+from skyward.model.ssh import SshHost, existing_file
+from skyward.nodes.access import ContainerAccess, NodeAccess
+from skyward.nodes.container import POOL, describe, dismiss_all
+from skyward.nodes.node import Host, Launch, Node, RunnerNode
+from skyward.nodes.run_directory import PoolDirectory, private_directory, runtime_base, sweep_orphans
+from skyward.nodes.ssh_host import Machine
+from skyward.providers.base import Allocation, Capabilities, PoolRequest, Provider
+from skyward.ssh.handed import handed_hosts
+from skyward.ssh.host_report import HostReport, finding_of, host_report_of
+from skyward.ssh.preflight import Finding, check_architecture, check_driver, check_host, refuse
 from skyward.system import threading
 from skyward.system.futures import ThreadPoolExecutor
-
-if TYPE_CHECKING:
-    from skyward.build.events import Report
 
 R = TypeVar("R")
 _log = logging.getLogger(__name__)
 LEASE_S = 60.0
 _BEAT_S = 5.0
-_AT_ONCE = 8  # sshd's default is to refuse at 10 that have not logged in yet, of which a jump host sees all
+_AT_ONCE = 8  # sshd refuses connections beyond 10 that have not logged in (MaxStartups); a jump host counts all of them
 
 
+@suggesting("sky.SSH")
 @dataclass(frozen=True, init=False)
-class SSH:
+class SSH(Provider):
     """Containers on machines reached by SSH: `sky.SSH("gpu1", "ubuntu@gpu2:2222")`.
 
-    A machine needs an sshd, a Docker engine (20.10 or newer) that the user may use, and the docker command. Reaching
-    it is the system's OpenSSH's matter: its configuration, agent and jump hosts count. Host keys are checked, always.
+    A machine needs an sshd, a Docker engine (20.10 or newer) that the user may use, and the docker command. It is
+    reached as the ssh command reaches it: configuration, agent and jump hosts count. Host keys are always checked.
 
     Attributes:
         hosts: `[user@]name[:port]`, where the name may be an alias of the SSH configuration. Nodes are put on them in
@@ -67,15 +66,14 @@ class SSH:
         ConfigError: a value is wrong.
     """
 
-    can_mount: ClassVar[bool] = True
+    name: ClassVar[str] = "ssh"
+    capabilities: ClassVar[Capabilities] = Capabilities(mounts=True, keeps=True, default_lease_s=LEASE_S)
     hosts: tuple[SshHost, ...]
     key: Path | None
     known_hosts: Path | None
     registry: str | None
     build: Literal["local", "remote"]
     rights: Rights
-    _pools: dict[str, _Pool] = field(repr=False, compare=False)
-    _expected: dict[str, _Demand] = field(repr=False, compare=False)
 
     def __init__(
         self,
@@ -88,142 +86,89 @@ class SSH:
         privileges: Sequence[str] = (),
     ) -> None:
         set_ = object.__setattr__
-        set_(self, "key", _file("key", key))
-        set_(self, "known_hosts", _file("known_hosts", known_hosts))
+        handed = handed_hosts()  # those of a detached run have files of their own
+        set_(self, "key", None if handed else existing_file("sky.SSH", "key", key))
+        set_(self, "known_hosts", None if handed else existing_file("sky.SSH", "known_hosts", known_hosts))
         set_(self, "registry", registry)
         set_(self, "build", build)
         set_(self, "rights", Rights.of("sky.SSH", user, privileges))
-        set_(self, "hosts", tuple(self._host(text) for text in hosts))
-        set_(self, "_pools", {})
-        set_(self, "_expected", {})
+        set_(self, "hosts", tuple(self.host(text) for text in hosts))
         if not hosts or len(set(self.hosts)) < len(hosts):
             raise ConfigError(f"sky.SSH() takes the names of one or more hosts, each once; found {list(hosts)!r}.")
         if build not in ("local", "remote"):
             raise ConfigError(f"sky.SSH: build must be 'local' or 'remote'; found {build!r}.")
         if registry is not None:
-            from skyward.build.registry import parse_reference
+            from skyward.builder.registry.reference import parse_reference
 
             parse_reference(registry)
 
-    def _host(self, text: str) -> SshHost:
+    def host(self, text: str) -> SshHost:
+        """A host, with the key and known host keys of this provider.
+
+        Raises:
+            ConfigError: this is not the name of one.
+        """
         if not isinstance(text, str):
             raise ConfigError(f"sky.SSH: a host is named as 'user@host:port'; found {text!r}.")
         host = SshHost.parse(text if "://" in text else f"ssh://{text}")
+        if host.name in (handed := handed_hosts()):
+            return handed[host.name]
         key, known = (None if path is None else str(path) for path in (self.key, self.known_hosts))
         return replace(host, key=key, known_hosts=known)
 
-    @property
-    def name(self) -> str:
-        """Name of the provider."""
-        return "ssh"
+    def open(self, request: PoolRequest) -> SshAllocation:
+        """The machines of a pool."""
+        return SshAllocation(request, self.hosts, registry=self.registry, build=self.build, rights=self.rights)
 
-    @property
-    def lease_s(self) -> float:
-        """Seconds a container outlives a client that is silent. One that is gone is noticed at once."""
-        return LEASE_S
-
-    def expect(self, pool: str, image: Image, cluster: Cluster) -> None:
-        """Have the hosts of a pool checked for what they will run."""
-        self._expected[pool] = _Demand(image, image.platform or cluster.spec.platform)
-
-    def acquire(
-        self, pool: str, nodes: int, accelerator: Accelerator | None, at_least: int | None = None
-    ) -> Sequence[Host]:
-        """Connect to as many hosts as there are nodes (to all if there are more nodes), and check them all at once.
-
-        Raises:
-            ProviderError: too many hosts cannot be reached or used; one table says which and why, and nothing has been
-                changed. Where enough are well, each of the others is a warning.
-        """
-        sweep_orphans()
-        directory = PoolDirectory.create(pool, runtime_base())
-        self._pools[pool] = opened = _Pool(pool, directory, self._expected.pop(pool, None), self.rights)
-        hosts = self.hosts[:nodes]
-        placed = [(hosts[node % len(hosts)], node // len(hosts)) for node in range(nodes)]
-        opened.open(placed, accelerator, nodes if at_least is None else at_least)
-        machines = {machine.host: machine for machine in opened.machines}
-        return [SshNodeHost(machines[host], turn) for host, turn in placed if host in machines]
-
-    def replace(self, pool: str, lost: Host | None, accelerator: Accelerator | None) -> Host:
-        """The same host if it is well; else one that the pool does not use, else the lost one if it answers again.
-
-        Raises:
-            ProviderError: there is none; says why of each that was tried.
-            PoolClosedError: the pool has ended.
-        """
-        opened = self._pools.get(pool)
-        if opened is None:
-            raise PoolClosedError(f"Pool {pool} has ended; no node of it can be started.")
-        if lost is None:
-            return SshNodeHost(opened.another(self.hosts, None, accelerator), 0)
-        assert isinstance(lost, SshNodeHost)
-        machine = lost.machine
-        return SshNodeHost(opened.another(self.hosts, machine, accelerator) if machine.is_gone else machine, lost.turn)
-
-    def host_like(self, text: str) -> SshHost:
-        """One more host, with the same key and known host keys as the others."""
-        return self._host(text)
-
-    def join(self, pool: str, host: SshHost, accelerator: Accelerator | None) -> Host:
-        """Connect to one more host for a pool that is open, and check it.
-
-        Raises:
-            ProviderError: it cannot be reached or used.
-            PoolClosedError: the pool has ended.
-        """
-        opened = self._pools.get(pool)
-        if opened is None:
-            raise PoolClosedError(f"Pool {pool} has ended; no host is connected to for it.")
-        return SshNodeHost(opened.another((host,), None, accelerator), 0)
-
-    def prepare(self, hosts: Sequence[Host], image: Image, cluster: Cluster, report: Report) -> str | None:
-        """Compile the image, have it built unless it is anywhere, and bring it to every host that lacks it.
-
-        Raises:
-            ProviderError: the image cannot run on a host, or there is no room for it; nothing has been changed.
-            ImageError: it cannot be had: base, build, registry, transfer.
-            EngineMissingError: build="local", and there is no engine here.
-        """
-        from skyward.providers.ssh_images import Supply
-
-        machines = list(dict.fromkeys(host.machine for host in hosts if isinstance(host, SshNodeHost)))
-        demand = _Demand(image, image.platform or cluster.spec.platform)
-        refuse([finding for machine in machines for finding in demand.check(machine)], len(machines))
-        return Supply(machines, self.registry, self.build, report).bring(image, cluster.spec.python, demand.platform)
-
-    def release(self, pool: str) -> None:
-        """End and remove every container of the pool on all hosts, whoever started it, and what else it holds.
+    def destroy(self, pool_id: str) -> None:
+        """End and remove every container of a pool on all hosts, whoever started it.
 
         Raises:
             ProviderError: hosts could not be asked; containers may be left there, which end by their lease.
             EngineError: an engine refuses.
         """
-        opened = self._pools.pop(pool, None)
-        if opened is not None:
-            opened.close()
-            return
-        self._told(self._ask(lambda machine: dismiss_all(machine.engine, pool)))
 
-    def find(self) -> Iterable[Mapping[str, Any]]:
-        """Every container of every pool on all hosts: pool, node, name, state, owner, image, id, host.
+        def end(machine: Machine) -> None:
+            dismiss_all(machine.engine, pool_id)
+            machine.watchdog.clear(pool_id)
+
+        self._answered(self._ask(end))
+
+    def find(self) -> Sequence[Resource]:
+        """Every container of every pool on all hosts.
 
         Raises:
             ProviderError: hosts could not be asked; one table says which and why.
         """
-        found = self._told(self._ask(lambda machine: describe(machine.engine.containers(POOL), machine.name)))
+        found = self._answered(self._ask(lambda machine: describe(machine.engine.containers(POOL), machine.name)))
         return [each for machine in found for each in machine]
 
-    def conditions(self) -> Sequence[Condition]:
-        """How each host is, in their order: what it has, and what is wrong with it. Nothing is changed on any."""
-        answers = self._ask(condition_of)
-        return [Condition(host=a.host, findings=(a,)) if isinstance(a, Finding) else a for a in answers]
+    def enter(self, node: Resource) -> NodeAccess:
+        """A way into a container, through an SSH connection of its own and the engine there.
 
-    def _told(self, answers: Sequence[R | Finding]) -> list[R]:
+        Raises:
+            ProviderError: the host cannot be reached, or is none of this provider's.
+        """
+        host = next((host for host in self.hosts if host.name == node.get("host")), None)
+        if host is None:
+            raise ProviderError(f"Host {node.get('host')} of {node['name']} is none of {[h.name for h in self.hosts]}.")
+        with ExitStack() as last:
+            machine = Machine(host, "none", last.enter_context(private_directory()) / "m", LEASE_S)
+            last.callback(machine.connection.kill)  # its watchdog has changed nothing, and ends
+            machine.open()
+            return ContainerAccess(node, machine.engine_address, last.pop_all().close, machine.why_out_of_reach)
+
+    def host_reports(self) -> Sequence[HostReport]:
+        """What each host has and what is wrong with it, in their order. Changes nothing on any host."""
+        answers = self._ask(host_report_of)
+        return [HostReport(host=a.host, findings=(a,)) if isinstance(a, Finding) else a for a in answers]
+
+    def _answered(self, answers: Sequence[R | Finding]) -> list[R]:
         refuse([each for each in answers if isinstance(each, Finding)], len(self.hosts))
         return [each for each in answers if not isinstance(each, Finding)]
 
     def _ask(self, question: Callable[[Machine], R]) -> list[R | Finding]:
-        """Ask all hosts through connections that change nothing there; of each its answer, or why there is none."""
+        """Ask all hosts over connections that change nothing there; the answer of each, or why there is none."""
         with private_directory() as folder:
 
             def one(number: int, host: SshHost) -> R:
@@ -232,7 +177,7 @@ class SSH:
                     machine.open()
                     return question(machine)
                 finally:
-                    machine.connection.kill()  # its keeper has changed nothing, and ends
+                    machine.connection.kill()  # its watchdog has changed nothing, and ends
 
             answers: list[R | Finding] = []
             with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="skyward-ask") as threads:
@@ -245,100 +190,166 @@ class SSH:
         return answers
 
 
-@dataclass(frozen=True, slots=True)
-class _Demand:
-    """What hosts will run."""
+class SshAllocation(Allocation):
+    """The machines of one pool, a local directory, and the thread that sends the machines heartbeats."""
 
-    image: Image
-    platform: str
-
-    def check(self, machine: Machine) -> list[Finding]:
-        """What is wrong with a machine for it."""
-        name, facts = machine.name, machine.facts
-        return check_architecture(name, facts, self.platform) + check_driver(name, facts, self.image)
-
-
-class _Pool:
-    """What a pool of this process holds: a directory here, the machines, and the thread that tells them it lives."""
-
-    def __init__(self, pool: str, directory: PoolDirectory, demand: _Demand | None, rights: Rights) -> None:
-        self.id, self._directory, self._demand, self._rights = pool, directory, demand, rights
+    def __init__(
+        self,
+        request: PoolRequest,
+        hosts: Sequence[SshHost],
+        *,
+        registry: str | None,
+        build: Literal["local", "remote"],
+        rights: Rights,
+    ) -> None:
+        super().__init__(request)
+        self._host_list, self._registry, self._build, self._rights = tuple(hosts), registry, build, rights
+        self._directory: PoolDirectory | None = None
         self.machines: list[Machine] = []
-        self._heirs: dict[Machine, Machine] = {}
+        self._replacements: dict[Machine, Machine] = {}
         self._tried: set[SshHost] = set()  # hosts that are being connected to
-        self._attempts: dict[SshHost, int] = {}  # how often each has been connected to; their order numbers them
+        # slot and attempt of the watchdogs that an earlier client of a pool with a name has left, by name of the host
+        self._left = {str(each["host"]): (int(each["slot"]), int(each["attempt"])) for each in request.kept}
+        self._slots = {host: self._left[host.name][0] for host in hosts if host.name in self._left}
+        self._attempts: dict[SshHost, int] = {}  # how often each has been connected to, by clients before this one too
         self._lock = threading.Lock()
-        self._ended = threading.Event()
 
-    def open(self, placed: Sequence[tuple[SshHost, int]], accelerator: Accelerator | None, at_least: int) -> None:
-        """Connect to all hosts and check them; if enough are well, make the pool's directory on each of those.
+    def acquire(self) -> Sequence[Host]:
+        """Connect to as many hosts as there are nodes (to all if there are more nodes), and check them all at once.
+
+        Raises:
+            ProviderError: too many hosts cannot be reached or used; one table says which and why, and nothing has been
+                changed. Where enough can be used, each of the others is a warning.
+        """
+        request, hosts = self.request, self._host_list[: self.request.nodes]
+        sweep_orphans()
+        # a client that was killed may still be closing its connections, in a directory of the same pool
+        unique = request.pool_id if request.name is None else f"{token_hex(4)}.x"
+        self._directory = PoolDirectory.create(unique, runtime_base())
+        placed = [(hosts[node % len(hosts)], node // len(hosts)) for node in range(request.nodes)]
+        self._connect(Counter(host for host, _ in placed))
+        machines = {machine.host: machine for machine in self.machines}
+        return [SshNodeHost(machines[host], turn) for host, turn in placed if host in machines]
+
+    def prepare(self, hosts: Sequence[Host]) -> str | None:
+        """Bring the image to every host that lacks it; it is built if no engine and no registry has it.
+
+        Raises:
+            ProviderError: the image cannot run on a host, or there is no room for it; nothing has been changed.
+            ImageError: it cannot be had: base, build, registry, transfer.
+            EngineMissingError: build="local", and there is no engine here.
+        """
+        request = self.request
+        machines = list(dict.fromkeys(host.machine for host in hosts if isinstance(host, SshNodeHost)))
+        refuse([finding for machine in machines for finding in self._check_image(machine)], len(machines))
+        return deliver(request.image, request.cluster, self.target(machines), request.report).tag
+
+    def target(self, machines: Sequence[Machine]) -> ImageTarget:
+        """Who builds images, and these machines, which get them."""
+        builder = machines[0] if self._build == "remote" else None
+        return ImageTarget(
+            engine=builder.engine_address if builder else find_engine(),
+            docker_host=builder.connection.through if builder else None,
+            machines=machines,
+            registry=self._registry,
+        )
+
+    def replace(self, lost: Host | None) -> Host:
+        """The same host if it can be used; else one that the pool does not use, else the lost one if it answers again.
+
+        Raises:
+            ProviderError: there is none; says why of each that was tried.
+            PoolClosedError: the pool has ended.
+        """
+        self.check_open()
+        if lost is None:
+            return SshNodeHost(self._another(self._host_list, None), 0)
+        assert isinstance(lost, SshNodeHost)
+        machine = lost.machine
+        return SshNodeHost(self._another(self._host_list, machine) if machine.is_gone else machine, lost.turn)
+
+    def join(self, host: SshHost) -> SshNodeHost:
+        """Connect to one more host, and check it.
+
+        Raises:
+            ProviderError: it cannot be reached or used.
+            PoolClosedError: the pool has ended.
+        """
+        self.check_open()
+        return SshNodeHost(self._another((host,), None), 0)
+
+    def _check_image(self, machine: Machine) -> list[Finding]:
+        """Why a machine cannot run the image."""
+        name, facts, request = machine.name, machine.facts, self.request
+        return check_architecture(name, facts, request.platform) + check_driver(name, facts, request.image)
+
+    def _connect(self, nodes: Mapping[SshHost, int]) -> None:
+        """Connect to all hosts and check them; if enough can be used, make the pool's directory on each of those.
 
         Args:
-            placed: the host of each node, and the node's turn on it.
-            accelerator: of each node.
-            at_least: how many nodes must have a host that is well.
+            nodes: how many of them each host gets.
         """
-        nodes = Counter(host for host, _ in placed)
-        gpus = accelerator.count if accelerator else 0
-        examine = {host: partial(self._examine, host, count * gpus, accelerator) for host, count in nodes.items()}
-        ill = self._on_all(examine)
-        if sum(count for host, count in nodes.items() if host not in ill) >= at_least:
-            ill |= self._on_all({machine.host: partial(self._go, machine) for machine in tuple(self.machines)})
-        findings = [each for host in nodes for each in ill.get(host, ())]
-        if sum(count for host, count in nodes.items() if host not in ill) < at_least:
+        gpus, fewest = self.request.gpus, self.request.fewest
+        unfit = self._on_all({host: partial(self._examine, host, count * gpus) for host, count in nodes.items()})
+        if sum(count for host, count in nodes.items() if host not in unfit) >= fewest:
+            unfit |= self._on_all({machine.host: partial(self._begin, machine) for machine in tuple(self.machines)})
+        findings = [each for host in nodes for each in unfit.get(host, ())]
+        if sum(count for host, count in nodes.items() if host not in unfit) < fewest:
             refuse(findings, len(nodes))
         for each in findings:
-            _log.warning("Host %s is not in pool %s yet: %s", each.host, self.id, each.text)
-        threading.Thread(target=self._beat, name=f"skyward-{self.id}-beat", daemon=True).start()
+            _log.warning("Host %s is not in pool %s yet: %s", each.host, self.request.pool_id, each.text)
+        threading.Thread(target=self._beat, name=f"skyward-{self.request.pool_id}-beat", daemon=True).start()
 
-    def another(self, hosts: Sequence[SshHost], lost: Machine | None, accelerator: Accelerator | None) -> Machine:
+    def _another(self, hosts: Sequence[SshHost], lost: Machine | None) -> Machine:
         """A machine in the place of a lost one; where several nodes were on that, they get the same again."""
         with self._lock:
-            heir = self._heirs.get(lost) if lost is not None else None
-            if heir is not None and not heir.is_gone:
-                return heir
+            replacement = self._replacements.get(lost) if lost is not None else None
+            if replacement is not None and not replacement.is_gone:
+                return replacement
             taken = {machine.host for machine in self.machines if not machine.is_gone} | self._tried
             free = [host for host in hosts if host not in taken]
-            free.sort(key=lambda host: lost is not None and host == lost.host)  # itself is the last resort
+            free.sort(key=lambda host: lost is not None and host == lost.host)  # the lost one is tried last
             self._tried |= set(free)
         try:
-            return self._first_well(free, lost, accelerator)
+            return self._first_usable(free, lost)
         finally:
             with self._lock:
                 self._tried -= set(free)
 
-    def _first_well(self, hosts: Sequence[SshHost], lost: Machine | None, accelerator: Accelerator | None) -> Machine:
-        gpus, findings = accelerator.count if accelerator else 0, list[Finding]()
+    def _first_usable(self, hosts: Sequence[SshHost], lost: Machine | None) -> Machine:
+        findings = list[Finding]()
         for host in hosts:
-            ill = self._on_all({host: partial(self._examine, host, gpus, accelerator)})
+            unfit = self._on_all({host: partial(self._examine, host, self.request.gpus)})
             machine = next((each for each in self.machines if each.host == host and not each.is_gone), None)
-            if not ill and machine is not None:
-                ill = self._on_all({host: partial(self._go, machine)})
-            if not ill and machine is not None:
+            if not unfit and machine is not None:
+                unfit = self._on_all({host: partial(self._begin, machine)})
+            if not unfit and machine is not None:
                 with self._lock:
-                    self._heirs.update({lost: machine} if lost is not None else {})
+                    self._replacements.update({lost: machine} if lost is not None else {})
                 return machine
-            findings += ill.get(host, ())
+            findings += unfit.get(host, ())
         refuse(findings, max(1, len(hosts)))
-        raise ProviderError(f"Pool {self.id} uses every host of its list that is well; none is free.")
+        raise ProviderError(f"Pool {self.request.pool_id} uses every host of its list that can be used; none is free.")
 
-    def _examine(self, host: SshHost, gpus: int, accelerator: Accelerator | None) -> list[Finding]:
+    def _examine(self, host: SshHost, gpus: int) -> list[Finding]:
         with self._lock:
-            if self._ended.is_set():
-                raise PoolClosedError(f"Pool {self.id} has ended; no host is connected to for it.")
-            attempt = self._attempts.setdefault(host, 0)
+            self.check_open()
+            assert self._directory
+            attempt = self._attempts.setdefault(host, self._left.get(host.name, (0, 0))[1])
             self._attempts[host] += 1
-            slot = list(self._attempts).index(host)
+            slot = self._slots.get(host)
+            if slot is None:
+                slot = self._slots[host] = max(self._slots.values(), default=-1) + 1
             folder = self._directory.path / f"{slot}.{attempt}"
-        machine = Machine(host, self.id, folder, LEASE_S, slot, attempt, self._rights)
+        machine = Machine(host, self.request.pool_id, folder, LEASE_S, slot, attempt, self._rights)
         with self._lock:
             self.machines.append(machine)  # from here on `close` ends its connection
-        if self._ended.is_set():
+        if self.ended.is_set():
             machine.connection.kill()
-            raise PoolClosedError(f"Pool {self.id} has ended; no host is connected to for it.")
+            self.check_open()
         try:
-            findings = check_host(machine.name, machine.open(), gpus, accelerator)
-            findings += self._demand.check(machine) if self._demand else []
+            findings = check_host(machine.name, machine.open(), gpus, self.request.accelerator)
+            findings += self._check_image(machine)
             if not findings:
                 machine.info  # noqa: B018 - asks the engine, and keeps the answer
         except BaseException:
@@ -348,25 +359,27 @@ class _Pool:
             self._drop(machine)
         return findings
 
-    def _go(self, machine: Machine) -> list[Finding]:
-        """Have the pool's directory made on a machine."""
+    def _begin(self, machine: Machine) -> list[Finding]:
+        """Make the pool's directory on a machine."""
+        left = self._left.pop(machine.name, None)
+        adopts = left is not None and machine.watchdog.label == f"{left[0]}.{left[1]}"
         try:
-            machine.go()
+            machine.go(self.request.name, adopts=adopts)
         except BaseException:
-            self._drop(machine)  # else the host would count as taken, and not be tried again
+            self._drop(machine)  # otherwise the host would count as taken, and not be tried again
             raise
         return []
 
     def _drop(self, machine: Machine) -> None:
-        """Do without a machine: its keeper removes what it may have made."""
+        """Disconnect from a machine and forget it; its watchdog removes what was made there."""
         machine.connection.kill()
         with self._lock:
-            if not self._ended.is_set():
+            if not self.ended.is_set():
                 self.machines.remove(machine)
 
     def _on_all(self, actions: Mapping[SshHost, Callable[[], list[Finding]]]) -> dict[SshHost, list[Finding]]:
-        """Do something on hosts side by side; what went wrong, of those where something did."""
-        ill: dict[SshHost, list[Finding]] = {}
+        """Run an action for each host, in parallel; the findings of those where something is wrong."""
+        unfit: dict[SshHost, list[Finding]] = {}
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="skyward-host") as threads:
             for host, done in [(host, threads.submit(action)) for host, action in actions.items()]:
                 try:
@@ -376,30 +389,70 @@ class _Pool:
                 except SkywardError as error:
                     findings = [finding_of(host.name, error)]
                 if findings:
-                    ill[host] = findings
-        return ill
+                    unfit[host] = findings
+        return unfit
 
-    def close(self) -> None:
-        """End everything on all machines; the first failure is raised when all have been tried."""
-        with self._lock:
-            self._ended.set()
+    def adopt(self, launch: Launch, about: Mapping[str, Any], agent: str) -> tuple[Node, None]:
+        """A container that an earlier client has started.
+
+        Raises:
+            ProviderError: its host cannot be reached or used.
+        """
+        there = [each for each in tuple(self.machines) if each.name == about["host"] and not each.is_gone]
+        if not there:
+            hosts = [host for host in self._host_list if host.name == about["host"]]
+            there = [self._another(hosts, None)]
+        return there[0].adopt(launch, about, agent), None
+
+    def about(self, node: int) -> Mapping[str, Any]:
+        """Host, watchdog, directory and container of a node."""
+        return next(each for each in reversed(self.machines) if node in each.directories).about(node)
+
+    def let_go(self, keep_s: float, nodes: Collection[int]) -> None:
+        """Leave these nodes running, and end everything else; the first failure is raised when all have been tried.
+
+        Raises:
+            SkywardError: a machine does not answer; what it runs ends by its lease.
+        """
         failures = []
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="skyward-host") as threads:
-            for machine, done in [(machine, threads.submit(machine.close)) for machine in self.machines]:
+            machines = tuple(self.machines)
+            keeps = [not machine.directories.keys().isdisjoint(nodes) for machine in machines]
+            pairs = zip(machines, keeps, strict=True)
+            tries = [threads.submit(*((each.leave, keep_s) if kept else (each.close,))) for each, kept in pairs]
+            failures = [error for error in (done.exception() for done in tries) if error is not None]
+        if self._directory is not None:
+            self._directory.remove()
+        if failures:
+            raise failures[0]
+
+    def release(self) -> None:
+        """End everything on all machines; the first failure is raised when all have been tried.
+
+        Raises:
+            ProviderError: containers may be left, which end by their lease.
+        """
+        with self._lock:
+            machines = tuple(self.machines)
+        failures = []
+        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="skyward-host") as threads:
+            for machine, done in [(machine, threads.submit(machine.close)) for machine in machines]:
                 error = done.exception()
                 if isinstance(error, SkywardError):
                     failures.append(Finding(machine.name, "engine", str(error)))
                 elif error is not None:
                     raise error
-        self._directory.remove()
+        if self._directory is not None:
+            self._directory.remove()
         if failures:
             lines = "\n".join(f"  {failure.host}  {failure.text}" for failure in failures)
-            raise ProviderError(f"Containers of pool {self.id} may be left, and end by their lease:\n{lines}")
+            pool = self.request.pool_id
+            raise ProviderError(f"Containers of pool {pool} may be left, and end by their lease:\n{lines}")
 
     def _beat(self) -> None:
-        while not self._ended.wait(_BEAT_S):
+        while not self.ended.wait(min(_BEAT_S, self.request.lease_s / 3)):
             for machine in tuple(self.machines):
-                machine.keeper.beat()
+                machine.watchdog.beat()
 
 
 @dataclass(frozen=True, slots=True)
@@ -428,7 +481,7 @@ class SshNodeHost:
         """A port that no other pool of this user on that machine gets until this one is released or claims another."""
         return self.machine.claim_head_port()
 
-    def start(self, launch: Launch) -> ContainerNode:
+    def start(self, launch: Launch) -> RunnerNode:
         """Start the container of one node.
 
         Raises:
@@ -437,12 +490,3 @@ class SshNodeHost:
         count = launch.accelerator.count if launch.accelerator else 0
         gpus = tuple(range(self.turn * count, (self.turn + 1) * count)) if count else None
         return self.machine.start(launch, gpus)
-
-
-def _file(name: str, path: str | os.PathLike[str] | None) -> Path | None:
-    if path is None:
-        return None
-    found = Path(path).expanduser().absolute()
-    if not found.is_file():
-        raise ConfigError(f"sky.SSH: {name} names the file {found}, which does not exist.")
-    return found

@@ -1,0 +1,1 @@
+"""The process inside a node: agent, workers, slots, the lease. Standard library and cloudpickle only."""

@@ -7,11 +7,9 @@ import sys
 from pathlib import Path
 
 from skyward.errors import ConfigError
+from skyward.model.protocol import CHANNEL_VAR, EXIT_CONFIG, RUN_DIR_VAR, SETTINGS_VAR
 from skyward.runner.children import Child
 from skyward.runner.config import (
-    CHANNEL_VAR,
-    RUN_DIR_VAR,
-    SETTINGS_VAR,
     RunnerSettings,
     WorkerStart,
     rank_environment,
@@ -30,19 +28,27 @@ def main() -> int:
         channel = os.environ.pop(CHANNEL_VAR, "")
     except ConfigError as error:
         print(f"skyward: {error}", file=sys.stderr)  # noqa: T201 - for whoever started this node
-        return 2
+        return EXIT_CONFIG
     children = [
         Child(
             WorkerStart(
-                index=i, generation=0, slots=settings.slots, run_dir=str(run_dir), key=key.hex(), channel=channel
+                index=i,
+                generation=0,
+                slots=settings.slots,
+                run_dir=str(run_dir),
+                key=key.hex(),
+                channel=channel,
+                log_bytes=settings.log_share,
             ),
             rank_environment(place, i, os.environ),
         )
         for i in range(settings.processes)
     ]
-    from skyward.runner.agent import Agent  # only now: its imports take as long as a worker's first steps
+    from skyward.runner.agent import Agent, say  # only now: its imports take as long as a worker's first steps
+    from skyward.runner.output_log import OutputLog
 
-    return Agent(place.node, settings.lease_s, run_dir, key, children, bytes.fromhex(channel)).run()
+    log = OutputLog(run_dir, "agent", settings.log_share, say, node=place.node)
+    return Agent(place.node, settings, run_dir, key, children, bytes.fromhex(channel), log.add).run()
 
 
 def _variable(name: str) -> str:

@@ -57,7 +57,7 @@ class Acceptor(Generic[C]):
             with self._lock:
                 self._pending.append(sock)
                 if len(self._pending) > _MAX_PENDING:
-                    _shut(self._pending.pop(0))
+                    shut(self._pending.pop(0))
             threading.Thread(target=self._welcome, args=(sock,), daemon=True).start()
 
     def _accept(self) -> socket.socket:
@@ -96,9 +96,10 @@ class Acceptor(Generic[C]):
         self._say(f"{count} connection(s) refused so far. The last one: {error}")
 
 
-def _shut(sock: socket.socket) -> None:
+def shut(sock: socket.socket) -> None:
+    """End a connection in both directions, which wakes the thread that reads it; nothing happens if it has ended."""
     try:
-        # the plain socket's own: TLS's would have a later read take what comes for unencrypted
-        socket.socket.shutdown(sock, socket.SHUT_RDWR)  # wakes the thread that reads it, which closes it
+        # the plain socket's own shutdown: after that of TLS, a later read would take what comes for unencrypted
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
     except OSError:
         pass  # it has just been closed

@@ -11,36 +11,42 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from skyward.errors import WireError
 from skyward.model.instance import ENV_VAR, InstanceInfo
+from skyward.model.protocol import ANNOUNCEMENT, DISMISS, EXIT_DISMISSED, EXIT_FAILED, EXIT_LEASE, PROCESSES_VAR
 from skyward.runner import stacks
 from skyward.runner.acceptor import Acceptor
+from skyward.runner.child_output import ChildOutput
 from skyward.runner.children import Child, Ended
 from skyward.runner.clients import Client
-from skyward.runner.config import DISMISS, EXIT_DISMISSED, rank_environment
+from skyward.runner.config import RunnerSettings, rank_environment
 from skyward.runner.memory import OomCounter
-from skyward.runner.reach import Reach
+from skyward.runner.output_log import log_name, unfinished
 from skyward.runner.signals import on_signals
+from skyward.runner.takeover import Takeover, cleaner
+from skyward.runner.udp_probe import UdpProbe
+from skyward.runtime.masking import Masks
 from skyward.system import Empty, SimpleQueue, socket, threading, time
 from skyward.wire.frames import Connection, Frame
 from skyward.wire.handshake import accept, agent_endpoint, versions
 from skyward.wire.listen import listen, tune
 from skyward.wire.messages import Kind, decode, encode
 
-ANNOUNCEMENT = "skyward-ready "
-EXIT_FAILED, EXIT_CONFIG, EXIT_LEASE = 1, 2, 3  # exit statuses besides 0 and EXIT_DISMISSED
+if TYPE_CHECKING:
+    from skyward.runner.usage import UsageMeter
+
 _TERM_GRACE_S = 5.0  # `docker stop` kills after ten seconds
 _KILLED_S = 1.0  # how long a killed process may take to vanish
-_DUMP_S = 1.0  # how long a worker may take to write where it is
+_DUMP_S = 1.0  # how long a worker may take to write its stack
 _MAX_FAILED_STARTS = 3  # in a row
 _LONGEST_GRACE_S = 1e6
 _SHOWN = 200  # characters of what a malformed message led to
 
 
 class End(NamedTuple):
-    """Why the node is to end."""
+    """Why the node ends."""
 
     status: int
     text: str = ""
@@ -51,17 +57,32 @@ class Agent:
     """One node. `run` is the main thread; everything that is to end the node reaches it through a queue."""
 
     def __init__(
-        self, node: int, lease_s: float, run_dir: Path, key: bytes, children: list[Child], channel: bytes = b""
+        self,
+        node: int,
+        settings: RunnerSettings,
+        run_dir: Path,
+        key: bytes,
+        children: list[Child],
+        channel: bytes = b"",
+        keep: Callable[..., None] | None = None,
     ) -> None:
-        self._node, self._lease_s, self._run_dir, self._key, self._channel = node, lease_s, run_dir, key, channel
+        self._node, self._lease_s, self._run_dir = node, settings.lease_s, run_dir
+        self._key, self._channel = key, channel
+        self._masks = Masks()
+        self._keep = keep  # what workers write below Python: see `OutputLog.add`
         self._inbox: SimpleQueue[End | None] = SimpleQueue()  # None: look again
         self._lock = threading.Lock()  # guards what follows
+        self._changed = threading.Condition(self._lock)
         self._children = children
+        clean = cleaner(settings.reset, run_dir)
+        self._takeover = Takeover(self._changed, lambda: self._children, clean, self._set_lease, self._fail)
         self._clients: list[Client] = []
         self._ready = self._stopping = False
         self._contact = time.monotonic()
         self._oom = OomCounter()
-        self._reach = Reach(node)
+        self._probe = UdpProbe(node)
+        self._measuring = threading.Lock()
+        self._usage: UsageMeter | None = None
         self._watchers = [self._thread(self._keep_alive, child) for child in children]
 
     def run(self) -> int:
@@ -70,8 +91,8 @@ class Agent:
         ended = End(0, grace_s=_TERM_GRACE_S)
         dismissed = End(EXIT_DISMISSED, f"Node {self._node} ends: it was told to by another client than its pool's.")
         on_signals(
-            (signal.SIGTERM, signal.SIGINT, DISMISS),
-            lambda number: self._inbox.put(dismissed if number == DISMISS else ended),
+            (signal.SIGTERM, signal.SIGINT, signal.Signals[DISMISS]),
+            lambda number: self._inbox.put(dismissed if number == signal.Signals[DISMISS] else ended),
         )
         end = End(EXIT_FAILED)
         try:
@@ -109,7 +130,8 @@ class Agent:
         while not done():
             left = self._contact + self._lease_s - time.monotonic()
             if left <= 0:
-                return End(EXIT_LEASE, f"Node {self._node} ends: no client for {self._lease_s:g} s (its lease).")
+                whose = "the time that it is kept" if self._takeover.is_kept else "its lease"
+                return End(EXIT_LEASE, f"Node {self._node} ends: no client for {self._lease_s:g} s ({whose}).")
             try:
                 end = self._inbox.get(timeout=min(left, threading.TIMEOUT_MAX))
             except Empty:
@@ -120,7 +142,7 @@ class Agent:
         return None
 
     def _drop_silent(self) -> None:
-        """Let go of clients whose machine is gone without a word; another client has kept the node alive."""
+        """Close connections of clients that have sent nothing for the lease, while another kept the node alive."""
         with self._lock:
             silent = [c for c in self._clients if time.monotonic() - c.heard > self._lease_s]
         for client in silent:
@@ -130,6 +152,7 @@ class Agent:
         """End the workers, then the connections, and leave nothing in the run directory."""
         with self._lock:
             self._stopping = True
+            self._takeover.stop()
             children = tuple(self._children)
         started = [thread for thread in self._watchers if thread.ident]
         deadline = time.monotonic() + grace_s
@@ -153,14 +176,18 @@ class Agent:
         """Watch one worker; when it ends, report that and start it again (a thread per worker)."""
         failed_starts = 0
         while True:
-            pump = self._thread(self._pump, child)
-            pump.start()
+            reader = self._thread(self._read_output, child)
+            reader.start()
             ended = child.wait()
             oom = ended.signal == signal.SIGKILL and not ended.asked and self._oom.take()
-            pump.join()
+            reader.join()
             child.close()
+            self._pass_on_unfinished(child)
             self._report(child, ended, oom=oom)
-            failed_starts = 0 if child.address else failed_starts + 1
+            if child.address:
+                failed_starts = 0
+            elif not ended.asked:  # one that a client has ended has not failed
+                failed_starts += 1
             if self._stopping:
                 return
             if not self._ready or failed_starts == _MAX_FAILED_STARTS:
@@ -176,20 +203,34 @@ class Agent:
                 return
             child = fresh
 
-    def _pump(self, child: Child) -> None:
+    def _read_output(self, child: Child) -> None:
         worker = child.start.index
 
         def on_listening(_address: str) -> None:
             with self._lock:
                 if child.start.generation:
                     self._tell_all(_worker_up(child))
+                self._changed.notify_all()
             self._inbox.put(None)
 
-        def on_output(stream: int, text: str) -> None:
+        def keep(stream: int, text: str) -> None:
+            if self._keep is not None:
+                self._keep(text, call=None, stream=stream, worker=worker)
+
+        def tell(stream: int, text: str) -> None:
             with self._lock:
                 self._tell_all(Frame(Kind.WORKER_OUTPUT, worker, bytes((stream,)) + text.encode()))
 
-        child.pump(on_listening, on_output)
+        written = ChildOutput(lambda: self._masks, keep, tell)
+        child.read(on_listening, written.add)
+        written.finish()
+
+    def _pass_on_unfinished(self, child: Child) -> None:
+        """Send what a worker that has ended had printed of a line, and had no time to send."""
+        which = {"worker": child.start.index, "generation": child.start.generation}
+        for part in unfinished(self._run_dir, log_name(child.start.index)):
+            with self._lock:
+                self._tell_all(Frame(Kind.UNFINISHED, child.start.index, encode({**which, **part._asdict()})))
 
     def _report(self, child: Child, ended: Ended, *, oom: bool) -> None:
         document = {
@@ -198,17 +239,18 @@ class Agent:
             "code": ended.code,
             "signal": ended.signal,
             "oom": oom,
-            "log": child.log(),
+            "log": self._masks.conceal(child.log()),
         }
         with self._lock:
             self._tell_all(Frame(Kind.WORKER_EXIT, 0, encode(document)))
 
     def _restart(self, child: Child) -> Child | None:
-        """The next life of a worker; None when the node is ending."""
+        """Start a worker process again; None when the node is ending."""
         if child.address and child.address.startswith("unix:"):
             (self._run_dir / child.address.removeprefix("unix:")).unlink(missing_ok=True)
         stacks.dump_file(child.start).unlink(missing_ok=True)
         with self._lock:
+            self._takeover.wait_start(child.start.index)
             if self._stopping:
                 return None
             fresh = Child(replace(child.start, generation=child.start.generation + 1), child.env)
@@ -218,10 +260,10 @@ class Agent:
     def _failed(self, child: Child, ended: Ended, *, oom: bool, starts: int) -> End:
         how = f"signal {ended.signal}" if ended.signal else f"exit status {ended.code}"
         if oom:
-            how += ", killed for want of memory"
+            how += ", killed because memory ran out"
         when = "before the node was ready" if not self._ready else f"{starts} times in a row before it listened"
         text = f"Worker {child.start.index} of node {self._node} ended {when} ({how})."
-        log = child.log().rstrip()
+        log = self._masks.conceal(child.log()).rstrip()
         return End(EXIT_FAILED, f"{text} Its last lines:\n{log}" if log else f"{text} It wrote nothing.")
 
     # Clients
@@ -246,7 +288,9 @@ class Agent:
                 self._clients.remove(client)
             self._contact = time.monotonic()
             client.close()
-            self._reach.close()
+            self._probe.close()
+            if self._takeover.left(client):
+                self._thread(self._takeover.renew).start()
 
     def _converse(self, client: Client) -> None:
         client.heard = self._contact = time.monotonic()
@@ -257,7 +301,7 @@ class Agent:
                     self._take(client, frame)
         except WireError:
             return  # it is gone; the lease decides what follows
-        except Exception as error:  # whatever a malformed message leads to: it costs its own connection and no more
+        except Exception as error:  # whatever a malformed message leads to, it ends its own connection only
             _refuse(client, error)
 
     def _take(self, client: Client, frame: Frame) -> None:
@@ -266,20 +310,45 @@ class Agent:
                 client.connection.post(Frame(Kind.PONG, frame.id))
             case Kind.KILL:
                 self._kill(decode(frame.head))
+            case Kind.MASK:
+                self._masks = Masks(map(str, decode(frame.head)["values"]))
             case Kind.PLACE:
                 self._move(bytes(frame.head).decode())
             case Kind.DUMP:
                 order = decode(frame.head)
                 self._thread(self._dump, self._meant(order), order).start()
-            case Kind.REACH:
-                self._thread(self._try_reach, client, frame.id, decode(frame.head)).start()
+            case Kind.PROBE:
+                self._thread(self._try_probe, client, frame.id, decode(frame.head)).start()
+            case Kind.TAKE:
+                order = decode(frame.head)
+                order["lease_s"] = _seconds(order["lease_s"])
+                self._thread(self._try_for, client, self._takeover.take, order, self._move).start()
+            case Kind.KEEP:
+                order = decode(frame.head)
+                keep_s, grace_s = _seconds(order["keep_s"]), _seconds(order["grace_s"])
+                self._takeover.release(client)  # here: what comes after this message finds the node given back
+                self._thread(self._try_for, client, self._takeover.keep, keep_s, grace_s).start()
             case Kind.SHUTDOWN:
                 self._inbox.put(End(0, grace_s=_seconds(decode(frame.head)["grace_s"])))
             case _:
                 raise ValueError(f"kind {frame.kind}")
 
+    def _try_for(self, client: Client, action: Callable[..., None], *args: object) -> None:
+        """Do what a client asks for and what takes a while (a thread of its own)."""
+        try:
+            action(client, *args)
+        except Exception as error:  # as in `_converse`
+            _refuse(client, error)
+
+    def _set_lease(self, lease_s: float) -> None:
+        self._lease_s, self._contact = lease_s, time.monotonic()
+        self._inbox.put(None)  # the main thread counts anew
+
+    def _fail(self, problem: str) -> None:
+        self._inbox.put(End(EXIT_FAILED, f"Node {self._node} ends: {problem}"))
+
     def _move(self, document: str) -> None:
-        """Note the node's new place, for workers that are started from now on; those that run are told themselves."""
+        """Note the node's new place for workers started from now on; the client tells running workers itself."""
         place = InstanceInfo.from_json(document)
         if place.node != self._node:
             raise ValueError(f"the place of node {place.node}, sent to node {self._node}")
@@ -295,23 +364,32 @@ class Agent:
             child.kill()
 
     def _dump(self, child: Child | None, order: dict[str, int]) -> None:
-        """Let a worker that does not answer write where it is, and pass that on (a thread of its own)."""
+        """Let a worker that does not answer write its stack, and send that to the client (a thread of its own)."""
         if child is not None and child.address:
             text = stacks.read_dump(stacks.dump_file(child.start), child.signal, _DUMP_S)
             with self._lock:
                 self._tell_all(Frame(Kind.DUMPED, 0, encode({**order, "text": text})))
 
-    def _try_reach(self, client: Client, question: int, order: dict[str, Any]) -> None:
-        """Do one step of finding out which nodes reach each other (a thread of its own)."""
+    def _try_probe(self, client: Client, question: int, order: dict[str, Any]) -> None:
+        """Do one step of a UDP probe between the nodes (a thread of its own)."""
         try:
-            answer = self._reach.take(order)
+            answer = self._measure() if order.get("step") == "usage" else self._probe.take(order)
         except Exception as error:  # as in `_converse`
             _refuse(client, error)
         else:
-            client.post(Frame(Kind.REACHED, question, encode(answer)))
+            client.post(Frame(Kind.PROBED, question, encode(answer)))
+
+    def _measure(self) -> dict[str, Any]:
+        """What the node uses; of several questions at once, one is answered after the other."""
+        with self._measuring:
+            if self._usage is None:
+                from skyward.runner.usage import UsageMeter  # for nodes that are asked
+
+                self._usage = UsageMeter(of_processes=PROCESSES_VAR in os.environ)
+            return self._usage.measure()
 
     def _meant(self, order: dict[str, int]) -> Child | None:
-        """The worker of an order; one that names a generation must not hit the one that has replaced it."""
+        """The worker a message is meant for; a message with a generation never reaches the process that replaced it."""
         with self._lock:
             child = {c.start.index: c for c in self._children}[order["worker"]]
         return child if order.get("generation", child.start.generation) == child.start.generation else None
@@ -326,7 +404,7 @@ class Agent:
         return threading.Thread(target=target, args=args, daemon=True)
 
     def _on_thread_error(self, args: threading.ExceptHookArgs) -> None:
-        """Never limp on half-dead: whatever a thread did not expect ends the node."""
+        """Fail fast: an unexpected exception in any thread ends the node."""
         if args.exc_value is not None:
             sys.excepthook(args.exc_type, args.exc_value, args.exc_traceback)
         self._inbox.put(End(EXIT_FAILED, f"Node {self._node} ends: its agent failed, see above."))
@@ -336,14 +414,14 @@ def _refuse(client: Client, error: Exception) -> None:
     """Close the connection of a client that sent a malformed message, and say so, with no more than a part of it."""
     text = repr(error)
     shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
-    say(f"A client sent a message that is not understood ({shown}); its connection was closed.")
+    say(f"A client sent a malformed message ({shown}); its connection was closed.")
     client.close()
 
 
 def _seconds(value: object) -> float:
-    """A duration out of a message: a number, neither negative nor endless."""
+    """A duration out of a message: a number, neither negative nor infinite."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _LONGEST_GRACE_S:
-        raise ValueError(f"{value!r} is no duration in seconds")
+        raise ValueError(f"{value!r} is not a duration in seconds")
     return float(value)
 
 

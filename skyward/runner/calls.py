@@ -1,27 +1,34 @@
-"""What a worker does with a message: set plugins up, load functions, run calls, stream generators.
+"""Carries out a worker's messages: sets plugins up, loads functions, runs calls, streams generators.
 
-Knows nothing of threads or sockets: it is given frames and a way to send them.
+It uses no threads or sockets: it is given frames and a function that sends them.
 """
 
 from __future__ import annotations
 
 import os
 import types
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
-from skyward.errors import PluginError
+from skyward.errors import PluginError, TaskError
 from skyward.model.instance import InstanceInfo
+from skyward.runner import local_modules
 from skyward.runner.forked import end_child
 from skyward.runner.slots import Interrupted, Slot
-from skyward.runtime import environment
+from skyward.runtime import coroutines, environment, masking
 from skyward.runtime.output import task_output
 from skyward.system import threading, time
 from skyward.wire import payload
+from skyward.wire.batch import COUNT, Packer, Unpacker
 from skyward.wire.frames import Frame
-from skyward.wire.messages import CALL_HEAD, EVERYWHERE, ONLY_DATA, RESULT_HEAD, WANT_STARTED, Kind, decode
+from skyward.wire.messages import BATCH, CALL_HEAD, EVERYWHERE, ONLY_DATA, RESULT_HEAD, WANT_STARTED, Kind, decode
 
+_OLD_FUNCTIONS = 32  # calls begin in the order in which they were sent, up to the number of slots
+_BATCH_S = 0.005  # after which a batch of calls is answered: the others may run elsewhere
+_RUN_FURTHER = frozenset({types.CoroutineType, types.GeneratorType})  # values that are not the result yet
+_ITEM = "An item of the generator"
 STREAM_WINDOW = 16  # items of a generator that may be on their way before the client has taken one
 Send = Callable[[Frame], None]
 Dumps = Callable[[Any], tuple[bytes, list[memoryview]]]
@@ -43,6 +50,8 @@ class Calls:
         self._place, self._replaceable = place, replaceable
         self._functions: dict[int, bytes | Callable[..., Any]] = {}
         self._wishes: dict[int, dict[str, Any]] = {}  # what functions ask of the process, of those that do
+        self._replaced: dict[int, int] = {}  # the functions that those which have not been loaded yet take the place of
+        self._old: deque[int] = deque()  # functions that nobody calls any more, but for calls that are just beginning
         self._loading = threading.Lock()
         self._credits: dict[int, threading.Semaphore] = {}
         self._session: Session | None = None
@@ -55,9 +64,15 @@ class Calls:
 
     def keep_function(self, frame: Frame) -> None:
         """Remember a pickled function; it is loaded where it is first called."""
+        asked = decode(frame.buffers[0]) if frame.buffers else {}
         self._functions[frame.id] = bytes(frame.head)
-        if frame.buffers:
-            self._wishes[frame.id] = decode(frame.buffers[0])
+        if self._replaced or self._old:  # a call of an older one that comes after all, since its worker was lost
+            self._replaced = {new: old for new, old in self._replaced.items() if old != frame.id}
+            self._old = deque(old for old in self._old if old != frame.id)
+        if replaced := asked.pop("replaces", 0):
+            self._replaced[frame.id] = replaced
+        if asked:
+            self._wishes[frame.id] = asked
 
     def credit(self, call: int, items: int) -> None:
         """Let a stream send further items."""
@@ -66,7 +81,9 @@ class Calls:
 
     def setup(self, frame: Frame) -> Frame:
         """Set the pool's secrets and enter its plugins in this process; the answer is READY or ERROR."""
-        os.environ.update(decode(frame.head))  # first: loading plugins may import modules of the user's
+        secrets = decode(frame.head)
+        masking.use(secrets.values())
+        os.environ.update(secrets)  # first: loading plugins may import modules of the user's
         try:
             self.close()
             if frame.buffers:
@@ -76,7 +93,7 @@ class Calls:
             end_child()
         except Exception as error:  # any failure of a user's plugin is reported, none ends the worker
             end_child(error)
-            return Frame(Kind.ERROR, frame.id, RESULT_HEAD.pack(0.0) + payload.dump_exception(error))
+            return Frame(Kind.ERROR, frame.id, RESULT_HEAD.pack(0.0) + payload.dump_exception(error, masking.current))
         return Frame(Kind.READY, frame.id)
 
     def close(self) -> None:
@@ -99,23 +116,20 @@ class Calls:
         try:
             with task_output(frame.id):
                 fn = self._function(number)
-                environment.prepare(fn)
                 packed = memoryview(frame.head)[CALL_HEAD.size :]
+                if flags & BATCH:
+                    return self._run_batch(frame.id, fn, Unpacker(packed), slot, send)
+                environment.prepare(fn)
                 args, kwargs = payload.loads(packed, frame.buffers, what="An argument")
                 if isinstance(frame.buffers, list):
                     frame.buffers.clear()  # what loads made owns the memory now, and the caller's frame must not
                 value = fn(*args, **kwargs)
                 del args, kwargs
+                if isinstance(value, types.CoroutineType):
+                    value = coroutines.run(value)
                 if isinstance(value, types.GeneratorType):
-                    self._stream(
-                        frame.id,
-                        value,
-                        slot,
-                        send,
-                        partial(_dumps, what="An item of the generator", fn=fn, flags=flags),
-                    )
-                    end_child()
-                    return Frame(Kind.END, frame.id, RESULT_HEAD.pack(time.perf_counter() - start))
+                    dumps = partial(_dumps, what=_ITEM, fn=fn, flags=flags)
+                    return self._stream(frame.id, value, slot, send, dumps)
                 data, buffers = _dumps(value, "The result", fn, flags)
                 end_child()
             return Frame(Kind.RESULT, frame.id, RESULT_HEAD.pack(time.perf_counter() - start) + data, buffers)
@@ -126,6 +140,38 @@ class Calls:
             return failure(frame.id, error, start)
         finally:
             environment.end_call()
+
+    def _run_batch(self, call: int, fn: Callable[..., Any], items: Unpacker, slot: Slot, send: Send) -> Frame:
+        """Make calls one after the other until there is no more time; the answer has the results so far.
+
+        Whoever asks for more sends the other items again.
+        """
+        start = time.perf_counter()
+        results = Packer()
+        for index in range(len(items)):
+            try:
+                environment.prepare(fn)
+                value = fn(items.take(index, "An argument"))
+                if type(value) in _RUN_FURTHER:
+                    if isinstance(value, types.CoroutineType):
+                        value = coroutines.run(value)
+                    elif index == 0:
+                        return self._stream(call, value, slot, send, partial(_dumps, what=_ITEM, fn=fn, flags=0))
+                    else:
+                        break  # the results before it have to go first: the item comes again, as the first of its call
+                end_child()
+                results.add(value, "The result")
+            except Interrupted:
+                raise
+            except BaseException as error:  # as of a call by itself
+                end_child(error)
+                return failure(call, error, start)._replace(buffers=[COUNT.pack(index)])
+            finally:
+                environment.end_call()
+            if results.is_full or time.perf_counter() - start >= _BATCH_S:
+                break
+        head = RESULT_HEAD.pack(time.perf_counter() - start) + results.dumps()
+        return Frame(Kind.RESULT, call, head, [COUNT.pack(len(results))])
 
     def _prepare(self, call: int, wishes: dict[str, Any], *, everywhere: bool) -> Frame | None:
         """Set the variables that a function asks for; the answer to its call where that comes too late here."""
@@ -145,22 +191,36 @@ class Calls:
         return failure(call, PluginError(f"The function asks for {asked}, but {why}. {remedy}"), time.perf_counter())
 
     def _function(self, number: int) -> Callable[..., Any]:
-        known = self._functions[number]
+        known = self._functions.get(number)
+        if known is None:
+            raise TaskError(
+                f"The function has changed more than {_OLD_FUNCTIONS} times since this call was made, and its version "
+                "is no longer kept. Make the call anew, or send it before the function changes so often."
+            )
         if not isinstance(known, bytes):
             return known
         self._used = True
         with self._loading:
             known = self._functions[number]
             if isinstance(known, bytes):
+                local_modules.forget_replaced()
                 fn: Callable[..., Any] = payload.loads(known, (), what="The function")
                 known = self._session.decorate(fn) if self._session else fn
                 self._functions[number] = known
+                self._drop_replaced(number)
         return known
+
+    def _drop_replaced(self, number: int) -> None:
+        if old := self._replaced.pop(number, 0):
+            self._old.append(old)
+        if len(self._old) > _OLD_FUNCTIONS:
+            self._functions.pop(self._old.popleft(), None)
 
     def _stream(
         self, call: int, items: types.GeneratorType[Any, Any, Any], slot: Slot, send: Send, dumps: Dumps
-    ) -> None:
-        """Send a generator's items, never more than the client has given credit for."""
+    ) -> Frame:
+        """Send a generator's items, never more than the client has given credit for; the frame that ends them."""
+        start = time.perf_counter()
         credit = self._credits[call] = threading.Semaphore(STREAM_WINDOW)
         try:
             with slot.shield():
@@ -174,6 +234,8 @@ class Calls:
         finally:
             del self._credits[call]
             items.close()
+        end_child()
+        return Frame(Kind.END, call, RESULT_HEAD.pack(time.perf_counter() - start))
 
 
 def _dumps(value: Any, what: str, fn: Callable[..., Any], flags: int) -> tuple[bytes, list[memoryview]]:
@@ -187,4 +249,6 @@ def _dumps(value: Any, what: str, fn: Callable[..., Any], flags: int) -> tuple[b
 
 def failure(call: int, error: BaseException, start: float) -> Frame:
     """The frame that carries an error to the client."""
-    return Frame(Kind.ERROR, call, RESULT_HEAD.pack(time.perf_counter() - start) + payload.dump_exception(error))
+    return Frame(
+        Kind.ERROR, call, RESULT_HEAD.pack(time.perf_counter() - start) + payload.dump_exception(error, masking.current)
+    )

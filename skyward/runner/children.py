@@ -1,4 +1,4 @@
-"""The worker processes of an agent: start, output, end. Knows nothing of clients."""
+"""The worker processes of an agent: start, output, exit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from dataclasses import asdict
 from typing import NamedTuple
 
 from skyward.runner.config import WorkerStart
-from skyward.runner.pump import Lines, Ring
+from skyward.runner.ending import wait_unreaped
+from skyward.runner.line_buffer import Lines, Ring
 from skyward.system import select, socket, threading, time
 from skyward.wire.messages import STDERR, STDOUT
 
@@ -29,13 +30,13 @@ class Ended(NamedTuple):
 
 
 class Child:
-    """One life of a worker process.
+    """One worker process, from its start to its exit.
 
     It leads a session of its own, so that whatever its tasks started can be killed with it. The private socket tells it
     what to be; the end of that socket tells it that the agent is gone.
 
     Attributes:
-        start: what it was told to be.
+        start: its settings, sent over the private socket.
         env: what its environment has besides its agent's.
         address: where it listens, None before it does.
     """
@@ -82,15 +83,15 @@ class Child:
     def wait(self) -> Ended:
         """Block until it has ended; what it started and left behind is killed."""
         # The dead leader is not reaped before its group is killed: until then nobody else can get the group's number.
-        os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+        wait_unreaped(self._process.pid)
         with self._lock:
             self._kill_group()
             status = self._process.wait()
             self._ended = True
-        self._control.shutdown(socket.SHUT_RDWR)  # wakes `pump`
+        self._control.shutdown(socket.SHUT_RDWR)  # wakes `read`
         return Ended(None if status < 0 else status, -status if status < 0 else None, self._asked)
 
-    def pump(self, on_listening: Callable[[str], None], on_output: Callable[[int, str], None]) -> None:
+    def read(self, on_listening: Callable[[str], None], on_output: Callable[[int, str], None]) -> None:
         """Pass on what it says and writes until it has ended (a thread of its own), then let go of its sockets."""
         assert self._process.stdout and self._process.stderr
         streams = {self._process.stdout.fileno(): STDOUT, self._process.stderr.fileno(): STDERR}
@@ -124,7 +125,7 @@ class Child:
         return self._ring.tail()
 
     def close(self) -> None:
-        """Let go of the private socket; called after `wait` and `pump`."""
+        """Let go of the private socket; called after `wait` and `read`."""
         self._control.close()
 
     def _read(self, fd: int, lines: dict[int, Lines]) -> str:

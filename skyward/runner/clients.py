@@ -1,4 +1,4 @@
-"""One authenticated client of an agent: a queue of bounded size, so that a slow reader holds nobody up."""
+"""One authenticated client of an agent: a queue of bounded size, so that a slow reader blocks nothing else."""
 
 from __future__ import annotations
 

@@ -1,40 +1,46 @@
-"""How a runner is told what to be: environment, key file, and the document its agent hands to each worker."""
+"""A runner's settings: environment, key file, and the document that the agent sends to each worker."""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from skyward.errors import ConfigError
 from skyward.model.instance import ENV_VAR, InstanceInfo
+from skyward.model.protocol import KEY_FILE, SETTINGS_VAR
 from skyward.wire.messages import KEY_BYTES
 
-SETTINGS_VAR = "SKYWARD_RUNNER"
-RUN_DIR_VAR = "SKYWARD_RUN_DIR"
-CHANNEL_VAR = "SKYWARD_CHANNEL"  # hexadecimal; see `handshake.connect`. Not set where clients come by no channel
-KEY_FILE = "key"
-DISMISS = signal.SIGUSR1  # ends a node for good: with a status by which its pool knows not to replace it
-EXIT_DISMISSED = 4
 GPUS_VAR = "CUDA_VISIBLE_DEVICES"
+LOG_BYTES = 16 * 1024**2  # a host's run directory is often in memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerSettings:
-    """The pool's wishes for one node's runner, injected as `SKYWARD_RUNNER` (JSON).
+    """What a pool sets for one node's runner, injected as `SKYWARD_RUNNER` (JSON).
 
     Attributes:
+        lease_s: seconds without an authenticated client after which the runner ends itself.
         processes: worker processes on this node.
         slots: calls at once in each of them.
-        lease_s: seconds without an authenticated client after which the runner ends itself.
+        reset: what is restored for the next client of a pool that is kept: the "container", or the working "directory"
+            where the node is a process; "" where nobody takes the node over.
+        log_bytes: how much of what the node prints is kept on its host, by all of its processes together.
     """
 
+    lease_s: float
     processes: int = 1
     slots: int = 1
-    lease_s: float = 600.0
+    reset: Literal["", "container", "directory"] = ""
+    log_bytes: int = LOG_BYTES
+
+    @property
+    def log_share(self) -> int:
+        """The part of `log_bytes` that each worker has, and the agent."""
+        return self.log_bytes // (self.processes + 1)
 
     def to_json(self) -> str:
         """The text for `SKYWARD_RUNNER`."""
@@ -63,6 +69,7 @@ class WorkerStart:
         run_dir: directory for its listening socket.
         key: the node's key, hexadecimal.
         channel: what names the encrypted channel that clients come through, hexadecimal; empty if there is none.
+        log_bytes: how much of what it prints is kept in `run_dir`.
     """
 
     index: int
@@ -71,6 +78,7 @@ class WorkerStart:
     run_dir: str
     key: str
     channel: str = ""
+    log_bytes: int = LOG_BYTES
 
 
 def read_place() -> InstanceInfo:

@@ -1,4 +1,4 @@
-"""Who reads a worker's socket: its main thread between calls, a second thread while a call takes long.
+"""Reads a worker's socket: in its main thread between calls, in a second thread while a call takes long.
 
 A call that passes from a reading thread to the main thread costs a wake-up more, a third of a round trip where the
 two run on different cores (measured: 170 against 100 us, in containers). So the main thread reads for itself. When it

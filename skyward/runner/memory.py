@@ -1,4 +1,4 @@
-"""Evidence that the kernel killed a process for want of memory, from the cgroup this process lives in (v1 or v2)."""
+"""Counts processes that the kernel's out-of-memory killer has ended in this process's cgroup (v1 or v2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signals that are heard at once, however busy the process is.
+"""Handles signals at once, however busy the process is.
 
 A handler of Python's runs in the main thread, between two of its instructions. One that comes while that thread is
 giving the interpreter's lock away, on its way into a wait, is noted, and runs when the wait is over: with several busy

@@ -1,4 +1,4 @@
-"""Where calls run: the main thread, or one of several threads; and how a running call is interrupted.
+"""Slots: the threads in which calls run, the main one or several; and the interruption of running calls.
 
 An interrupt is raised inside the call it was meant for and nowhere else: it names the call, and is dropped when that
 call is no longer running. While a slot is shielded (it writes to the socket), the interrupt waits.
@@ -9,13 +9,14 @@ from __future__ import annotations
 import ctypes
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 from skyward.system import threading
 
 _IMPORT_SYSTEM = "<frozen importlib._bootstrap>"  # the file of its frames
+Stop = Callable[[FrameType], None]
 IDLE = 0  # no call has this id
 _REPEAT_S = 0.05
 
@@ -68,6 +69,10 @@ class Slot:
         self._signal()
         return True
 
+    def break_in(self, call: int, stop: Stop) -> bool:  # noqa: ARG002 - for those that can
+        """Run `stop` in the midst of this call, in its own thread; returns whether that is possible here."""
+        return False
+
     def _signal(self) -> None:
         raise NotImplementedError
 
@@ -103,7 +108,23 @@ class MainSlot(Slot):
 
     def __init__(self) -> None:
         super().__init__()
+        self._stops: tuple[int, Stop] | None = None  # a call, and what is to run in its midst
         signal.signal(signal.SIGINT, self._on_signal)
+
+    def break_in(self, call: int, stop: Stop) -> bool:
+        """See `Slot.break_in`."""
+        if call != IDLE and self.running == call:
+            self._stops = call, stop
+            self._signal()
+        return True
+
+    def deliver(self) -> None:
+        """See `Slot.deliver`."""
+        super().deliver()
+        if self._stops is not None and not self._shielded:
+            (call, stop), self._stops = self._stops, None
+            if call == self.running:
+                stop(sys._getframe())
 
     def _signal(self) -> None:
         """Repeated until it is heeded: a signal that comes just before a system call begins wakes nobody."""
@@ -113,7 +134,8 @@ class MainSlot(Slot):
         again.start()
 
     def _insist(self) -> None:
-        if self._target != IDLE and self._target == self.running:
+        stops = self._stops
+        if self.running != IDLE and self.running in {self._target, stops[0] if stops else IDLE}:
             self._signal()
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:

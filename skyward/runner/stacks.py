@@ -1,6 +1,6 @@
-"""Where a running call is: the frames of its thread, and whether that thread waits for other ranks or works.
+"""The stack of a running call: the frames of its thread, and whether that thread waits for other ranks.
 
-Asked from another thread of the same process, which answers as long as the call does not hold the interpreter's lock;
+It is read by another thread of the same process, which works as long as the call does not hold the interpreter's lock;
 waiting in a collective releases it. When it is held, a signal makes the process write its frames all the same.
 """
 
@@ -24,7 +24,10 @@ from skyward.runner.config import WorkerStart
 from skyward.system import threading, time
 from skyward.wire import payload
 
-DUMP_SIGNAL = signal.SIGRTMAX - 2  # one that user code hardly takes for itself
+if sys.platform == "darwin":  # one that user code hardly takes for itself
+    DUMP_SIGNAL = signal.SIGINFO
+else:
+    DUMP_SIGNAL = signal.SIGRTMAX - 2
 _DEPTH = 60  # frames told, the innermost ones
 _POLL_S = 0.02
 _BELOW = (str(Path(__file__).parent), "<frozen runpy>", threading.__file__)  # files whose frames are below every call
@@ -70,7 +73,7 @@ def prepare_dump(path: Path) -> None:
 
 
 def dump_file(start: WorkerStart) -> Path:
-    """Where this life of a worker writes its frames to."""
+    """The file that this worker process writes its frames to."""
     return Path(start.run_dir) / f"w{start.index}.{start.generation}.stack"
 
 

@@ -10,21 +10,27 @@ import json
 import os
 import sys
 import traceback
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from skyward.errors import SkywardError, WireError
 from skyward.model.instance import ENV_VAR, InstanceInfo
-from skyward.runner import shared, stacks
+from skyward.model.protocol import CODE_DIR, SETUP
+from skyward.runner import checkpoints, local_modules, node_logging, stacks, terminal
+from skyward.runner import shared_values as shared
 from skyward.runner.acceptor import Acceptor
 from skyward.runner.calls import Calls, failure
+from skyward.runner.checkpoints import CheckpointClient
 from skyward.runner.config import WorkerStart, read_place
-from skyward.runner.exchange import SETUP, Exchange
 from skyward.runner.forked import end_child, on_fork
+from skyward.runner.gather import GatherClient
 from skyward.runner.inbox import Inbox
+from skyward.runner.output_log import OutputLog, log_name
 from skyward.runner.slots import IDLE, Interrupted, MainSlot, Slot, ThreadSlot
-from skyward.runtime import group, lasting, output
+from skyward.runtime import checkpoint, group, output, process_contexts
 from skyward.system import SimpleQueue, socket, threading, time
 from skyward.wire import payload
 from skyward.wire.frames import Connection, Frame
@@ -32,15 +38,16 @@ from skyward.wire.handshake import accept, worker_endpoint
 from skyward.wire.listen import listen, tune
 from skyward.wire.messages import NO_CALL, STDERR, STDOUT, Kind, decode, encode
 
+_NO_BREAK = b"(This worker runs several calls at once, in threads: it cannot be stopped in the midst of a line.)\n"
 _HOOKS_S = 5.0  # for the hooks of a process that is replaced
-CODE_DIR = ".skyward-code"  # below the working directory: local modules that the client sends
+_UNSHIELDED = nullcontext()
 
 
 class Worker:
     """Serves one client at a time; one that connects after another has gone starts afresh."""
 
-    def __init__(self, start: WorkerStart, place: InstanceInfo) -> None:
-        self._start, self._place = start, place
+    def __init__(self, start: WorkerStart, place: InstanceInfo, log: OutputLog) -> None:
+        self._start, self._place, self._log = start, place, log
         self._inbox = Inbox(self._take)
         self._main = MainSlot()
         self._slots = list[Slot]((self._main,)) if start.slots == 1 else [ThreadSlot() for _ in range(start.slots)]
@@ -53,11 +60,20 @@ class Worker:
         self._claims = threading.Lock()  # guards what follows, and the step from a queued call to a running one
         self._retiring = False  # whether no call starts here any more: a fresh process is to take the place of this one
         self._retired = False  # whether the client knows that nothing that this process holds has begun
-        self._exchange = Exchange(self._ask, self._current)
-        group.install(self._exchange.gather)
+        self._gathers = GatherClient(self._ask, self._current)
+        group.install(self._gathers.gather)
+        self._terminal = terminal.TerminalClient(self._ask, self._current, self._shield)
+        terminal.install(self._terminal)
+        self._checkpoints = CheckpointClient(self._ask, self._current, Path.cwd() / checkpoints.DIRECTORY)
+        checkpoint.install(self._checkpoints)
+        self._answered: dict[int, Callable[[Frame], None]] = {  # takes the client's answer, by its kind
+            Kind.GATHERED: self._gathers.take,
+            Kind.ANSWER: self._terminal.take,
+            Kind.CHECKPOINTED: self._checkpoints.take,
+        }
 
     def run(self) -> None:
-        """Run what arrives until told to leave, then leave what calls and plugins have entered (the main thread)."""
+        """Run calls until told to leave, then exit the contexts that calls and plugins entered (the main thread)."""
         threads = [
             threading.Thread(target=self._run_slot, args=(slot, self._work), daemon=True)
             for slot in self._slots
@@ -73,7 +89,7 @@ class Worker:
             watchdog.daemon = True
             watchdog.start()
         try:
-            lasting.leave()
+            process_contexts.leave()
         finally:
             self._calls.close()
 
@@ -83,7 +99,9 @@ class Worker:
         for slot in self._slots:
             slot.interrupt(slot.running)
             self._work.put(None)
-        self._exchange.abandon("the worker is ending.")
+        self._gathers.abandon("the worker is ending.")
+        self._terminal.abandon("the worker is ending.")
+        self._checkpoints.abandon("the worker is ending.")
         self._inbox.put(None)
 
     def abandon(self) -> None:
@@ -110,7 +128,9 @@ class Worker:
     def _serve(self, connection: Connection) -> None:
         self._connection, self._calls = connection, self._no_calls()
         self._inbox.serve(connection)
-        self._exchange.abandon("the client is gone.")
+        self._gathers.abandon("the client is gone.")
+        self._terminal.abandon("the client is gone.")
+        self._checkpoints.abandon("the client is gone.")
         shared.values.clear()
         if self._leaving:
             return  # what the hooks print on their way out still goes over this connection
@@ -124,7 +144,7 @@ class Worker:
             self._sort(frame)
         except Exception:
             _say(traceback.format_exc())
-            os._exit(1)  # a message nobody understands: never limp on; the agent reports it and starts afresh
+            os._exit(1)  # an unknown message: fail fast; the agent reports it and starts a fresh worker
 
     def _sort(self, frame: Frame) -> None:
         match frame.kind:
@@ -135,18 +155,20 @@ class Worker:
                 self._stop(frame)
             case Kind.CREDIT:
                 self._calls.credit(frame.id, decode(frame.head)["items"])
-            case Kind.GATHERED:
-                self._exchange.take(frame)
-            case Kind.STACK:
-                self._say_where(frame.id)
+            case Kind.GATHERED | Kind.ANSWER | Kind.CHECKPOINTED:
+                self._answered[frame.kind](frame)
+            case Kind.STACK | Kind.BREAK_IN:
+                (self._say_where if frame.kind == Kind.STACK else self._break_in)(frame.id)
             case Kind.FUNCTION:
                 self._calls.keep_function(frame)
             case Kind.CODE:
-                _write_code(payload.loads(frame.head, frame.buffers))
+                local_modules.write(payload.loads(frame.head, frame.buffers))
             case Kind.SHARED:
                 shared.values.keep(frame.head, frame.buffers)
             case Kind.FORGET:
                 shared.values.forget(bytes(frame.head))
+            case Kind.LOGGING:
+                node_logging.use(int(decode(frame.head)["level"]), self.log)
             case Kind.SETUP | Kind.PLACE:
                 self._inbox.put(frame)  # both are the main thread's, between calls
             case _:
@@ -161,8 +183,14 @@ class Worker:
             any(slot.interrupt(frame.id) for slot in self._slots)
             self._retiring |= any(slot.broke_import for slot in self._slots)  # no call may start beside it
 
+    def _break_in(self, call: int) -> None:
+        """Let the debugger of a call stop where the call is; called in another thread than the call's."""
+        debugger = self._terminal.used.get(call)
+        if debugger is not None and not any(slot.break_in(call, debugger.stop) for slot in self._slots):
+            self._send(Frame(Kind.TERMINAL_TEXT, call, _NO_BREAK), waits=False)
+
     def _say_where(self, call: int) -> None:
-        """Tell where a call is, or what is being set up; said by another thread than its own."""
+        """Send the stack of a call, or of the set-up; called in another thread than theirs."""
         busy = (slot for slot in self._slots if slot.running == call and (call != SETUP or self._setting_up))
         slot = next(busy, None)
         self._send(Frame(Kind.STACKS, call, encode(stacks.describe(slot.thread) if slot else {})), waits=False)
@@ -186,6 +214,8 @@ class Worker:
                 slot.end()
                 end_child(interrupt)
                 answer = answer or failure(frame.id, interrupt, started)
+            if self._terminal.used:
+                self._terminal.end(frame.id)
             if answer is not None and not (self._leaving and slot.struck):  # else nobody wanted its end: it is lost
                 self._conclude(answer, slot)
             frame = answer = None  # payloads must not live until the next call
@@ -231,7 +261,7 @@ class Worker:
         self._calls.move(self._place)
 
     def _set_up(self, frame: Frame) -> Frame:
-        self._exchange.begin_setup()
+        self._gathers.begin_setup()
         self._setting_up = True
         try:
             return self._calls.setup(frame)
@@ -267,37 +297,44 @@ class Worker:
         running += [SETUP] * self._setting_up
         return (running[0] if len(running) == 1 else None), running
 
+    def keep(self, task: int | None, stream: str, text: str) -> None:
+        """Write what user code has just printed to this host's disk; by the replaced streams, as `write`."""
+        with self._shield():
+            self._log.add(text, call=task, stream=_number(stream))
+
     def write(self, task: int | None, stream: str, text: str) -> None:
         """Send what user code printed; called by the replaced `sys.stdout` and `sys.stderr`."""
-        head = bytes((STDERR if stream == "stderr" else STDOUT,)) + text.encode("utf-8", "replace")
-        self._send_whole(Frame(Kind.OUTPUT, task or NO_CALL, head))
+        if task in self._terminal.held:
+            self._terminal.write(task, text)
+            return
+        frame = Frame(Kind.OUTPUT, task or NO_CALL, bytes((_number(stream),)) + text.encode("utf-8", "replace"))
+        with self._shield():
+            self._send(frame)
+            if text and not text.endswith("\n"):
+                self._log.passed_on(call=task, stream=_number(stream))
+
+    def log(self, task: int | None, record: dict[str, Any]) -> None:
+        """Send a record of Python's logging; called in the thread that logs."""
+        frame = Frame(Kind.LOG, task or NO_CALL, encode(record))
+        with self._shield():
+            self._log.add(f"{record['line']}\n", call=task, stream=STDERR)
+            self._send(frame)
 
     def _send_whole(self, frame: Frame) -> None:
         """Send from user code, which an interrupt may strike at any time: before the frame or after it."""
+        with self._shield():
+            self._send(frame)
+
+    def _shield(self) -> AbstractContextManager[None]:
+        """Holds interrupts back while user code's thread does what must be done as a whole."""
         for slot in self._slots:
             if slot.running != IDLE and slot.is_current():
-                with slot.shield():
-                    self._send(frame)
-                return
-        self._send(frame)
+                return slot.shield()
+        return _UNSHIELDED
 
 
-def _write_code(files: tuple[tuple[str, bytes], ...]) -> None:
-    """Place local modules where they can be imported; a file appears whole or not at all."""
-    root = Path.cwd() / CODE_DIR
-    for name, data in files:
-        path = root / name
-        if not path.resolve().is_relative_to(root.resolve()):
-            raise WireError(f"The client sent a module outside its directory: {name!r}.")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
-        partial.write_bytes(data)
-        partial.replace(path)
-    if str(root) not in sys.path:
-        sys.path.insert(0, str(root))
-    import importlib
-
-    importlib.invalidate_caches()
+def _number(stream: str) -> int:
+    return STDERR if stream == "stderr" else STDOUT
 
 
 def _say(text: str) -> None:
@@ -323,11 +360,15 @@ def main() -> None:
         listener, address = listen(Path(start.run_dir), f"w{start.index}.{start.generation}.sock")
         stacks.prepare_dump(stacks.dump_file(start))
         control.sendall(json.dumps({"listening": address}).encode() + b"\n")
-        worker = Worker(start, read_place())
+        place = read_place()
+        about = {"node": place.node, "rank": place.global_worker_index, "generation": start.generation}
+        log = OutputLog(Path(start.run_dir), log_name(start.index), start.log_bytes, _say, **about)
+        worker = Worker(start, place, log)
     except SkywardError as error:
         _say(str(error))
         sys.exit(2)
     shared.values.directory = Path.cwd() / shared.DIRECTORY
+    local_modules.directory = Path.cwd() / CODE_DIR
     output.install(worker)
 
     def abandon() -> None:

@@ -1,4 +1,4 @@
-"""What a function asks of the process that runs it: variables, preparation, and whether its ranks form one group.
+"""Requirements of a function on the process that runs it: variables, preparation, and whether its ranks form one group.
 
 Integrations declare it on the client, as attributes of the function, which `functools.wraps` passes on to whatever is
 wrapped around it. The pool sends the variables beside the pickled function. A worker sets them before it unpickles the
@@ -24,13 +24,21 @@ F = TypeVar("F", bound=Callable[..., Any])
 Prepare = Callable[[InstanceInfo], object]
 
 _ENV, _COLLECTIVE, _PREPARE = "__skyward_env__", "__skyward_collective__", "__skyward_prepare__"
-_ALL = (_ENV, _COLLECTIVE, _PREPARE)
+_FRAMEWORKS = "__skyward_frameworks__"
+_ALL = (_ENV, _COLLECTIVE, _PREPARE, _FRAMEWORKS)
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 _everywhere: ContextVar[bool] = ContextVar("skyward_everywhere", default=False)
 _at_end: ContextVar[tuple[Callable[[], object], ...]] = ContextVar("skyward_at_end", default=())
 
 
-def declare(fn: F, env: Mapping[str, str] = _NOTHING, *, collective: bool = False, prepare: Prepare | None = None) -> F:
+def declare(
+    fn: F,
+    env: Mapping[str, str] = _NOTHING,
+    *,
+    collective: bool = False,
+    prepare: Prepare | None = None,
+    framework: str = "",
+) -> F:
     """Note on a function what it asks for, beside what a function inside it has asked for.
 
     Args:
@@ -39,6 +47,7 @@ def declare(fn: F, env: Mapping[str, str] = _NOTHING, *, collective: bool = Fals
         collective: its ranks form one group when it is called on every node, so that the loss of one ends the others.
         prepare: called in the worker before each call, its arguments and what functions inside this one have declared.
             It may be called again in the same call.
+        framework: the package that it prepares for.
 
     Raises:
         ConfigError: the function asks for another value of the same variable already.
@@ -54,6 +63,8 @@ def declare(fn: F, env: Mapping[str, str] = _NOTHING, *, collective: bool = Fals
         setattr(fn, _COLLECTIVE, True)
     if prepare is not None:
         setattr(fn, _PREPARE, (prepare, *getattr(fn, _PREPARE, ())))
+    if framework:
+        setattr(fn, _FRAMEWORKS, (framework, *declared_frameworks(fn)))
     return fn
 
 
@@ -61,6 +72,12 @@ def declared_env(fn: Callable[..., Any]) -> Mapping[str, str]:
     """The variables that a function asks for."""
     env: Mapping[str, str] = getattr(fn, _ENV, _NOTHING)
     return env
+
+
+def declared_frameworks(fn: Callable[..., Any]) -> tuple[str, ...]:
+    """The packages that a function is decorated for."""
+    frameworks: tuple[str, ...] = getattr(fn, _FRAMEWORKS, ())
+    return frameworks
 
 
 def is_collective(fn: Callable[..., Any]) -> bool:
@@ -89,9 +106,10 @@ def carry(fn: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., 
 
 def prepare(fn: Callable[..., Any]) -> None:
     """Make this process ready for a call of the function, as it has declared."""
-    place = InstanceInfo.current()
-    for each in getattr(fn, _PREPARE, ()) if place is not None else ():
-        each(place)
+    declared: tuple[Prepare, ...] = getattr(fn, _PREPARE, ())
+    if declared and (place := InstanceInfo.current()) is not None:
+        for each in declared:
+            each(place)
 
 
 def conflict(env: Mapping[str, str]) -> str | None:
@@ -120,9 +138,10 @@ def begin_call(*, everywhere: bool) -> None:
 def end_call() -> None:
     """Say that the call has ended, its result included: what was to be done then is done, the last first."""
     _everywhere.set(False)
-    for restore in reversed(_at_end.get()):
-        restore()
-    _at_end.set(())
+    if restores := _at_end.get():
+        for restore in reversed(restores):
+            restore()
+        _at_end.set(())
 
 
 def at_end(restore: Callable[[], object]) -> None:

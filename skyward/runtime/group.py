@@ -1,4 +1,4 @@
-"""`gather`: what every rank of a pool tells all the others, inside hooks and inside calls made with `@`.
+"""`gather`: every rank of a pool sends a value to all the others, inside hooks and inside calls made with `@`.
 
 For what ranks must agree on before a framework connects them (an address, a port, who can reach whom), not for data.
 It works where no network between the nodes does: values travel over the connections that the pool has anyway.
@@ -12,8 +12,8 @@ from typing import Any
 from skyward.errors import ConfigError, PluginError
 from skyward.model.instance import InstanceInfo
 
-Exchange = Callable[[Any, str, "float | None"], list[Any]]
-_exchange: Exchange | None = None  # the worker's; None in processes that are no workers
+GatherClient = Callable[[Any, str, "float | None"], list[Any]]
+_client: GatherClient | None = None  # the worker's; None in processes that are no workers
 
 
 def gather(value: Any, *, name: str, timeout_s: float | None = None) -> list[Any]:
@@ -21,7 +21,7 @@ def gather(value: Any, *, name: str, timeout_s: float | None = None) -> list[Any
 
     Args:
         value: anything that can be pickled; small, since every rank gets all of them by way of the client.
-        name: what errors call this exchange, such as "torch: address".
+        name: what errors call this gather, such as "torch: address".
         timeout_s: how long the first rank to come waits for the last. None for what is left of the pool's
             `provision_timeout` while plugins are set up, 60 s in a call.
 
@@ -43,15 +43,15 @@ def gather(value: Any, *, name: str, timeout_s: float | None = None) -> list[Any
     place = InstanceInfo.current()
     if place is None or place.total_workers == 1:
         return [value]
-    if _exchange is None:
+    if _client is None:
         raise PluginError(
             f"gather({name!r}) was called in a process that a worker has started; only the worker itself can gather. "
             "Call it before the process is started, and hand over what it returns."
         )
-    return _exchange(value, name, timeout_s)
+    return _client(value, name, timeout_s)
 
 
-def install(exchange: Exchange) -> None:
+def install(client: GatherClient) -> None:
     """Let `gather` use this worker's connection; called by the runner."""
-    global _exchange
-    _exchange = exchange
+    global _client
+    _client = client

@@ -1,4 +1,4 @@
-"""`sky.instance_info()`: where this process stands in its pool."""
+"""`sky.instance_info()`: the place of this process in its pool."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ def instance_info() -> InstanceInfo | None:
 
     Returns:
         The place, read from the environment that the pool gave this worker; None outside a pool.
+        In a run by `.local` it is that of the only node of a pool.
 
     Raises:
         ConfigError: `COMPUTE_POOL` is set, but not to a document a pool has made.

@@ -17,6 +17,8 @@ from contextvars import ContextVar
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, Protocol, TextIO, cast
 
+from skyward.runtime import masking
+
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
@@ -28,13 +30,18 @@ _NEW_DECODER = codecs.getincrementaldecoder("utf-8")
 
 
 class Sink(Protocol):
-    """Where a worker's output goes."""
+    """Where a worker's output goes. Called in the printing thread, from many threads at once: it must not raise."""
+
+    def keep(self, task: int | None, stream: StreamName, text: str, /) -> None:
+        """Take text as soon as a task has printed it; `write` takes it again once its line is whole."""
+        ...
 
     def write(self, task: int | None, stream: StreamName, text: str, /) -> None:
         """Take text a task has printed; task None is output of no task.
 
         The text is one or more whole lines; without a newline at its end it is a flushed or overlong part of a line.
-        Called in the printing thread, from many threads at once: it must not raise, and must not print.
+        No text ends what a task has sent to a stream, if a part of a line was among it.
+        It must not print.
         """
         ...
 
@@ -42,13 +49,15 @@ class Sink(Protocol):
 class _Task:
     """What a running task has printed but not finished, and how many of its calls are muted at this moment."""
 
-    __slots__ = ("decoders", "id", "muted", "parts")
+    __slots__ = ("begun", "decoders", "held", "id", "muted", "parts")
 
     def __init__(self, number: int | None) -> None:
         self.id = number
         self.parts: dict[tuple[StreamName, int], str] = {}  # by stream and thread: threads never share a line
+        self.held: dict[tuple[StreamName, int], str] = {}  # what may be the beginning of a secret
         self.decoders: dict[tuple[StreamName, int], codecs.IncrementalDecoder] = {}
         self.muted: dict[StreamName, int] = {"stdout": 0, "stderr": 0}
+        self.begun: dict[StreamName, bool] = {}  # streams that were sent a part of a line: whether it still is a part
 
 
 class _Scope(NamedTuple):
@@ -89,19 +98,37 @@ class TaskStream(io.TextIOBase):
                 return len(text)
         if self._stream in muted:
             return len(text)
-        key = (self._stream, get_ident())
+        length, key = len(text), (self._stream, get_ident())
+        if masking.current is not None:
+            text, held = masking.current.split(task.held.pop(key, "") + text)
+            if held:
+                task.held[key] = held
+        self._take(task, key, text)
+        return length
+
+    def _take(self, task: _Task, key: tuple[StreamName, int], text: str) -> None:
+        """Keep a text at once, and pass its whole lines on."""
+        if not text:
+            return
+        self._sink.keep(task.id, self._stream, text)
         part = task.parts.pop(key, "")
         end = text.rfind("\n") + 1
         if end:
             self._sink.write(task.id, self._stream, part + text[:end])
+            if task.begun or "\r" in part or "\r" in text:  # of progress the client shows the last state when it ends
+                task.begun[self._stream] = False
             part = text[end:]
         else:
             part += text
         if len(part) >= LONGEST_PART:
             self._sink.write(task.id, self._stream, part)
+            task.begun[self._stream] = True
         elif part:
             task.parts[key] = part
-        return len(text)
+
+    def release(self, task: _Task, key: tuple[StreamName, int]) -> None:
+        """Take what was held back, since it is not the beginning of a secret, or nothing follows."""
+        self._take(task, key, masking.conceal(task.held.pop(key, "")))
 
     def flush(self) -> None:
         task = _scope.get().task or _lone
@@ -111,6 +138,17 @@ class TaskStream(io.TextIOBase):
         """Send an unfinished line on its way."""
         if part := task.parts.pop(key, ""):
             self._sink.write(task.id, self._stream, part)
+            task.begun[self._stream] = True
+
+    def end(self, task: _Task) -> None:
+        """The task is over: end the line it has begun, and say that no more comes to what was sent in parts."""
+        for key in [key for key in task.parts if key[0] == self._stream]:
+            self.pass_on(task, key)
+        if self._stream in task.begun:
+            if task.begun[self._stream]:
+                self._sink.keep(task.id, self._stream, "\n")
+                self._sink.write(task.id, self._stream, "\n")
+            self._sink.write(task.id, self._stream, "")
 
     def become_descriptor(self) -> None:
         """Write to the process's own descriptor from now on: in a forked child nobody serves the sink."""
@@ -168,10 +206,21 @@ class _ByteSide(io.BufferedIOBase):
 class _DescriptorSink:
     """Writes straight to descriptors 1 and 2, without any lock a fork could have left closed."""
 
+    def keep(self, _task: int | None, _stream: StreamName, _text: str, /) -> None:
+        return  # the agent keeps what comes through the descriptors
+
     def write(self, _task: int | None, stream: StreamName, text: str, /) -> None:
         data = text.encode("utf-8", "replace")
         while data:
             data = data[os.write(_DESCRIPTOR[stream], data) :]
+
+
+def standard_error() -> tuple[int | None, bool]:
+    """The task that the calling code belongs to, and whether what it prints to standard error is muted."""
+    task, muted = _scope.get()
+    if task is None:
+        return _lone.id, "stderr" in muted or _lone.muted["stderr"] > 0
+    return task.id, "stderr" in muted
 
 
 def _standard(stream: StreamName) -> TextIO:
@@ -255,9 +304,12 @@ def _finish(task: _Task) -> None:
     for key, decoder in tuple(task.decoders.items()):
         if rest := decoder.decode(b"", final=True):  # bytes that never became a character
             task.parts[key] = task.parts.get(key, "") + rest
-    for key in tuple(task.parts):
+    for key in tuple(task.held):
         if stream := _streams.get(key[0]):
-            stream.pass_on(task, key)
+            stream.release(task, key)
+    if task.parts or task.begun:
+        for stream in _streams.values():
+            stream.end(task)
 
 
 def _after_fork() -> None:
@@ -266,8 +318,10 @@ def _after_fork() -> None:
     _lone = _scope.get().task or _lone
     _running.clear()  # the parent's; so are the lines it has begun
     _lone.parts.clear()
+    _lone.held.clear()
     for stream in _streams.values():
         stream.become_descriptor()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_after_fork)

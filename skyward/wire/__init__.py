@@ -1,1 +1,1 @@
-"""What client and runner say to each other: frames, handshake, payloads. Standard library and cloudpickle only."""
+"""The protocol between client and runner: frames, handshake, payloads. Standard library and cloudpickle only."""

@@ -1,4 +1,4 @@
-"""Arrays, data frames and tensors as data: what results='data' sends of them, and how they are made of it again.
+"""Arrays, data frames and tensors under results='data': how they are taken apart on a node and rebuilt on the client.
 
 Values of numpy, pandas and PyTorch are taken apart by their public interfaces into built-in values and plain memory,
 and put together the same way. See `datatypes` for the rules of what runs on the client.
@@ -158,7 +158,7 @@ def _reduce_pandas(obj: Any) -> Reduced | None:
 
 
 def _values(values: Any) -> Any:
-    """The memory of an array that is numpy's in pandas' clothes; all others as they are."""
+    """The numpy array inside a pandas array that only wraps one; all others unchanged."""
     pd = _library("pandas")
     return values.to_numpy() if type(values) is pd.arrays.NumpyExtensionArray else values
 

@@ -1,4 +1,4 @@
-"""Pickles that hold data and no code: what a pool with results='data' reads of its nodes.
+"""Pickles that hold data and no code: the only ones that a pool with results='data' reads from its nodes.
 
 A pickle is a program. `Pickler` writes one that uses few of its instructions and calls only the makers of `datatypes`;
 `load` runs only those instructions and calls only those makers, so that nothing else can happen, whoever wrote it.

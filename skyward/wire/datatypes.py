@@ -1,4 +1,4 @@
-"""What results='data' lets through beyond built-in values: how each type is taken apart and put together again.
+"""The types that results='data' allows beyond built-in values: how each is taken apart and rebuilt.
 
 `reduce` takes an object apart on a node; the functions in `MAKERS` put it together on the client. They are called with
 whatever a hostile node likes, so each checks what it is given, and none imports a module by name, calls a method that a

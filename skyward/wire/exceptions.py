@@ -1,13 +1,15 @@
-"""Exceptions on their way between processes: how they are taken apart, and what is kept when they cannot be.
+"""Sends exceptions between processes: takes them apart, and keeps type, text and traceback of those it cannot pickle.
 
 Pickling itself is in `payload`; nothing here reads bytes.
 """
 
 from __future__ import annotations
 
+import copyreg
 import linecache
 import re
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import FunctionType, MemberDescriptorType, TracebackType
 from typing import Any, NamedTuple
@@ -85,21 +87,45 @@ class Record(NamedTuple):
         restore(error, {"__cause__": RemoteTraceback(_with_source(self.trace)), "__notes__": list(self.notes)})
 
 
+def masked(record: Record, error: BaseException, conceal: Callable[[str], str]) -> Record:
+    """The record with its texts masked. Where one has changed, so are the texts that the exception was made of."""
+    notes = tuple(map(conceal, record.notes))
+    concealed = record._replace(text=conceal(record.text), trace=conceal(record.trace), notes=notes)
+    if concealed != record:
+        args = tuple(conceal(value) if isinstance(value, str) else value for value in error.args)
+        state = {name: conceal(value) for name, value in vars(error).items() if isinstance(value, str)}
+        restore(error, {**state, "args": args, **({"__notes__": list(notes)} if notes else {})})
+    return concealed
+
+
 def reduce(error: BaseException) -> tuple[Any, ...] | None:
     """How to pickle an exception whose class has an `__init__` of its own, or slots, and says nothing about pickling.
 
     Python's way calls that `__init__` with `args`, which are whatever was given to `super().__init__`: it fails, or
-    quietly makes another exception. None for all other exceptions.
+    quietly makes another exception. None for all other exceptions, unless tblib would pickle them.
     """
     kind = type(error)
     if isinstance(kind.__reduce__, FunctionType) or isinstance(kind.__reduce_ex__, FunctionType):
-        return None
+        return _plainly(error)
     slots = {name: getattr(error, name) for name in _slots(kind) if hasattr(error, name)}
     if not slots and not isinstance(kind.__init__, FunctionType) and not isinstance(kind.__new__, FunctionType):
-        return None
+        return _plainly(error)
     reduced: Any = error.__reduce__()
     _, args, *state = reduced
     return rebuild, (kind, args), {**(state[0] if state else {}), **slots} or None, None, None, restore
+
+
+def _plainly(error: BaseException) -> tuple[Any, ...] | None:
+    """Python's own way, where tblib has put another in its place; None where nobody has.
+
+    Dask has tblib do so for all exceptions of a process that imports it (`pickling_support`). The other side would need
+    tblib for each of them, and has it only by chance.
+    """
+    other = copyreg.dispatch_table.get(type(error))
+    if getattr(other, "__module__", "").partition(".")[0] != "tblib":
+        return None
+    reduced: Any = error.__reduce_ex__(5)
+    return reduced  # type: ignore[no-any-return]
 
 
 def _slots(kind: type[BaseException]) -> list[str]:

@@ -25,6 +25,14 @@ def reduce(storage: Any) -> tuple[Any, tuple[bytes]]:
     return load, (file.getvalue(),)
 
 
+def content(storage: Any) -> bytes:
+    """The bytes of a storage, whatever device it is on; the same for storages that hold the same."""
+    torch = import_module(_TORCH)
+    plain = storage._untyped_storage  # the public way to it warns that storages will be removed
+    flat = torch.empty(0, dtype=torch.uint8, device=plain.device).set_(plain)
+    return bytes(memoryview(flat.cpu().numpy()))
+
+
 def load(data: bytes) -> Any:
     """The storage, on its device or, where that does not exist, in main memory."""
     return import_module(_TORCH).load(io.BytesIO(data), map_location=_placed, weights_only=False)

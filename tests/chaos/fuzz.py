@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -134,7 +134,7 @@ class Fuzz:
         start = WorkerStart(index=0, generation=0, slots=1, run_dir=str(run_dir), key=_KEY.hex())
         os.environ["COMPUTE_POOL"] = place.to_json()
         child: Any = _Child(start)
-        served = agents.Agent(0, 3600.0, run_dir, _KEY, [child])
+        served = agents.Agent(0, RunnerSettings(lease_s=3600.0), run_dir, _KEY, [child])
         chatter = io.StringIO()
         with self._part("frames for an agent, to be obeyed", count):
             for _ in range(count):
@@ -161,6 +161,11 @@ class Fuzz:
 
         with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
             node = RunningNode(Path(folder) / "run", {}, RunnerSettings(lease_s=120))
+            assert node.process.stderr
+            said: deque[str] = deque(maxlen=10_000)
+            # the agent says why it closes a connection: it would block once this pipe is full
+            reader = threading.Thread(target=said.extend, args=(node.process.stderr,), daemon=True)
+            reader.start()
             try:
                 node.ready()
                 heard = node.client()
@@ -185,9 +190,10 @@ class Fuzz:
                 self._wrong(f"a real agent was not there any more: {error!r}")
             finally:
                 node.process.send_signal(signal.SIGKILL)
-                _, errors = node.process.communicate()
+                node.process.wait()
+                reader.join(_BACK_S)
                 node.close()
-                if "Traceback" in errors:
+                if "Traceback" in (errors := "".join(said)):
                     self._wrong(f"a real agent wrote {errors[-1000:]}")
 
     def _knock(self, run_dir: Path, name: str) -> None:

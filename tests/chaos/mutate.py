@@ -27,11 +27,12 @@ AGENT: tuple[tuple[Kind, dict[str, Any] | None], ...] = (
     (Kind.KILL, {"worker": 0, "generation": 0}),
     (Kind.DUMP, {"worker": 0, "generation": 0}),
     (Kind.PLACE, {"node": 0, "total_nodes": 1, "head_addr": "127.0.0.1", "head_port": 29400}),
-    (Kind.REACH, {"step": "open", "address": "127.0.0.1", "secret": "ab" * 16}),
-    (Kind.REACH, {"step": "close"}),
+    (Kind.PROBE, {"step": "open", "address": "127.0.0.1", "secret": "ab" * 16}),
+    (Kind.PROBE, {"step": "close"}),
+    (Kind.KEEP, {"keep_s": 60, "grace_s": 0}),  # of a node that this client has not taken
     (Kind.SHUTDOWN, {"grace": "soon"}),
 )
-SEND = (Kind.REACH, {"step": "send", "peers": []})  # takes half a second, one after the other
+SEND = (Kind.PROBE, {"step": "send", "peers": []})  # takes half a second, one after the other
 
 
 class Bomb:

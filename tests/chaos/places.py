@@ -15,7 +15,7 @@ from typing import Any
 
 import skyward as sky
 from scripts.stand.place import Stand
-from skyward.providers.rundir import runtime_base, temporary_base
+from skyward.nodes.run_directory import runtime_base, temporary_base
 from tests.chaos.killers import LONG_STOP_S, Strike, container, cut, docker, kill, kill_sshd, processes, stop
 
 LEASE_S = 20.0  # of the pools: what a cut link leaves on a host ends by then

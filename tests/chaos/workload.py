@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
+from functools import cache
 from typing import Any, NamedTuple
 
 import skyward as sky
@@ -168,6 +169,7 @@ def run(
         settings: of the pool, besides those of the place.
     """
     token = os.urandom(8).hex()
+    _open_first_pool()
     before, recorder, printed = held(), Recorder(), io.StringIO()
     with collecting(place.host) as collector:
         shape = random.Random(seed).choice(SHAPES)
@@ -200,6 +202,13 @@ def run(
     broken += ["The pool was not whole again once faults had stopped."] * (whole_s is None)
     figures = _figures(history, time.monotonic() - began, whole_s, closed_s)
     return Result({"worker": str(settings["worker"]), **figures}, broken)
+
+
+@cache
+def _open_first_pool() -> None:
+    """A process keeps what its first pool needs: the thread of `skyward.system.process_end`. No other adds to it."""
+    with sky.ComputePool(sky.Local(), display="quiet"):
+        pass
 
 
 def _under_faults(

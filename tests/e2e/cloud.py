@@ -23,9 +23,10 @@ from moto.ec2.models import ec2_backends
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import WSGIRequestHandler, make_server
 
+from scripts.engine.console import SetupError
 from scripts.stand.place import Host, Stand, program
-from skyward.providers.aws.boot import STATE
-from skyward.providers.aws.host_key import KEY
+from skyward.providers.cloud.boot_guard import MARK, STATE
+from skyward.providers.cloud.keys import HOST_KEY
 from tests.e2e.stand import wait_until
 
 REGION, ACCOUNT = "us-east-1", "123456789012"
@@ -39,6 +40,8 @@ class Metadata(http.server.BaseHTTPRequestHandler):
     def do_PUT(self):
         self.answer("token")
     def do_GET(self):
+        if self.headers.get("Metadata-Flavor") == "Google" and self.path == "/computeMetadata/v1/instance/preempted":
+            return self.answer("TRUE" if notice.exists() else "FALSE")
         known = self.headers.get("X-aws-ec2-metadata-token") == "token"
         there = known and self.path == "/latest/meta-data/spot/instance-action" and notice.exists()
         self.answer(notice.read_text()) if there else self.send_error(404 if known else 401)
@@ -61,7 +64,11 @@ _OPEN_AGAIN = """
 ls -d /run/i-* >/dev/null 2>&1 && exit
 iptables -w -D OUTPUT -d 169.254.169.254 -j SKYWARD
 iptables -w -D OUTPUT -d 169.254.169.254 -j REJECT
+for port in 53 123; do
+    for kind in udp tcp; do iptables -w -D OUTPUT -d 169.254.169.254 -p $kind --dport $port -j ACCEPT 2>/dev/null; done
+done
 ip6tables -w -D OUTPUT -d fd00:ec2::254 -j REJECT
+ip6tables -w -D OUTPUT -d fd20:ce::254 -j REJECT
 iptables -w -F SKYWARD
 iptables -w -X SKYWARD
 """
@@ -73,6 +80,8 @@ PasswordAuthentication no
 KbdInteractiveAuthentication no
 UsePAM no
 """
+
+_METADATA = threading.Lock()  # two instances on one host boot and end at any time
 
 
 @dataclass
@@ -94,6 +103,9 @@ class Instance:
     pool: str
     stopped: Callable[[str], None] = field(repr=False)
     _processes: list[subprocess.Popen[bytes]] = field(default_factory=list, repr=False)
+    _power: threading.Lock = field(default_factory=threading.Lock, repr=False)  # held while it boots and while it ends
+    _is_off: bool = field(default=False, repr=False)
+    _serves_metadata: bool = field(default=False, repr=False)
 
     @property
     def folder(self) -> str:
@@ -109,11 +121,16 @@ class Instance:
 
     def boot(self) -> None:
         """Do what cloud-init and systemd do at a first start."""
+        with self._power:
+            if not self._is_off:
+                self._boot()
+
+    def _boot(self) -> None:
         run, config = self.host.run, self.user_data
         run("ip", "addr", "add", f"{self.address}/24", "dev", "eth0")
         run("mkdir", "-p", f"{self.folder}/bin", f"{self.folder}/etc/ssh")
         self.take_key(config["ssh_keys"]["ed25519_private"])
-        sshd = _SSHD.format(address=self.address, folder=self.folder, key=KEY)
+        sshd = _SSHD.format(address=self.address, folder=self.folder, key=HOST_KEY)
         self._write(f"{self.folder}/sshd_config", sshd, "644")
         for user in config["users"]:
             self._add_user(user)
@@ -128,21 +145,21 @@ class Instance:
             self._start_unit(f"/etc/systemd/system/{unit}")
 
     def start_sshd(self) -> None:
-        """Start its sshd, as a machine does that starts, or starts again."""
+        """Start its sshd, as a machine does when it starts or restarts."""
         self.host.run(*self._view, "/usr/sbin/sshd", "-f", f"{self.folder}/sshd_config")
 
     def stop_listening(self) -> None:
-        """End its sshd, and leave the connections that are open."""
+        """End its sshd, but not the open connections."""
         self.host.run("sh", "-c", 'kill $(cat "$1/sshd.pid")', "sh", self.folder)
         wait_until(lambda: not self.host.run("ss", "-Hltn", f"src {self.address}:22").strip(), 30)
 
     def take_key(self, private: str) -> None:
-        """Have its sshd have another host key from its next start on."""
-        self._write(f"{self.folder}{KEY}", private, "600")
+        """Give its sshd another host key from the next start on."""
+        self._write(f"{self.folder}{HOST_KEY}", private, "600")
 
     @property
     def _view(self) -> list[str]:
-        """What a command on the host begins with that is to see the directories of this instance."""
+        """The beginning of a command on the host that sees the directories of this instance."""
         return ["unshare", "--mount", "sh", "-c", _VIEW, self.folder]
 
     def _write(self, path: str, text: str, mode: str) -> None:
@@ -160,7 +177,7 @@ class Instance:
         self.host.run("sh", "-c", add, "sh", keys, f"{home}/.ssh/authorized_keys", name)
 
     def _start_unit(self, path: str) -> None:
-        """Run a service; that the guard has ended means that the machine has been shut down."""
+        """Run a service. When the guard ends, the machine has been shut down."""
         unit = self.host.run("cat", path)
         for before in re.findall("^ExecStartPre=(.*)$", unit, re.MULTILINE):
             self.host.run(*shlex.split(before))
@@ -176,7 +193,7 @@ class Instance:
 
     def _guarding(self, command: str) -> list[str]:
         # one host may be several machines: each sees its own pool's directories alone, whichever it is of the pool's
-        link = 'mkdir "$1" && for n in 0 1 2 3 4 5 6 7; do ln -s "$2.$n.0" "$1/p.$n.0"; done'
+        link = 'mkdir "$1" && for n in 0.0 1.0 2.0 3.0 4.0 5.0 6.0 7.0 run; do ln -s "$2.$n" "$1/p.$n"; done'
         self.host.run("sh", "-c", link, "sh", self._pools, f"{STATE}/pools/{self.pool}")
         return [self._pools if word == f"{STATE}/pools" else word for word in shlex.split(command)]
 
@@ -185,9 +202,12 @@ class Instance:
         self.stopped(self.id)
 
     def _serve_metadata(self) -> None:
-        """Serve it from a network namespace of its own: at EC2 as well it is not on the machine."""
-        if "skyimds" in self.host.run("ip", "-br", "link"):
-            return  # of another instance that is this host
+        """Serve metadata from a network namespace of its own, since at EC2 the service is not on the machine."""
+        with _METADATA:
+            if "skyimds" not in self.host.run("ip", "-br", "link"):  # otherwise another instance on this host has it
+                self._start_metadata()
+
+    def _start_metadata(self) -> None:
         beside = [program("nsenter"), "--net", f"--target={self.host.init}", "--"]
         server = subprocess.Popen(
             [*beside, "unshare", "--net", "python3", "-c", _IMDS, str(self._notice)],
@@ -208,26 +228,36 @@ class Instance:
             [*within, *["ip", "link", "set", "imds", "up"]],
         ):
             subprocess.run(words, check=True, capture_output=True)
+        self._serves_metadata = True
 
     def interrupt(self, at: str) -> None:
-        """Give the notice that a spot instance gets before it is taken away."""
+        """Publish the notice that a spot instance gets before it is taken away."""
         self._notice.write_text(json.dumps({"action": "terminate", "time": at}))
 
     def power_off(self) -> None:
-        """End all that it was, as the operating system of a terminated instance does; leave the host as it was."""
+        """End everything that it runs, as at the termination of an instance, and restore the host."""
+        with self._power:  # what a boot starts afterwards would run on
+            self._is_off = True
+            self._power_off()
+
+    def _power_off(self) -> None:
         run = self.host.run
         for process in self._processes:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+        if self._serves_metadata:  # the kernel removes the link of a dead namespace some time later
+            with _METADATA:
+                run("ip", "link", "del", "skyimds", check=False)
         each = 'for one in $(pgrep -P "$pid"); do pkill -KILL -P "$one"; kill -9 "$one"; done'
         stop = f'pid=$(cat "$1/sshd.pid") && {{ {each}; kill -9 "$pid"; }}'
         run("sh", "-c", stop, "sh", self.folder, check=False)
         run("ip", "addr", "del", f"{self.address}/24", "dev", "eth0", check=False)
         ids = run("docker", "ps", "-aq", "--filter", f"label=skyward.pool={self.pool}").split()
+        ids += run("docker", "ps", "-aq", "--filter", "label=skyward.run").split()  # drivers are on these machines only
         if ids:
             run("docker", "rm", "-f", "-v", *ids, check=False)
-        run("sh", "-c", f"rm -rf {self.folder} {STATE}/pools/{self.pool}.*")
+        run("sh", "-c", f"rm -rf {self.folder} {STATE}/pools/{self.pool}.* {MARK}.until.*")
         run("sh", "-c", _OPEN_AGAIN, check=False)
         self._notice.unlink(missing_ok=True)
 
@@ -259,7 +289,7 @@ class Cloud:
 
     @property
     def env(self) -> dict[str, str]:
-        """What makes boto3 talk to it."""
+        """The variables with which boto3 uses it."""
         return {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self._server.server_port}",
             "AWS_ACCESS_KEY_ID": "test",
@@ -270,11 +300,11 @@ class Cloud:
 
     @property
     def backend(self) -> Any:
-        """What moto knows of EC2."""
+        """Moto's model of EC2."""
         return ec2_backends[ACCOUNT][REGION]
 
     def running(self) -> list[Instance]:
-        """The instances that have not been ended."""
+        """The instances that have not ended."""
         with self._lock:
             return list(self.instances.values())
 
@@ -287,7 +317,7 @@ class Cloud:
             host.run("userdel", "-r", "skyward", check=False)
 
     def end(self, ident: str) -> None:
-        """End an instance, as AWS does when it takes one away or when one shuts itself down."""
+        """End an instance, as AWS does when it takes one back or when one shuts itself down."""
         with self._lock:
             instance = self.instances.pop(ident, None)
         if instance is None:
@@ -335,7 +365,15 @@ class Cloud:
             tags = {tag["key"]: tag["value"] for tag in known.get_tags()}
             self.instances[ident] = Instance(ident, host, address, config, tags["skyward.pool"], self.end)
             if self.boots:
-                threading.Thread(target=self.instances[ident].boot, daemon=True).start()
+                threading.Thread(target=self._boot, args=(self.instances[ident],), daemon=True).start()
+
+    def _boot(self, instance: Instance) -> None:
+        try:
+            instance.boot()
+        except (OSError, SetupError, subprocess.CalledProcessError):
+            known = self.backend.get_instance(instance.id)
+            if known.state == "running":
+                raise  # otherwise it was terminated meanwhile
 
 
 class _Silent(WSGIRequestHandler):
@@ -387,12 +425,12 @@ def _error(code: str, start: Callable[..., Any]) -> Iterable[bytes]:
 
 
 def wait_gone(cloud: Cloud, within_s: float) -> None:
-    """Assert that nothing that bears a pool's tag is there after so many seconds."""
+    """Assert that within this many seconds nothing with a pool's tag is left."""
     wait_until(lambda: not left(cloud), within_s)
 
 
 def left(cloud: Cloud) -> list[str]:
-    """Everything at EC2 that bears a pool's tag: machines that have not ended, disks, groups, interfaces, requests."""
+    """Everything at EC2 that has a pool's tag: machines that have not ended, disks, groups, interfaces, requests."""
     backend = cloud.backend
     machines = [each.id for each in backend.all_instances() if each.state not in ("terminated", "shutting-down")]
     rest = [each.id for each in backend.volumes.values()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 import time
@@ -14,6 +15,14 @@ import skyward as sky
 
 @sky.compute
 def double(x: int) -> int:
+    return x * 2
+
+
+@sky.compute
+async def double_later(x: int, seconds: float = 0.0) -> int:
+    await asyncio.sleep(seconds)
+    if x < 0:
+        raise ValueError(f"{x} is below 0")
     return x * 2
 
 
@@ -77,3 +86,19 @@ def files_beside(name: str) -> list[str]:
     root = next(Path(place) for place in sys.path if (Path(place) / name).exists())
     files = [path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()]
     return sorted(file for file in files if not file.startswith("tests/"))
+
+
+@sky.compute
+def appended(items: list[int]) -> list[int]:
+    """What it changes is its own."""
+    items.append(1)
+    return items
+
+
+@sky.compute
+def sleeping_node(seconds: float) -> int:
+    """The node that has slept."""
+    time.sleep(seconds)
+    info = sky.instance_info()
+    assert info is not None
+    return info.node

@@ -31,7 +31,7 @@ def compiled() -> Any:
     return model
 
 
-def fitted(epochs: int = 12) -> dict[str, Any]:
+def fitted(epochs: int = 6) -> dict[str, Any]:
     """Train on this rank's part of the data, and evaluate on what nobody has trained on."""
     import keras
 

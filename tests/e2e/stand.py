@@ -26,12 +26,26 @@ def stand() -> Iterator[Stand]:
     """The stand of this clone; one that somebody has brought up before is used and left as it is."""
     if os.geteuid() != 0 or sys.platform != "linux":
         pytest.skip("the stand makes network namespaces and mounts, which takes root on Linux")
-    found = here()
+    found = _stand_of_process()
     was_up = found.hosts_file.exists()
     commands.up(found)
     yield found
     if not was_up:
         commands.down(found)
+
+
+def _stand_of_process() -> Stand:
+    """This clone's stand; in a process of pytest-xdist one of its own, which uses the clone's engine and registry."""
+    found = here()
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker is None:
+        return found
+    own = Stand(found.root / worker)
+    own.clone.mkdir(parents=True, exist_ok=True)
+    engine = own.clone / ".engine"
+    engine.unlink(missing_ok=True)
+    engine.symlink_to(found.clone / ".engine")
+    return own
 
 
 @pytest.fixture
@@ -68,7 +82,7 @@ def left_on(host: Host, pool: str = "") -> list[str]:
 
 
 def directories_on(host: Host, pool: str = "") -> list[str]:
-    """What keepers of whichever user have made on a host, for a pool or any."""
+    """What watchdogs of whichever user have made on a host, for a pool or any."""
     users = ("/root/.cache", "/home/*/.cache", "/run/user/*", "/run/skyward/*")
     places = " ".join(f"{user}{'/skyward' if 'run/skyward' not in user else ''}/pools/{pool}*" for user in users)
     return host.run("sh", "-c", f"exec 2>/dev/null; ls -d {places} /tmp/.skyward*", check=False).split()

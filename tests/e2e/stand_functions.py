@@ -16,6 +16,11 @@ def where() -> str:
 
 
 @sky.compute
+def reverse(payload: bytes) -> bytes:
+    return payload[::-1]
+
+
+@sky.compute
 def places() -> dict[str, object]:
     """Which node it is, and where."""
     info = sky.instance_info()

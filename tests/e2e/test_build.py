@@ -22,13 +22,13 @@ import cloudpickle
 import pytest
 
 import skyward as sky
-from skyward.build import ensure
-from skyward.build.events import Event
+from skyward.builder import ensure
+from skyward.builder.events import Event
 from skyward.errors import BuildError, ConfigError, ImageError, ImageNotFoundError
 from skyward.image.steps import UV
 from skyward.model.image import PipIndex
 from tests.e2e.building import PYTHON, Built, search
-from tests.unit.build.wheels import make_wheel
+from tests.unit.builder.wheels import make_wheel
 
 CPU = "https://download.pytorch.org/whl/cpu"
 # the certificate of nobody: its text is looked for where no secret may be
@@ -274,7 +274,7 @@ def test_interrupt_during_a_build(built: Built, script: Callable[..., Popen[str]
     client = script(
         f"""
         import skyward as sky
-        from skyward.build import ensure, plan_for
+        from skyward.builder import ensure, plan_for
         store = sky.Docker().images
         image = sky.Image(run=["sleep {seconds}"])
         ensure(plan_for(image, store, python="{PYTHON}", platform="linux/amd64"), store, print)
@@ -307,7 +307,7 @@ def test_a_killed_build_leaves_no_secret(
     client = script(
         f"""
         import skyward as sky
-        from skyward.build import ensure, plan_for
+        from skyward.builder import ensure, plan_for
         store = sky.Docker().images
         run = ["test -s /run/secrets/BUILD_TOKEN; echo {word}", "sleep 3; echo {word}; sleep 600"]
         image = sky.Image(run=run, secrets=["BUILD_TOKEN"])

@@ -12,9 +12,6 @@ import pytest
 from scripts.stand.place import Stand
 from tests.chaos import collective, fuzz, places, soak, workload
 from tests.chaos.workload import Result
-from tests.e2e.stand import stand
-
-__all__ = ["stand"]
 
 SEED = os.environ.get("SEED", "1")
 CALLS, ROUNDS, FRAMES, HANDSHAKES, SOAK = 1500, 3, 20_000, 100_000, 0.1

@@ -22,14 +22,15 @@ from typing import Any
 import pytest
 
 import skyward as sky
-from skyward.build import ensure, plan_for
-from skyward.build.declared import load
+from skyward.builder import ensure, plan_for
+from skyward.builder.site.settings import read_site, site_script
+from skyward.builder.sources.declared import load
+from skyward.builder.store import EngineImages
+from skyward.delivery.registry import RegistryImage, put_in_registry
 from skyward.engine import Images as EngineConnection
 from skyward.engine import find_engine
 from skyward.errors import RegistryError
 from skyward.model.targets import platform_of
-from skyward.providers.images import EngineImages
-from skyward.providers.registered import Supplied, registered
 from tests.e2e.building import PYTHON
 from tests.e2e.commands import SKYWARD, Images
 
@@ -60,6 +61,44 @@ def test_an_image_is_built_and_then_exists(images: Images) -> None:
     assert f"skyward: building {tag}" in first.err
     assert f"{tag}  {file}: exists" in second.out
     assert second.err == ""
+
+
+EJECTED = """
+import os, ejected, six, skyward.runner.agent
+print(ejected.VALUE, os.environ['A'], open('/ran').read())
+"""
+
+
+def test_an_ejected_image_builds_without_skyward(images: Images) -> None:
+    """By the command that is printed, of Docker alone: packages, commands, code and environment are in it."""
+    (images.folder / "lib").mkdir()
+    (images.folder / "lib" / "ejected.py").write_text("VALUE = 'baked'\n")
+    more = 'pip = ["six"]\nincludes = ["lib"]\nbake = true\n'
+    more += '[env]\nPYTHONPATH = "/opt/code/lib"\nA = "one\\ntwo"\n'
+    file, folder = images.file("echo ran > /ran", more=more), images.folder / f"ejected-{secrets.token_hex(4)}"
+    done = images("build", file, "--eject", folder)
+    assert done.status == 0, done.err
+    command = done.out.splitlines()[1].strip()
+    store = EngineImages(EngineConnection(find_engine()))
+    plan = plan_for(load(file).image, store, python=PYTHON, platform=platform_of(None), root=images.folder)
+    (folder / "site.sh").write_text(site_script(read_site(), plan, str))  # a plain build has PyPI
+    command = command.replace("docker build", f"{os.environ.get('SKYWARD_DOCKER_CLI', 'docker')} build")
+    at_this_site = command.removesuffix(" .") + " --network=host --secret id=skyward_site,src=site.sh ."
+    subprocess.run(["bash", "-c", at_this_site], cwd=folder, check=True, env={"PATH": os.environ["PATH"], **_docker()})
+    try:
+        words = ["python", "-c", EJECTED]
+        said = images.engine.containers.run(folder.name, words, remove=True, network_mode="host").decode()
+        assert said == "baked one\ntwo ran\n\n"
+    finally:
+        images.engine.images.remove(folder.name)
+    again = images("build", file, "--eject", folder)
+    assert again.status == 2
+    assert "writes into a new or an empty folder" in again.err
+
+
+def _docker() -> dict[str, str]:
+    """What Docker's command needs of the environment."""
+    return {name: os.environ[name] for name in ("DOCKER_HOST", "HOME") if name in os.environ}
 
 
 def test_a_change_that_keeps_every_size_and_time(images: Images) -> None:
@@ -146,12 +185,12 @@ def test_a_described_and_signed_image(images: Images, tmp_path: Path) -> None:
     assert any(purl.startswith("pkg:deb/debian/libc6@") for purl in purls)
     assert "has no SBOM" in images("image", "sbom", "skyward:sky-4-0123456789abcdef").err
 
-    def supply() -> Supplied:
+    def supply() -> RegistryImage:
         image = sky.Image(run=load(str(file)).image.run, pip=["six"], verify=str(public))
         engine = find_engine()
         store = EngineImages(EngineConnection(engine))
         plan = plan_for(image, store, python=PYTHON, platform=platform_of(None))
-        return registered(plan, where, store, print, engine.url)
+        return put_in_registry(plan, where, store, print, engine.url)
 
     with pytest.raises(
         RegistryError, match=rf"{result['reference']} is not signed with the key of {public}: it has no"
@@ -336,6 +375,7 @@ class Counter:
                 (far if ready is near else near).sendall(chunk)
 
 
+@pytest.mark.alone
 def test_a_no_op_asks_once_and_is_quick(images: Images) -> None:
     """An image that exists: one question to the engine, and under 150 ms more than importing skyward."""
     file = images.file(more='pip = ["six"]\n')
@@ -360,6 +400,7 @@ def test_a_no_op_asks_once_and_is_quick(images: Images) -> None:
     assert min(more) < 0.150
 
 
+@pytest.mark.alone
 def test_a_pool_finds_its_image_quickly(images: Images) -> None:
     """With the lock and the rest in the user's cache, what a pool's start does to name its image takes under 20 ms."""
     image = sky.Image(pip=["six"])
@@ -369,7 +410,8 @@ def test_a_pool_finds_its_image_quickly(images: Images) -> None:
     def resolve() -> float:
         started = time.perf_counter()
         plan = plan_for(image, store, python=PYTHON, platform="linux/amd64")
-        images.note(ensure(plan, store, lambda event: told.append(str(event))))
+        ensure(plan, store, lambda event: told.append(str(event)))
+        images.note(plan.tag)
         return time.perf_counter() - started
 
     resolve()

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.commands import SKYWARD, Done, Images
-from tests.unit.build.wheels import make_wheel
+from tests.unit.builder.wheels import make_wheel
 
 REGISTRY = os.environ.get("SKYWARD_REGISTRY", "")
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")

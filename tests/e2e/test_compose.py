@@ -11,25 +11,26 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
 import skyward as sky
 from examples import compose as example
 from scripts.stand.place import Stand
+from skyward._pool.nodes import node_table
+from skyward.builder.store import EngineImages
 from skyward.engine import Engine, Images, find_engine
 from skyward.errors import PoolError, ProviderError
-from skyward.pool import members as pool_members
-from skyward.providers.compose_file import compose_file
-from skyward.providers.compose_project import Project
-from skyward.providers.images import EngineImages
-from skyward.providers.owner import current_user
+from skyward.nodes.process_id import current_user
+from skyward.providers.base import PoolRequest
+from skyward.providers.compose.file import compose_file
+from skyward.providers.compose.project import Project
+from skyward.testing.provider import ProviderConformance
 from tests.e2e import functions, programs
 from tests.e2e.engines import Release
 from tests.e2e.rights_functions import leave, left, rights, writable
-from tests.e2e.stand import stand, wait_until
-
-__all__ = ["stand"]
+from tests.e2e.stand import wait_until
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "compose.yaml"
@@ -147,8 +148,7 @@ def provider(project: Project) -> sky.Compose:
 @cache
 def prebuilt() -> str:
     """The nodes' image, which is the example's as well, as the engine has it."""
-    cluster = sky.ComputePool(display="quiet")._settings.cluster
-    return str(sky.Docker().prepare([], IMAGE, cluster, print))
+    return str(sky.Docker().open(PoolRequest(pool_id="prebuilt", image=IMAGE)).prepare([]))
 
 
 @contextmanager
@@ -186,8 +186,8 @@ def test_a_pool_brings_the_file_up_and_down(project: Project, stand: Stand) -> N
         seen = stand.host(2).run("docker", "inspect", *(node.container for node in project.nodes()))
         for node in project.nodes():
             seen += stand.host(2).run("docker", "top", node.container, "-o", "pid,args")
-        assert "skyward.runner.relay" in seen
-        assert not any(node._key.hex() in seen for node in pool._members.nodes)
+        assert "skyward.runner.entry.stdio_proxy" in seen
+        assert not any(node._key.hex() in seen for node in pool._table.nodes)
     assert not project.containers()
 
 
@@ -220,21 +220,21 @@ def test_the_example_trains_on_what_compose_has_built_and_brought_up(project: Pr
 def test_what_a_killed_client_has_brought_up_goes_after_it(
     project: Project, stand: Stand, newer_docker: Release
 ) -> None:
-    """Containers and their network, by its heir; with Compose 2."""
+    """Containers and their network, by its reaper; with Compose 2."""
     text = "import skyward as sky, sys, time\nimage = sky.Image(pip=['scikit-learn'])\n"
-    text += "with sky.ComputePool(sky.Compose(*sys.argv[1:]), nodes=3, image=image):\n"
-    text += "    print('open', flush=True)\n    time.sleep(100)\n"
+    text += "with sky.ComputePool(sky.Compose(*sys.argv[1:]), nodes=3, image=image) as pool:\n"
+    text += "    print(pool.id, flush=True)\n    time.sleep(100)\n"
     with compose_2(newer_docker):
         command = [sys.executable, "-c", text, str(project.file), project.name]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as client:
             assert client.stdout
-            assert client.stdout.readline() == "open\n"
+            pool = client.stdout.readline().strip()
             assert len(project.nodes()) == NODES
             client.kill()
     networks = ("docker", "network", "ls", "-q", "--filter", f"name={project.name}")
     wait_until(lambda: not project.containers() and stand.host(2).run(*networks) == "", 60)
-    heir = ["pgrep", "-f", f"skyward.providers.compose_heir .* {project.name}"]
-    wait_until(lambda: subprocess.run(heir, stdout=subprocess.DEVNULL, check=False).returncode == 1, 60)
+    reaper = ["pgrep", "-f", f"skyward.providers.reaper compose {pool}"]
+    wait_until(lambda: subprocess.run(reaper, stdout=subprocess.DEVNULL, check=False).returncode == 1, 60)
 
 
 def test_both_versions_read_what_is_written_for_gpus(compose_1: Path, newer_docker: Release, tmp_path: Path) -> None:
@@ -296,16 +296,33 @@ def runners(container: str) -> int:
 
 def test_a_killed_node_is_named(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """No other container is there to take its place, which the error says as well."""
-    monkeypatch.setattr(pool_members, "WAITS_S", (0.0, 0.5))
+    monkeypatch.setattr(node_table, "WAITS_S", (0.0, 0.5))
     project.up(SKYWARD_IMAGE=prebuilt())
     with sky.ComputePool(provider(project), nodes=NODES) as pool:
         assert functions.double(1) @ pool == [2] * NODES
         project.engine.remove(project.nodes()[1].container)
         wait_until(lambda: pool.current_nodes() < NODES, 60)
         with pytest.raises(
-            PoolError, match=r"node 1 is gone .* No container of project \S+ .* is free to become a node"
+            PoolError, match=r"node 1 is gone .* No running container of project \S+ .* is free to become a node"
         ):
             functions.double(1) @ pool
+
+
+class TestConformance(ProviderConformance):
+    """The provider keeps the contract; all its pools here are of one project."""
+
+    settings: ClassVar[Mapping[str, Any]] = {"image": IMAGE}
+    lease_s = 10.0  # longer than bringing the project down
+    settle_s = 120.0
+    calls = ("prepare",)  # which brings the project up: clients that die at once would take each other's containers
+
+    @pytest.fixture(autouse=True)
+    def _file(self, project: Project, tmp_path: Path) -> None:
+        self._where = (tmp_path / "compose.yaml", project.name)
+        self._where[0].write_text(compose_file(2))
+
+    def provider(self) -> sky.Compose:
+        return sky.Compose(*self._where)
 
 
 def test_an_engine_without_a_bridge_is_refused(compose_1: Path, monkeypatch: pytest.MonkeyPatch) -> None:

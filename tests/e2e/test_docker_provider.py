@@ -24,9 +24,10 @@ import pytest
 from skyward.engine import ContainerSpec, Engine, visible_gpus
 from skyward.errors import EngineError, EngineMissingError, ImageNotFoundError, NodeStartError, PoolClosedError
 from skyward.model.accelerator import Accelerator
+from skyward.nodes.node import Announcement, Host, Node
+from skyward.nodes.process_id import current_user
 from skyward.providers import Docker
-from skyward.providers.base import Announcement, Host, Node
-from skyward.providers.owner import current_user
+from skyward.providers.base import Allocation, PoolRequest
 from tests.standin import ask, install, launch
 
 Start = Callable[..., Node]
@@ -61,16 +62,21 @@ def pool() -> str:
 
 
 @pytest.fixture
-def provider(pool: str) -> Iterator[Docker]:
-    value = Docker()
-    yield value
-    value.release(pool)
-    assert not [found for found in value.find() if found["pool"] == pool]
+def allocation(pool: str) -> Iterator[Allocation]:
+    opened = Docker().open(PoolRequest(pool_id=pool))
+    yield opened
+    opened.close()
+    assert not [found for found in Docker().find() if found["pool"] == pool]
 
 
 @pytest.fixture
-def host(provider: Docker, pool: str) -> Host:
-    return provider.acquire(pool, 1, None)[0]
+def provider() -> Docker:
+    return Docker()
+
+
+@pytest.fixture
+def host(allocation: Allocation) -> Host:
+    return allocation.acquire()[0]
 
 
 @pytest.fixture
@@ -185,6 +191,7 @@ def test_limits_hold_when_asked_for(start: Start, api: Any, pool: str) -> None:
     assert time.monotonic() - asked < 5
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(("request_", "code", "signal"), [(0, 0, None), (7, 7, None), (-9, 137, 9), (-11, 139, 11)])
 def test_ends_are_seen_at_once(start: Start, request_: int, code: int, signal: int | None) -> None:
     """Status or signal of a container that ends by itself is known in well under a second, with its last lines."""
@@ -261,7 +268,7 @@ def test_removal_of_a_container_that_is_just_ending(start: Start) -> None:
         ending.join(60)
 
 
-def test_release_removes_what_others_started(start: Start, pool: str) -> None:
+def test_destroy_removes_what_others_started(start: Start, pool: str) -> None:
     """A pool is found by its label and ended from another process."""
     nodes = [start(n) for n in range(2)]
     for node in nodes:
@@ -270,7 +277,7 @@ def test_release_removes_what_others_started(start: Start, pool: str) -> None:
         from skyward.providers import Docker
         provider = Docker()
         print(sorted((f["node"], f["state"]) for f in provider.find() if f["pool"] == {pool!r}))
-        provider.release({pool!r})
+        provider.destroy({pool!r})
         print([f for f in provider.find() if f["pool"] == {pool!r}])
     """
     said = subprocess.run(
@@ -280,8 +287,8 @@ def test_release_removes_what_others_started(start: Start, pool: str) -> None:
     assert all(node.wait_exit(60) for node in nodes)
 
 
-def test_no_node_starts_after_release(start: Start, provider: Docker, pool: str) -> None:
-    """Starts that are under way when a pool is released leave nothing, and later ones are refused."""
+def test_no_node_starts_after_the_close(start: Start, allocation: Allocation, pool: str) -> None:
+    """Starts that are under way when a pool is closed leave nothing, and later ones are refused."""
     outcomes: list[object] = []
 
     def one(node: int) -> None:
@@ -293,15 +300,16 @@ def test_no_node_starts_after_release(start: Start, provider: Docker, pool: str)
     threads = [threading.Thread(target=one, args=(n,)) for n in range(6)]
     for thread in threads:
         thread.start()
-    provider.release(pool)
+    allocation.close()
     for thread in threads:
         thread.join(60)
     assert len(outcomes) == 6
-    assert not [found for found in provider.find() if found["pool"] == pool]
+    assert not [found for found in Docker().find() if found["pool"] == pool]
     with pytest.raises(PoolClosedError):
         start()
 
 
+@pytest.mark.alone  # the next pool of another process would remove it as well
 def test_a_client_killed_between_create_and_start_leaves_nothing_for_long(
     start: Start, api: Any, image: str, pool: str
 ) -> None:
@@ -310,22 +318,23 @@ def test_a_client_killed_between_create_and_start_leaves_nothing_for_long(
     code = f"""
         import os, signal
         from skyward.engine import ContainerSpec, Engine, client
-        from skyward.providers.owner import Owner
+        from skyward.nodes.process_id import ProcessId
         client.attach = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-        labels = {{"skyward.pool": "{pool}dead", "skyward.owner-id": Owner.of(os.getpid()).text}}
+        labels = {{"skyward.pool": "{pool}dead", "skyward.owner-id": ProcessId.of(os.getpid()).text}}
         spec = ContainerSpec(image="{image}", command=("true",), name="skyward-{pool}dead-0", labels=labels)
         Engine.connect().run(spec)
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=False, timeout=60)
     (left,) = Engine.connect().containers(f"skyward.pool={pool}dead")
     assert left["State"] == "created"
-    other = Docker()
-    other.acquire(f"{pool}next", 1, None)
-    other.release(f"{pool}next")
+    other = Docker().open(PoolRequest(pool_id=f"{pool}next"))
+    other.acquire()
+    other.close()
     assert not Engine.connect().containers(f"skyward.pool={pool}dead")
     assert Engine.connect().containers(f"skyward.pool={pool}")
 
 
+@pytest.mark.alone
 def test_nodes_start_side_by_side(start: Start, host: Host, pool: str) -> None:
     """Four nodes are ready in far less than four times the time of one; each has a socket of its own."""
     began = time.monotonic()
@@ -372,17 +381,17 @@ def test_an_engine_that_refuses_limits_still_starts_containers(image: str, pool:
 @pytest.mark.skipif(visible_gpus() is not None, reason="the machine has GPUs")
 def test_an_engine_without_gpus_is_found_out_at_once() -> None:
     """Before anything is built or started, the error names what is missing."""
-    provider = Docker()
+    allocation = Docker().open(PoolRequest(pool_id="nogpu", accelerator=Accelerator("A100")))
     if Engine.connect().gives_gpus() is not False:
         pytest.skip("the engine has NVIDIA's hook")
     with pytest.raises(EngineError, match="NVIDIA Container Toolkit"):
-        provider.acquire("nogpu", 1, Accelerator("A100"))
+        allocation.acquire()
 
 
 def test_no_engine_is_a_sentence(tmp_path: Path) -> None:
     """The address tried, what the socket said, and what to do."""
     with pytest.raises(EngineMissingError, match="there is no such socket") as caught:
-        Docker(f"unix://{tmp_path}/none.sock").acquire("p", 1, None)
+        Docker(f"unix://{tmp_path}/none.sock").open(PoolRequest(pool_id="p")).acquire()
     for hint in (f"unix://{tmp_path}/none.sock", "make engine", "sky.Local()"):
         assert hint in str(caught.value)
 
@@ -392,8 +401,8 @@ def test_an_engine_that_dies_is_noticed(api: Any, image: str, pool: str, tmp_pat
     """When the engine's connections break, who waits for a node's end learns that nobody knows it any more."""
     real = Path(Engine.connect().url.removeprefix("unix://"))
     with _Relay(tmp_path / "docker.sock", real) as relay:
-        provider = Docker(f"unix://{relay.path}")
-        node = provider.acquire(pool, 1, None)[0].start(launch(pool, image=image))
+        allocation = Docker(f"unix://{relay.path}").open(PoolRequest(pool_id=pool))
+        node = allocation.acquire()[0].start(launch(pool, image=image))
         node.wait_ready(60)
         relay.cut()
         ended = node.wait_exit(60)
@@ -403,6 +412,6 @@ def test_an_engine_that_dies_is_noticed(api: Any, image: str, pool: str, tmp_pat
         with pytest.raises(EngineMissingError):
             node.remove()
         with pytest.raises(EngineMissingError):
-            provider.release(pool)
-    Docker().release(pool)
+            allocation.close()
+    Docker().destroy(pool)
     gc.collect()

@@ -5,47 +5,45 @@ from __future__ import annotations
 import pytest
 
 import skyward as sky
-from skyward.providers.rundir import pool_directories
-from tests.e2e.stand import run_program
+from skyward.nodes.run_directory import pool_directories
+from tests.e2e.dying import clients
 from tests.waiting import wait_until
 
-# A program that opens a pool, calls once, and leaves; it kills itself at the n-th provider call, before or after it.
+# Clients that open a pool, call once, and leave; each kills itself at one of these calls of its provider.
 PROGRAM = """
-import os
+import sys
 import skyward as sky
 from skyward.engine import Engine, client
-from skyward.providers import containers, docker
-from skyward.providers.rundir import PoolDirectory
-from tests.e2e.dying import die_at
+from skyward.nodes import container as containers
+from skyward.providers import docker
+from skyward.nodes.run_directory import PoolDirectory
+from skyward.nodes.local_host import LocalHost
+from skyward.nodes.node import RunnerNode
+from tests.e2e.dying import end_at_each
 from tests.e2e.stand import IMAGE
 from tests.e2e.stand_functions import where
 
 CALLS = [
-    (docker.Docker, "acquire"), (docker.Docker, "prepare"), (docker.Docker, "release"),
-    (docker.DockerHost, "claim_port"), (docker.DockerHost, "start"), (PoolDirectory, "remove"),
-    (containers.PoolContainers, "run"), (client, "create"), (client, "attach"),
-    (containers.ContainerNode, "wait_ready"), (containers.ContainerNode, "connect"),
-    (containers.ContainerNode, "remove"), (containers.PoolContainers, "close"),
+    (docker.DockerAllocation, "acquire"), (docker.DockerAllocation, "prepare"), (docker.DockerAllocation, "release"),
+    (LocalHost, "claim_port"), (LocalHost, "start"), (PoolDirectory, "remove"),
+    (containers.PoolContainers, "start"), (client, "create"), (client, "attach"),
+    (RunnerNode, "wait_ready"), (RunnerNode, "connect"), (RunnerNode, "remove"), (containers.PoolContainers, "close"),
 ]
 
-number, when = os.environ["CLIENT_DIES"].split()
-die_at(*CALLS[int(number)], when)
-pool = sky.ComputePool(sky.Docker(), nodes=2, image=IMAGE, display="quiet", ttl=3)
-print(pool.id, flush=True)
-with pool:
-    where() @ pool
+def run(tell):
+    pool = sky.ComputePool(sky.Docker(), nodes=2, image=IMAGE, display="quiet", ttl=3)
+    tell(pool.id)
+    with pool:
+        where() @ pool
+
+end_at_each(CALLS, sys.argv[1], run)
 """
 CALLS = 13
 
 
 def pools_of_ended_clients(when: str, status: int) -> set[str]:
-    """Let a client end at each call in turn."""
-    pools = set()
-    for number in range(CALLS):
-        client = run_program(PROGRAM, CLIENT_DIES=f"{number} {when}")
-        output, _ = client.communicate(timeout=120)
-        assert client.returncode == status, f"call {number} was never made: {output}"
-        pools.add(output.split()[0])
+    """Let a client end at each call."""
+    pools = {client.pool for client in clients(PROGRAM, when, status)}
     assert len(pools) == CALLS
     return pools
 

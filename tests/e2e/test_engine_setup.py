@@ -57,6 +57,7 @@ def copy(tmp_path: Path) -> Iterator[Place]:
     assert not place.root.exists()
 
 
+@pytest.mark.alone
 def test_up_again_is_quick_and_changes_nothing(left: dict[str, str]) -> None:
     """The second `make engine` starts, builds and writes nothing."""
     place = here()

@@ -63,6 +63,7 @@ def check_digits(ran: Ran) -> None:
         assert re.search(rf"^\[{node}\] trained on {table[f'node {node}'][0]} of the digits", ran.out, re.MULTILINE)
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(300)  # the first run on a machine builds the image
 def test_digits_on_containers_twice(record_property: Callable[[str, object], None]) -> None:
     """The second run builds nothing, prints all stages, and has its first result within seconds of the pool's start."""

@@ -25,7 +25,7 @@ from skyward.errors import (
     SerializationError,
     VersionError,
 )
-from skyward.providers.ports import claim_port
+from skyward.nodes.ports import claim_port
 from tests.e2e.conftest import provider_of
 from tests.e2e.functions import where
 
@@ -58,7 +58,7 @@ LEAVINGS = {
     "KeyboardInterrupt": KeyboardInterrupt("by the function itself"),
     "GeneratorExit": GeneratorExit(),
     "CancelledError": asyncio.CancelledError(),
-    "Leaving": Leaving("through the wrong door"),
+    "Leaving": Leaving("by an exception of its own"),
 }
 
 
@@ -314,7 +314,7 @@ def test_no_engine(script: Callable[..., Any], provider_name: str) -> None:
 
 def test_a_port_that_is_taken_is_not_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever listens on a port keeps it; the pool's coordination port is another."""
-    from skyward.providers import ports
+    from skyward.nodes import ports
 
     with socket.socket() as server:
         claim = claim_port()
@@ -358,7 +358,7 @@ def test_a_port_that_is_taken_is_not_claimed(monkeypatch: pytest.MonkeyPatch) ->
         ({"display": "loud"}, "display"),
         ({"volumes": ["s3://data"]}, "volumes"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else next(iter(value)),
 )
 def test_wrong_parameters_are_refused_before_anything_is_created(wrong: dict[str, Any], message: str) -> None:
     """By name, with a hint where a name comes close."""

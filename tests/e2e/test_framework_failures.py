@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import skyward as sky
+from skyward._pool.collective.diagnosis import STUCK_S
 from skyward.errors import CollectiveHangError, PluginError, TaskTimeoutError, WorkerLostError
-from skyward.pool.hang import STUCK_S
 from tests.e2e import jax_image
 from tests.e2e.failing_frameworks import fails_in, total, works_on
 from tests.e2e.failing_functions import absent

@@ -10,16 +10,20 @@ from typing import Any
 import pytest
 
 import skyward as sky
-from skyward.build import ensure, plan_for
-from skyward.build.contents import note_content
-from skyward.build.events import Event
-from skyward.build.registry import Exists, existence, push, with_tag
+from skyward.builder import ensure, plan_for
+from skyward.builder.contents import note_content
+from skyward.builder.events import Event
+from skyward.builder.registry import existence
+from skyward.builder.registry.existence import Exists
+from skyward.builder.registry.pushing import push
+from skyward.builder.registry.reference import with_tag
+from skyward.builder.store import EngineImages
+from skyward.delivery.registry import put_in_registry
 from skyward.engine import find_engine
 from skyward.errors import ImageError
 from skyward.image import Plan
 from skyward.model.image import Image
-from skyward.providers.images import EngineImages
-from skyward.providers.registered import registered
+from skyward.providers.base import PoolRequest
 from tests.e2e.building import PYTHON
 from tests.e2e.functions import lengths
 from tests.printed import Printed
@@ -84,7 +88,8 @@ def test_nothing_starts_from_a_tag_that_was_moved(engine: Any, image: Image, pla
     """Also if it is moved after the image was prepared: the start of a node fails, and leaves nothing."""
     provider = sky.Docker()
     pool = secrets.token_hex(4)
-    (host,) = provider.acquire(pool, 1, None)
+    allocation = provider.open(PoolRequest(pool_id=pool))
+    (host,) = allocation.acquire()
     try:
         with sky.ComputePool(provider, image=image):
             pass
@@ -93,7 +98,7 @@ def test_nothing_starts_from_a_tag_that_was_moved(engine: Any, image: Image, pla
             host.start(launch(pool, 0, "serve", image=plan.tag))
         assert [found for found in provider.find() if found["pool"] == pool] == []
     finally:
-        provider.release(pool)
+        allocation.close()
 
 
 def test_a_registry_that_has_another_image(
@@ -111,7 +116,7 @@ def test_a_registry_that_has_another_image(
     say: Callable[[Event], None] = said.append
 
     def supplied() -> Any:
-        return registered(plan, repository, store, say, find_engine().url)
+        return put_in_registry(plan, repository, store, say, find_engine().url)
 
     try:
         ensure(plan, store, say)

@@ -4,128 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-import select
 import signal
-import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import skyward as sky
-from skyward.providers.rundir import pool_directories
+from skyward.nodes.run_directory import pool_directories
+from tests.e2e.clients import Client
 from tests.waiting import wait_until
-
-Script = Callable[..., "subprocess.Popen[str]"]
-PATIENCE_S = 60.0  # for the client to come to the point in question; a machine may be busy
-SOON_S = 8.0  # from Ctrl-C to the end of the client
-
-CLIENT = """
-import sys, time
-import skyward as sky
-
-IMAGE = sky.Image({image})
-
-@sky.compute
-def work():
-    print("at work", flush=True)
-    {work}
-
-{extra}
-
-try:
-    with sky.ComputePool(sky.{provider}(), image=IMAGE, {pool}) as pool:
-        print("pool", pool.id, flush=True)
-        {body}
-    print("left the pool", flush=True)
-except KeyboardInterrupt:
-    print("interrupted", flush=True)
-    raise
-"""
-
-
-class Client:
-    """A client in a process of its own, watched line by line."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
-        self.seen = ""
-        assert process.stdout and process.stderr
-        self._open = {process.stdout.fileno(), process.stderr.fileno()}
-
-    def wait_for(self, words: str, within_s: float = PATIENCE_S) -> None:
-        """Read until the client has printed these words, on either stream."""
-        deadline = time.monotonic() + within_s
-        while words not in self.seen:
-            assert self._open and time.monotonic() < deadline, f"no {words!r} in:\n{self.seen}"
-            self._read(0.1)
-
-    def interrupt(self) -> None:
-        self.process.send_signal(signal.SIGINT)
-
-    def end(self, within_s: float = SOON_S) -> int:
-        """Wait for its end; its exit status."""
-        deadline = time.monotonic() + within_s
-        while self._open:
-            assert time.monotonic() < deadline, f"it still runs after {within_s} s:\n{self.seen}"
-            self._read(0.1)
-        return self.process.wait(max(0.1, deadline - time.monotonic()))
-
-    @property
-    def pool(self) -> str:
-        """Identifier of its pool, from any line that says it."""
-        return self.said(r"\bpool[ :]+([0-9a-f]{8})\b")
-
-    def said(self, pattern: str) -> str:
-        """The group of a pattern in what it has printed."""
-        found = re.search(pattern, self.seen)
-        assert found, self.seen
-        return found[1]
-
-    def _read(self, timeout_s: float) -> None:
-        for fd in select.select(list(self._open), [], [], timeout_s)[0]:
-            data = os.read(fd, 65536)
-            self.seen += data.decode(errors="replace")
-            if not data:
-                self._open.discard(fd)
-
-
-@pytest.fixture
-def client(script: Script, provider_name: str) -> Iterator[Callable[..., Client]]:
-    """Start a client; `body` runs inside its pool."""
-    clients: list[Client] = []
-
-    def start(
-        body: str = "work() >> pool", *, image: str = "", work: str = "time.sleep(60)", extra: str = "", **pool: Any
-    ) -> Client:
-        settings = ", ".join(f"{name}={value!r}" for name, value in pool.items())
-        provider = "Docker" if provider_name == "docker" else "Local"
-        text = CLIENT.format(image=image, work=work, body=body, extra=extra, pool=settings, provider=provider)
-        clients.append(Client(script(text)))
-        return clients[-1]
-
-    yield start
-    for one in clients:
-        if one.process.poll() is None:
-            one.process.kill()
-        one.process.communicate()
-
-
-@pytest.fixture
-def nothing_left(engine: Any) -> Callable[[Client], None]:
-    """Assert that a client's pools have neither containers, nor processes, nor directories any more."""
-
-    def check(client: Client) -> None:
-        owner = f"{client.process.pid}@"
-        left = engine.containers.list(all=True, ignore_removed=True, filters={"label": "skyward.pool"})
-        assert [c.name for c in left if c.labels["skyward.owner"].startswith(owner)] == []
-        owners = {d.path: d.path / "owner" for d in pool_directories()}
-        mine = f"{client.process.pid},"
-        assert [path for path, file in owners.items() if file.exists() and file.read_text().startswith(mine)] == []
-
-    return check
 
 
 def processes_naming(pattern: str) -> list[str]:
@@ -173,12 +63,12 @@ def test_during_the_build(client: Start, nothing_left: Check, provider_name: str
 
 
 SLOW_START = """
-from skyward.pool.node import NodeLink
-_open = NodeLink.open
+from skyward._pool.nodes.node_client import NodeClient
+_open = NodeClient.open
 def slow(self, timeout_s):
     print("starting", flush=True)
     return _open(self, timeout_s)
-NodeLink.open = slow
+NodeClient.open = slow
 """
 
 
@@ -269,13 +159,13 @@ def test_a_caught_ctrl_c_leaves_a_pool_that_works(client: Start, nothing_left: C
 
 
 SLOW_STOP = """
-from skyward.pool.node import NodeLink
-_close = NodeLink.close
+from skyward._pool.nodes.node_client import NodeClient
+_close = NodeClient.close
 def slow(self, grace_s):
     print("stopping", flush=True)
     time.sleep(1.5)
     _close(self, grace_s)
-NodeLink.close = slow
+NodeClient.close = slow
 """
 
 

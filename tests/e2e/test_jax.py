@@ -36,6 +36,7 @@ def test_the_nodes_are_one_jax(pool: sky.ComputePool) -> None:
     assert (second["devices"], second["here"], second["process"]) == (2, 1, 1)
     assert first["variables"] == {**second["variables"], "JAX_PROCESS_ID": "0"}
     assert (second["variables"]["JAX_NUM_PROCESSES"], second["variables"]["JAX_PROCESS_ID"]) == ("2", "1")
+    assert first["variables"]["JAX_LOCAL_DEVICE_COUNT"] == "1"
     address, _, port = first["variables"]["JAX_COORDINATOR_ADDRESS"].partition(":")
     assert address == "127.0.0.1"
     assert int(port) > 1024

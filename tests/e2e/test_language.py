@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
+import numpy as np
 import pytest
 
 import skyward as sky
 from tests.e2e.conftest import IMAGE, provider_of
-from tests.e2e.functions import count, double, greet, pid, place, slow, where
+from tests.e2e.functions import appended, count, double, double_later, greet, pid, place, sleeping_node, slow, where
 
 
 def test_one_node(pool: sky.ComputePool) -> None:
@@ -29,6 +33,7 @@ def test_every_node(pool: sky.ComputePool) -> None:
     assert len({pid for _, pid in places}) == 2 or places[0] != places[1]
 
 
+@pytest.mark.alone
 def test_background(pool: sky.ComputePool) -> None:
     """`>` returns a future at once."""
     started = time.perf_counter()
@@ -38,6 +43,43 @@ def test_background(pool: sky.ComputePool) -> None:
     assert isinstance(future, Future)
     assert returned < 0.2
     assert future.result(10) == 5
+
+
+@pytest.mark.alone
+def test_asynchronous_functions_run_to_their_end(pool: sky.ComputePool, threads_pool: sky.ComputePool) -> None:
+    """Each in an event loop of its own; where a node runs several calls at once, beside each other."""
+    assert double_later(2) >> pool == 4
+    assert sky.gather(*(double_later(n, 0.3) for n in range(4))) >> threads_pool == (0, 2, 4, 6)
+    with pytest.raises(ValueError, match="-1 is below 0"):
+        double_later(-1) >> pool
+    with pytest.raises(sky.errors.TaskTimeoutError):
+        double_later(1, 60).with_timeout(0.5) >> pool
+    assert double_later(5) >> pool == 10
+
+
+def test_background_calls_can_be_awaited(pool: sky.ComputePool) -> None:
+    """The event loop is free meanwhile; errors arrive, and a task that is cancelled cancels its call."""
+
+    async def main() -> tuple[list[int], bool]:
+        ticks = asyncio.create_task(asyncio.sleep(0.05, True))
+        calls: list[Any] = [slow(n, 0.2) > pool for n in range(3)]
+        results = await asyncio.gather(*calls)
+        with pytest.raises(ValueError, match="below 0"):
+            await _awaited(double_later(-1) > pool)
+        future = slow(1, 60) > pool
+        waiting = asyncio.ensure_future(_awaited(future))
+        await asyncio.sleep(0.3)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert future.cancelled()
+        return results, ticks.done()
+
+    async def _awaited(future: Any) -> Any:
+        return await future
+
+    assert asyncio.run(main()) == ([0, 1, 2], True)
+    assert double(1) >> pool == 2
 
 
 def test_group(pool: sky.ComputePool) -> None:
@@ -124,6 +166,25 @@ def test_methods(pool: sky.ComputePool) -> None:
     assert pool.current_nodes() == 2
     assert pool.is_active
     assert pool.concurrency == 1
+
+
+def test_map_of_many_items(pool: sky.ComputePool) -> None:
+    """Items of short functions travel together, and each is a call of its own all the same."""
+    assert pool.map(double, range(20_000)) == [2 * n for n in range(20_000)]
+    assert pool.map(lambda n: np.arange(n).sum(), [3] * 200) == [3] * 200
+
+    shared: list[int] = []
+    assert pool.map(appended, [shared] * 500) == [[1]] * 500
+    assert [next(items) for items in pool.map(lambda n: (each for each in [n]), range(100))] == list(range(100))
+    with pytest.raises(ZeroDivisionError) as caught:
+        pool.map(lambda n: 1 // (n - 700), range(1000))
+    assert "for item 700 of the map: 700" in caught.value.__notes__
+
+
+def test_a_map_of_slow_calls_uses_all_nodes(pool: sky.ComputePool) -> None:
+    """An item does not wait behind others while another node has nothing to do."""
+    nodes = pool.map(sleeping_node, [0.01] * 100)
+    assert min(Counter(nodes).values()) > 25
 
 
 def test_generator(pool: sky.ComputePool) -> None:
@@ -254,6 +315,7 @@ def test_timeout(pool: sky.ComputePool) -> None:
     assert sky.gather(*patient) >> pool == tuple(range(6))
 
 
+@pytest.mark.alone
 def test_concurrency(threads_pool: sky.ComputePool) -> None:
     """A node with four slots runs four calls at once."""
     started = time.perf_counter()

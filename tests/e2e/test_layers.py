@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 
 import skyward as sky
-from skyward.build import building
-from skyward.build.command import find_command
-from skyward.build.runner import runner_files
+from skyward.builder.docker import build as building
+from skyward.builder.docker.command import find_command
+from skyward.builder.files.runner import runner_files
 from skyward.image import Plan, with_origin
-from tests.e2e.building import Built, files_of_layers
-from tests.unit.build.wheels import make_wheel
+from tests.e2e.building import Built, entries_of_layers, files_of_layers
+from tests.unit.builder.wheels import make_wheel
 
 WORD = secrets.token_hex(4)
 CUDA, FRAME, BIG, NATIVE = f"nvidia-canary-{WORD}", f"cupy-{WORD}", f"onnxruntime-{WORD}", f"native{WORD}"
@@ -209,8 +209,8 @@ def test_a_new_version_of_skyward_costs_its_own_layer(
     files = tuple(
         (path, data + b"\n# a patch\n" if path == "skyward/_version.py" else data) for path, data in runner_files()
     )
-    monkeypatch.setattr("skyward.build.base.runner_digest", lambda: WORD)
-    monkeypatch.setattr("skyward.build.building.runner_files", lambda: files)
+    monkeypatch.setattr("skyward.builder.planning.runner_digest", lambda: WORD)
+    monkeypatch.setattr("skyward.builder.docker.build.runner_files", lambda: files)
     assert built(_image()).tag != first.tag
     assert _kinds(built) == {RUNNER}
 
@@ -256,16 +256,18 @@ def test_two_clean_builds_make_the_same(built: Built, tmp_path: Path, monkeypatc
     command = find_command()
     without = replace(command, words=(*command.words, "--no-cache"))
     monkeypatch.setattr(building, "find_command", lambda **_: without)
-    layers = []
+    layers, contents = [], []
     for _ in range(2):
         plan = built(image)
         assert built.made_anew()[-1] == "local code"
         assert not [event for event in built.events if event.kind == "cached" and event.layer]
         layers.append(built.layers(plan.tag))
-        found = list(files_of_layers(built.engine.images.get(plan.tag)))
+        contents.append(list(entries_of_layers(built.engine.images.get(plan.tag)))[len(built.layers(plan.base)) :])
         built.engine.images.remove(plan.tag)
+    for first, second in zip(*contents, strict=True):
+        assert set(first) ^ set(second) == set()  # names what differs
     assert layers[0] == layers[1]
-    own = found[len(built.layers(plan.base)) :]
+    own = contents[1]
     caches = (
         "var/cache/apt/",
         "var/cache/uv",
@@ -276,9 +278,7 @@ def test_two_clean_builds_make_the_same(built: Built, tmp_path: Path, monkeypatc
         "var/tmp/",
         "opt/uv",
     )
-    left = [
-        each.name for layer in own for each in layer if each.isfile() and each.size and each.name.startswith(caches)
-    ]
+    left = [each.name for layer in own for each in layer if each.digest and each.size and each.name.startswith(caches)]
     assert left == []
     assert not [each.name for layer in own for each in layer if each.name.startswith(("opt/uv", "run/"))]
 

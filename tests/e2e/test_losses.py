@@ -230,6 +230,7 @@ def test_a_stream_on_a_killed_worker_ends_with_the_error(victim: sky.ComputePool
     assert seen == list(range(5))
 
 
+@pytest.mark.alone
 def test_a_dropped_stream_frees_its_node(victim: sky.ComputePool) -> None:
     """A generator that nobody iterates any more is stopped, as a closed one is."""
 

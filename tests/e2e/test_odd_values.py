@@ -14,7 +14,7 @@ import pytest
 
 import skyward as sky
 from tests.e2e.building import PYTHON, Built
-from tests.unit.build.wheels import make_wheel
+from tests.unit.builder.wheels import make_wheel
 from tests.unit.image.odd import ODD
 
 # the same ones in every run, so that one build answers for all

@@ -7,11 +7,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import skyward as sky
 from tests.e2e.conftest import IMAGE, provider_of
+from tests.e2e.terminal import Terminal
 from tests.printed import Printed
 
 Script = Callable[..., "subprocess.Popen[str]"]
@@ -206,6 +209,7 @@ def test_text_of_all_kinds(loud: sky.ComputePool, printed: Printed) -> None:
     assert sorted(line[4:] for line in out) == sorted([text, text, f"raw {text}", f"bytes {text}"])
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("how", ["print", "descriptor"])
 def test_many_lines_quickly_without_loss(loud: sky.ComputePool, printed: Printed, how: str) -> None:
     """20,000 lines in a second or so, every one of them, in order."""
@@ -228,6 +232,135 @@ def test_many_lines_quickly_without_loss(loud: sky.ComputePool, printed: Printed
     out = printed.until(out=f"line {count - 1}\n").out.splitlines()
     assert time.monotonic() - started < 5
     assert [line[4:] for line in out] == [f"line {n}" for n in range(count)]
+
+
+def test_lines_of_every_kind_are_shown_with_their_call(loud: sky.ComputePool, printed: Printed) -> None:
+    """Without a newline, flushed in parts, with CRLF: each is there, and is no part of the next call's."""
+
+    @sky.compute
+    def say(n: int) -> None:
+        print("crlf\r\nnext", end="\r\n")
+        print(f"flushed {n}", end="", flush=True)
+        print(", and no end", end="")
+
+    for n in range(5):
+        say(n) >> loud
+        lines = [line[4:] for line in printed.read().out.splitlines()]
+        assert lines == ["crlf", "next", f"flushed {n}, and no end"]
+
+
+def test_progress_shows_how_it_ended(loud: sky.ComputePool, printed: Printed) -> None:
+    """What redraws its line is not shown for each of its states where there is no terminal."""
+
+    @sky.compute
+    def draw() -> None:
+        for n in range(101):
+            print(f"\r{n:3} %", end="", file=sys.stderr, flush=True)
+        print(file=sys.stderr)
+
+    draw() >> loud
+    assert [line[4:] for line in printed.read().err.splitlines()] == ["100 %"]
+
+
+def test_the_error_of_a_map_names_the_item(loud: sky.ComputePool) -> None:
+    """By its number and itself, if that is short."""
+
+    @sky.compute
+    def invert(n: int) -> float:
+        return 1 / n
+
+    with pytest.raises(ZeroDivisionError) as raised:
+        loud.map(invert, (1, 2, 0, 4))
+    assert "for item 2 of the map: 0" in raised.value.__notes__
+
+
+def test_a_pipe_gets_everything(script: Script, provider_name: str) -> None:
+    """Also when it is read slowly, and what was printed is more than memory may hold: the end waits for the reader."""
+    if provider_name == "docker":
+        pytest.skip("what is tried is the client")
+    program = script(
+        """
+        import skyward as sky
+
+        @sky.compute
+        def flood():
+            line = "x" * 90
+            for start in range(0, 200_000, 1000):
+                print("\\n".join(f"{n} {line}" for n in range(start, start + 1000)))
+
+        with sky.ComputePool(sky.Local()) as pool:
+            flood() >> pool
+        """
+    )
+    time.sleep(3)
+    out, err = program.communicate(timeout=120)
+    assert program.returncode == 0, err
+    assert [line.split(" ")[1] for line in out.splitlines()] == [str(n) for n in range(200_000)]
+    assert "dropped" not in err
+
+
+BARS = """
+import sys, time
+import skyward as sky
+
+@sky.compute
+def work():
+    node = sky.instance_info().node
+    for n in range(21):
+        sys.stderr.write(f"\\r{n:3}/20 of node {node} |{'#' * n:20}| and more than fifty columns wide")
+        sys.stderr.flush()
+        time.sleep(0.05)
+        if n == 10:
+            print(f"half of {node}")
+    sys.stderr.write("\\n")
+
+with sky.ComputePool(sky.Local(), nodes=4) as pool:
+    work() @ pool
+    pool.map(sky.compute(time.sleep), [0.15] * 40)
+    print("the end")
+"""
+
+
+@pytest.mark.parametrize(("columns", "env"), [(80, {}), (50, {"NO_COLOR": "1"})], ids=["80", "50"])
+def test_progress_of_nodes_on_a_terminal(provider_name: str, tmp_path: Path, columns: int, env: Any) -> None:
+    """A row per node and one of the map's, none wider than the terminal; lines above them; nothing of them stays."""
+    if provider_name == "docker":
+        pytest.skip("what is tried is the client")
+    program = tmp_path / "bars.py"
+    program.write_text(BARS)
+    with Terminal([sys.executable, str(program)], columns=columns, **env) as terminal:
+        assert terminal.wait() == 0
+        text = terminal.shown.decode()
+    screens = list(states(text))
+    rows = [screen[-4:] for screen in screens if len(screen) >= 4]
+    assert any(all(f"of node {node} " in row for node, row in enumerate(four)) for four in rows)
+    assert any("sleep(): " in screen[-1] and " left" in screen[-1] for screen in screens if screen)
+    drawn = [row for screen in screens for row in screen if re.match(r"\[\d\] .*\d+/20", row) and "20/20" not in row]
+    assert drawn
+    assert max(map(len, drawn)) < columns
+    lines = screens[-1]
+    assert lines[-1] == "the end"
+    assert sorted(line for line in lines if "half" in line) == [f"[{n}] half of {n}" for n in range(4)]
+    assert sum("20/20" in line for line in lines) == 4
+    assert not [line for line in lines if "19/20" in line or "sleep()" in line]
+    assert "\x1b[3" not in text
+
+
+def states(text: str) -> Iterator[list[str]]:
+    """What a terminal shows each time a row is about to be cleared, and in the end; rows are never wrapped here."""
+    lines, at = [""], 0
+    for token in re.findall(r"\r|\n|\x1b\[1A|\x1b\[2K|[^\r\n\x1b]+", text):
+        if token == "\n":
+            at += 1
+            lines += [""] * (at == len(lines))
+        elif token == "\x1b[1A":
+            at -= 1
+        elif token == "\x1b[2K":
+            yield [line for line in lines if line]
+            lines[at] = ""
+        elif token != "\r":
+            lines[at] += token
+    yield [line for line in lines if line]
 
 
 def test_the_last_words_before_the_pool_ends(script: Script, provider_name: str) -> None:

@@ -13,7 +13,7 @@ import uv
 
 import skyward as sky
 from tests.e2e.building import Built
-from tests.unit.build.wheels import make_wheel
+from tests.unit.builder.wheels import make_wheel
 
 PROJECT = """
 [project]

@@ -182,7 +182,7 @@ def test_a_dead_rank_is_the_error(provider_name: str) -> None:
         (
             "hangs",
             sky.errors.PluginError,
-            r"(?s)not set up on rank 3 \(node 1\) within 3 s; rank 0 .*'broken: address'.*rank 3 .*here:.*in enter",
+            r"(?s)not set up on rank 3 \(node 1\) within 6 s; rank 0 .*'broken: address'.*rank 3 .*here:.*in enter",
         ),
     ],
 )
@@ -201,7 +201,7 @@ def test_a_rank_that_is_not_set_up_fails_the_start(
         nodes=2,
         worker=sky.Worker(per_node=2),
         plugins=[broken(3, how)],
-        provision_timeout=3.0 if how == "hangs" else 60.0,
+        provision_timeout=6.0 if how == "hangs" else 60.0,
     )
     with pytest.raises(error, match=words), pool:
         pytest.fail("the pool is open")

@@ -22,14 +22,17 @@ from typing import Any
 import pytest
 import requests
 
-from skyward.build import plan_for
-from skyward.build.building import build_base
-from skyward.build.registry import Absent, BakedFile, Exists, Unknown, append, existence, push, push_zstd
+from skyward.builder import plan_for
+from skyward.builder.docker.build import build_base
+from skyward.builder.registry import existence
+from skyward.builder.registry.appending import BakedFile, append
+from skyward.builder.registry.existence import Absent, Exists, Unknown
+from skyward.builder.registry.pushing import push, push_zstd
+from skyward.builder.store import EngineImages
 from skyward.engine import Images, find_engine
 from skyward.errors import EngineError, ImageNotFoundError, RegistryError
 from skyward.model.image import Dockerfile, Image
 from skyward.model.targets import local_minor
-from skyward.providers.images import EngineImages
 
 AMD64 = "linux/amd64"
 REGISTRY = os.environ.get("SKYWARD_REGISTRY", "")

@@ -18,9 +18,8 @@ import pytest
 
 import skyward as sky
 from skyward.errors import PoolError, ProviderError, WorkerLostError
-from skyward.providers.base import Leaving
-from skyward.providers.docker import DockerHost
-from skyward.providers.local import LocalHost
+from skyward.nodes.local_host import LocalHost
+from skyward.providers.base import PreemptionNotice
 from tests.e2e.conftest import IMAGE, provider_of
 from tests.e2e.failing_functions import members, ring
 from tests.e2e.replacement_functions import begins, ends_after, marks, place, prepared
@@ -98,15 +97,14 @@ def test_a_pool_opens_with_fewer_nodes_and_grows(
     provider_name: str, containers: Containers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A node that cannot be started is tried again while calls run on the others."""
-    host: Any = DockerHost if provider_name == "docker" else LocalHost
-    start, failures = host.start, [ProviderError("its disk is full."), ProviderError("its disk is still full.")]
+    start, failures = LocalHost.start, [ProviderError("its disk is full."), ProviderError("its disk is still full.")]
 
     def fails_twice(self: Any, launch: Any) -> Any:
         if launch.node == 1 and failures:
             raise failures.pop(0)
         return start(self, launch)
 
-    monkeypatch.setattr(host, "start", fails_twice)
+    monkeypatch.setattr(LocalHost, "start", fails_twice)
     settings: dict[str, Any] = {"image": IMAGE, "plugins": [prepared()], "display": "quiet"}
     with sky.ComputePool(provider_of(provider_name), nodes=(1, 2), **settings) as pool:
         assert (place() >> pool)[0] == 0
@@ -123,8 +121,8 @@ def test_a_group_finishes_its_call_before_a_node_of_it_is_taken_away() -> None:
         with ThreadPoolExecutor(1) as threads:
             last = threads.submit(lambda: ends_after(1.0) @ pool)
             wait_until(lambda: pool._group._under_way)
-            host = pool._members.nodes[0].host
-            pool._members.leaving(Leaving(host=host, text="will be taken away", left_s=PATIENCE_S))
+            host = pool._table.nodes[0].host
+            pool._manager.preempted(PreemptionNotice(host=host, text="will be taken away", left_s=PATIENCE_S))
             answers = members() @ pool
             assert sorted(last.result(PATIENCE_S)) == [0, 1]
         pids = [process for process, _, _ in answers]

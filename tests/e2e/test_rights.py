@@ -92,7 +92,7 @@ def test_a_client_that_is_not_root_lends_its_own_user(tmp_path: Path) -> None:
     """What functions leave in the shared directory is the client's, which can remove it; libraries find its name."""
     program = """
         import skyward as sky
-        from skyward.providers.rundir import runtime_base
+        from skyward.nodes.run_directory import runtime_base
         from tests.e2e.rights_functions import rights
 
         with sky.ComputePool(sky.Docker(), image=sky.Image()) as pool:

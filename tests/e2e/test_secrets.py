@@ -20,10 +20,10 @@ from urllib.parse import quote
 import pytest
 
 import skyward as sky
-from skyward.build.indexes import host_indexes
+from skyward.builder.site.indexes import host_indexes
 from tests.e2e.building import Built, search
 from tests.e2e.functions import lengths
-from tests.unit.build.wheels import make_wheel
+from tests.unit.builder.wheels import make_wheel
 
 WAYS = ("url", "netrc", "variable", "keyring", "build", "file", "hub", "runtime", "client", "password")
 CANARIES = {way: f"canary-{way}-{secrets.token_hex(8)}" for way in WAYS}

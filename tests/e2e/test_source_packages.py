@@ -12,7 +12,7 @@ import pytest
 import skyward as sky
 from skyward.errors import BuildError
 from tests.e2e.building import PYTHON, Built
-from tests.unit.build.wheels import make_sdist, make_wheel
+from tests.unit.builder.wheels import make_sdist, make_wheel
 
 SYSTEM = '[build-system]\nrequires = ["setuptools>=61"]\nbuild-backend = "setuptools.build_meta"\n'
 PROJECT = '[project]\nname = "{0}"\nversion = "1.0"\n[tool.setuptools]\npy-modules = ["{0}"]\n'

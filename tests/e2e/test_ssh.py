@@ -18,16 +18,15 @@ import pytest
 import skyward as sky
 from scripts.stand import faults, registry
 from scripts.stand.place import Stand
+from skyward.delivery import deliver, stream
 from skyward.engine.transfer import Pull
 from skyward.errors import BuildError, ConfigError, EngineError, ProviderError, RegistryError
-from skyward.providers import distribution
+from skyward.ssh import connection as connections
 from tests.e2e import functions, programs
 from tests.e2e.functions import lengths
-from tests.e2e.stand import IMAGE, clean, directories_on, forget_image, ssh, stand, wait_until
-from tests.e2e.stand_functions import where
+from tests.e2e.stand import IMAGE, directories_on, forget_image, wait_until
+from tests.e2e.stand_functions import reverse, where
 from tests.printed import Printed
-
-__all__ = ["clean", "ssh", "stand"]
 
 Make = Callable[..., sky.SSH]
 pytestmark = [pytest.mark.usefixtures("clean"), pytest.mark.timeout(300)]
@@ -98,9 +97,37 @@ def test_nothing_listens_on_the_network(ssh: Make, stand: Stand) -> None:
         seen = host.run("docker", "inspect", name) + host.run(
             "sh", "-c", "tr '\\0' ' ' </proc/[0-9]*/cmdline", check=False
         )
-        assert not any(node._key.hex() in seen for node in pool._members.nodes)
+        assert not any(node._key.hex() in seen for node in pool._table.nodes)
         (directory,) = directories_on(host, pool.id)
         assert host.run("stat", "-c", "%a", directory).strip() == "700"
+
+
+def test_a_pool_where_no_ssh_command_is_installed(
+    ssh: Make, stand: Stand, printed: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """paramiko connects: an image goes to two hosts, arguments and results of many packets go both ways."""
+    monkeypatch.setattr(connections, "uses_paramiko", lambda: True)
+    monkeypatch.setattr(deliver, "uses_paramiko", lambda: True)
+    image = IMAGE.run_commands(f"echo {uuid.uuid4().hex} >/etc/trial")
+    provider = ssh(1, 2)
+    with sky.ComputePool(provider, nodes=2, image=image) as pool:
+        (tag,) = {found["image"] for found in provider.find() if found["pool"] == pool.id}
+        assert where() @ pool == ["stand1", "stand2"]
+        payloads = [os.urandom(10_000_000) for _ in range(4)]
+        results = sky.gather(*[reverse(payload) for payload in payloads]) >> pool
+        assert list(results) == [payload[::-1] for payload in payloads]
+        assert programs.hand_out(["a", "b"]) @ pool == ["head keeps a", "node 1 got b"]
+    assert "relaying" not in printed.read().err
+    assert [(found.host, found.findings) for found in provider.host_reports()] == [
+        (stand.host(number).login, ()) for number in (1, 2)
+    ]
+    with (
+        pytest.raises(ProviderError, match="take OpenSSH's client"),
+        sky.ComputePool(ssh(1, build="remote"), image=image),
+    ):
+        raise AssertionError("the pool started")
+    forget(stand, tag)
+    subprocess.run(["docker", "rmi", tag], capture_output=True, check=True)
 
 
 def test_the_digits_demo_streams_its_image(ssh: Make, stand: Stand) -> None:
@@ -289,8 +316,8 @@ def test_a_host_whose_disk_is_full_is_named(ssh: Make, stand: Stand, monkeypatch
         said = refusal(ssh())
         assert f"{host.login}  disk  The image takes" in said
         assert re.search(r"has 6\d(\.\d)? MB left", said)
-        monkeypatch.setattr("skyward.providers.checks._UNPACKED", 0)
-        monkeypatch.setattr("skyward.providers.checks._SPARE_BYTES", 0)
+        monkeypatch.setattr("skyward.ssh.preflight._UNPACKED", 0)
+        monkeypatch.setattr("skyward.ssh.preflight._SPARE_BYTES", 0)
         with pytest.raises(EngineError, match=rf"{host.login}.*no space left on device") as caught:
             sky.ComputePool(ssh(), nodes=3, image=IMAGE).__enter__()
         assert "Free some space" in str(caught.value)
@@ -349,14 +376,14 @@ def test_a_registry_that_goes_away_in_mid_pull_is_named(
     faults.slow(host, 20)
     gone_at: list[float] = []
 
-    def look_at(under_way: Pull, carrier: distribution._Carrier, ref: str) -> None:
+    def look_at(under_way: Pull, transfer: stream._Transfer, ref: str) -> None:
         if under_way.bytes and not gone_at:
             registry.down(stand)
             gone_at.append(time.monotonic())
-        original(under_way, carrier, ref)
+        original(under_way, transfer, ref)
 
-    original = distribution._look_at
-    monkeypatch.setattr(distribution, "_look_at", look_at)
+    original = stream._give_up_if_stalled
+    monkeypatch.setattr(stream, "_give_up_if_stalled", look_at)
     try:
         with pytest.raises(RegistryError, match=f"{host.login} could not pull {name}@.* the registry {stand.registry}"):
             sky.ComputePool(ssh(3, registry=repository), image=image).__enter__()
@@ -391,4 +418,6 @@ def test_ps_and_down_find_pools_by_label_alone(ssh: Make, stand: Stand) -> None:
         assert done.stdout.count("1 node ended at") == 2
         assert pool.id not in skyward("ps").stdout
         wait_until(lambda: pool.current_nodes() == 0, 10)
-    assert "nothing of it was found" in skyward("down", "deadbeef").stderr
+    absent = skyward("down", "deadbeef")
+    assert absent.returncode == 1
+    assert "nothing of it was found" in absent.stderr

@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,11 +16,11 @@ import skyward as sky
 from scripts.stand import faults
 from scripts.stand.place import Host, Stand
 from skyward.errors import ProviderError, WorkerLostError
-from tests.e2e.stand import IMAGE, clean, directories_on, forget_image, left_on, run_program, ssh, stand, wait_until
+from skyward.nodes.node import Host as NodeHost
+from tests.e2e.dying import clients
+from tests.e2e.stand import IMAGE, directories_on, forget_image, left_on, run_program, wait_until
 from tests.e2e.stand_functions import wait, where, work, work_once
 from tests.printed import Printed
-
-__all__ = ["clean", "ssh", "stand"]
 
 Make = Callable[..., sky.SSH]
 SEEN_S = 10.0  # the loss of a host is known by then
@@ -99,15 +99,15 @@ def test_a_host_that_goes_before_the_start_ends_in_one_error(
     ssh: Make, stand: Stand, mended: Callable[[str, Host], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between check and start: the error names the host, and nothing is left on the others."""
-    from skyward.providers.ssh import SSH
+    from skyward.providers.ssh import SshAllocation
 
-    def prepare(self: SSH, *given: object) -> object:
-        made = original(self, *given)  # type: ignore[arg-type]
+    def prepare(self: SshAllocation, hosts: Sequence[NodeHost]) -> str | None:
+        made = original(self, hosts)
         mended("kill-sshd", stand.host(3))
         return made
 
-    original = SSH.prepare
-    monkeypatch.setattr(SSH, "prepare", prepare)
+    original = SshAllocation.prepare
+    monkeypatch.setattr(SshAllocation, "prepare", prepare)
     with pytest.raises(Exception, match=stand.host(3).login) as caught:
         sky.ComputePool(ssh(), nodes=3, image=IMAGE, display="quiet").__enter__()
     assert isinstance(caught.value, sky.errors.SkywardError)
@@ -134,7 +134,7 @@ def test_a_pool_opens_without_a_host_that_is_down(
 def test_the_only_host_is_used_again_as_soon_as_it_is_back(
     kind: str, ssh: Make, stand: Stand, mended: Callable[[str, Host], None]
 ) -> None:
-    """Its keeper of before still waits for a silent client, for the minute of its lease, and its container is there."""
+    """The earlier watchdog still waits for a silent client until its lease ends, and its container is there."""
     host = stand.host(1)
     with sky.ComputePool(ssh(1), nodes=1, image=IMAGE, display="quiet") as pool:
         (before,) = directories_on(host, pool.id)
@@ -146,7 +146,7 @@ def test_the_only_host_is_used_again_as_soon_as_it_is_back(
         (after,) = directories_on(host, pool.id)
         assert after != before
         assert len(host.run("docker", "ps", "-aq", "--filter", f"label=skyward.pool={pool.id}").split()) == 1
-        time.sleep(4)  # the first keeper notices, and ends nothing of the second's
+        time.sleep(4)  # the first watchdog notices, and ends nothing of the second's
         assert directories_on(host, pool.id) == [after]
         assert (where() >> pool) == "stand1"
 
@@ -166,58 +166,55 @@ def test_what_a_host_runs_ends_by_its_lease_when_nobody_can_tell_it(
 
 # clients that die ----------------------------------------------------------------------------------------------------
 
-# A program that opens a pool, calls once, and leaves; it kills itself at the n-th provider call, before or after it.
+# Clients that open a pool, call once, and leave; each kills itself at one of these calls of its provider.
 PROGRAM = """
 import json, os, sys
 import skyward as sky
 from skyward.engine import Engine, client
-from skyward.providers import containers, keeper, machine, ssh
-from tests.e2e.dying import die_at
+from skyward.nodes import container as containers, ssh_host as machine
+from skyward.ssh import watchdog as watchdog
+from skyward.providers import ssh
+from skyward.nodes.node import RunnerNode
+from tests.e2e.dying import end_at_each
 from tests.e2e.stand import IMAGE
 from tests.e2e.stand_functions import where
 
 CALLS = [
-    (ssh.SSH, "acquire"), (ssh.SSH, "prepare"), (ssh.SSH, "release"), (keeper.Keeper, "facts"),
-    (keeper.Keeper, "go"), (keeper.Keeper, "port"), (keeper.Keeper, "add"), (keeper.Keeper, "drop"),
-    (keeper.Keeper, "end"), (machine.Machine, "start"), (containers.PoolContainers, "run"), (client, "create"),
-    (client, "attach"), (containers.ContainerNode, "wait_ready"), (containers.ContainerNode, "connect"),
-    (containers.ContainerNode, "remove"), (Engine, "remove"), (containers.PoolContainers, "close"),
+    (ssh.SshAllocation, "acquire"), (ssh.SshAllocation, "prepare"), (ssh.SshAllocation, "release"),
+    (watchdog.Watchdog, "facts"),
+    (watchdog.Watchdog, "go"), (watchdog.Watchdog, "port"), (watchdog.Watchdog, "add"), (watchdog.Watchdog, "drop"),
+    (watchdog.Watchdog, "end"), (machine.Machine, "start"), (containers.PoolContainers, "start"), (client, "create"),
+    (client, "attach"), (RunnerNode, "wait_ready"), (RunnerNode, "connect"), (RunnerNode, "remove"),
+    (Engine, "remove"), (containers.PoolContainers, "close"),
 ]
 
-facts = json.load(open(sys.argv[1])) if len(sys.argv) > 1 else json.loads(os.environ["STAND_HOSTS"])
-number, when = os.environ["STAND_DIE"].split()
-die_at(*CALLS[int(number)], when)
-pool = sky.ComputePool(sky.SSH(*facts.pop("hosts"), **facts), nodes=3, image=IMAGE, display="quiet")
-print(pool.id, flush=True)
-with pool:
-    where() @ pool
+facts = json.loads(os.environ["STAND_HOSTS"])
+hosts = facts.pop("hosts")
+
+def run(tell):
+    pool = sky.ComputePool(sky.SSH(*hosts, **facts), nodes=3, image=IMAGE, display="quiet")
+    tell(pool.id)
+    with pool:
+        where() @ pool
+
+end_at_each(CALLS, sys.argv[1], run)
 """
 CALLS = 18
-AT_ONCE = 3  # clients, which know nothing of each other
 
 
-def sweep(stand: Stand, when: str, status: int, within_s: float) -> None:
-    """Let a client end at each call in turn, some side by side: soon after, no host has anything of its pool."""
-    told = stand.hosts_file.read_text()
-
-    def end_at(number: int) -> None:
-        client = run_program(PROGRAM, STAND_HOSTS=told, STAND_DIE=f"{number} {when}")
-        output, _ = client.communicate(timeout=120)
-        assert client.returncode == status, f"call {number} was never made: {output}"
-        pool = output.split()[0]
-        wait_until(lambda: not any(left_on(host, pool) for host in stand.hosts), within_s)
-
-    with ThreadPoolExecutor(AT_ONCE) as threads:
-        assert len(list(threads.map(end_at, range(CALLS)))) == CALLS
-    assert {host.name: left_on(host) for host in stand.hosts} == {host.name: [] for host in stand.hosts}
+def sweep(stand: Stand, when: str, status: int) -> Iterator[str]:
+    """Let a client end at each call; the pool of each as soon as it has ended."""
+    for client in clients(PROGRAM, when, status, STAND_HOSTS=stand.hosts_file.read_text()):
+        yield client.pool
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_client_killed_at_any_provider_call_leaves_nothing(when: str, ssh: Make, stand: Stand) -> None:
-    """At each call in turn: after the keepers have noticed, `find` is empty on every host, and so are their disks."""
+    """At each call in turn: after the watchdogs have noticed, `find` is empty on every host, and so are their disks."""
     with sky.ComputePool(ssh(), nodes=3, image=IMAGE, display="quiet"):
         pass  # the image is there
-    sweep(stand, when, -9, 60)
+    assert len(list(sweep(stand, when, -9))) == CALLS
+    wait_until(lambda: not any(left_on(host) for host in stand.hosts), 60)
     assert list(ssh().find()) == []
 
 
@@ -225,15 +222,19 @@ def test_ctrl_c_in_any_provider_call_leaves_nothing(ssh: Make, stand: Stand) -> 
     """The client itself takes everything away before it ends, wherever it is."""
     with sky.ComputePool(ssh(), nodes=3, image=IMAGE, display="quiet"):
         pass  # the image is there
-    sweep(stand, "in", -2, 0)
+    pools = []
+    for pool in sweep(stand, "in", -2):
+        pools.append(pool)
+        assert {host.name: left_on(host, pool) for host in stand.hosts} == {host.name: [] for host in stand.hosts}
+    assert len(pools) == CALLS
 
 
 def test_a_client_killed_while_it_sends_an_image_leaves_nothing(ssh: Make, stand: Stand) -> None:
-    """The engines give up what they got half of, and the keepers end."""
+    """The engines give up what they got half of, and the watchdogs end."""
     program = """
 import json, os, signal
 import skyward as sky
-from skyward.providers import distribution
+from skyward.delivery import stream
 from tests.e2e.stand import IMAGE
 
 def save(*given):
@@ -242,7 +243,7 @@ def save(*given):
             os.kill(os.getpid(), signal.SIGKILL)
         yield chunk
 
-original, distribution.save = distribution.save, save
+original, stream.save = stream.save, save
 facts = json.loads(os.environ["STAND_HOSTS"])
 sky.ComputePool(sky.SSH(*facts.pop("hosts"), **facts), nodes=3, image=IMAGE, display="quiet").__enter__()
 """
@@ -281,16 +282,16 @@ with sky.ComputePool(sky.SSH(*facts.pop("hosts")[:1], **facts), image=IMAGE, ttl
         client.communicate(timeout=30)
 
 
-def test_release_from_another_process_needs_no_memory(ssh: Make, stand: Stand) -> None:
+def test_destroy_from_another_process_needs_no_memory(ssh: Make, stand: Stand) -> None:
     """A provider that did not make the pool ends it; one whose host is down says so, in a table."""
     with sky.ComputePool(ssh(), nodes=3, image=IMAGE, display="quiet") as pool:
-        ssh().release(pool.id)
+        ssh().destroy(pool.id)
         assert list(ssh().find()) == []
         wait_until(lambda: pool.current_nodes() == 0, 10)
     faults.kill_sshd(stand.host(2))
     try:
         with pytest.raises(ProviderError, match="1 of 3 hosts"):
-            ssh().release(pool.id)
+            ssh().destroy(pool.id)
         with pytest.raises(ProviderError, match=stand.host(2).login):
             list(ssh().find())
     finally:

@@ -22,15 +22,13 @@ from skyward.integrations import sklearn_backend
 from tests.e2e import jax_functions, jax_image, torch_functions
 from tests.e2e.failing_frameworks import total
 from tests.e2e.partition_functions import goes_on
-from tests.e2e.stand import stand, wait_until
+from tests.e2e.stand import wait_until
 from tests.e2e.test_joblib import GRID, SPLITS, fits_on, locally, nodes_of_fits, search
 
 torch = pytest.importorskip("torch", reason="torch is not installed here; `pip install -e .[dev]` brings it")
 
 from tests.e2e.test_torch import IMAGE as TORCH_IMAGE  # noqa: E402
 from tests.e2e.test_torch import same  # noqa: E402
-
-__all__ = ["stand"]
 
 SEEN_S = 10.0  # a network that fails is known by then
 WAITS_S = 120.0  # for what takes as long as it takes
@@ -143,3 +141,23 @@ def test_a_network_that_fails_one_way_is_named(
     assert "rank 0 (node 0), rank 1 (node 1) was here:" in text
     assert sums == (3.0, 3.0)
     assert not before & set(pids)
+
+
+def test_ray_on_two_hosts(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each host is a node of Ray's cluster, at its own address; tasks run on both, and objects go between them."""
+    monkeypatch.setenv("UV_INDEX_STRATEGY", "unsafe-best-match")  # pip may have found its version on any index
+    ray = pytest.importorskip("ray", reason="Ray is not installed here; `pip install -e .[dev]` brings it")
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    @ray.remote
+    def add_up(numbers: Any) -> tuple[int, str]:
+        return int(sum(numbers)), ray.util.get_node_ip_address()
+
+    with on_two_hosts(stand, plugins=[sky.plugins.ray()]):
+        nodes = {node["NodeManagerAddress"]: node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        shared = ray.put(list(range(100_000)))
+        there = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes.values()]
+        found = ray.get([add_up.options(scheduling_strategy=each).remote(shared) for each in there])
+
+    assert set(nodes) == {host.address for host in stand.hosts[:2]}
+    assert found == [(sum(range(100_000)), address) for address in nodes]

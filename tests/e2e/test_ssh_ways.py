@@ -15,11 +15,9 @@ import pytest
 
 import skyward as sky
 from scripts.stand.place import Host, Stand
-from skyward.providers.condition import Condition
-from tests.e2e.stand import IMAGE, clean, directories_on, ssh, stand, wait_until
+from skyward.ssh.host_report import HostReport
+from tests.e2e.stand import IMAGE, directories_on, wait_until
 from tests.e2e.stand_functions import where
-
-__all__ = ["clean", "ssh", "stand"]
 
 REFUSED_S = 10.0  # a way that leads nowhere is told by then
 pytestmark = [pytest.mark.usefixtures("clean"), pytest.mark.timeout(300)]
@@ -134,10 +132,10 @@ def user(stand: Stand) -> Iterator[Callable[..., str]]:
         host.run("sh", "-c", f"pkill -KILL -u {name}; userdel -f -r {name}", check=False)
 
 
-def only(provider: sky.SSH) -> Condition:
+def only(provider: sky.SSH) -> HostReport:
     """How its one host is, said in time."""
     began = time.monotonic()
-    (found,) = provider.conditions()
+    (found,) = provider.host_reports()
     assert time.monotonic() - began < REFUSED_S
     return found
 
@@ -172,7 +170,7 @@ def test_twelve_machines_behind_one_jump_host(client: Client, stand: Stand) -> N
         f"{hosts}Host *\n  IdentityFile {stand.key}\n  UserKnownHostsFile {stand.known_hosts}\n  User root\n"
         f"Host m*\n  ProxyJump {stand.host(1).address}\n"
     )
-    assert [(found.host, found.findings) for found in sky.SSH(*names).conditions()] == [(name, ()) for name in names]
+    assert [(found.host, found.findings) for found in sky.SSH(*names).host_reports()] == [(name, ()) for name in names]
 
 
 def test_another_user_at_another_port(
@@ -222,7 +220,7 @@ def test_a_password_is_never_asked_for(client: Client, stand: Stand, door: Calla
     program.write_text(
         "import skyward as sky\n"
         f"provider = sky.SSH({host.login + ':2223'!r}, key={str(key)!r}, known_hosts={str(known)!r})\n"
-        "print(*provider.conditions()[0].findings)\n"
+        "print(*provider.host_reports()[0].findings)\n"
     )
     command = ["script", "-qec", f"{sys.executable} {program}", "/dev/null"]
     began = time.monotonic()

@@ -14,9 +14,7 @@ import pytest
 from scripts.engine import registry
 from scripts.stand import commands, faults, machine
 from scripts.stand.place import Host, Stand
-from tests.e2e.stand import stand, wait_until
-
-__all__ = ["stand"]
+from tests.e2e.stand import wait_until
 
 
 def _reaches(one: Host, other: Host) -> bool:

@@ -7,10 +7,10 @@ import os
 import signal
 import subprocess
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -19,14 +19,16 @@ from examples import digits
 from scripts.stand import faults
 from scripts.stand.place import Host, Stand
 from skyward.cli.main import main
+from skyward.delivery.deliver import ImageTarget, deliver
 from skyward.engine import find_engine
 from skyward.errors import PoolError, ProviderError, WorkerLostError
-from skyward.providers.swarm.supply import supply
+from skyward.testing.client import CALLS
+from skyward.testing.provider import ProviderConformance
 from tests.e2e.rights_functions import rights, writable
-from tests.e2e.stand import run_program, stand, wait_until
+from tests.e2e.stand import run_program, wait_until
 from tests.e2e.stand_functions import places, task_secret, where, work
-
-__all__ = ["stand"]
+from tests.e2e.test_runs import authorized, check, detached, fetched
+from tests.e2e.test_runs import home as home
 
 IMAGE = digits.IMAGE  # for all of these tests, since each host has to fetch it
 REGISTRY = os.environ.get("SKYWARD_REGISTRY", "")
@@ -88,8 +90,7 @@ def repository(stand: Stand) -> Iterator[str]:
         pytest.skip("`make engine` has made no registry here")
     path = f"skyward/test-{uuid.uuid4().hex[:8]}"
     cluster = sky.ComputePool(display="quiet")._settings.cluster
-    spec: Any = cluster.spec
-    supply(IMAGE, spec.python, spec.platform, f"http://{REGISTRY}/{path}", print, find_engine())
+    deliver(IMAGE, cluster, ImageTarget(engine=find_engine(), registry=f"http://{REGISTRY}/{path}"), print)
     yield f"http://{stand.registry}/{path}"
     words = ["docker", "images", "--format", "{{.Repository}}:{{.Tag}}", f"{REGISTRY}/{path}"]
     names = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
@@ -145,6 +146,50 @@ def demo(pool: sky.ComputePool) -> list[dict[str, Any]]:
     return digits.train(x / 16, y) @ pool
 
 
+class TestConformance(ProviderConformance):
+    """The provider keeps the contract."""
+
+    settings: ClassVar[Mapping[str, Any]] = {"image": IMAGE}
+    enters_all = False  # but those on the manager's own machine
+    calls = tuple(call for call in CALLS if call != "replace")  # for which the client would end a node as below
+
+    @pytest.fixture(autouse=True)
+    def _swarm(self, beside: Make, swarm: Stand) -> None:
+        self._make, self._stand = beside, swarm
+
+    def provider(self) -> sky.Swarm:
+        return self._make()
+
+    def lose(self, pool: sky.ComputePool) -> None:
+        """Kill a container: a runner that is asked to end ends with status 0, and its task is not started again."""
+        machine = self._stand.host(int(pool._table.nodes[0].host.name.removeprefix("stand")))
+        label = f"label=com.docker.swarm.service.name=skyward-{pool.id}"
+        machine.run("docker", "kill", machine.run("docker", "ps", "-q", "--filter", label).split()[0])
+        wait_until(lambda: pool.current_nodes() < 2, LONG_S)
+
+
+# detached runs --------------------------------------------------------------------------------------------------------
+
+
+def test_a_detached_run_goes_on_at_the_manager(home: Path, swarm: Stand, repository: str, left_nothing: None) -> None:
+    """Its driver is a container there; what started it is killed; at the end neither key nor container is left."""
+    cluster = sky.ComputePool(display="quiet")._settings.cluster
+    pushed = f"http://{REGISTRY}/{repository.removeprefix('http://').partition('/')[2]}"
+    deliver(sky.Image(), cluster, ImageTarget(engine=find_engine(), registry=pushed), print)
+    facts = json.loads(swarm.hosts_file.read_text())
+    first = swarm.host(1)
+    files = f"key={facts['key']!r}, known_hosts={facts['known_hosts']!r}"
+    run = detached(f"sky.Swarm('ssh://{first.login}', {files}, registry={repository!r})")
+    assert f"skyward-run-{run}" in authorized(first)
+
+    place = f"/root/.local/state/skyward/runs/{run}"
+    wait_until(lambda: "end.json" in first.run("ls", place), 240)
+    wait_until(lambda: not first.run("docker", "ps", "-aq", "--filter", f"label=skyward.run={run}"), 30)
+
+    check(fetched(first, place, home))
+    assert "skyward-run-" not in authorized(first)
+
+
 # with one manager -----------------------------------------------------------------------------------------------------
 
 
@@ -161,7 +206,7 @@ def test_the_demo_runs_on_all_machines(by_ssh: Make, swarm: Stand, capsys: pytes
         assert writable() @ pool == [[]] * 3
         name = f"skyward-{pool.id}"
         seen = first.run("docker", "service", "inspect", name) + first.run("docker", "secret", "inspect", name)
-        assert not any(node._key.hex() in seen for node in pool._members.nodes)
+        assert not any(node._key.hex() in seen for node in pool._table.nodes)
         assert "PRIVATE KEY" not in seen
         parts = [json.loads(part) for part in task_secret() @ pool]
         assert len({part["private_key"] for part in parts}) == len({part["certificate"] for part in parts}) == 3
@@ -194,18 +239,18 @@ def test_another_client_ends_a_pool(beside: Make, swarm: Stand) -> None:
 
 
 def test_a_killed_client_leaves_nothing(beside: Make, swarm: Stand) -> None:
-    """What it was is cleared by its heir."""
+    """What it was is cleared by its reaper."""
     client = opened(beside(), swarm)
     client.kill()
     client.communicate()
     wait_until(lambda: not left(swarm), LONG_S)
 
 
-def test_what_a_client_and_its_heir_leave_ends_by_its_lease(beside: Make, swarm: Stand) -> None:
+def test_what_a_client_and_its_reaper_leave_ends_by_its_lease(beside: Make, swarm: Stand) -> None:
     """Tasks end, and no other is started for them; the next pool removes service and secret."""
     client = opened(beside(), swarm)
-    (heir,) = children(client.pid)
-    os.kill(heir, signal.SIGKILL)
+    (reaper,) = children(client.pid)
+    os.kill(reaper, signal.SIGKILL)
     client.kill()
     client.communicate()
     first = swarm.host(1)

@@ -42,7 +42,8 @@ vars(_base).update({name: getattr(futures, name) for name in ("CancelledError", 
 def _install() -> None:
     system = ModuleType("skyward.system")
     system.__path__ = []
-    later = ModuleType("skyward.system.futures")
+    later, process_end = ModuleType("skyward.system.futures"), ModuleType("skyward.system.process_end")
+    vars(process_end).update(before_end=_nothing, soon=_nothing)  # a simulated process has no end of Python's
     vars(system).update(
         threading=_threading,
         time=_time,
@@ -53,12 +54,18 @@ def _install() -> None:
         Queue=threads.Queue,
         SimpleQueue=threads.SimpleQueue,
         futures=later,
+        process_end=process_end,
     )
     vars(later).update(
         {name: value for name, value in vars(_base).items() if not name.startswith("__")},
         ThreadPoolExecutor=modules.ThreadPoolExecutor,
     )
     sys.modules["skyward.system"], sys.modules["skyward.system.futures"] = system, later
+    sys.modules["skyward.system.process_end"] = process_end
+
+
+def _nothing(_action: object) -> None:
+    pass
 
 
 _install()

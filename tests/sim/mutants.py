@@ -85,8 +85,8 @@ def main() -> int:
             continue
         row = found(mutant, asked.seeds, asked.first)
         rows.append(row)
-        verdict = f"found after {row['seeds']}" if row["caught"] else f"NOT found in {row['seeds']}"
-        print(f"{number:2} {mutant.file}: {mutant.what}: {verdict} ({row['seconds']} s) {row['by']}", flush=True)
+        failure_report = f"found after {row['seeds']}" if row["caught"] else f"NOT found in {row['seeds']}"
+        print(f"{number:2} {mutant.file}: {mutant.what}: {failure_report} ({row['seconds']} s) {row['by']}", flush=True)
         if asked.json:
             asked.json.write_text(json.dumps(rows, indent=1) + "\n")
     print(f"{sum(row['caught'] for row in rows)} of {len(rows)} found")

@@ -4,28 +4,40 @@ from __future__ import annotations
 
 from tests.sim.mutants import Mutant
 
-DISPATCH, NODE, MEMBERS, REGROUP = "pool/dispatch.py", "pool/node.py", "pool/members.py", "pool/regroup.py"
-GANG, GATHERING, TASK, STREAM = "pool/gang.py", "pool/gathering.py", "pool/task.py", "pool/stream.py"
-FRAMES, WORKER, OUTPUT, CLOCK = "wire/frames.py", "pool/worker.py", "pool/output.py", "pool/clock.py"
+DISPATCH, SCHEDULE, NODE, MANAGER, GROUP = (
+    "_pool/dispatcher.py",
+    "_pool/scheduler.py",
+    "_pool/nodes/node_client.py",
+    "_pool/nodes/manager.py",
+    "_pool/collective/worker_group.py",
+)
+COLLECTIVE, GATHER, TASK, RUNNER, STREAM = (
+    "_pool/collective/call.py",
+    "_pool/collective/gather.py",
+    "_pool/calls/task.py",
+    "_pool/calls/runner.py",
+    "_pool/calls/stream.py",
+)
+FRAMES, WORKER, OUTPUT, CLOCK = "wire/frames.py", "_pool/nodes/worker_client.py", "_pool/backlog.py", "_pool/timers.py"
 
 MUTANTS: tuple[Mutant, ...] = (
     # the dispatcher
     Mutant(
         "what a result makes room for is not sent",
         DISPATCH,
-        "            self._refill(worker)\n        _flush((worker, *touched))",
-        "            self._refill(worker)\n        _flush(touched)",
+        "            self._schedule.refill(worker)\n        _flush((worker, *touched))",
+        "            self._schedule.refill(worker)\n        _flush(touched)",
     ),
     Mutant(
         "a result makes room for nothing",
         DISPATCH,
-        "            self._refill(worker)\n        _flush((worker, *touched))",
+        "            self._schedule.refill(worker)\n        _flush((worker, *touched))",
         "        _flush((worker, *touched))",
     ),
-    Mutant("what may have run runs again", DISPATCH, "elif fate is Fate.WAITED:", "elif fate is not Fate.RAN:"),
-    Mutant("retries are not counted", DISPATCH, "                task.retries -= 1\n", ""),
-    Mutant("one retry too many", DISPATCH, "elif task.retries > 0:", "elif task.retries >= 0:"),
-    Mutant("what is put back is lost", DISPATCH, "            self._queue.appendleft(task)\n", "            pass\n"),
+    Mutant("what may have run runs again", SCHEDULE, "elif fate is Fate.WAITED:", "elif fate is not Fate.RAN:"),
+    Mutant("retries are not counted", SCHEDULE, "                task.retries -= 1\n", ""),
+    Mutant("one retry too many", SCHEDULE, "elif task.retries > 0:", "elif task.retries >= 0:"),
+    Mutant("what is put back is lost", SCHEDULE, "            self._queue.appendleft(task)\n", "            pass\n"),
     Mutant(
         "a cancelled call is not told",
         DISPATCH,
@@ -47,12 +59,12 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a new worker is not sent what waits",
         DISPATCH,
-        "            self._admit((worker,))\n        _flush((worker,))",
-        "            self._admit((worker,))",
+        "            self._schedule.admit((worker,))\n        _flush((worker,))",
+        "            self._schedule.admit((worker,))",
     ),
     Mutant(
         "what waits for a rank is dropped",
-        DISPATCH,
+        SCHEDULE,
         "            if task.stopping is None:\n                self._assign(task, worker)",
         "            pass",
     ),
@@ -60,47 +72,52 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a close forgets what runs",
         DISPATCH,
-        "left = [*self._take_all_waiting(), *(t for w in workers for t in w.outstanding.values())]",
-        "left = self._take_all_waiting()",
+        "left = [*self._schedule.take_queued(), *held]",
+        "left = self._schedule.take_queued()",
     ),
     Mutant(
         "a close forgets what waits",
         DISPATCH,
-        "left = [*self._take_all_waiting(), *(t for w in workers for t in w.outstanding.values())]",
-        "left = [t for w in workers for t in w.outstanding.values()]",
+        "left = [*self._schedule.take_queued(), *held]",
+        "left = held",
     ),
-    Mutant("calls go on resting", DISPATCH, "self._resting, self._suspended = False, None", "self._suspended = None"),
+    Mutant(
+        "calls go on resting",
+        DISPATCH,
+        "self._schedule.resting, self._suspended = False, None",
+        "self._suspended = None",
+    ),
     Mutant("what a worker gives back is dropped", DISPATCH, "                    given_back.append(task)\n", ""),
     Mutant(
         "what a cancelled call leaves behind is not refilled",
         DISPATCH,
-        "                    del worker.outstanding[task.id]\n                    self._refill(worker)",
+        "                    del worker.outstanding[task.id]\n                    self._schedule.refill(worker)",
         "                    pass",
     ),
     # the fate of calls
     Mutant(
         "what was prefetched has not begun, whoever says so",
-        "pool/losses.py",
-        "(is_known and position >= worker.slots and task.stream is None)",
-        "(position >= worker.slots and task.stream is None)",
+        WORKER,
+        "(is_known and position >= self.slots and task.stream is None)",
+        "(position >= self.slots and task.stream is None)",
     ),
-    Mutant("nothing has begun", "pool/losses.py", "is_known and position >= worker.slots", "is_known"),
+    Mutant("nothing has begun", WORKER, "is_known and position >= self.slots", "is_known"),
     Mutant(
         "the end of a silent node is known",
         NODE,
-        "        is_known = worker.drained and (report is not None or self._end_is_known())\n",
+        "        is_known = worker.all_received and (report is not None or self._end_is_known())\n",
         "        is_known = True\n",
     ),
     # calls, streams, callbacks
     Mutant(
         "a latch opens twice",
-        TASK,
+        RUNNER,
         "            self._open = True\n        self._gate.release()",
         "        self._gate.release()",
     ),
     Mutant(
         "a latch opens at the first result",
-        TASK,
+        RUNNER,
         "self._open or not (self._left == 0 or self.first_failed)",
         "self._open",
     ),
@@ -111,84 +128,99 @@ MUTANTS: tuple[Mutant, ...] = (
         "                self._source.credit(_CREDIT_STEP)\n",
         "                pass\n",
     ),
-    Mutant("credit is not sent", STREAM, "                worker.flush()\n", ""),
+    Mutant("credit is not sent", WORKER, "urgent=True)\n            self.flush()\n", "urgent=True)\n"),
     Mutant(
         "the clock is not told of what is due",
         CLOCK,
         "            self._changed.notify()\n\n    def stop",
         "\n    def stop",
     ),
-    Mutant("output is printed twice", OUTPUT, "                self._waiting.clear()\n", ""),
+    Mutant("output is printed twice", OUTPUT, "            self._items.clear()\n", ""),
     Mutant(
         "a callback runs in the thread that reads",
-        TASK,
+        RUNNER,
         "lambda ended: self._callbacks.submit(what, lambda: fn(ended))",
         "lambda ended: (what, fn(ended))",
     ),
-    # gathers and gangs
+    # gathers and collective calls
     Mutant(
         "a gather leaves one rank out",
-        GATHERING,
+        GATHER,
         "elif len(self._given) == len(self._ranks):",
         "elif len(self._given) >= len(self._ranks) - 1:",
     ),
-    Mutant("gathers are not counted", GATHERING, "        self._number += 1\n", ""),
+    Mutant("gathers are not counted", GATHER, "        self._number += 1\n", ""),
     Mutant(
         "a gather mixes the order of ranks",
-        GATHERING,
+        GATHER,
         "in_order = [self._given[rank] for rank in self._ranks]",
         "in_order = list(self._given.values())",
     ),
     Mutant(
         "ranks wait for one that has ended",
-        GATHERING,
+        GATHER,
         "answers = self._fail(self._absence([rank])) if self._given else []",
         "answers = []",
     ),
-    Mutant("a gang does not see its ends", GANG, "            self._returned[rank] = time.monotonic()\n", ""),
     Mutant(
-        "the caller of a gang is not told",
-        GANG,
+        "a collective call does not see its ends",
+        COLLECTIVE,
+        "            self._returned[rank] = time.monotonic()\n",
+        "",
+    ),
+    Mutant(
+        "the caller of a collective call is not told",
+        COLLECTIVE,
         "for the next one not to begin in processes that are to end\n        self._gate.set()\n",
         "\n",
     ),
-    Mutant("the next gang waits for ever", GANG, "        self._group.dismiss(self)  # only now", "        # only now"),
-    Mutant("a broken gang is not made again", GANG, "            self._group.break_up(f", "            str(f"),
+    Mutant(
+        "the next collective call waits for ever",
+        COLLECTIVE,
+        "        self._group.unregister(self.abort)  # only now",
+        "        # only now",
+    ),
+    Mutant(
+        "a broken collective call is not made again",
+        COLLECTIVE,
+        "            self._group.restart(f",
+        "            str(f",
+    ),
     Mutant(
         "the failure of a rank wakes nobody",
-        GANG,
+        COLLECTIVE,
         "                self._failures.append(failure)\n                self._changed.notify_all()",
         "                self._failures.append(failure)",
     ),
     # ranks together
     Mutant(
         "a group is made again for ever",
-        REGROUP,
+        GROUP,
         '            self._broken = ""\n            return True',
         "            return True",
     ),
-    Mutant("a lost rank breaks nothing up", REGROUP, "if self.collective and self._open and not ours:", "if False:"),
+    Mutant("a lost rank breaks nothing up", GROUP, "if self.collective and self._open and not ours:", "if False:"),
     Mutant(
         "ranks that should end go on",
-        REGROUP,
-        "                    self._dispatcher.end(worker",
-        "                    max(str(worker)",
+        GROUP,
+        "                    worker.end(f",
+        "                    str(f",
     ),
     Mutant(
         "ranks made again are not used",
-        REGROUP,
+        GROUP,
         "self._dispatcher.resume([worker for _, worker in self._entering.values()])",
         "self._entering.values()",
     ),
     Mutant(
         "calls begin while ranks are ended",
-        REGROUP,
+        GROUP,
         "        if not self._closed:\n            self._dispatcher.rest()",
         "        pass",
     ),
     # nodes
-    Mutant("a lost node is not replaced", NODE, "        self._pool.gone(self)\n", ""),
-    Mutant("the loss of a worker is not told", NODE, "        self._pool.lost(worker)\n", ""),
+    Mutant("a lost node is not replaced", NODE, "        self._pool.node_gone(self)\n", ""),
+    Mutant("the loss of a worker is not told", NODE, "        self._pool.worker_lost(worker)\n", ""),
     Mutant("answers do not count as signs of life", NODE, "                self._unanswered = []\n", ""),
     Mutant(
         "a silent node is not given up",
@@ -202,13 +234,18 @@ MUTANTS: tuple[Mutant, ...] = (
         "                    worker.connection.stop_reading()\n                self._changed.wait",
         "                    str(worker)\n                self._changed.wait",
     ),
-    Mutant("no heartbeats", MEMBERS, "                node.beat()\n", "                str(node)\n"),
-    Mutant("a node that came counts as coming", MEMBERS, "                self._filling.discard(node.index)\n", ""),
+    Mutant("no heartbeats", MANAGER, "                node.beat()\n", "                str(node)\n"),
+    Mutant(
+        "a node that came counts as coming",
+        MANAGER,
+        "slot.is_starting, slot.ready_at = 0, False, time.monotonic()",
+        "slot.ready_at = 0, time.monotonic()",
+    ),
     Mutant(
         "the first nodes are not announced",
-        MEMBERS,
-        "                self._early.append(node)\n                self._changed.notify_all()",
-        "                self._early.append(node)",
+        MANAGER,
+        "                table.early.append(node)\n                table.changed.notify_all()",
+        "                table.early.append(node)",
     ),
     # connections
     Mutant(
@@ -253,8 +290,8 @@ REVERTS: tuple[Mutant, ...] = (
     Mutant(
         "part 1: a worker answers a cancel with a send",
         "runner/worker.py",
-        "                connection.post(frame)",
-        "                connection.send(frame)",
+        "connection.send(frame) if waits else connection.post(frame)",
+        "connection.send(frame)",
     ),
     Mutant(
         "94b5876: a set-up that ends while its pool closes",
@@ -270,22 +307,22 @@ REVERTS: tuple[Mutant, ...] = (
         "        finally:\n            pass\n",
     ),
     Mutant(
-        "daeb22b: a pool closes while a node is seen off",
-        MEMBERS,
-        "            if node not in self._leaving:\n"
+        "daeb22b: a pool closes while a node is drained",
+        MANAGER,
+        "            if node not in self._table.draining:\n"
         "                return  # it was lost, or the pool was closed, while it left\n",
         "",
     ),
     Mutant(
         "2d34217: the error of a rank that is just telling it",
-        GANG,
-        "lambda: not self._unplaced()",
+        COLLECTIVE,
+        "lambda: not self._without_stack()",
         "lambda: not self._silent()",
     ),
     Mutant(
         "a rank lost before its pool was a group",
-        REGROUP,
-        "                self._alone.add(worker.rank)\n",
+        GROUP,
+        "                self._lost_alone.add(worker.rank)\n",
         "                pass\n",
     ),
 )

@@ -33,6 +33,9 @@ class Link:
         k.note("cut", seconds)
 
     def heal(self) -> None:
+        """Let everything arrive again, unless another cut of it lasts longer."""
+        if kernel.K.now < self.shut_until - 1e-9:
+            return
         self.shut_until = 0.0
         for pipe in self.pipes:
             pipe.wake()

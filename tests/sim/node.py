@@ -12,19 +12,25 @@ from tests.sim import kernel, net, threads, world
 from tests.sim.kernel import Process, SimExit
 
 # isort: split
+from skyward._pool import callbacks as pool_callbacks
+from skyward._pool import console as pool_output
+from skyward._pool import pool as pool_itself
+from skyward._pool.calls.counting import Counting
+from skyward._pool.code import functions as pool_functions
+from skyward._pool.code.bundle import CodeBundle
+from skyward._pool.collective import call as pool_gang
+from skyward._pool.nodes import node_client as pool_node
+from skyward._pool.nodes import setup as pool_setup
+from skyward._pool.nodes import worker_client as pool_worker
+from skyward._pool.progress import Progress
 from skyward.errors import NodeStartError, PoolClosedError
 from skyward.model.instance import ENV_VAR, InstanceInfo
-from skyward.pool import callbacks as pool_callbacks
-from skyward.pool import functions as pool_functions
-from skyward.pool import gang as pool_gang
-from skyward.pool import node as pool_node
-from skyward.pool import output as pool_output
-from skyward.pool import setup as pool_setup
-from skyward.pool import worker as pool_worker
-from skyward.pool.code import CodeBundle
-from skyward.pool.progress import Progress
-from skyward.providers.base import Announcement, Exit, Launch, parse_announcement
-from skyward.runner import agent, calls, exchange, shared, slots, worker
+from skyward.model.resource import Resource
+from skyward.nodes.node import Announcement, Exit, Launch, parse_announcement
+from skyward.providers import base
+from skyward.runner import agent, calls, slots, worker
+from skyward.runner import gather as exchange
+from skyward.runner import shared_values as shared
 from skyward.runner.children import Ended
 from skyward.runner.config import RunnerSettings, WorkerStart, rank_environment
 from skyward.wire.listen import listen
@@ -152,7 +158,7 @@ class Child:
             cast(Any, Path(self.start.run_dir)), f"w{self.start.index}.{self.start.generation}.sock"
         )
         place = InstanceInfo.from_json(self.process.environ[ENV_VAR])
-        real = worker.Worker(self.start, place)
+        real = worker.Worker(self.start, place, cast(Any, _Log()))
         self.process.model.worker = real
         self._announced = address
         self._listening.set()
@@ -199,7 +205,7 @@ class Child:
             k.park("process", self.process)
         return Ended(self.process.code, self.process.signal, self._asked)
 
-    def pump(self, on_listening: Callable[[str], None], _on_output: Callable[[int, str], None]) -> None:
+    def read(self, on_listening: Callable[[str], None], _on_output: Callable[[int, str], None]) -> None:
         k = kernel.K
         me = k.enter()
         self._listening._waiters.append(me)
@@ -255,7 +261,7 @@ class Node:
             for i in range(self.settings.processes)
         ]
         made: Any = agent.Agent
-        self.agent = made(place.node, self.settings.lease_s, run_dir, key, children)
+        self.agent = made(place.node, self.settings, run_dir, key, children)
         SYSTEM._exit(self.agent.run())
 
     def _ended(self) -> None:
@@ -291,6 +297,9 @@ class Node:
             kernel.K.spawn(self.process, "signals", lambda: _ignore(hear(number)))
 
     # what the pool asks ----------------------------------------------------------------------------------------
+
+    def unfinished(self, _worker: int) -> Sequence[Any]:
+        return ()
 
     def wait_ready(self, timeout_s: float) -> Announcement:
         k = kernel.K
@@ -356,41 +365,50 @@ class Host:
             return Node(self, launch)
 
 
-class Provider:
+class Provider(base.Provider):
     """Gives hosts; every call may fail, or end the client, before it has an effect or after it."""
 
     name = "sim"
-    can_mount = False
+    capabilities = base.Capabilities()
 
-    def __init__(self, lease_s: float) -> None:
-        self.lease_s = lease_s
+    def open(self, request: base.PoolRequest) -> Allocation:
+        return Allocation(request)
+
+    def find(self) -> Sequence[Resource]:
+        return ()
+
+    def destroy(self, pool_id: str) -> None:  # noqa: ARG002
+        raise AssertionError("no other client ends the pool")
+
+
+class Allocation(base.Allocation):
+    """The hosts of the simulated pool."""
+
+    def __init__(self, request: base.PoolRequest) -> None:
+        super().__init__(request)
         self._hosts = 0
 
     def _host(self) -> Host:
         self._hosts += 1
         return Host(f"host{self._hosts}")
 
-    def acquire(self, _pool: str, nodes: int, _accelerator: object, _at_least: int | None = None) -> Sequence[Host]:
+    def acquire(self) -> Any:
         with world.W.provider_call("acquire"):
-            return [self._host() for _ in range(nodes)]
+            return [self._host() for _ in range(self.request.nodes)]
 
-    def replace(self, _pool: str, lost: Host | None, _accelerator: object) -> Host:
+    def replace(self, lost: Any) -> Any:
         with world.W.provider_call("replace"):
-            if world.W.released:
-                raise PoolClosedError("the pool has ended")
+            self.check_open()
             return lost if lost is not None and kernel.K.rng.random() < 0.5 else self._host()
 
-    def prepare(self, *_: object) -> None:
+    def prepare(self, hosts: Sequence[object]) -> None:  # noqa: ARG002
         kernel.K.point()
 
-    def release(self, _pool: str) -> None:
+    def release(self) -> None:
         world.W.released = True
         with world.W.provider_call("release"):
             for node in world.W.nodes:
                 node.kill()
-
-    def find(self, *_: object) -> Iterator[Any]:
-        return iter(())
 
 
 def _orphan(process: Process) -> None:
@@ -449,26 +467,47 @@ def patch() -> None:
     patched: list[tuple[Any, dict[str, Any]]] = [
         (agent, {"Child": Child, "os": SYSTEM, "on_signals": _on_signals, "say": _ignore}),
         (agent, {"OomCounter": lambda: SimpleNamespace(take=lambda: False)}),
+        (agent, {"unfinished": lambda *_: []}),
         (agent, {"stacks": SimpleNamespace(dump_file=lambda _s: Path("/"), read_dump=lambda *_: "")}),
         (worker, {"MainSlot": MainSlot, "ThreadSlot": ThreadSlot, "os": SYSTEM, "_say": _ignore}),
-        (worker, {"group": SimpleNamespace(install=_ignore), "lasting": SimpleNamespace(leave=lambda: None)}),
+        (worker, {"group": SimpleNamespace(install=_ignore), "process_contexts": SimpleNamespace(leave=lambda: None)}),
         (exchange, {"os": SYSTEM}),
         (worker, {"stacks": SimpleNamespace(describe=_describe)}),
         (shared, {"values": SimpleNamespace(clear=lambda: None)}),
         (calls, {"os": SYSTEM, "task_output": lambda _n: nullcontext(), "environment": _Environment()}),
-        (pool_functions, {"local_modules": lambda _fn: CodeBundle()}),
+        (pool_functions, {"local_modules": lambda *_: CodeBundle()}),
         (pool_functions, {"is_collective": lambda fn: fn.__name__ == "together"}),
-        (pool_output, {"_write": lambda text, _error: world.W.prints(text)}),
+        (pool_output, {"_write": lambda text, _error, _cell=None: world.W.prints(text)}),
         (pool_callbacks, {"_report": _ignore}),
+        (pool_itself, {"PoolRecord": lambda *_: _Record(), "show_to_watchers": lambda *_: lambda: None}),
         (pool_setup.WorkerSetup, {"enter": _enter_told}),
+        (Counting, {"_print": lambda _self, text: kernel.K.note("tell", text)}),
         (Progress, {"tell": lambda _self, line: kernel.K.note("tell", line), "stage": _quiet_stage}),
     ]
     for module, names in patched:
         for name, value in names.items():
             assert hasattr(module, name), f"{module} has no {name} any more"
             setattr(module, name, value)
-    for cls in (pool_worker.WorkerLink, pool_node.NodeLink, pool_gang.Gang):
+    for cls in (pool_worker.WorkerClient, pool_node.NodeClient, pool_gang.CollectiveCall):
         _fixed_hash(cls)
+
+
+class _Log:
+    """`runner.output_log.OutputLog`, without a disk."""
+
+    def add(self, *_: object, **__: object) -> None: ...
+    def passed_on(self, *_: object, **__: object) -> None: ...
+
+
+class _Record:
+    """`records.pools.PoolRecord`, without a disk."""
+
+    def output(self, *_: object, **__: object) -> None: ...
+    def event(self, *_: object, **__: object) -> None: ...
+    def count(self, _counts: object) -> None: ...
+    def close(self, _error: str) -> None: ...
+    def telling(self, tell: Callable[[str], None]) -> Callable[[str], None]:
+        return tell
 
 
 class _Environment:

@@ -8,13 +8,14 @@ import time as real_time
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from tests.sim import install, kernel, net, node, threads, world
 from tests.sim.functions import ModelError, everywhere, fail, hold, items, result, together, work
 from tests.sim.plan import Op, Plan, plan
 
 # isort: split
+from skyward._pool.pool import ComputePool
 from skyward.errors import (
     PluginError,
     PoolClosedError,
@@ -25,7 +26,6 @@ from skyward.errors import (
     WorkerLostError,
 )
 from skyward.model.spec import Nodes, Worker
-from skyward.pool.pool import ComputePool
 
 CLOSE_S = 45.0  # within which the end of a pool ends, whatever has happened
 OVER_S = 900.0
@@ -268,7 +268,9 @@ class Workload:
             return
         if isinstance(error, TaskTimeoutError) and op.timeout is not None:
             ages = [(run.ended or kernel.K.now) - run.began for run in runs]
-            way_s = 4 * self.plan.latency_s * (1 + op.returned / self.plan.capacity)  # of STARTED and the result
+            # of STARTED, and of a result that the same thread writes before it begins: its own, or another slot's
+            returned = max(each.returned for ops in self.plan.callers for each in ops)
+            way_s = 4 * self.plan.latency_s * (1 + returned / self.plan.capacity)
             held_up = not ages and any(each.kind == "hold" for ops in self.plan.callers for each in ops)  # as it began
             if not held_up and (not ages or max(ages) < op.timeout - 0.01 - way_s) and not w.node_faults:
                 kernel.K.fail(f"{tokens} ran {ages} s and failed of their limit of {op.timeout:g} s: {error}")
@@ -339,7 +341,7 @@ def _client(chosen: Plan) -> None:
     """The main thread of the client."""
     k, w = kernel.K, world.W
     pool = w.pool = ComputePool(
-        cast(Any, node.Provider(chosen.lease_s)),
+        node.Provider(),
         nodes=Nodes(desired=chosen.nodes, min=chosen.least),
         worker=Worker(
             concurrency=chosen.concurrency,

@@ -17,7 +17,7 @@ from tests.sim.plan import Fault, Plan
 LEASE_SLACK_S = 20.0  # so much later than its lease a node may end
 EXIT_LEASE = 3
 _GIVEN_UP_S, _SETTLED_S = 17.0, 21.0  # within which a node that does not answer is, and its calls are
-NEVER_BLOCK = {"NodeLink._read_worker", "NodeLink._read_agent", "Clock._run", "Members._beat", "Inbox._watch"}
+NEVER_BLOCK = {"NodeClient._read_worker", "NodeClient._read_agent", "Timers._run", "NodeManager._beat", "Inbox._watch"}
 _UNHEEDING = {"hold", "together"}  # such calls do not, or have all ranks started afresh
 _LINE = re.compile(r"\] L (\d+) (\d+) (\d+)\n")
 
@@ -203,12 +203,12 @@ class World:
         self._expect_lost(node, fault.seconds)
 
     def _leave(self, node: Any, left_s: float) -> None:
-        from skyward.providers.base import Leaving
+        from skyward.providers.base import PreemptionNotice
 
-        news = Leaving(host=node.host, text="will be taken away", left_s=left_s)
+        news = PreemptionNotice(host=node.host, text="will be taken away", left_s=left_s)
         pool = self.pool
-        if pool is not None and hasattr(pool, "_members"):
-            self.k.spawn(self.client, "notice", lambda: pool._members.leaving(news), "notice")
+        if pool is not None and hasattr(pool, "_manager"):
+            self.k.spawn(self.client, "notice", lambda: pool._manager.preempted(news), "notice")
             self.event("leaving")
             self.k.after(left_s + 1.0, node.kill)
 
@@ -222,7 +222,7 @@ class World:
                 return  # it has been stopped anew, and may have gone on in between
             if self.closing or pool is None or not self.client.alive or self.stopped_client_s:
                 return
-            for link in pool._members._nodes.values():
+            for link in [slot.node for slot in pool._table.slots if slot.node is not None]:
                 is_settled = link.gone is not None and (after_s < _SETTLED_S or not link._readers)
                 if link._node is node and not is_settled and not link._closing and link.told:
                     self.k.fail(f"{node.machine} has not answered for {after_s:g} s and is not given up")

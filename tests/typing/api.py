@@ -1,4 +1,4 @@
-"""What type checkers must make of the public API. Never run; checked by `make typing`."""
+"""What type checkers must make of the public API. Never run; mypy (`make typing`) and pyright check it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from concurrent.futures import Future
 from typing import assert_type
 
 import skyward as sky
-import skyward.pool.decorator
+import skyward._pool.decorator
 from skyward import compute, pool
-from skyward.compute import Group, PendingCompute, Stream
+from skyward._compute import Group, PendingCompute, Stream
 
 
 @sky.compute
@@ -119,3 +119,47 @@ def decorated() -> Callable[[int], PendingCompute[str]]:
         return str(n)
 
     return quiet
+
+
+def plugins() -> None:
+    """Plugins are functions with their own parameters; one of another package is some function."""
+    assert_type(sky.plugins.torch(backend="gloo", version="2.3.0"), sky.Plugin)
+    assert_type(sky.plugins.jax(), sky.Plugin)
+    assert_type(sky.plugins.keras("torch", seed=1), sky.Plugin)
+    assert_type(sky.plugins.sklearn("1.7.0"), sky.Plugin)
+    assert_type(sky.plugins.of_another_package(1, anything=2), sky.Plugin)
+    assert_type(sky.plugins.torch().with_collective(), sky.Plugin)
+
+
+@sky.compute
+@sky.integrations.torch(backend="gloo")
+def below(n: int) -> str:
+    """An integration below `@sky.compute`, called."""
+    return str(n)
+
+
+@sky.integrations.keras("jax", seed=1)
+@sky.integrations.jax
+@sky.compute
+def above(n: int) -> str:
+    """Two above it."""
+    return str(n)
+
+
+def integrations(p: sky.ComputePool) -> None:
+    """A decorated function keeps its signature; the pools of joblib are pools, with their settings."""
+    assert_type(below(1) >> p, str)
+    assert_type(above(n=1) @ p, list[str])
+    with sky.integrations.JoblibPool(sky.Local(), nodes=2, concurrency=4) as q:
+        assert_type(q, sky.integrations.JoblibPool)
+        assert_type(below(1) >> q, str)
+    with sky.integrations.ScikitLearnPool(sklearn_version="1.7.0", joblib_version="1.5.1", ttl=5) as r:
+        assert_type(r, sky.integrations.ScikitLearnPool)
+    with sky.integrations.joblib_backend(p) as nothing:
+        assert_type(nothing, None)
+
+
+def facts() -> None:
+    """What functions ask for on a node."""
+    assert_type(sky.instance_info(), sky.InstanceInfo | None)
+    assert_type(sky.Image(pip=["numpy"]).pip_install("scipy"), sky.Image)

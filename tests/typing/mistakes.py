@@ -1,4 +1,4 @@
-"""What type checkers must refuse: a comment that ignores nothing is an error. Never run; checked by `make typing`."""
+"""What type checkers must refuse: a comment that ignores nothing is an error. Never run."""
 
 from __future__ import annotations
 
@@ -52,3 +52,17 @@ def frozen() -> None:
 def names() -> None:
     """A name that does not exist is not looked up at run time only."""
     sky.no_such_name  # type: ignore[attr-defined]
+    sky.integrations.no_such_name  # type: ignore[attr-defined]
+
+
+def settings() -> None:
+    """A parameter that does not exist, or has another type."""
+    sky.ComputePool(nodez=2)  # type: ignore[arg-type]
+    sky.ComputePool(nodes="two")  # type: ignore[arg-type]
+    sky.pool(nodez=2)  # type: ignore[call-overload]
+    sky.integrations.JoblibPool(nodez=2)  # type: ignore[call-arg]
+    sky.integrations.ScikitLearnPool(nodes="two")  # type: ignore[arg-type]
+    sky.plugins.torch(versoin="2.3.0")  # type: ignore[call-arg]
+    sky.plugins.keras(backend="theano")  # type: ignore[arg-type]
+    sky.integrations.torch(backend="mpi")  # type: ignore[call-overload]
+    sky.Image(pipp=["numpy"])  # type: ignore[call-arg]

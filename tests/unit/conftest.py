@@ -8,6 +8,12 @@ from pathlib import Path
 import pytest
 
 
+@pytest.fixture(autouse=True)
+def no_open_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No pool that end-to-end tests have left open in this process is the active one."""
+    monkeypatch.setattr("skyward.runtime.active_pool._open", [])
+
+
 @pytest.fixture
 def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of wheels as this machine's only package source, and caches of its own."""
@@ -20,7 +26,7 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path))
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
-    monkeypatch.setattr("skyward.build.indexes._SYSTEM_FILES", ())
+    monkeypatch.setattr("skyward.builder.site.indexes._SYSTEM_FILES", ())
     monkeypatch.chdir(tmp_path)
     folder.mkdir()
     return folder

@@ -21,19 +21,34 @@ ROOT = Path(str(skyward.__file__)).parent
 LEVELS: tuple[tuple[str, ...], ...] = (
     ("errors", "_version", "system"),
     ("model",),
-    ("image", "wire", "runtime"),
-    ("build", "engine", "runner"),
+    ("image", "wire", "runtime", "records"),
+    ("engine", "runner"),
+    ("builder",),
+    ("ssh",),
+    ("nodes",),
+    ("delivery",),
     ("providers", "plugins"),
-    ("compute", "pool"),
-    ("integrations",),
-    ("cli",),
+    ("_compute", "_pool"),
+    ("integrations", "runs"),
+    ("cli", "testing"),
     ("", "__main__"),  # the root itself, and what starts the command line
 )
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
-IN_CONTAINERS = ("errors", "system", "model", "wire", "runtime", "runner", "compute", "_version", "")
-ON_CLIENTS = {("skyward.model.image_fields", "packaging.requirements")}  # it does without where there is none
+IN_CONTAINERS = ("errors", "system", "model", "wire", "runtime", "records", "runner", "_compute", "_version", "")
+ON_CLIENTS = {  # the first does without where there is none; nodes have no runs
+    ("skyward.model.image_fields", "packaging.requirements"),
+    ("skyward.records.run", "platformdirs"),
+}
 MAX_LINES = 500
-SIMULATED = ("pool", "runner", "wire", "providers")  # rooms whose time, threads and sockets a simulation replaces
+SIMULATED = (
+    "_pool",
+    "runner",
+    "wire",
+    "ssh",
+    "nodes",
+    "delivery",
+    "providers",
+)  # rooms whose time, threads and sockets a simulation replaces
 BEHIND_SYSTEM = {"time", "threading", "socket", "select", "selectors", "queue", "concurrent", "_thread", "sched"}
 
 

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 import skyward
+from skyward._pool.code import bundle as code
+from skyward._pool.code.bundle import CodeBundle, bundle_paths, local_modules
 from skyward.errors import ConfigError, SerializationError
-from skyward.pool import code
-from skyward.pool.code import CodeBundle, bundle_paths, local_modules
 from skyward.wire import payload
 
 Project = Callable[[dict[str, str]], Path]
@@ -51,7 +51,7 @@ def run_script(script: Path, bundle: Path) -> bytes:
     script.write_text(
         script.read_text() + "\nif __name__ == '__main__':\n"
         "    import sys, pathlib\n"
-        "    from skyward.pool.code import local_modules\n    from skyward.wire import payload\n"
+        "    from skyward._pool.code.bundle import local_modules\n    from skyward.wire import payload\n"
         "    for name, data in local_modules(f).files:\n"
         f"        path = pathlib.Path({str(bundle)!r}) / name\n"
         "        path.parent.mkdir(parents=True, exist_ok=True)\n        path.write_bytes(data)\n"

@@ -8,21 +8,25 @@ import doctest
 import functools
 import inspect
 import math
+import operator
 import pickle
 import sys
 import types
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import FrozenInstanceError
 from typing import Any
 
+import numpy as np
 import pytest
 
 import skyward as sky
-from skyward.compute import ComputeFunction, Group, PendingCompute, Stream, compute, gather
+from skyward._compute import ComputeFunction, Group, PendingCompute, Stream, compute, gather
 from skyward.errors import ConfigError, NoActivePoolError
-from skyward.model.call import Call, enter_target
+from skyward.model.call import Call
 from skyward.model.instance import InstanceInfo
+from skyward.runtime.active_pool import enter_target
 
 Run = Callable[[], object]
 
@@ -88,7 +92,6 @@ def test_the_decorator_keeps_the_functions_face() -> None:
     """Name, documentation, module and signature are the function's; `.local` runs it here."""
     assert (add.name, add.__name__, add.__doc__, add.__module__) == ("add", "add", "Add two numbers.", __name__)  # type: ignore[attr-defined]
     assert str(inspect.signature(add)) == "(x: 'int', y: 'int' = 10, *, scale: 'int' = 1) -> 'int'"
-    assert add.local is add.fn
     assert add.local(1, 2) == 3
 
 
@@ -106,16 +109,14 @@ def test_bare_and_called_forms_are_the_same() -> None:
     assert [type(compute(fn)), type(compute()(fn)), type(compute(fn, timeout=1))] == [ComputeFunction] * 3
 
 
-def test_a_pending_call_is_frozen() -> None:
-    """Attributes of a call cannot be set; `with_timeout` and `replace` give another one."""
+def test_a_limit_gives_another_call() -> None:
+    """`with_timeout` leaves the call as it was."""
     call = add(1)
     other = call.with_timeout(2.5)
 
     assert (call.timeout, other.timeout, other.args) == (None, 2.5, (1,))
     assert other.with_timeout(None).timeout is None
-    assert replace(call, retries=1).retries == 1
-    with pytest.raises(FrozenInstanceError):
-        call.timeout = 1  # type: ignore[misc]
+    assert call.timeout is None
 
 
 def test_calls_with_unhashable_arguments_are_hashable() -> None:
@@ -184,12 +185,16 @@ def test_a_method_gets_its_instance(pool: HereTarget) -> None:
     assert isinstance(Model.predict, ComputeFunction)
 
 
+async def later() -> AsyncIterator[int]:
+    yield 1
+
+
 @pytest.mark.parametrize(
     ("value", "said"),
     [
         (3, "decorates a function, found 3"),
         (add, "add is a compute function already"),
-        (asyncio.sleep, "sleep is asynchronous"),
+        (later, "later is an asynchronous generator"),
     ],
     ids=["number", "twice", "coroutine"],
 )
@@ -297,7 +302,8 @@ def test_tasks_mean_the_pool_they_were_started_in() -> None:
     outer = HereTarget(nodes=2)
 
     async def of_its_own(nodes: int) -> int:
-        leave = enter_target(HereTarget(nodes=nodes))
+        mine = HereTarget(nodes=nodes)
+        leave = enter_target(mine)
         await asyncio.sleep(0)
         found = len(add(1) @ sky)
         leave()
@@ -362,6 +368,69 @@ def test_calls_are_not_compared(compare: Any) -> None:
     """Comparisons that mean nothing raise TypeError."""
     with pytest.raises(TypeError):
         compare(add(1))
+
+
+@pytest.mark.parametrize(
+    "use",
+    [bool, list, len, int, float, lambda p: p + 1, lambda p: 1 + p, lambda p: p * 2, lambda p: p[0], lambda p: 3 / p],
+    ids=["bool", "list", "len", "int", "float", "sum", "reflected", "product", "item", "quotient"],
+)
+def test_a_call_that_is_used_as_its_result_says_how_to_run_it(use: Callable[[Any], object]) -> None:
+    with pytest.raises(TypeError, match=r"add\(1\) is a call that has not run, not its result.*`add\(1\) >> pool`"):
+        use(add(1))
+    with pytest.raises(AttributeError, match=r"add\(1\) is a call that has not run, so it has no 'shape'"):
+        add(1).shape  # type: ignore[attr-defined]
+
+
+def test_a_call_that_is_dropped_unsent_is_a_warning(pool: HereTarget) -> None:
+    """At the line that dropped it; what was sent, shown or asked for is none."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        add(1)
+        line = inspect.currentframe().f_lineno - 1  # type: ignore[union-attr]
+        assert add(1) >> pool == 11
+        assert gather(add(1), add(2)) >> pool == (11, 12)
+        assert pool.run(add(1).with_timeout(3)) == 11
+        assert repr(add(1)) == "add(1)"
+
+    assert [str(each.message) for each in caught] == [
+        "A call of add() was dropped and never run. Give it to a pool: `add(...) >> pool`; `.local(...)` of the "
+        "function runs it in this process."
+    ]
+    assert (caught[0].filename, caught[0].lineno) == (__file__, line)
+
+
+def test_a_function_that_was_not_called_says_so(pool: HereTarget) -> None:
+    target: Any = pool
+    function: Any = add
+    for operate in (operator.rshift, operator.matmul, operator.gt, operator.and_):
+        with pytest.raises(TypeError, match=r"add is a function that was not called: write `add\(\.\.\.\) >> pool`"):
+            operate(function, target)
+
+
+@pytest.mark.parametrize("value", [11, None, "text", 1.5, {1}, np.ones(3)], ids=lambda each: type(each).__name__)
+def test_a_result_on_the_left_of_a_pool_says_that_the_decorator_is_missing(value: Any) -> None:
+    pools: list[Any] = [sky.sky, sky.ComputePool(sky.Local())]
+    for target in pools:
+        for operate in (operator.rshift, operator.matmul, operator.gt):
+            with pytest.raises(TypeError, match=r"found .* on the left of the operator. Decorate the function"):
+                operate(value, target)
+
+
+def test_a_list_of_calls_on_the_left_of_a_pool_says_gather() -> None:
+    target: Any = sky.sky
+    with pytest.raises(TypeError, match=r"`gather\(\*calls\) >> pool`"):
+        [add(1), add(2)] >> target
+
+
+def test_an_asynchronous_function_runs_here_in_an_event_loop_of_its_own() -> None:
+    @compute
+    async def later(x: int) -> int:
+        await asyncio.sleep(0)
+        return x
+
+    assert later.local(3) == 3
+    assert asyncio.run(later.fn(3)) == 3  # type: ignore[arg-type]
 
 
 # groups
@@ -483,7 +552,7 @@ def test_groups_are_values() -> None:
 
 def test_the_documentation_is_true() -> None:
     """The examples in docstrings give what they say."""
-    done = doctest.testmod(sys.modules["skyward.compute"])
+    done = doctest.testmod(sys.modules["skyward._compute"])
 
     assert (done.failed, done.attempted) == (0, 3)
 

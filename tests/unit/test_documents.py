@@ -7,15 +7,41 @@ import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from mkdocs.utils.yaml import yaml_load
 
 import skyward as sky
+from scripts.site.pages import AT_ROOT, nav_with_guides, sources
+from skyward.cli.commands import STATUSES
+from skyward.plugins.registry import BUILT_IN
 from tests.documents import DOCUMENTS, README, ROOT, Fence, example_and_output, fences, prose
 from tests.printed import Printed
 from tests.unit.test_architecture import LEVELS
 
-LINES = {"README.md": 150, "docs/architecture.md": 250}
+DEVELOPMENT = {"bench", "dev", "docs"}  # extras for working on the project itself
+PAGES = {  # which others link, by these names
+    "api-reference.md",
+    "distributed-training.md",
+    "guides/data-sharding.md",
+    "guides/huggingface-finetuning.md",
+    "guides/keras-training.md",
+    "guides/pytorch-distributed.md",
+    "guides/torch-model-roundtrip.md",
+    "integrations/index.md",
+    "integrations/joblib.md",
+    "plugins/huggingface.md",
+    "plugins/index.md",
+    "plugins/jax.md",
+    "plugins/torch.md",
+}
+HEADINGS = {  # which others link, too
+    "distributed-training.md": {"pytorch", "keras", "jax", "tensorflow", "huggingface"},
+    "integrations/joblib.md": {"scikitlearnpool"},
+}
+MADE = (".engine/", ".kube/", ".slurm/", ".stand/", ".venv/", "site/")  # by make targets; git ignores them
+LINES = {"README.md": 150, "docs/architecture.md": 290}
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 
 
@@ -72,7 +98,7 @@ def test_fences_are_closed_and_say_their_language(document: Path) -> None:
 
     assert marks[1::2] == ["```"] * (len(marks) // 2)
     assert len(marks) == 2 * len(fences(document))
-    assert {fence.language for fence in fences(document)} <= {"python", "bash", "text", "toml"}
+    assert {fence.language for fence in fences(document)} <= {"python", "bash", "text", "toml", "mermaid"}
 
 
 @each_document
@@ -112,7 +138,7 @@ def test_named_files_exist(document: Path) -> None:
     paths = {word for text in code_words(document) for word in re.findall(r"^[\w.-]+/[\w./-]*$|\S+/\S+\.py\b", text)}
     gone = [path for path in paths if not any((base / path).exists() for base in (ROOT, ROOT / "skyward"))]
 
-    assert [path for path in gone if not path.startswith(".venv/")] == []
+    assert [path for path in gone if not path.startswith(MADE)] == []
 
 
 @each_document
@@ -154,6 +180,66 @@ def test_every_operator_of_the_readme_is_documented_as_it_is() -> None:
     assert len(table) >= 6
     for expression in table:
         ast.parse(expression, mode="eval")
+
+
+def test_every_extra_is_in_the_readme() -> None:
+    """The table of extras names those of pyproject.toml that are for users, and no other."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    section = README.read_text().partition("## Extras")[2].partition("\n## ")[0]
+    table = set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE))
+
+    assert table == set(extras) - DEVELOPMENT, "README's table of extras has to name those of pyproject.toml"
+
+
+def pages_of_the_nav(nav: list[Any]) -> list[str]:
+    """The pages that the navigation names, in their order."""
+    return [page for item in nav for pages in item.values() for page in pages]
+
+
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    """A page that no menu leads to is not found; a name without a page is a dead entry."""
+    nav = nav_with_guides(yaml_load((ROOT / "mkdocs.yml").read_text())["nav"])
+    named, there = pages_of_the_nav(nav), set(sources())
+
+    assert len(named) == len(set(named)), "mkdocs.yml names a page twice under nav:"
+    missing = sorted(there - set(named))
+    assert not missing, f"Enter {', '.join(missing)} in mkdocs.yml, in the fitting section of nav:."
+    assert set(named) <= there, f"mkdocs.yml names pages that do not exist: {sorted(set(named) - there)}"
+
+
+def test_pages_that_others_link_keep_their_names() -> None:
+    """The addresses of the site stay; a plugin has a page of its own or stands in the list of plugins."""
+    assert set(sources()) >= PAGES | AT_ROOT.keys()
+    for page, headings in HEADINGS.items():
+        assert anchors(ROOT / "docs" / page) >= headings, page
+    plugins = (ROOT / "docs" / "plugins" / "index.md").read_text()
+    assert set(re.findall(r"^\| `sky\.plugins\.(\w+)\(\)`", plugins, re.MULTILINE)) == set(BUILT_IN)
+
+
+def test_every_error_has_its_entry() -> None:
+    """What it means, and what to do, in the order of the file of errors; and the exit status of the commands."""
+    errors = (ROOT / "docs" / "errors.md").read_text()
+    classes = [
+        name
+        for name, value in vars(sky.errors).items()
+        if isinstance(value, type) and issubclass(value, BaseException) and value.__module__ == "skyward.errors"
+    ]
+    entries = dict(re.findall(r"^### `(\w+)`\n(.*?)(?=^##|\Z)", errors, re.MULTILINE | re.DOTALL))
+
+    assert list(entries) == classes, "docs/errors.md has an entry for each class of skyward/errors.py, in that order"
+    assert [name for name, text in entries.items() if "**What to do.**" not in text] == []
+    statuses = dict(re.findall(r"^\| (\d+) \| `(\w+)`", errors, re.MULTILINE))
+    assert statuses == {str(status): error.__name__ for error, status in STATUSES}
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    """`sky.__all__`, the plugins, the integrations; all of them exist where the page says."""
+    reference = (ROOT / "docs" / "api-reference.md").read_text()
+    entries = {path.rpartition(".")[2] for path in re.findall(r"^::: (\S+)$", reference, re.MULTILINE)}
+    named = set(re.findall(r"`(?:sky\.)?(\w+)`", reference))
+
+    public = {*sky.__all__, *BUILT_IN, *sky.integrations.__all__}
+    assert public - entries - named == set(), "docs/api-reference.md lacks public names"
 
 
 def test_the_readme_example_runs(monkeypatch: pytest.MonkeyPatch, printed: Printed) -> None:

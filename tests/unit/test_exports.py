@@ -6,7 +6,6 @@ import ast
 import pickle
 import subprocess
 import sys
-from itertools import permutations
 from pathlib import Path
 from types import ModuleType
 
@@ -38,8 +37,8 @@ def test_public_names_are_sorted_and_unique() -> None:
 
 
 def test_type_checkers_see_the_same_names() -> None:
-    """The imports that only type checkers see name what the table names, from the same modules."""
-    tree = ast.parse(Path(str(sky.__file__)).read_text())
+    """The stub that type checkers and editors read names what the table names, from the same modules."""
+    tree = ast.parse(Path(str(sky.__file__)).with_suffix(".pyi").read_text())
     seen = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("skyward"):
@@ -58,47 +57,17 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
     assert not hasattr(sky, "no_such_name")
 
 
-IMPORTS = [
-    "import skyward.pool.decorator",
-    "import skyward.compute",
-    "from skyward.pool import decorator",
-    "import skyward; skyward.pool; skyward.compute",
-    "import skyward.pool.code",
-]
+def test_no_module_bears_a_public_name() -> None:
+    """A submodule named like a public function would replace it when it is imported, or be hidden by it."""
+    public = {name for name in sky.__all__ if not isinstance(getattr(sky, name), ModuleType)}
+    root = Path(str(sky.__file__)).parent
 
-
-@pytest.mark.parametrize("first", range(len(IMPORTS)))
-def test_functions_are_never_shadowed_by_modules(first: int) -> None:
-    """Whatever is imported first, `sky.pool` and `sky.compute` are the public callables."""
-    orders = [order for order in permutations(range(len(IMPORTS))) if order[0] == first][::6]
-    check = (
-        "import skyward as sky\n"
-        "from skyward import pool, compute\n"
-        "import sys\n"
-        "assert pool is sky.pool is sys.modules['skyward.pool.decorator'].pool, sky.pool\n"
-        "assert compute is sky.compute is sys.modules['skyward.compute'].compute, sky.compute\n"
-        "@sky.compute\ndef f(): return 1\n"
-        "sky.pool(nodes=1)\n"
-        "for name in list(sys.modules):\n    if name.startswith('skyward'): del sys.modules[name]\n"
-    )
-
-    run("\n".join("\n".join(IMPORTS[i] for i in order) + "\n" + check for order in orders))
-
-
-def test_submodules_can_still_be_imported_by_name() -> None:
-    """`import a.b.c` and `from a.b import c` reach the modules behind the shadowed names."""
-    import importlib
-
-    from skyward.pool import decorator
-
-    assert importlib.import_module("skyward.pool.decorator") is decorator
-    assert isinstance(importlib.import_module("skyward.pool"), ModuleType)
-    assert sky.pool is decorator.pool
+    assert not public & {path.stem for path in root.iterdir()}
 
 
 @pytest.mark.parametrize("name", ["compute", "gather", "pool", "sky", "PendingCompute", "shard"])
 def test_public_objects_are_pickled_by_reference(name: str) -> None:
-    """What lives in a module whose name is shadowed can be pickled, and is the same object afterwards."""
+    """Public objects can be pickled, and are the same objects afterwards."""
     value = getattr(sky, name)
 
     assert pickle.loads(pickle.dumps(value)) is value
@@ -107,3 +76,12 @@ def test_public_objects_are_pickled_by_reference(name: str) -> None:
 def test_star_import_gives_the_public_names() -> None:
     """`from skyward import *` binds what `__all__` names."""
     assert run("from skyward import *\nimport skyward\nprint(all(n in globals() for n in skyward.__all__))") == "True\n"
+
+
+def test_a_pool_has_no_public_name_that_is_not_for_users() -> None:
+    """The reference on the site lists them all, and lists what the pool's own code calls nowhere."""
+    calls = {"broadcast", "map", "run", "run_async", "run_parallel", "run_stream"}
+    sizes = {"concurrency", "current_nodes", "instance_count", "total_slots", "workers_per_instance"}
+    assert {name for name in dir(sky.ComputePool) if not name.startswith("_")} == calls | sizes | {
+        "close", "dask", "is_active", "open", "stages", "stats",
+    }  # fmt: skip

@@ -17,8 +17,10 @@ EMBEDDED = {
     ("06_pytorch_distributed", 21, 28): ["model = nn.Sequential(", "if dist.is_initialized():", "model = DDP(model)"],
     ("06_pytorch_distributed", 30, 34): ["dataset = TensorDataset(", "DistributedSampler(", "loader = DataLoader("],
     ("06_pytorch_distributed", 61, 64): ["metrics = torch.tensor(", "dist.all_reduce(metrics, op=dist.ReduceOp.SUM)"],
+    ("14_kubernetes", 20, 27): ["@sky.compute(retries=3)\n", "def score(", "return float(cross_val_score("],
+    ("14_kubernetes", 37, 42): ["with sky.ComputePool(", "calls = [", "sky.gather(*calls, stream=True)"],
     ("07_keras_training", 11, 13): ["@sky.compute\n", "@sky.integrations.keras(", "def train("],
-    ("07_keras_training", 18, 22): ["= load_digits(", "= sky.shard("],
+    ("07_keras_training", 18, 22): ["= keras.datasets.mnist.load_data(", "= load_digits(", "= sky.shard("],
     ("07_keras_training", 24, 30): ["model = keras.Sequential("],
     ("07_keras_training", 32, 39): ["model.compile(", "model.fit(", "model.evaluate("],
 }

@@ -71,6 +71,17 @@ def test_the_root_loads_nothing_else() -> None:
     assert loaded("import skyward") <= {"skyward", "types"}
 
 
+def test_a_pool_of_plain_processes_loads_no_builder() -> None:
+    """The compiler of images and the builder would take a third of its start; included files alone need them."""
+    names = loaded(
+        "import skyward as sky\n"
+        "with sky.ComputePool(sky.Local(), display='quiet') as pool:\n"
+        "    sky.compute(abs)(-1) >> pool"
+    )
+    assert not {name for name in names if name.startswith(("skyward.builder", "skyward.image"))}
+    assert not {name.partition(".")[0] for name in names} & HEAVY
+
+
 @pytest.fixture
 def node_path(tmp_path: Path) -> Path:
     """A directory with what a node has beside the standard library: skyward and cloudpickle."""
@@ -90,6 +101,7 @@ def test_nodes_need_cloudpickle_only(node_path: Path, code: str) -> None:
     run(f"import sys\nsys.path.append({str(node_path)!r})\n{code}", "-I", "-S")
 
 
+@pytest.mark.alone
 def test_importing_the_root_costs_a_few_milliseconds() -> None:
     """`import skyward` takes less than 60 ms, the median of several, in an interpreter of its own."""
     script = "import time; start = time.perf_counter(); import skyward; print(time.perf_counter() - start)"

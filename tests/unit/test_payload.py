@@ -154,6 +154,16 @@ def test_a_view_with_gaps_comes_back_as_its_bytes() -> None:
     assert there_and_back(memoryview(b"abcdef")[::2]) == b"ace"
 
 
+class Holder:
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+
+class Divides:
+    def __reduce__(self) -> str:
+        return str(1 // 0)
+
+
 @pytest.mark.parametrize(
     ("args", "kwargs", "said"),
     [
@@ -162,16 +172,34 @@ def test_a_view_with_gaps_comes_back_as_its_bytes() -> None:
             {},
             r"Argument 2 of train\(\) \(a lock\) cannot be pickled: TypeError: cannot pickle '_thread.lock'",
         ),
-        (([1], [2]), {"files": [LOCK]}, r"Argument 'files' of train\(\) \(a list\)"),
+        (
+            ([1], [2]),
+            {"files": [1, LOCK]},
+            r"Argument 'files' of train\(\) \(a list\) cannot be pickled: \[1\] of it gives TypeError: cannot pickle",
+        ),
+        (
+            ({"model": Holder({"inner": (1, Holder(LOCK))})},),
+            {},
+            r"Argument 1 of train\(\) \(a dict\) cannot be pickled: \['model'\].value\['inner'\]\[1\].value of it",
+        ),
     ],
-    ids=["position", "keyword"],
+    ids=["position", "keyword", "inside"],
 )
 def test_an_unpicklable_argument_is_named(args: tuple[Any, ...], kwargs: dict[str, Any], said: str) -> None:
-    """The error says which argument cannot be pickled, and why."""
-    with pytest.raises(SerializationError, match=said) as caught:
+    """The error says which argument cannot be pickled, which part of it, and why."""
+    with pytest.raises(SerializationError, match=said):
         payload.dumps_arguments(args, kwargs, of="train")
 
-    assert isinstance(caught.value.__cause__, TypeError)
+
+def test_an_error_of_a_users_own_reducer_is_the_cause() -> None:
+    """Its traceback leads to their code; that of pickle's own refusals leads nowhere."""
+    with pytest.raises(SerializationError, match=r"\.value of it gives ZeroDivisionError") as raised:
+        payload.dumps_arguments((Holder(Divides()),), {}, of="train")
+    with pytest.raises(SerializationError) as refused:
+        payload.dumps_arguments((Holder(LOCK),), {}, of="train")
+
+    assert isinstance(raised.value.__cause__, ZeroDivisionError)
+    assert refused.value.__cause__ is None
 
 
 def test_an_unpicklable_value_is_named_as_the_caller_says() -> None:
@@ -187,7 +215,9 @@ def test_a_function_with_an_unpicklable_variable_is_named() -> None:
     def train() -> bool:
         return lock.locked()
 
-    with pytest.raises(SerializationError, match=r"train\(\) cannot be pickled: TypeError.*inside the function"):
+    with pytest.raises(
+        SerializationError, match=r"train\(\) cannot be pickled: lock, which it uses, gives TypeError.*inside the f"
+    ):
         payload.dumps_function(train)
 
 

@@ -13,6 +13,7 @@ from typing import Any, Self
 import pytest
 
 from skyward.errors import RemoteError, RemoteTraceback, WorkerLostError
+from skyward.runtime.masking import Masks
 from skyward.wire import payload
 
 LOCK = threading.Lock()
@@ -288,3 +289,16 @@ def test_a_missing_file_beside_a_module_points_at_includes() -> None:
     """Data files are not sent with modules."""
     error = raised(FileNotFoundError(2, "No such file", "/nodes/.skyward-code/package/table.csv"))
     assert "Image(includes=[...])" in error.__notes__[-1]
+
+
+@pytest.mark.parametrize("kind", [ValueError, Simple, Frozen])
+def test_secrets_are_masked_in_texts_and_in_what_an_exception_is_made_of(kind: type[Exception]) -> None:
+    """Text, traceback and notes; also of an exception that cannot be changed."""
+    error: Any = kind("the token hush-hush")
+    object.__setattr__(error, "__notes__", ["of hush-hush"])
+    data = payload.dump_exception(error, Masks(["hush-hush"]))
+
+    assert b"hush-hush" not in data
+    found = payload.load_exception(data)
+    assert isinstance(found, kind) and found.args == ("the token ***",)
+    assert found.__notes__ == ["of ***"] and "the token ***" in str(found.__cause__)

@@ -9,7 +9,8 @@ from typing import Any, Self
 import pytest
 
 import skyward as sky
-from skyward.pool.decorator import PoolDecorator
+from skyward._pool.decorator import PoolDecorator
+from tests.printed import Printed
 
 
 class FakePool:
@@ -130,3 +131,76 @@ def test_the_public_name_takes_the_parameters_of_compute_pool() -> None:
 
     with pytest.raises(sky.errors.ConfigError), sky.pool(nodes=0):
         pass
+
+
+@sky.compute
+@sky.integrations.torch()
+def trained(data: float) -> float:
+    return data
+
+
+def through_another() -> object:
+    return [trained(1.0) @ sky]
+
+
+def plain() -> None:
+    """A program without a framework."""
+
+
+class Opened(Exception):
+    """The pool of the tests below is about to be opened: nothing is told after this."""
+
+
+@pytest.fixture
+def unopened(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_pool: object) -> None:
+        raise Opened
+
+    monkeypatch.setattr(sky.ComputePool, "__enter__", refuse)
+
+
+@pytest.mark.usefixtures("unopened")
+@pytest.mark.parametrize(
+    ("main", "settings", "is_told"),
+    [
+        (lambda: trained(1.0) @ sky, {}, True),
+        (through_another, {}, True),
+        (through_another, {"image": sky.Image(pip=["numpy"])}, True),
+        (plain, {}, False),
+        (through_another, {"image": sky.Image(pip=["torch==2.13.0"])}, False),
+        (through_another, {"image": sky.Image(base="example/torch:1")}, False),
+        (through_another, {"plugins": [sky.plugins.torch()]}, False),
+        (through_another, {"provider": sky.Local()}, False),
+    ],
+)
+def test_a_framework_that_nothing_brings_is_named_before_a_node_starts(
+    main: Callable[[], object], settings: dict[str, Any], is_told: bool, printed: Printed
+) -> None:
+    """With the plugin and the package that do; not where the image may have it."""
+    with pytest.raises(Opened):
+        sky.pool(**settings)(main)()
+
+    told = printed.read().err
+    assert bool(told) == is_told
+    if is_told:
+        assert (
+            "trained() is decorated with @sky.integrations.torch, which installs nothing, and the pool's image" in told
+        )
+        assert "add plugins=[sky.plugins.torch()], or" in told
+
+
+@pytest.mark.usefixtures("unopened")
+def test_a_framework_that_this_interpreter_lacks_is_named(printed: Printed) -> None:
+    """Nodes that are processes have what the program has."""
+
+    @sky.compute
+    @sky.integrations.tensorflow
+    def fitted() -> None: ...
+
+    @sky.pool(sky.Local())
+    def main() -> None:
+        fitted() @ sky
+
+    with pytest.raises(Opened):
+        main()
+    assert "the interpreter that sky.Local() runs nodes with has no tensorflow" in printed.read().err

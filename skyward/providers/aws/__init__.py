@@ -1,1 +1,1 @@
-"""EC2: machines rented for as long as a pool lives, reached by SSH, found again by their tags."""
+"""EC2: its API, catalogue, network and machine images, for the generic code of `providers/cloud`."""

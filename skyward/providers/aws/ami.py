@@ -1,4 +1,4 @@
-"""The machine image to boot: one with Docker, and for GPUs with NVIDIA's driver and toolkit, from public parameters."""
+"""The machine image to boot: with Docker, and for GPUs with NVIDIA's driver and toolkit, by AWS' public parameters."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from skyward.errors import ProviderError
 from skyward.model.accelerator import Accelerator
 from skyward.providers.aws.api import Api
-from skyward.providers.aws.disk import FLOOR_GB
 
 # AWS' own names for its newest images: the container service's for CPUs, the Deep Learning AMI for GPUs
 _CPU = {
@@ -18,19 +17,19 @@ _GPU = {
     "linux/amd64": "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id",
     "linux/arm64": "/aws/service/deeplearning/ami/arm64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id",
 }
-# the open driver in those knows no GPU before Turing
+# the open driver in those does not support GPUs before Turing
 _OLD_GPU = "/aws/service/ecs/optimized-ami/amazon-linux-2/gpu/recommended/image_id"
 _OLD = ("K80", "V100")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineImage:
-    """What a machine boots from.
+    """A machine image, and the root disk that it boots from.
 
     Attributes:
         id: such as "ami-0123".
         root: device of its root disk.
-        disk_gb: how large that disk is to be.
+        disk_gb: size of that disk.
     """
 
     id: str
@@ -46,12 +45,7 @@ def parameter(platform: str, accelerator: Accelerator | None) -> str:
 
 
 def find_image(
-    api: Api,
-    platform: str,
-    accelerator: Accelerator | None,
-    ami: str | None,
-    disk_gb: int | None,
-    room_gb: int = FLOOR_GB,
+    api: Api, platform: str, accelerator: Accelerator | None, ami: str | None, disk_gb: int | None, room_gb: int
 ) -> MachineImage:
     """The machine image of a pool.
 
@@ -59,9 +53,9 @@ def find_image(
         api: the region.
         platform: "linux/amd64" or "linux/arm64".
         accelerator: GPUs that it needs a driver for.
-        ami: id of the image to take instead of AWS' own.
-        disk_gb: size of the root disk; None for the image's own and `room_gb` more.
-        room_gb: see there.
+        ami: id of the image to boot instead of AWS' own.
+        disk_gb: size of the root disk; None for the image's own size and `room_gb` more.
+        room_gb: see `disk_gb`.
 
     Raises:
         ProviderError: the region has no such image, or the disk is smaller than it.

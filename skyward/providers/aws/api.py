@@ -1,31 +1,27 @@
-"""Calls of AWS: clients that are made when they are needed, and errors as sentences. The only room that knows boto3.
+"""Calls of AWS' API, with clients that are made when they are first used, and errors as sentences.
 
-boto3 finds credentials by itself (environment, AWS_PROFILE, role of the machine).
+No other module imports boto3. It finds credentials by itself: environment, AWS_PROFILE, role of the machine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from importlib.util import find_spec
 from typing import Any
 
 from skyward.errors import ConfigError, ProviderError
+from skyward.providers.cloud.protocol import RefusedError
 from skyward.system import threading
 
-_PRICES_IN = "us-east-1"  # the price list has an endpoint in a few regions only, each of which knows the prices of all
-_lock = threading.Lock()  # boto3 makes clients in one thread at a time
+_PRICE_REGION = "us-east-1"  # the price list has an endpoint in a few regions only, each with the prices of all
+_lock = threading.Lock()  # a boto3 session must not make two clients at once
 
 
-class RefusedError(ProviderError):
-    """AWS refused a call.
-
-    Attributes:
-        code: its own word for the reason, such as "InsufficientInstanceCapacity".
-    """
-
-    def __init__(self, message: str, code: str = "") -> None:
-        super().__init__(message)
-        self.code = code
+def check_installed() -> None:
+    """Raise ConfigError if boto3 is not installed; it is not imported, which takes a while."""
+    if find_spec("boto3") is None:
+        raise ConfigError("sky.AWS() needs boto3. Install it with `pip install 'skyward[aws]'`.")
 
 
 class Api:
@@ -36,7 +32,7 @@ class Api:
     """
 
     def __init__(self, region: str | None) -> None:
-        self._asked = region
+        self._configured = region
         self._clients: dict[str, Any] = {}
 
     @cached_property
@@ -44,19 +40,18 @@ class Api:
         """The region.
 
         Raises:
-            ConfigError: boto3 is missing, or no region is named anywhere.
+            ConfigError: boto3 is missing, or no region is configured.
         """
-        found = self._asked or self._session.region_name
+        found = self._configured or self._session.region_name
         if not found:
             raise ConfigError("No region of AWS is named. Write sky.AWS(region='us-east-1'), or set AWS_REGION.")
         return str(found)
 
     @cached_property
     def _session(self) -> Any:
-        try:
-            import boto3
-        except ImportError:
-            raise ConfigError("sky.AWS() needs boto3. Install it with `pip install 'skyward[aws]'`.") from None
+        check_installed()
+        import boto3
+
         return boto3.Session()
 
     def _client(self, service: str) -> Any:
@@ -67,7 +62,7 @@ class Api:
                 limits = Config(
                     connect_timeout=5, read_timeout=30, retries={"mode": "standard", "total_max_attempts": 3}
                 )
-                region = _PRICES_IN if service == "pricing" else self.region
+                region = _PRICE_REGION if service == "pricing" else self.region
                 self._clients[service] = self._session.client(service, region_name=region, config=limits)
             return self._clients[service]
 
@@ -75,9 +70,9 @@ class Api:
         """Make one call, such as ("ec2", "describe_images").
 
         Raises:
-            RefusedError: AWS says no.
-            ProviderError: no answer came.
-            ConfigError: boto3 or a region is missing.
+            RefusedError: AWS refuses.
+            ProviderError: AWS does not answer.
+            ConfigError: boto3 is missing, or no region is configured.
         """
         client = self._client(service)
         from botocore.exceptions import BotoCoreError, ClientError
@@ -86,16 +81,16 @@ class Api:
         try:
             answer: Mapping[str, Any] = getattr(client, action)(**arguments)
         except ClientError as error:
-            raise _refused(service, action, error.response.get("Error", {})) from error
+            raise _refused(service, action, error.response.get("Error", {})) from None
         except (BotoCoreError, ResponseParserError) as error:
             raise ProviderError(
                 f"AWS was asked to {action.replace('_', ' ')}; that failed: {str(error).rstrip('.')}. Check the "
                 "credentials (`aws configure`, AWS_PROFILE, or the role of the machine) and the network."
-            ) from error
+            ) from None
         return answer
 
     def all(self, service: str, action: str, key: str, **arguments: Any) -> Iterator[Any]:
-        """What stands under a key in all pages of an answer."""
+        """The items under a key in all pages of an answer."""
         while True:
             page = self.call(service, action, **arguments)
             yield from page.get(key, ())

@@ -1,164 +1,105 @@
-"""Getting machines: one call per offer until AWS has room, and the wait until they run."""
+"""The launch of a pool's machines at EC2: one RunInstances call, into the pool's security group."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
-from skyward.build.events import Report, note
-from skyward.errors import ProviderError
-from skyward.providers.aws import estate
+from skyward.errors import PoolClosedError
+from skyward.providers.aws import resources
 from skyward.providers.aws.ami import MachineImage
-from skyward.providers.aws.api import Api, RefusedError
-from skyward.providers.aws.network import Network
-from skyward.providers.aws.tags import tagged
-from skyward.providers.aws.terms import Offer
-from skyward.system import time
+from skyward.providers.aws.api import Api
+from skyward.providers.aws.network import Network, make_group
+from skyward.providers.cloud.protocol import LaunchRequest, RefusedError
 
-# AWS has no such machine now, or the account may have no more of them: the next offer may do
-_NO_ROOM = frozenset(
+# AWS has no such machine now, or the account may have no more of them
+NO_ROOM = frozenset(
     {"InsufficientInstanceCapacity", "InsufficientHostCapacity", "InsufficientReservedInstanceCapacity"}
     | {"InsufficientCapacity", "UnfulfillableCapacity", "SpotMaxPriceTooLow", "MaxSpotInstanceCountExceeded"}
     | {"InstanceLimitExceeded", "VcpuLimitExceeded", "Unsupported", "InsufficientFreeAddressesInSubnet"}
     | {"SpotInstanceTermination", "SpotInstanceShutdown"}  # taken away again while they started
 )
-_RUNNING_S = 300.0
-_LOOK_S = 1.0
-_SAY_EVERY_S = 5.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """What a pool's machines have in common, whatever their type.
+class Ec2Launcher:
+    """Launches the machines of one pool.
 
-    Attributes:
+    Args:
+        api: the region.
         pool: identifier of the pool.
-        nodes: how many machines.
-        image: what they boot from.
+        image: what the machines boot from.
         network: where they are.
-        group: their security group.
-        user_data: what they do at their first start.
+        client: the addresses that may log in, such as "203.0.113.7/32".
         profile: name of their instance profile; None for no credentials of AWS.
         private: whether they get no public address.
-        again: how many machines the pool has asked for, one at a time, after its first ones.
     """
 
-    pool: str
-    nodes: int
-    image: MachineImage
-    network: Network
-    group: str
-    user_data: str
-    profile: str | None
-    private: bool
-    again: int = 0
+    def __init__(
+        self,
+        api: Api,
+        pool: str,
+        image: MachineImage,
+        network: Network,
+        client: str,
+        profile: str | None = None,
+        private: bool = False,
+    ) -> None:
+        self._api, self._pool, self._image, self._network = api, pool, image, network
+        self._client, self._profile, self._private = client, profile, private
+        self._group = ""
 
+    def prepare(self) -> None:
+        """Make the pool's security group."""
+        self._group = make_group(self._api, self._pool, self._network, self._client)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rented:
-    """A machine that runs.
+    def launch(self, request: LaunchRequest) -> Sequence[str]:
+        """Launch machines; their ids in node order."""
+        made = self._api.call("ec2", "run_instances", **self.run_instances(request))["Instances"]
+        return [each["InstanceId"] for each in sorted(made, key=lambda each: int(each["AmiLaunchIndex"]))]
 
-    Attributes:
-        id: such as "i-0123".
-        address: where it is reached from here.
-    """
+    def renew(self) -> None:
+        """Write the present time into a tag of the security group; see `cloud.resources.sweep`.
 
-    id: str
-    address: str
-
-
-def launch(api: Api, order: Order, offers: Sequence[Offer], report: Report) -> tuple[Offer, list[Rented]]:
-    """Get all machines of a pool by the first offer that AWS has room for.
-
-    Returns:
-        The offer, and the machines in node order.
-
-    Raises:
-        ProviderError: AWS has room for none; lists what was tried.
-    """
-    tried = []
-    for number, offer in enumerate(offers):
-        report(note(f"launching {offer.text(order.nodes)}"))
-        made: list[dict[str, Any]] = []
+        Raises:
+            PoolClosedError: the group is gone.
+        """
         try:
-            made = api.call("ec2", "run_instances", **_request(order, offer, number))["Instances"]
-            return offer, _wait_running(api, made, order, report)
-        except ProviderError as error:
-            estate.terminate(api, made)  # nobody else knows of these before the pool's end
-            if not isinstance(error, RefusedError) or error.code not in _NO_ROOM:
-                raise
-            report(note(f"no room for {offer.type.name} ({offer.market}) in {offer.zone}: {error.code}"))
-            tried.append(f"  {offer.type.name}  {offer.market}  {offer.zone}  {error.code}")
-    raise ProviderError(
-        f"AWS has no room for {order.nodes} machines in {api.region}:\n" + "\n".join(tried) + "\n"
-        "Try later, another region, other types, or allocation='on-demand'; for limits of the account see its service "
-        "quotas."
-    )
+            resources.renew(self._api, self._group)
+        except RefusedError as error:
+            if error.code.endswith(".NotFound"):
+                raise PoolClosedError(
+                    f"Pool {self._pool} was ended by another client: its security group is gone."
+                ) from error
+            raise
 
-
-def _request(order: Order, offer: Offer, number: int) -> dict[str, Any]:
-    """The call that gets all machines or none. Sent twice it makes them once."""
-    disk = {"VolumeSize": order.image.disk_gb, "VolumeType": "gp3", "DeleteOnTermination": True, "Encrypted": True}
-    interface = {
-        "DeviceIndex": 0,
-        "SubnetId": order.network.subnets[offer.zone],
-        "Groups": [order.group],
-        "AssociatePublicIpAddress": not order.private,
-        "DeleteOnTermination": True,
-    }
-    kinds = ["instance", "volume", "network-interface"]
-    request: dict[str, Any] = {
-        "ImageId": order.image.id,
-        "InstanceType": offer.type.name,
-        "MinCount": order.nodes,
-        "MaxCount": order.nodes,
-        "ClientToken": f"skyward-{order.pool}-{number}" + (f"-again-{order.again}" if order.again else ""),
-        "InstanceInitiatedShutdownBehavior": "terminate",
-        "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 1},
-        "BlockDeviceMappings": [{"DeviceName": order.image.root, "Ebs": disk}],
-        "NetworkInterfaces": [interface],
-        "UserData": order.user_data,
-    }
-    if offer.market == "spot":
-        once = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
-        request["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": once}
-        kinds.append("spot-instances-request")
-    if order.profile:
-        request["IamInstanceProfile"] = {"Name": order.profile}
-    return {**request, "TagSpecifications": tagged(order.pool, *kinds, hourly=offer.hourly)}
-
-
-def _wait_running(api: Api, made: Sequence[Mapping[str, Any]], order: Order, report: Report) -> list[Rented]:
-    """Wait until all run and have an address.
-
-    Raises:
-        RefusedError: one has ended already, for want of capacity for example.
-        ProviderError: they do not run in time.
-    """
-    ids = [each["InstanceId"] for each in sorted(made, key=lambda each: each["AmiLaunchIndex"])]
-    field = "PrivateIpAddress" if order.private else "PublicIpAddress"
-    began = said = time.monotonic()
-    while True:
-        found = {each["InstanceId"]: each for each in estate.instances(api, order.pool, _ALL)}
-        states = {ident: found[ident]["State"]["Name"] if ident in found else "pending" for ident in ids}
-        for ident in ids:
-            if states[ident] not in ("pending", "running"):
-                reason = found[ident].get("StateReason", {})
-                code = str(reason.get("Code", "")).removeprefix("Server.").removeprefix("Client.")
-                raise RefusedError(
-                    f"The machine {ident} ended at once: {reason.get('Message', 'no reason given')}.", code
-                )
-        if all(states[ident] == "running" and found[ident].get(field) for ident in ids):
-            return [Rented(id=ident, address=found[ident][field]) for ident in ids]
-        if time.monotonic() - began > _RUNNING_S:
-            slow = ", ".join(ident for ident in ids if states[ident] != "running") or "which have no address"
-            raise ProviderError(f"Machines do not run {_RUNNING_S:g} s after their launch: {slow}.")
-        if time.monotonic() - said > _SAY_EVERY_S:
-            said = time.monotonic()
-            up = sum(state == "running" for state in states.values())
-            report(note(f"{up} of {len(ids)} machines run after {said - began:.0f} s"))
-        time.sleep(_LOOK_S)
-
-
-_ALL = ("pending", "running", "shutting-down", "terminated", "stopping", "stopped")
+    def run_instances(self, request: LaunchRequest) -> dict[str, Any]:
+        """The arguments of the call, which launches all machines or none."""
+        offer, image = request.offer, self._image
+        disk = {"VolumeSize": image.disk_gb, "VolumeType": "gp3", "DeleteOnTermination": True, "Encrypted": True}
+        interface = {
+            "DeviceIndex": 0,
+            "SubnetId": self._network.subnets[offer.zone],
+            "Groups": [self._group],
+            "AssociatePublicIpAddress": not self._private,
+            "DeleteOnTermination": True,
+        }
+        kinds = ["instance", "volume", "network-interface"]
+        arguments: dict[str, Any] = {
+            "ImageId": image.id,
+            "InstanceType": offer.type.name,
+            "MinCount": request.nodes,
+            "MaxCount": request.nodes,
+            "ClientToken": request.token,
+            "InstanceInitiatedShutdownBehavior": "terminate",
+            "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 1},
+            "BlockDeviceMappings": [{"DeviceName": image.root, "Ebs": disk}],
+            "NetworkInterfaces": [interface],
+            "UserData": request.user_data,
+        }
+        if offer.market == "spot":
+            once = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
+            arguments["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": once}
+            kinds.append("spot-instances-request")
+        if self._profile:
+            arguments["IamInstanceProfile"] = {"Name": self._profile}
+        return {**arguments, "TagSpecifications": resources.tagged(self._pool, *kinds, hourly=offer.hourly)}

@@ -1,16 +1,13 @@
-"""Where machines are put and who reaches them: default subnets, and a security group per pool."""
+"""The network of a pool's machines: the region's default subnets, and a security group for each pool."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from ipaddress import ip_address
 
 from skyward.errors import ProviderError
-from skyward.providers.aws.api import Api, RefusedError
-from skyward.providers.aws.tags import tagged
-
-_ECHO = "https://checkip.amazonaws.com"  # AWS' own service that tells a caller's public address
-_ECHO_S = 10.0
+from skyward.providers.aws.api import Api
+from skyward.providers.aws.resources import tagged
+from skyward.providers.cloud.protocol import RefusedError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,27 +43,8 @@ def find_network(api: Api) -> Network:
     return Network(vpc=vpc, cidr=described["CidrBlock"], subnets=subnets)
 
 
-def client_address() -> str:
-    """The public address of this machine, as AWS sees it.
-
-    Raises:
-        ProviderError: it cannot be found out.
-    """
-    import requests
-
-    try:
-        answer = requests.get(_ECHO, timeout=_ECHO_S)
-        answer.raise_for_status()
-        return str(ip_address(answer.text.strip()))
-    except (requests.RequestException, ValueError) as error:
-        raise ProviderError(
-            f"This machine's public address, from which alone the pool's machines shall be reached, cannot be had from "
-            f"{_ECHO}: {error}. Inside AWS' network write sky.AWS(use_private_ip=True)."
-        ) from error
-
-
 def make_group(api: Api, pool: str, network: Network, client: str) -> str:
-    """The security group of a pool: port 22 from the client, everything among the pool's machines. Its id.
+    """Make the security group of a pool: port 22 from the client, everything among the pool's machines. Its id.
 
     Args:
         api: the region.
@@ -81,7 +59,7 @@ def make_group(api: Api, pool: str, network: Network, client: str) -> str:
         made = api.call("ec2", "create_security_group", GroupName=name, TagSpecifications=tagging, **about)
         group = str(made["GroupId"])
     except RefusedError as error:
-        if error.code != "InvalidGroup.Duplicate":  # of a first try whose answer was lost
+        if error.code != "InvalidGroup.Duplicate":  # made by an earlier attempt whose answer was lost
             raise
         filters = [{"Name": "group-name", "Values": [name]}, {"Name": "vpc-id", "Values": [network.vpc]}]
         group = str(api.call("ec2", "describe_security_groups", Filters=filters)["SecurityGroups"][0]["GroupId"])

@@ -1,7 +1,7 @@
-"""The least that an identity must be allowed at AWS for `sky.AWS`, as an IAM policy.
+"""The least permissions that `sky.AWS` needs, as an IAM policy.
 
-It creates only what bears a pool's tag, and changes and deletes only that. Which actions take which resources and
-conditions: https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2.html
+It allows to create only what has a pool's tag, and to change and delete only that. Which actions take which resources
+and conditions: https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2.html
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from skyward.providers.aws.tags import BEGAN, HOURLY, OWNER, POOL, SEEN
-from skyward.providers.owner import USER
+from skyward.nodes.process_id import USER
+from skyward.providers.aws.resources import BEGAN, HOURLY, OWNER, POOL, SEEN
 
 # actions that AWS can limit to no resource; they change nothing
 _LOOKS = (

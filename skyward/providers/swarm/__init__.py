@@ -1,1 +1,1 @@
-"""Nodes as tasks of a Docker Swarm service: the cluster's own engine places them, feeds them and starts them again."""
+"""Nodes as tasks of a Docker Swarm service, `sky.Swarm`: the engine places them and replaces those that are lost."""

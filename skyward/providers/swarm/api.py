@@ -1,4 +1,4 @@
-"""What is asked of a swarm's manager, over its engine's HTTP interface: nodes, services, tasks, secrets."""
+"""A client of a swarm manager's HTTP interface: nodes, services, tasks, secrets."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ Document = Mapping[str, Any]
 
 
 class SwarmApi:
-    """A manager. Each question has a connection of its own: they are few, and come from several threads.
+    """A manager's interface. Each request has a connection of its own: they are few, and come from several threads.
 
-    Everything raises EngineError where the manager refuses, and EngineMissingError where it does not answer.
+    All methods raise EngineError where the manager refuses, and EngineMissingError where it does not answer.
     """
 
     def __init__(self, engine: EngineAddress) -> None:
@@ -37,7 +37,7 @@ class SwarmApi:
         return self._engine.url
 
     def info(self) -> Document:
-        """What the engine says of itself, its part in a swarm included."""
+        """What the engine reports of itself, its role in a swarm included."""
         return dict(self._ask("GET", "/info", "describe itself"))
 
     def nodes(self) -> Sequence[Document]:
@@ -49,23 +49,23 @@ class SwarmApi:
         return list(self._ask("GET", f"/services{_labelled(label)}", "list services"))
 
     def secrets(self, label: str) -> Sequence[Document]:
-        """The secrets with a label; nobody can be told what is in them."""
+        """The secrets with a label, without their content, which the engine gives to nobody."""
         return list(self._ask("GET", f"/secrets{_labelled(label)}", "list secrets"))
 
     def tasks(self, service_name: str) -> Sequence[Document]:
-        """The tasks of a service, also those that have ended, and those that are left of a service just removed."""
+        """The tasks of a service, including those that have ended and those left of a service just removed."""
         query = urlencode({"filters": json.dumps({"name": [f"{service_name}."]})})
         return list(self._ask("GET", f"/tasks?{query}", f"list the tasks of service {service_name}"))
 
     def create_secret(self, name: str, content: str, labels: Mapping[str, str]) -> str:
         """Make a secret; its id. The engine reads the content as a Go template and fills it in for each task."""
-        wish = {
+        spec = {
             "Name": name,
             "Labels": dict(labels),
             "Data": base64.b64encode(content.encode()).decode(),
             "Templating": {"Name": "golang"},
         }
-        return str(self._ask("POST", "/secrets/create", f"make secret {name}", wish)["ID"])
+        return str(self._ask("POST", "/secrets/create", f"make secret {name}", spec)["ID"])
 
     def create_service(self, spec: Document, auth: Mapping[str, str]) -> str:
         """Make a service; its id.
@@ -78,6 +78,15 @@ class SwarmApi:
         action = f"make service {spec['Name']}"
         return str(self._ask("POST", "/services/create", action, spec, {"X-Registry-Auth": header})["ID"])
 
+    def restart_tasks(self, service_name: str) -> None:
+        """Have the manager start a new task in each slot of a service, in the place of whatever is there."""
+        query = urlencode({"filters": json.dumps({"name": [service_name]})})
+        for service in self._ask("GET", f"/services?{query}", f"find service {service_name}"):
+            spec, version = service["Spec"], int(service["Version"]["Index"])
+            task = {**spec["TaskTemplate"], "ForceUpdate": int(spec["TaskTemplate"].get("ForceUpdate", 0)) + 1}
+            path = f"/services/{service['ID']}/update?version={version}"
+            self._ask("POST", path, f"start the tasks of service {service_name} again", {**spec, "TaskTemplate": task})
+
     def remove_service(self, ident: str) -> None:
         """Remove a service, which ends its tasks; nothing happens if it is gone."""
         self._ask("DELETE", f"/services/{ident}", f"remove service {ident}", may_be_gone=True)
@@ -87,7 +96,7 @@ class SwarmApi:
         self._ask("DELETE", f"/secrets/{ident}", f"remove secret {ident}", may_be_gone=True)
 
     def last_lines(self, task: str) -> str:
-        """The last lines of what a task has printed; "" where its machine does not tell."""
+        """The last lines that a task has printed; "" where its machine does not answer."""
         try:
             with closing(SocketLine(self._engine)) as line:
                 line.timeout = _LOG_S
@@ -96,7 +105,7 @@ class SwarmApi:
                     line.sock.settimeout(_LOG_S)
                 data = line.getresponse().read()
         except (HTTPException, OSError):
-            return ""  # what failed is told with or without them
+            return ""  # the error is reported without them
         text = b""
         while len(data) > _LOG_HEADER:
             end = _LOG_HEADER + int.from_bytes(data[4:_LOG_HEADER], "big")

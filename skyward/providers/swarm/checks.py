@@ -1,4 +1,4 @@
-"""What can be wrong with a swarm, found before anything is made in it. Pure: from what a manager says."""
+"""Checks of a swarm before anything is made in it. Pure: from what its manager reports."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 from skyward.errors import ProviderError
 from skyward.model.accelerator import Accelerator
-from skyward.providers.base import Terms
+from skyward.model.protocol import PLATFORMS
+from skyward.providers.base import PoolRequest
 
-_PROCESSORS = {"x86_64": "amd64", "aarch64": "arm64"}
 _GIB = 1024**3
 
 Document = Mapping[str, Any]
 
 
 def check_manager(url: str, info: Document) -> None:
-    """Whether an engine is a manager of a swarm.
+    """Check that an engine is a manager of a swarm.
 
     Raises:
         ProviderError: it is not.
@@ -43,7 +43,7 @@ def check_manager(url: str, info: Document) -> None:
 
 
 def address_of(node: Document) -> str:
-    """IP address of a machine in its swarm. A manager knows itself by the one it has told the others."""
+    """IP address of a machine in its swarm; of a manager the one that it advertises."""
     managing = str((node.get("ManagerStatus") or {}).get("Addr", "")).rpartition(":")[0]
     return managing.strip("[]") or str(node["Status"]["Addr"])
 
@@ -62,12 +62,13 @@ def usable(nodes: Sequence[Document], platform: str) -> list[Document]:
     ready, wrong = [], []
     for node in nodes:
         about = node["Description"].get("Platform") or {}
-        processor = _PROCESSORS.get(about.get("Architecture", ""), about.get("Architecture", ""))
+        system = f"{about.get('OS')}/{about.get('Architecture')}"
+        system = PLATFORMS.get(system.removeprefix("linux/"), system)
         state, wanted = node["Status"]["State"], node["Spec"]["Availability"]
         if (state, wanted) != ("ready", "active"):
             wrong.append(f"{name_of_machine(node)} is {state if state != 'ready' else wanted}")
-        elif not platform.startswith(f"{about.get('OS')}/{processor}"):
-            wrong.append(f"{name_of_machine(node)} is {about.get('OS')}/{processor}")
+        elif not platform.startswith(system):
+            wrong.append(f"{name_of_machine(node)} is {system}")
         else:
             ready.append(node)
     if not ready:
@@ -84,25 +85,26 @@ def usable(nodes: Sequence[Document], platform: str) -> list[Document]:
     return ready
 
 
-def room(nodes: Sequence[Document], count: int, at_least: int, terms: Terms) -> int:
-    """How many of so many nodes of this size fit on the machines, were they empty.
+def room(nodes: Sequence[Document], request: PoolRequest) -> int:
+    """How many of the nodes asked for fit on the machines, were they empty.
 
     Raises:
         ProviderError: too few.
     """
+    count = request.nodes
     for what, unit, each, key, scale in (
-        ("CPUs", "", terms.cpus, "NanoCPUs", 1e9),
-        ("memory", " GiB", terms.memory_gb, "MemoryBytes", _GIB),
+        ("CPUs", "", request.cpus, "NanoCPUs", 1e9),
+        ("memory", " GiB", request.memory_gb, "MemoryBytes", _GIB),
     ):
         if each is None:
             continue
         there = {name_of_machine(node): node["Description"]["Resources"].get(key, 0) / scale for node in nodes}
         fit = sum(int(amount // each) for amount in there.values())
-        if fit < at_least:
+        if fit < request.fewest:
             sizes = ", ".join(f"{name} {amount:.4g}{unit}" for name, amount in there.items())
             raise ProviderError(
-                f"{at_least} nodes with {each:.4g}{unit} of {what} each do not fit on the swarm's machines, which "
-                f"have: {sizes}. Ask for fewer nodes or smaller ones."
+                f"{request.fewest} nodes with {each:.4g}{unit} of {what} each do not fit on the swarm's machines. "
+                f"They have: {sizes}. Ask for fewer nodes or smaller ones."
             )
         count = min(count, fit)
     return count

@@ -1,24 +1,24 @@
-"""The way to a swarm: its manager's engine, on this machine or through SSH, and the machines' addresses behind it."""
+"""The connection to a swarm: its manager's engine, here or through SSH, and through it the machines' addresses."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from skyward.engine.address import EngineAddress, find_engine
 from skyward.errors import ConfigError, EngineMissingError, ProviderError, WireError
 from skyward.model.ssh import SshHost
-from skyward.providers.checks import check_host, refuse
-from skyward.providers.machine import Machine
+from skyward.nodes.ssh_host import Machine
 from skyward.providers.swarm.api import Document, SwarmApi
-from skyward.runner.station import keep_alive
+from skyward.runner.entry.swarm_task import keep_alive
+from skyward.ssh.handed import handed_hosts
+from skyward.ssh.preflight import check_host, refuse
 from skyward.system import socket
 from skyward.wire.listen import tune
 
 _CONNECT_S = 5.0
-_UNUSED_LEASE_S = 60.0  # of a keeper that changes nothing
+_UNUSED_LEASE_S = 60.0  # of a watchdog that makes nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +35,19 @@ class ManagerAddress:
 
     @classmethod
     def of(cls, engine: str | None, key: Path | None, known_hosts: Path | None) -> ManagerAddress:
-        """The manager that a caller means; without a word of him, the engine that the docker command would use.
+        """The manager that a caller names; by default the engine that the docker command would use.
 
         Raises:
             ConfigError: the text is no such address.
         """
+        given: object = engine
+        if given is not None and not isinstance(given, str):
+            raise ConfigError(f"sky.Swarm: a manager is named by a text such as 'ssh://user@host'; found {given!r}.")
         text = engine or os.environ.get("DOCKER_HOST") or ""
         if text.startswith("ssh://"):
             host = SshHost.parse(text)
+            if handed := handed_hosts().get(host.name):
+                return cls(handed, None)
             files = [str(path) if path else None for path in (key, known_hosts)]
             return cls(replace(host, key=files[0], known_hosts=files[1]), None)
         if engine and not engine.startswith("unix://"):
@@ -56,21 +61,15 @@ class ManagerAddress:
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """Its name for messages."""
         return self.host.name if self.host else "this machine"
-
-    def document(self) -> Mapping[str, str | None]:
-        """The address for another process."""
-        host = self.host
-        files = {"key": host.key, "known_hosts": host.known_hosts} if host else {}
-        return {"engine": host.url if host else self.url, **files}
 
 
 class Manager:
-    """An open way to a manager.
+    """An open connection to a manager.
 
     Attributes:
-        api: what can be asked there.
+        api: its HTTP interface.
 
     Raises:
         ProviderError: its machine cannot be reached.
@@ -121,15 +120,15 @@ class Manager:
         return {str(node["ID"]): node for node in self.api.nodes()}
 
     def why_gone(self) -> str:
-        """Why nothing can be known of the swarm any more, to complete "Node 1 ..."; "" if it can be asked."""
+        """Why the manager cannot be asked any more, to complete "Node 1 ..."; "" if it can."""
         machine = self._machine
         if machine is not None and machine.connection.ended.is_set():
-            why = machine.connection.why or "without a word"
-            return f"is lost from sight: the SSH connection to the manager {machine.name} ended ({why})"
+            why = machine.connection.why or "without a reason given"
+            return f"is unreachable: the SSH connection to the manager {machine.name} ended ({why})"
         try:
             self.engine.dial(_CONNECT_S).close()
         except EngineMissingError:
-            return f"is lost from sight: the manager's engine at {self.engine.url} is gone"
+            return f"is unreachable: the manager's engine at {self.engine.url} is gone"
         return ""
 
     def close(self) -> None:

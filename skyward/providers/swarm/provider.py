@@ -1,55 +1,71 @@
-"""Nodes as tasks of one service of an existing Docker Swarm."""
+"""`sky.Swarm`: nodes as tasks of one service of an existing Docker Swarm, and what one pool has there."""
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
-from skyward.engine import find_engine
-from skyward.errors import ConfigError, PoolClosedError
-from skyward.model.accelerator import Accelerator
-from skyward.model.image import Image
+from skyward.engine import Engine, find_engine
+from skyward.engine.limits import shm_bytes
+from skyward.errors import ProviderError
+from skyward.model.parameters import suggesting
+from skyward.model.resource import Resource
 from skyward.model.rights import Rights
-from skyward.model.spec import Cluster
-from skyward.providers.base import Host, Terms
-from skyward.providers.rundir import PoolDirectory, private_directory, runtime_base, sweep_orphans
-from skyward.providers.swarm import checks, estate
+from skyward.model.ssh import existing_file
+from skyward.nodes.access import ContainerAccess, NodeAccess
+from skyward.nodes.certificate import identities
+from skyward.nodes.claimed import end
+from skyward.nodes.container import user_of
+from skyward.nodes.node import Host, Launch, RunnerNode
+from skyward.nodes.process_id import ProcessId
+from skyward.nodes.run_directory import PoolDirectory, private_directory, runtime_base, sweep_orphans
+from skyward.providers.base import Allocation, Capabilities, PoolRequest, Provider
+from skyward.providers.reaper import Reaper
+from skyward.providers.swarm import checks, resources
+from skyward.providers.swarm.api import Document
+from skyward.providers.swarm.claims import ClaimedTask, TaskClaimer
 from skyward.providers.swarm.manager import Manager, ManagerAddress
-from skyward.providers.swarm.pool import SwarmHost, SwarmPool
+from skyward.providers.swarm.node import SwarmProcess
+from skyward.providers.swarm.service import ServiceSpec, labels_of, name_of, secret_text, service_spec
+from skyward.runner.entry.swarm_task import STOP
+from skyward.ssh.handed import handed_hosts
+from skyward.system import threading
 
 if TYPE_CHECKING:
-    from skyward.build.events import Report
+    from skyward.delivery.deliver import Delivered
 
-LEASE_S = 60.0
+_GIB = 1024**3
+_TASK = "com.docker.swarm.task.id"  # label that the engine gives to containers of tasks
 
 
+@suggesting("sky.Swarm")
 @dataclass(frozen=True, init=False)
-class Swarm:
+class Swarm(Provider):
     """Tasks of a service of a Docker Swarm: `sky.Swarm("ssh://user@manager", registry="registry.example.com/skyward")`.
 
-    The swarm's engine places them, feeds them with the image and starts them again, elsewhere if their machine is lost.
+    The swarm's engine places them, pulls their image and replaces those that are lost, on another machine if need be.
 
     Attributes:
         manager: a manager of the swarm: `ssh://user@host`, `unix:///path` of its engine's socket on this machine, or
             None for the engine that the docker command would use (`DOCKER_HOST` may name one by SSH).
         registry: repository through which images reach the machines, such as "registry.example.com/team/skyward".
             None is for a swarm that is this one machine.
-        rights: whom functions run as in their containers, and what they may do: `user` and `privileges`, which
-            `sky.Docker` explains. The user of an image that names none is its user skyward.
+        rights: the user that functions run as in their containers, and their capabilities: `user` and `privileges`,
+            which `sky.Docker` explains. The user of an image that names none is its user skyward.
 
     Raises:
         ConfigError: a value is wrong.
     """
 
+    name: ClassVar[str] = "swarm"
+    capabilities: ClassVar[Capabilities] = Capabilities(default_lease_s=60.0)
     manager: ManagerAddress
     registry: str | None
     rights: Rights
-    _terms: Terms = field(repr=False, compare=False)
-    _pools: dict[str, SwarmPool] = field(repr=False, compare=False)
 
     def __init__(
         self,
@@ -69,121 +85,67 @@ class Swarm:
             known_hosts: file of the only host keys to trust, also of jump hosts; None for what the SSH configuration
                 trusts.
             registry: as above.
-            user: whom functions run as, by name or number, with a group if wanted ("app", "1000:100"). None for the
-                user that the image names, and for its user skyward where it names none.
+            user: the user that functions run as, by name or number, with a group if wanted ("app", "1000:100"). None
+                for the user that the image names, and for its user skyward where it names none.
             privileges: capabilities(7) that their programs can have, or "default"; see `sky.Docker`.
         """
-        files = (_file(name, path) for name, path in (("key", key), ("known_hosts", known_hosts)))
+        if handed_hosts():  # a detached run's manager has files of its own
+            key = known_hosts = None
+        files = (existing_file("sky.Swarm", "key", key), existing_file("sky.Swarm", "known_hosts", known_hosts))
         if registry is not None:
-            from skyward.build.registry import parse_reference
+            from skyward.builder.registry.reference import parse_reference
 
             parse_reference(registry)
-        set_ = object.__setattr__
-        set_(self, "manager", ManagerAddress.of(engine, *files))
-        set_(self, "registry", registry)
-        set_(self, "rights", Rights.of("sky.Swarm", user, privileges))
-        set_(self, "_terms", Terms())
-        set_(self, "_pools", {})
+        object.__setattr__(self, "manager", ManagerAddress.of(engine, *files))
+        object.__setattr__(self, "registry", registry)
+        object.__setattr__(self, "rights", Rights.of("sky.Swarm", user, privileges))
 
-    @property
-    def name(self) -> str:
-        """Name of the provider."""
-        return "swarm"
+    def open(self, request: PoolRequest) -> SwarmAllocation:
+        """The service of a pool."""
+        return SwarmAllocation(self, request)
 
-    @property
-    def lease_s(self) -> float:
-        """Seconds a task outlives a client that is silent."""
-        return LEASE_S
-
-    def on(self, terms: Terms) -> Self:
-        """The same swarm, for a pool on these terms.
-
-        Raises:
-            ConfigError: they are for rented machines.
-        """
-        if (asked := terms.of_rented_machines) is not None:
-            raise ConfigError(f"{asked}= is for providers of rented machines; sky.Swarm rents none.")
-        bound = type(self).__new__(type(self))
-        for name in ("manager", "registry", "rights", "_pools"):
-            object.__setattr__(bound, name, getattr(self, name))
-        object.__setattr__(bound, "_terms", terms)
-        return bound
-
-    def acquire(
-        self, pool: str, nodes: int, accelerator: Accelerator | None, at_least: int | None = None
-    ) -> Sequence[Host]:
-        """See that the swarm can give so many nodes. Where they are is known once the image is prepared.
-
-        Raises:
-            ProviderError: the manager cannot be reached or is none; no machine fits; too few have the GPUs.
-            EngineMissingError: no engine answers.
-        """
-        sweep_orphans()
-        directory = PoolDirectory.create(pool, runtime_base())
-        opened = SwarmPool(pool, self.manager, self._terms, self.rights, directory)
-        self._pools[pool] = opened
-        possible = opened.examine(nodes, nodes if at_least is None else at_least, accelerator, self.registry)
-        return [SwarmHost(opened, node) for node in range(possible)]
-
-    def replace(self, pool: str, lost: Host | None, accelerator: Accelerator | None) -> Host:  # noqa: ARG002
-        """Wait until the engine has a new task in the slot of a lost one, on whichever machine it finds.
-
-        Raises:
-            ProviderError: it finds none.
-            NodeStartError: tasks fail.
-            PoolClosedError: the pool has ended, or another client has ended it.
-        """
-        opened = self._pools.get(pool)
-        if opened is None:
-            raise PoolClosedError(f"Pool {pool} has ended; no task is waited for any more.")
-        return opened.another(lost if isinstance(lost, SwarmHost) else None)
-
-    def prepare(self, hosts: Sequence[Host], image: Image, cluster: Cluster, report: Report) -> str | None:
-        """Put the image into the registry unless it is there, make the service, and wait until its tasks have come.
-
-        Raises:
-            ImageError: the image cannot be had.
-            ProviderError: the engine finds no machine for a task.
-            NodeStartError: tasks fail.
-        """
-        from skyward.providers.swarm.supply import supply
-
-        opened = next(host.pool for host in hosts if isinstance(host, SwarmHost))
-        if opened.image is not None:  # a host that has been replaced: the service goes on as it is
-            return opened.image
-        platform = image.platform or cluster.spec.platform
-        engine = find_engine() if self.registry else opened.manager.engine
-        supplied = supply(image, cluster.spec.python, platform, self.registry, report, engine)
-        opened.place(supplied, platform, report)
-        return supplied.reference
-
-    def release(self, pool: str) -> None:
-        """Remove the pool's service with its tasks, and its secret, whoever made them.
-
-        Raises:
-            ProviderError: the manager cannot be reached; the tasks end by their lease.
-            EngineError: it refuses.
-        """
-        opened = self._pools.pop(pool, None)
-        if opened:
-            opened.close()
-            return
-        with self._asked() as manager:
-            estate.clear(manager.api, pool)
-
-    def find(self) -> Iterable[Mapping[str, Any]]:
+    def find(self) -> Sequence[Resource]:
         """Every task of every pool in the swarm: pool, node, name, state, owner, image, id, host.
 
         Raises:
             ProviderError: the manager cannot be reached, or is none.
             EngineError: it refuses.
         """
-        with self._asked() as manager:
+        with self._connected() as manager:
             checks.check_manager(manager.api.url, manager.api.info())
-            return list(estate.described(manager.api))
+            return list(resources.described(manager.api))
+
+    def enter(self, node: Resource) -> NodeAccess:
+        """A way into a task on the manager's own machine; the engines of others cannot be asked from there.
+
+        Raises:
+            ProviderError: the task is on another machine; a pool of `sky.SSH` on these machines has a way.
+        """
+        with ExitStack() as last:
+            manager = last.enter_context(self._connected())
+            engine = Engine.at(manager.engine, {})
+            found = engine.containers(f"{_TASK}={node['id']}", state="running")
+            if not found:
+                raise ProviderError(
+                    f"Task {node['name']} runs on {node.get('host') or 'no machine'}, whose engine cannot be asked "
+                    f"through the manager at {self.manager.name}: only tasks on the manager's own machine can be "
+                    "entered. Run the command on that machine, or with sky.SSH."
+                )
+            there = Resource(**{**node, "id": found[0]["Id"]})
+            return ContainerAccess(there, manager.engine, last.pop_all().close)
+
+    def destroy(self, pool_id: str) -> None:
+        """Remove a pool's service with its tasks, and its secret, whoever made them.
+
+        Raises:
+            ProviderError: the manager cannot be reached; the tasks end by their lease.
+            EngineError: it refuses.
+        """
+        with self._connected() as manager:
+            resources.clear(manager.api, pool_id)
 
     @contextmanager
-    def _asked(self) -> Iterator[Manager]:
+    def _connected(self) -> Iterator[Manager]:
         with private_directory() as folder:
             manager = Manager(self.manager, folder)
             try:
@@ -192,10 +154,216 @@ class Swarm:
                 manager.close()
 
 
-def _file(name: str, path: str | os.PathLike[str] | None) -> Path | None:
-    if path is None:
-        return None
-    found = Path(path).expanduser().absolute()
-    if not found.is_file():
-        raise ConfigError(f"sky.Swarm: {name} names the file {found}, which does not exist.")
-    return found
+class SwarmAllocation(Allocation):
+    """What one pool has in a swarm: the connection to its manager, its service and secret, and the tasks it claimed."""
+
+    def __init__(self, provider: Swarm, request: PoolRequest) -> None:
+        super().__init__(request)
+        self._provider, self._registry, self._rights = provider, provider.registry, provider.rights
+        self._service_image: str | None = None  # once the service is there
+        self._claims: dict[SwarmHost, ClaimedTask] = {}
+        self._slots: dict[int, int] = {}  # by the number of the host
+        self._numbers = itertools.count()
+        self._given_up: set[str] = set()  # ids of tasks that are not claimed again
+        self._lock = threading.Lock()
+        self._directory: PoolDirectory | None = None
+        self._manager: Manager | None = None
+        self._reaper: Reaper | None = None
+
+    @property
+    def manager(self) -> Manager:
+        """The connection to the manager, after `acquire`."""
+        assert self._manager
+        return self._manager
+
+    def acquire(self) -> Sequence[Host]:
+        """Check that the swarm has room for the nodes. On which machines they are is known after `prepare`.
+
+        Raises:
+            ProviderError: the manager cannot be reached or is none; no machine fits; too few have the GPUs.
+            EngineMissingError: no engine answers.
+        """
+        request = self.request
+        sweep_orphans()
+        self._directory = directory = PoolDirectory.create(request.pool_id, runtime_base())
+        self._manager = manager = Manager(self._provider.manager, directory.path)
+        info = manager.api.info()
+        checks.check_manager(manager.api.url, info)
+        nodes = manager.api.nodes()
+        if self._registry is None and (len(nodes) > 1 or self._provider.manager.host):
+            raise ProviderError(
+                f"The machines of a swarm get images from a registry: give sky.Swarm one that all {len(nodes)} of them "
+                "reach, as registry='registry.example.com/team/skyward'."
+            )
+        usable = checks.usable(nodes, request.platform)
+        self._possible, self._gpus = checks.room(usable, request), None
+        if request.accelerator is not None:
+            kind, self._possible = checks.gpus(usable, self._possible, request.fewest, request.accelerator)
+            self._gpus = (kind, request.gpus)
+        self._managers = [str(each["Addr"]) for each in info["Swarm"]["RemoteManagers"]]
+        self._shm_bytes = self._shm(usable)
+        return [SwarmHost(self, node) for node in range(self._possible)]
+
+    def _shm(self, nodes: Sequence[Document]) -> int:
+        own = self.request.memory_gb
+        return shm_bytes(int(own * _GIB) if own else min(n["Description"]["Resources"]["MemoryBytes"] for n in nodes))
+
+    def prepare(self, hosts: Sequence[Host]) -> str | None:  # noqa: ARG002 - one service for all of them
+        """Put the image into the registry unless it is there, make the service, and claim its tasks.
+
+        Raises:
+            ImageError: the image cannot be had.
+            ProviderError: the engine finds no machine for a task.
+            NodeStartError: tasks fail.
+        """
+        from skyward.delivery.deliver import ImageTarget, deliver
+
+        request = self.request
+        if self._service_image is None:  # else it is for a host that has been replaced: the service is there
+            engine = find_engine() if self._registry else self.manager.engine
+            target = ImageTarget(engine=engine, registry=self._registry)
+            delivered = deliver(request.image, request.cluster, target, request.report)
+            self._create_service(delivered)
+            self._service_image = delivered.reference
+        return self._service_image
+
+    def _create_service(self, delivered: Delivered) -> None:
+        """Make secret and service, and claim the tasks."""
+        request, api, owner = self.request, self.manager.api, ProcessId.of(os.getpid())
+        pool = request.pool_id
+        own, theirs = identities("Swarm", pool, request.nodes)
+        with self._lock:
+            self.check_open()
+            resources.sweep(api)
+            self._reaper = Reaper(self._provider, pool)
+            secret = api.create_secret(name_of(pool), secret_text(theirs), labels_of(pool, owner))
+            spec = ServiceSpec(
+                pool=pool,
+                nodes=request.nodes,
+                image=delivered.reference,
+                platform=request.image.platform or request.platform,
+                secret=secret,
+                managers=self._managers,
+                lease_s=request.lease_s,
+                shm_bytes=self._shm_bytes,
+                gpus=self._gpus,
+                cpus=request.cpus,
+                memory_gb=request.memory_gb,
+                user=user_of(self._rights, delivered.user),
+                privileges=self._rights.privileges,
+            )
+            api.create_service(service_spec(spec, owner), delivered.auth)
+        contexts = {slot: identity.context(server=False) for slot, identity in enumerate(own, 1)}
+        self._claimer = TaskClaimer(self.manager, contexts, pool, request.report, self.ended)
+        claims = self._claimer.claim(range(1, request.nodes + 1), self._possible)
+        with self._lock:
+            for slot, claim in sorted(claims.items()):
+                self._note(SwarmHost(self, next(self._numbers)), slot, claim)
+
+    def replace(self, lost: Host | None) -> Host:
+        """Wait until the engine has a new task in the slot of a lost one, on whichever machine, and claim it.
+
+        For a node that never had one, it is a task in any slot that has none claimed.
+
+        Raises:
+            ProviderError: the engine finds no machine.
+            NodeStartError: tasks fail.
+            PoolClosedError: the pool has ended, or another client has ended it.
+        """
+        with self._lock:
+            self.check_open()
+            if isinstance(lost, SwarmHost):
+                slots = [self._slots[lost.number]]
+                host = SwarmHost(self, lost.number, lost.turn + 1)
+                self._given_up.add(self._claims[lost].task)
+            else:
+                slots = [slot for slot in range(1, self.request.nodes + 1) if slot not in self._slots.values()]
+                host = SwarmHost(self, next(self._numbers))
+        if not slots:
+            raise ProviderError(
+                f"The service of pool {self.request.pool_id} has {self.request.nodes} tasks, and all of them are nodes."
+            )
+        ((slot, claim),) = self._claimer.claim(slots, 1, self._given_up).items()
+        with self._lock:
+            if self.ended.is_set():
+                claim.claim.session.close()
+            self.check_open()
+            self._note(host, slot, claim)
+        return host
+
+    def _note(self, host: SwarmHost, slot: int, claim: ClaimedTask) -> None:
+        self._slots[host.number], self._claims[host] = slot, claim
+
+    def claim_of(self, host: SwarmHost) -> ClaimedTask:
+        """The task that a host stands for, after `prepare`."""
+        return self._claims[host]
+
+    def start(self, host: SwarmHost, launch: Launch) -> RunnerNode:
+        """Make a task the node.
+
+        Raises:
+            ProviderError: the task has ended.
+        """
+        with self._lock:
+            self.check_open()
+            return RunnerNode(launch, SwarmProcess(self.manager, self._claimer, self._claims[host], launch))
+
+    def release(self) -> None:
+        """Remove the service with its tasks, and the secret; the reaper goes on with what could not be removed.
+
+        Raises:
+            EngineError: the manager refuses or does not answer; the tasks end by their lease.
+        """
+        with self._lock:  # after whoever was just making the service
+            claims = tuple(self._claims.values())
+        with ExitStack() as last:
+            if self._directory is not None:
+                last.callback(self._directory.remove)
+            if self._manager is not None:
+                last.callback(self._manager.close)
+            for claim in claims:
+                last.callback(claim.claim.session.close)
+                end(claim.claim.session, STOP)
+            if self._reaper is not None:
+                self._reaper.relieve(self._clear)
+
+    def _clear(self) -> None:
+        resources.settle(self.manager.api, self.request.pool_id)
+        resources.clear(self.manager.api, self.request.pool_id)
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmHost:
+    """The machine that a task is on, as the host of one node. Which one is known once the image is prepared.
+
+    Attributes:
+        allocation: the pool's.
+        number: of the host among those of the pool.
+        turn: how many tasks its slot has had before.
+    """
+
+    allocation: SwarmAllocation
+    number: int
+    turn: int = 0
+
+    @property
+    def name(self) -> str:
+        """The machine's name in the swarm."""
+        return self.allocation.claim_of(self).machine
+
+    @property
+    def address(self) -> str:
+        """Its IP address in the swarm."""
+        return self.allocation.claim_of(self).address
+
+    def claim_port(self) -> int:
+        """A port there on which nobody listened when the task was claimed."""
+        return self.allocation.claim_of(self).claim.free_port
+
+    def start(self, launch: Launch) -> RunnerNode:
+        """Make the task the node.
+
+        Raises:
+            ProviderError: the task has ended.
+        """
+        return self.allocation.start(self, launch)

@@ -1,4 +1,8 @@
-"""The service of a pool as the engine is asked for it: one task for each node, on its machine's own network. Pure."""
+"""The service of a pool and its secret, as the engine takes them: one task per node, in its machine's network. Pure.
+
+The secret holds an identity for each task, made for this pool alone. They are certificates, because the TLS of Python's
+standard library takes pre-shared keys only from 3.13 on.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from skyward.model.rights import DEFAULT
-from skyward.providers.containers import COMMAND, OWNER, OWNER_ID, POOL
-from skyward.providers.owner import USER, Owner, current_user
-from skyward.runner.station import SECRET, SLOT_VAR, STATION_VAR
+from skyward.nodes.container import COMMAND, OWNER, OWNER_ID, POOL
+from skyward.nodes.process_id import USER, ProcessId, current_user
+from skyward.runner.entry.swarm_task import SECRET, SLOT_VAR, TASK_VAR
 from skyward.wire.tls import Identity
 
 _GIB = 1024**3
@@ -20,8 +24,8 @@ _AGAIN_S = 1  # a task that failed is started again after this time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
-    """What a pool wants of a swarm.
+class ServiceSpec:
+    """A pool's service.
 
     Attributes:
         pool: its identifier.
@@ -35,7 +39,7 @@ class Wish:
         gpus: kind of the generic resource and how many of it a node needs; None for no GPU.
         cpus: CPUs of a node, reserved and the most that it gets; None for as many as there are.
         memory_gb: the same for memory.
-        user: whom the tasks' programs run as, "user:group" by name or number; None for the user that the image names.
+        user: the user of the tasks' programs, "user:group" by name or number; None for the user that the image names.
         privileges: capabilities that they can have, as of `Rights`.
     """
 
@@ -59,7 +63,7 @@ def name_of(pool: str) -> str:
     return f"skyward-{pool}"
 
 
-def labels_of(pool: str, owner: Owner) -> dict[str, str]:
+def labels_of(pool: str, owner: ProcessId) -> dict[str, str]:
     """Labels of service and secret. Containers have none of them: the engine would only replace a removed one."""
     return {POOL: pool, USER: current_user(), OWNER: owner.for_people, OWNER_ID: owner.text}
 
@@ -76,69 +80,69 @@ def secret_text(tasks: Sequence[Identity]) -> str:
     return "".join(parts)
 
 
-def service_spec(wish: Wish, owner: Owner) -> dict[str, Any]:
-    """The service, in the engine's words."""
+def service_spec(spec: ServiceSpec, owner: ProcessId) -> dict[str, Any]:
+    """The service, as the engine's interface takes it."""
     return {
-        "Name": name_of(wish.pool),
-        "Labels": labels_of(wish.pool, owner),
-        "Mode": {"Replicated": {"Replicas": wish.nodes}},
+        "Name": name_of(spec.pool),
+        "Labels": labels_of(spec.pool, owner),
+        "Mode": {"Replicated": {"Replicas": spec.nodes}},
         "TaskTemplate": {
-            "ContainerSpec": _container(wish),
-            "Resources": _resources(wish),
+            "ContainerSpec": _container(spec),
+            "Resources": _resources(spec),
             # what ends with status 0 has done what it should: it stays ended
             "RestartPolicy": {"Condition": "on-failure", "Delay": _AGAIN_S * _SECOND, "MaxAttempts": 0},
-            "Placement": {"Platforms": [_platform(wish.platform)]},
+            "Placement": {"Platforms": [_platform(spec.platform)]},
             "Networks": [{"Target": "host"}],
         },
     }
 
 
-def _container(wish: Wish) -> dict[str, Any]:
-    station = {
-        "pool": wish.pool,
-        "lease_s": wish.lease_s,
-        "managers": list(wish.managers),
-        "gains_privileges": bool(wish.privileges),
+def _container(spec: ServiceSpec) -> dict[str, Any]:
+    settings = {
+        "pool": spec.pool,
+        "lease_s": spec.lease_s,
+        "managers": list(spec.managers),
+        "gains_privileges": bool(spec.privileges),
     }
-    env = {STATION_VAR: json.dumps(station), SLOT_VAR: "{{.Task.Slot}}"}
-    if wish.gpus:  # what the engine reserves it does not hand over; the runtime does
+    env = {TASK_VAR: json.dumps(settings), SLOT_VAR: "{{.Task.Slot}}"}
+    if spec.gpus:  # what the engine reserves it does not hand over; the runtime does
         env |= {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
     file = {"Name": SECRET.name, "UID": "0", "GID": "0", "Mode": 0o444}
     return {
-        "Image": wish.image,
-        "Command": [COMMAND[0], "-m", "skyward.runner.station"],
+        "Image": spec.image,
+        "Command": [COMMAND[0], "-m", "skyward.runner.entry.swarm_task"],
         "Env": [f"{name}={value}" for name, value in env.items()],
         "Init": True,
-        **_rights(wish),
+        **_rights(spec),
         "StopGracePeriod": _STOP_S * _SECOND,
-        "Secrets": [{"SecretID": wish.secret, "SecretName": name_of(wish.pool), "File": file}],
-        "Mounts": [{"Type": "tmpfs", "Target": "/dev/shm", "TmpfsOptions": {"SizeBytes": wish.shm_bytes}}],
+        "Secrets": [{"SecretID": spec.secret, "SecretName": name_of(spec.pool), "File": file}],
+        "Mounts": [{"Type": "tmpfs", "Target": "/dev/shm", "TmpfsOptions": {"SizeBytes": spec.shm_bytes}}],
     }
 
 
-def _rights(wish: Wish) -> dict[str, Any]:
-    """No capability and no way to gain one, but for what was asked for."""
-    rights: dict[str, Any] = {} if wish.user is None else {"User": wish.user}
-    if wish.privileges == DEFAULT:
+def _rights(spec: ServiceSpec) -> dict[str, Any]:
+    """User and capabilities: none can be had or gained beyond those asked for."""
+    rights: dict[str, Any] = {} if spec.user is None else {"User": spec.user}
+    if spec.privileges == DEFAULT:
         return rights
     rights["CapabilityDrop"] = ["ALL"]
-    if wish.privileges:
-        rights["CapabilityAdd"] = list(wish.privileges)
-    else:  # known from API 1.44 on (engine 25), skipped by older ones; there the station does it for its own programs
+    if spec.privileges:
+        rights["CapabilityAdd"] = list(spec.privileges)
+    else:  # known from API 1.44 on (engine 25), skipped by older ones; there the task's program does it for its own
         rights["Privileges"] = {"NoNewPrivileges": True}
     return rights
 
 
-def _resources(wish: Wish) -> dict[str, Any]:
+def _resources(spec: ServiceSpec) -> dict[str, Any]:
     """The limits are reserved as well, so that no machine is given more than it has."""
     limits: dict[str, Any] = {}
-    if wish.cpus is not None:
-        limits["NanoCPUs"] = int(wish.cpus * 1e9)
-    if wish.memory_gb is not None:
-        limits["MemoryBytes"] = int(wish.memory_gb * _GIB)
+    if spec.cpus is not None:
+        limits["NanoCPUs"] = int(spec.cpus * 1e9)
+    if spec.memory_gb is not None:
+        limits["MemoryBytes"] = int(spec.memory_gb * _GIB)
     reserved = dict(limits)
-    if wish.gpus:
-        kind, count = wish.gpus
+    if spec.gpus:
+        kind, count = spec.gpus
         reserved["GenericResources"] = [{"DiscreteResourceSpec": {"Kind": kind, "Value": count}}]
     return {"Limits": limits, "Reservations": reserved}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from skyward.build.contents import note_content
+from skyward.builder.contents import note_content
 from tests.unit.cli.conftest import Skyward
 from tests.unit.engine.fake import FakeEngine
 
@@ -271,11 +272,59 @@ def test_a_machine_is_an_ssh_address(skyward: Skyward, file: Path) -> None:
 
 
 def test_an_image_that_exists_loads_nothing_heavy(engine: FakeEngine, skyward: Skyward, file: Path) -> None:
-    """No docker SDK, no rich, nothing that builds: that is what keeps it quick."""
+    """No docker SDK, no rich, nothing that builds: that is what keeps it quick. pydantic reads the TOML file."""
     _make(skyward, engine, file)
     code = f"import sys\nfrom skyward.cli.main import main\nmain(['build', {str(file)!r}])\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.splitlines()[-1].split())
 
     assert "exists" in done.stdout
-    assert not {"docker", "rich", "requests", "boto3", "pydantic", "skyward.build.building"} & loaded
+    assert not {"docker", "rich", "requests", "boto3", "skyward.builder.docker.build"} & loaded
+
+
+def test_eject_writes_what_docker_builds(skyward: Skyward, tmp_path: Path) -> None:
+    """Dockerfile, scripts and the runner, readable by everybody; the first line says how it is built."""
+    file, folder = tmp_path / "image.toml", tmp_path / "out"
+    file.write_text('run = ["make it"]\nsecrets = ["TOKEN"]\nplatform = "linux/arm64"\n[env]\nA = "one\\ntwo"\n')
+    status, out, err = skyward("build", file, "--eject", folder)
+
+    assert (status, err) == (0, "")
+    command = "DOCKER_BUILDKIT=1 docker build --platform linux/arm64 --secret id=TOKEN,src=TOKEN"
+    command += " --build-arg SKYWARD_LF=$'\\n' --tag out ."
+    assert out == f"{folder}  {file}: build it there with\n  {command}\n"
+    assert (folder / "Dockerfile").read_text().splitlines()[0] == f"# Build it here with: {command}"
+    sources = re.findall(r"type=bind,source=([\w./-]+)", (folder / "Dockerfile").read_text())
+    assert {"steps", "runner"} <= {*sources}
+    assert all((folder / source).exists() for source in sources)
+    assert (folder / "steps" / "step.sh").stat().st_mode & 0o777 == 0o644
+    assert (folder / "mount-points.tar").is_file()
+
+
+@pytest.mark.parametrize(
+    ("text", "files", "message"),
+    [
+        ("", ["out/file"], "writes into a new or an empty folder"),
+        (
+            'base = "./x.Dockerfile"',
+            ["x.Dockerfile"],
+            "x.Dockerfile makes, which --eject does not write",
+        ),
+    ],
+)
+def test_what_eject_refuses(skyward: Skyward, tmp_path: Path, text: str, files: list[str], message: str) -> None:
+    """A folder with files, and a base that would have to be built first."""
+    (tmp_path / "image.toml").write_text(text)
+    for name in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("FROM base:1\n")
+    status, _, err = skyward("build", tmp_path / "image.toml", "--eject", tmp_path / "out")
+
+    assert status == 2
+    assert re.search(message, err)
+
+
+def test_eject_takes_one_image(skyward: Skyward, script: Path, tmp_path: Path) -> None:
+    """Of a script with two pools it says which there are."""
+    status, _, err = skyward("build", script, "--eject", tmp_path / "out")
+    assert status == 2
+    assert "--eject writes one image, and 2 are declared" in err

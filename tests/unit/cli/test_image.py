@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from datetime import UTC, datetime
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from skyward.build.used import last_use, note_use
+from skyward.builder.contents import last_use, note_use
 from tests.unit.cli.conftest import Skyward
 from tests.unit.engine.fake import FakeEngine
 
@@ -41,7 +42,7 @@ def test_only_ours_are_listed(skyward: Skyward, engine: FakeEngine) -> None:
 
     assert status == 0
     lines = [line.split() for line in out.splitlines()]
-    assert lines[0] == ["TAG", "SIZE", "BUILT", "LAST", "USED"]
+    assert lines[0] == ["TAG", "SIZE", "BUILT", "LAST", "USED", "SOURCE"]
     assert {line[0] for line in lines[1:]} == {own, pushed}
     assert next(line[1:3] for line in lines if line[0] == own) == ["12.3", "MB"]
 
@@ -54,7 +55,7 @@ def test_the_last_used_stands_first(skyward: Skyward, engine: FakeEngine, tmp_pa
     lines = skyward("image", "ls")[1].splitlines()[1:]
 
     assert [line.split()[0] for line in lines] == [used, new, old]
-    assert lines[1].endswith("-")
+    assert lines[1].split()[-2:] == ["-", "-"]
 
 
 def test_removal_by_tag(skyward: Skyward, engine: FakeEngine) -> None:
@@ -147,3 +148,47 @@ def test_no_engine(skyward: Skyward, monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
     assert status == 5
     assert "there is no such socket" in err
+
+
+def test_everything_is_told_as_json(skyward: Skyward, engine: FakeEngine) -> None:
+    """One object per line, with what the image was used by last."""
+    own, other = _own(engine, "ab", size=12), _own(engine, "cd", days=1)
+    note_use(own, "/home/me/train.py")
+    told = [json.loads(line) for line in skyward("image", "ls", "--json")[1].splitlines()]
+    assert [(each["event"], each["tag"], each["source"]) for each in told] == [
+        ("image", own, "/home/me/train.py"),
+        ("image", other, None),
+    ]
+    assert told[0]["size"] == 12
+    assert "/home/me/train.py" in skyward("image", "ls")[1]
+    engine.in_use = {other}
+    status, out, err = skyward("image", "rm", "--json", own, other)
+    assert (status, [json.loads(line)["event"] for line in out.splitlines()]) == (4, ["removed", "stays"])
+    assert f"{other} cannot be removed" in err
+
+
+@pytest.mark.parametrize("words", [["rm"], ["prune", "--keep", "0"]])
+def test_a_dry_run_removes_nothing(skyward: Skyward, engine: FakeEngine, words: list[str]) -> None:
+    """And says what would go."""
+    own = _own(engine, "ab", size=12_000_000)
+    words = [*words, own] if words == ["rm"] else words
+    assert f"{own} would be removed (12 MB)\n" in skyward("image", *words, "--dry-run")[1]
+    told = json.loads(skyward("image", *words, "--dry-run", "--json")[1])
+    assert told == {"event": "would-remove", "tag": own, "size": 12_000_000}
+    assert own in engine.images
+    assert not [request for request in engine.requests if request.startswith("DELETE")]
+
+
+@pytest.mark.parametrize("width", [60, 200])
+def test_tables_hold_on_narrow_terminals(
+    skyward: Skyward, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    """Nothing is cut, and no line is longer than the terminal is wide."""
+    own = _own(engine, "ab", size=12_345_678)
+    note_use(own, "/home/me/projects/train.py")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = skyward("image", "ls")[1].splitlines()
+    assert max(map(len, lines)) <= width
+    text = " ".join(" ".join(lines).split())
+    assert all(each in text for each in [own, "12.3 MB", "/home/me/projects/train.py", "LAST USED"])

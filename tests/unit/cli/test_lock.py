@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from skyward.build.folders import FolderServer
-from tests.unit.build.wheels import make_wheel
+from skyward.builder.site.index_server import FolderServer
+from tests.unit.builder.wheels import make_wheel
 from tests.unit.cli.conftest import Skyward
 from tests.unit.engine.fake import FakeEngine
 
@@ -47,7 +47,7 @@ def test_the_same_tag_for_all_at_any_time(
     make_wheel(wheels, "leaf", "2.0")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
     with monkeypatch.context() as without:
-        without.setattr("skyward.build.resolving.find_uv", lambda: "/nowhere/uv")
+        without.setattr("skyward.builder.packages.resolver.find_uv", lambda: "/nowhere/uv")
         assert _tag(skyward, clone / "small.toml") == tag
     (clone / "small.lock").unlink()
     assert _tag(skyward, clone / "small.toml") != tag

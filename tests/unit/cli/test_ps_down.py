@@ -11,7 +11,7 @@ import pytest
 
 import skyward as sky
 from skyward.cli.main import main
-from skyward.providers.owner import current_user
+from skyward.nodes.process_id import current_user
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,7 @@ def test_pools_are_listed_and_ended(capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["ps"]) == 0
         rows = [line.split() for line in capsys.readouterr().out.splitlines()]
         assert rows[0] == ["POOL", "NODE", "WHERE", "STATE", "OWNER", "NAME"]
-        assert [row[1:4] for row in rows if row[0] == ending.id] == [
+        assert [row[1:4] for row in rows if row[:1] == [ending.id]] == [
             ["0", "local", "running"],
             ["1", "local", "running"],
         ]
@@ -42,9 +42,20 @@ def test_pools_are_listed_and_ended(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_an_unknown_pool_is_said_to_be_unknown(capsys: pytest.CaptureFixture[str]) -> None:
-    """That is no failure: what was wanted is so."""
-    assert main(["down", "deadbeef"]) == 0
-    assert capsys.readouterr().err == "pool deadbeef: nothing of it was found\n"
+    """Exit status 1, since a name may be misspelt; those that come close are named."""
+    assert main(["down", "deadbeef"]) == 1
+    assert capsys.readouterr().err.startswith("pool deadbeef: nothing of it was found\n")
+    with sky.ComputePool(sky.Local(), display="quiet") as pool:
+        assert main(["down", pool.id[:-1]]) == 1
+        assert f"Did you mean {pool.id}" in capsys.readouterr().err
+        assert main(["ps"]) == 0
+        assert pool.id in capsys.readouterr().out
+
+
+def test_commands_that_come_close_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """As git does for its own."""
+    assert main(["bulid"]) == 2
+    assert "No such command 'bulid'. Did you mean build?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [["down"], ["down", "--all", "deadbeef"]])
@@ -75,12 +86,12 @@ def test_both_commands_tell_everything_as_json(capsys: pytest.CaptureFixture[str
         assert main(["ps", "--json"]) == 0
         told = events(capsys.readouterr().out)
         assert [
-            (each["event"], each["where"], each["node"], each["state"]) for each in told if each["pool"] == pool.id
+            (each["event"], each["where"], each["node"], each["state"]) for each in told if each.get("pool") == pool.id
         ] == [
             ("node", "local", 0, "running"),
             ("node", "local", 1, "running"),
         ]
-        assert main(["down", pool.id, "deadbeef", "--json"]) == 0
+        assert main(["down", pool.id, "deadbeef", "--json"]) == 1
         assert events(capsys.readouterr().out) == [
             {"event": "ended", "pool": pool.id, "where": "local", "nodes": 2},
             {"event": "absent", "pool": "deadbeef"},
@@ -111,13 +122,13 @@ def test_what_is_rented_is_shown_with_its_cost(
     assert main(["ps", "--aws", "us-east-1"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert rows[0][-2:] == ["USD/HOUR", "USD"]
-    assert [row[-3:] for row in rows if row[0] == "1a2b3c4d"] == [
+    assert [row[-3:] for row in rows if row[:1] == ["1a2b3c4d"]] == [
         ["sg-1", "-", "-"],
         ["i-1", "0.031", "0.015"],
         ["i-2", "0.031", "0.015"],
         ["i-3", "-", "-"],
     ]
-    assert " ".join(rows[-1]) == "rented: 0.062 USD per hour, 0.031 USD so far, at the prices of their launches"
+    assert "rented: 0.062 USD per hour, 0.031 USD so far, at the prices of their launches" in map(" ".join, rows)
 
 
 class Terminal(io.StringIO):
@@ -137,7 +148,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         for node in range(nodes)
     ]
     monkeypatch.setattr(sky.Docker, "find", lambda _: found)
-    monkeypatch.setattr(sky.Docker, "release", lambda _, pool: ended.append(pool))
+    monkeypatch.setattr(sky.Docker, "destroy", lambda _, pool: ended.append(pool))
     monkeypatch.setattr(sky.Local, "find", lambda _: [])
     return ended
 
@@ -215,7 +226,7 @@ def test_pools_name_their_user(capsys: pytest.CaptureFixture[str]) -> None:
     """Under which `--all` finds them."""
     with sky.ComputePool(sky.Local(), display="quiet") as pool:
         main(["ps", "--json"])
-    assert {each["user"] for each in events(capsys.readouterr().out) if each["pool"] == pool.id} == {current_user()}
+    assert {each["user"] for each in events(capsys.readouterr().out) if each.get("pool") == pool.id} == {current_user()}
 
 
 def events(text: str) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from tests.unit.build.fakes import DEBIAN
+from tests.unit.builder.fakes import DEBIAN
 
 
 class FakeEngine:

@@ -54,6 +54,23 @@ def test_default_socket_without_any_configuration(tmp_path: Path) -> None:
     assert find_engine(env={"HOME": str(tmp_path)}).url == "unix:///var/run/docker.sock"
 
 
+def test_another_machine_by_ssh_is_one_for_another_provider(tmp_path: Path) -> None:
+    """Which takes the same address."""
+    with pytest.raises(ConfigError, match=r"use sky\.SSH\('me@host:22'\)"):
+        find_engine(env={"DOCKER_HOST": "ssh://me@host:22/x", "HOME": str(tmp_path)})
+
+
+def test_a_rootless_engine_is_found_where_no_other_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before Podman's."""
+    monkeypatch.setattr("skyward.engine.address.DEFAULT_URL", f"unix://{tmp_path}/none.sock")
+    (tmp_path / "podman").mkdir()
+    (tmp_path / "podman" / "podman.sock").touch()
+    env = {"HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path)}
+    assert find_engine(env=env).origin == "Podman's default address"
+    (tmp_path / "docker.sock").touch()
+    assert find_engine(env=env).path == tmp_path / "docker.sock"
+
+
 @pytest.mark.parametrize("url", ["tcp://10.0.0.1:2375", "ssh://me@host", "npipe:////./pipe/docker", "unix://", "x"])
 def test_engines_elsewhere_are_refused(url: str, tmp_path: Path) -> None:
     """An address that is no socket of this machine is a mistake that names the address and who gave it."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from skyward.build.runner import runner_files
+from skyward.builder.files.runner import runner_files
 from skyward.errors import ConfigError
 from skyward.image import (
     EPOCH,
@@ -32,8 +32,10 @@ from skyward.image.identity import canonical
 from skyward.image.lock import BELOW_APT, TIERS, index_id, tier_files
 from skyward.image.mount_points import mount_points_archive
 from skyward.image.origins import origins_of
+from skyward.image.steps import UV
 from skyward.model.image import Image, PipIndex
 from tests.unit.image.images import GOLDEN, IMAGES, compiled, text_of, torched
+from tests.unit.image.steps import SCRIPTS, uv_calls
 
 ROOT = Path(__file__).parents[3]
 CPU = "https://download.pytorch.org/whl/cpu"
@@ -54,8 +56,8 @@ def test_layers_stand_in_order_of_change() -> None:
         IMAGES["everything"], pip=["nvidia-nccl", "torch", "pyarrow", "numpy", "own @ git+https://a.example", "six"]
     )
     plan = compiled(image, packages=(WHEEL,), code=CODE)
-    marks = ["ADD ", "sh /run/skyward/python.sh", *(f"requirements/{tier}/" for tier in TIERS)]
-    marks.insert(2 + len(BELOW_APT), "apt-get")
+    marks = ["ADD ", "step.sh python", *(f"requirements/{tier}," for tier in TIERS)]
+    marks.insert(2 + len(BELOW_APT), "step.sh apt")
     marks += ["source=local", "git --version", "source=runner", "source=code", "ENV PYTHONPATH", "ENV LINES", "LABEL "]
     places = [plan.dockerfile.rindex(mark) for mark in marks]
     assert places == sorted(places)
@@ -75,7 +77,7 @@ def test_no_requirements_no_uv() -> None:
     """Without Python requirements neither the stage nor the mount of uv is there."""
     plan = compiled(Image(apt=["git"], run=["true"]))
     assert "uv" not in plan.dockerfile
-    assert [path for path, _ in plan.files] == ["step.sh", "python.sh", "make_venv.py"]
+    assert not plan.files
 
 
 def test_steps_are_numbered_as_the_builder_counts() -> None:
@@ -150,7 +152,7 @@ REPOSITORY = Package(name="own", pin="own @ git+https://a.example/own@c0ffee", b
 SCOPED = Image(pip=["torch", "six", "big", "own @ git+https://a.example/own"], pip_indexes=[PipIndex(CPU, ["torch"])])
 
 
-def test_a_lock_is_split_by_size_and_source() -> None:
+def test_a_lock_is_split_by_size_and_source(tmp_path: Path) -> None:
     """What is large by name or by size is apart from the rest; each source has a file that uv reads in its own way."""
     lock = Lock((TORCH, SIX, BIG, REPOSITORY, NUMPY, NCCL))
     files = dict(tier_files(lock))
@@ -162,14 +164,18 @@ def test_a_lock_is_split_by_size_and_source() -> None:
         "requirements/light/locked.txt": "six==1.17.0 --hash=sha256:cc\n",
         "requirements/source/own.source.txt": "own @ git+https://a.example/own@c0ffee\n",
         "requirements/source/own.build.txt": "torch==2.13.0+cpu --hash=sha256:aa --hash=sha256:bb\n",
+        "requirements/source/own.pages.txt": f"{CPU} torch\n",
     }
     plan = compiled(SCOPED, lock=lock)
     assert dict(plan.files).items() >= files.items()
-    text = plan.dockerfile
-    assert all(f"source={path}," in text for path in files)
-    assert text.count("--require-hashes") == 5  # a commit has no hash
-    assert dict(plan.files)["uv.sh"].count("--require-hashes") == 1
-    assert text.count("--require-build-hashes --build-constraints") == 1
+    assert all(f"source={Path(path).parent}," in plan.dockerfile for path in files)
+    calls = uv_calls(plan, tmp_path)
+    assert ["--require-hashes" in call for call in calls] == [True] * 4 + [False, True]  # a commit has no hash
+    assert ["--require-build-hashes" in call for call in calls] == [False] * 4 + [True, False]
+    assert calls[4][-2:] == ["--find-links", f"{CPU}/torch/"]
+    assert calls[1][-2:] == ["--default-index", CPU]
+    assert (SCRIPTS / "uv.sh").read_text().count("--require-hashes") == 1
+    assert f"\nuv=={UV} " in (SCRIPTS / "uv.txt").read_text()
 
 
 @pytest.mark.parametrize(
@@ -239,13 +245,18 @@ def test_what_a_build_takes_is_in_the_identity() -> None:
     newer = replace(REPOSITORY, build=(replace(TORCH, pin="torch==3"),))
     one, other = compiled(SCOPED, lock=Lock((REPOSITORY,))), compiled(SCOPED, lock=Lock((newer,)))
     assert one.identity != other.identity
-    assert "cat /var/lib/dpkg/status /run/skyward/own.build.txt" in one.dockerfile
+    assert (
+        dict(one.files)["requirements/source/own.build.txt"] != dict(other.files)["requirements/source/own.build.txt"]
+    )
+    assert 'cat /var/lib/dpkg/status "$constraints"' in (SCRIPTS / "uv_pip.sh").read_text()
 
 
-def test_packages_are_chosen_for_the_platform_they_were_locked_for() -> None:
+def test_packages_are_chosen_for_the_platform_they_were_locked_for(tmp_path: Path) -> None:
     """A wheel that fits the node better, but was not locked, would not have the lock's hash."""
-    text = compiled(SCOPED, lock=Lock((SIX, TORCH, REPOSITORY), target="x86_64-manylinux_2_36")).dockerfile
-    assert text.count("uv pip install") == text.count("--python-platform x86_64-manylinux_2_36") == 3
+    plan = compiled(SCOPED, lock=Lock((SIX, TORCH, REPOSITORY), target="x86_64-manylinux_2_36"))
+    calls = uv_calls(plan, tmp_path)
+    chosen = [call[call.index("--python-platform") + 1] for call in calls]
+    assert chosen == ["x86_64-manylinux_2_36"] * 3
 
 
 def test_one_more_small_package_leaves_the_large_ones() -> None:
@@ -255,7 +266,7 @@ def test_one_more_small_package_leaves_the_large_ones() -> None:
     more = Package(name="more", pin="more==1", hashes=("sha256:ee",), index="https://a.example")
     after = compiled(SCOPED.pip_install("more").with_index("https://a.example", "more"), lock=Lock((*large, SIX, more)))
     for tier in ("cuda", "framework", "large", "medium"):
-        kept = [next(layer.text for layer in plan.layers if f"/{tier}/" in layer.text) for plan in (before, after)]
+        kept = [next(layer.text for layer in plan.layers if f"/{tier}," in layer.text) for plan in (before, after)]
         files = [[file for file in plan.files if f"/{tier}/" in file[0]] for plan in (before, after)]
         assert kept[0] == kept[1]
         assert files[0] == files[1]
@@ -274,7 +285,7 @@ def test_one_more_small_package_leaves_the_large_ones() -> None:
 def test_no_layer_for_nothing(packages: tuple[Package, ...], layers: list[str]) -> None:
     """There is a layer only where there are packages for it."""
     text = compiled(SCOPED, lock=Lock(packages)).dockerfile
-    assert [name for name in TIERS if f"source=requirements/{name}/" in text] == layers
+    assert [name for name in TIERS if f"source=requirements/{name}," in text] == layers
 
 
 def test_at_most_twelve_layers_of_our_own() -> None:
@@ -343,9 +354,9 @@ def test_parts_say_what_is_in_them() -> None:
 def test_an_interpreter_from_apt_is_there_first() -> None:
     """Debian packages come before everything where Python may be one of them."""
     text = compiled(Image(apt=["python3-venv"], pip=["numpy"])).dockerfile
-    assert text.index("apt-get") < text.index("sh /run/skyward/python.sh")
+    assert text.index("step.sh apt") < text.index("step.sh python")
     text = compiled(Image(apt=["git"], pip=["numpy"])).dockerfile
-    assert text.index("sh /run/skyward/python.sh") < text.index("requirements/medium") < text.index("apt-get")
+    assert text.index("step.sh python") < text.index("requirements/medium") < text.index("step.sh apt")
 
 
 def test_the_mount_points_of_builders_are_the_same_bytes() -> None:
@@ -362,10 +373,10 @@ def test_the_mount_points_of_builders_are_the_same_bytes() -> None:
 
 def test_what_nodes_load_has_bytecode() -> None:
     """Of our own files, those of the rooms that only clients use go without; each of these rooms is one of ours."""
-    (left_out,) = re.findall(r"-x '(\S+)'", compiled(Image()).dockerfile)
+    (left_out,) = re.findall(r"-x '(\S+)'", (SCRIPTS / "runner.sh").read_text())
     without = {path for path, _ in runner_files() if re.search(left_out, f"/opt/skyward/{path}")}
     rooms = {path.split("/")[1] for path in without}
-    assert rooms == {"build", "cli", "engine", "image", "pool", "providers"}
+    assert rooms == {"_pool", "builder", "delivery", "engine", "image", "nodes", "providers", "ssh"}
     code = "import sys, skyward.runner.agent, skyward.runner.worker, skyward.plugins.node; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "skyward.runner.worker" in loaded
@@ -453,11 +464,12 @@ def test_scoped_packages_have_one_source() -> None:
     assert uv["index"] == [{"name": "scoped-1", "url": CPU, "explicit": True}]
     assert uv["sources"] == {"torch": {"index": "scoped-1"}, "torchvision": {"index": "scoped-1"}}
     assert document["project"]["optional-dependencies"] == {"torchvision": ["torchvision"]}
-    assert f"SKYWARD_INDEX_{index_id(CPU)}={CPU}; " in compiled(image).dockerfile
+    assert f"install index-{index_id(CPU)}.txt={CPU}\n" in compiled(image).dockerfile
     mirrored = tomllib.loads(requirements_file(image, python="3.11", mirrors={CPU: "http://127.0.0.1:1/x"}))
     assert mirrored["tool"]["uv"]["index"][0]["url"] == "http://127.0.0.1:1/x"
 
 
+@pytest.mark.alone
 def test_compiling_is_fast() -> None:
     """A description of 80 packages compiles in 5 ms."""
     image = Image(pip=[f"package-{number}>={number}" for number in range(80)], apt=["git"], env={"A": "1"})
@@ -485,10 +497,13 @@ def test_the_base_s_user_is_the_image_s() -> None:
 def test_what_nodes_read_is_readable_and_where_they_write_is_writable() -> None:
     """Whatever the modes of the client's files are, and whoever a node runs as."""
     plan = compiled(Image(includes=["lib"], bake=True), code=Copied(folder="code", digest="c0de", files=()))
-    assert "chmod -R a+rX /opt/skyward;" in plan.dockerfile
-    assert "chmod -R a+rX /opt/code;" in plan.dockerfile
-    assert "chmod 1777 /home/skyward /work;" in plan.dockerfile
-    assert "chown" not in plan.dockerfile
+    assert "step.sh runner skyward 10001 /home/skyward /work\n" in plan.dockerfile
+    assert "step.sh code /opt/code\n" in plan.dockerfile
+    runner, code = ((SCRIPTS / f"{name}.sh").read_text() for name in ("runner", "code"))
+    assert "chmod -R a+rX /opt/skyward\n" in runner
+    assert 'chmod -R a+rX "$1"\n' in code
+    assert 'chmod 1777 "$3" "$4"\n' in runner
+    assert "chown" not in runner + code
 
 
 def test_what_a_base_needs_besides() -> None:
@@ -522,9 +537,11 @@ def test_a_python_is_brought_where_the_base_has_another() -> None:
     stages = [line for line in plan.dockerfile.splitlines() if line.startswith(("FROM", "USER"))]
     base = "FROM python:3.11-slim AS"
     assert stages == [f"{base} uv", "USER root", f"{base} python", "USER root", "FROM python AS image", "USER app"]
-    script = dict(plan.files)["python.sh"]
+    assert "step.sh python 3.12 bring\n" in plan.dockerfile
+    script = (SCRIPTS / "python.sh").read_text()
     assert "uv python install" in script
-    assert "python3.12-venv" in script
+    assert '"python$wanted-venv"' in script
     own = compiled(image, python="3.12", given=BaseFacts(pythons=[replace(PYTHON, version="3.12")]))
-    assert "uv" not in own.dockerfile + dict(own.files)["python.sh"]
+    assert "uv" not in own.dockerfile
+    assert "step.sh python 3.12\n" in own.dockerfile
     assert own.tag == plan.tag

@@ -32,7 +32,7 @@ def test_the_usual_frameworks_are_covered() -> None:
 def test_frameworks_have_a_layer_of_their_own(name: str) -> None:
     """What is large is installed apart from the rest, which changes more often."""
     text = dockerfiles.text_of(dockerfiles.IMAGES / f"{name}.toml")
-    assert text.index("source=requirements/framework/") < text.index("source=requirements/light/")
+    assert text.index("source=requirements/framework,") < text.index("source=requirements/light,")
 
 
 def test_the_machine_does_not_show(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

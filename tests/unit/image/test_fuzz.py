@@ -6,6 +6,8 @@ import re
 import subprocess
 import tomllib
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import dockerfile
@@ -18,6 +20,7 @@ from skyward.image import Copied, Lock, Package, Plan, requirements_file
 from skyward.model.image import Image, PipIndex, local_path, requirement_name
 from tests.unit.image.images import compiled
 from tests.unit.image.odd import ODD
+from tests.unit.image.steps import uv_calls
 
 TEXT = st.one_of(
     st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=30),
@@ -102,9 +105,7 @@ def test_an_independent_parser_reads_what_was_written(image: Image, locked: bool
     mounts = [flag for each in found for flag in each.flags]
     assert all(re.fullmatch(r"--mount=type=(tmpfs|bind|cache|secret)(,[a-z]+(=[\w./-]+)?)+", flag) for flag in mounts)
     assert [each.value[3] for each in found if each.json] == [*image.run]
-    assert {each.value[:3] for each in found if each.json} <= {
-        ("/bin/sh", "-ec", '. /run/skyward/step.sh; /bin/sh -ec "$0"; drop_stale_bytecode; end_step')
-    }
+    assert {each.value[:3] for each in found if each.json} <= {("/bin/sh", "/run/steps/step.sh", "run")}
     label = dict(_pairs(found[-1].value, {}))
     assert label == dict(plan.labels)
 
@@ -123,22 +124,17 @@ def test_values_of_the_environment_arrive(image: Image) -> None:
 @settings(MANY, max_examples=60)
 @given(IMAGES, st.booleans())
 def test_words_arrive_at_what_a_step_runs(image: Image, locked: bool) -> None:
-    """A shell reads the steps that install packages, with printers in place of the tools: paths, URLs, variables."""
+    """The scripts of the steps that install packages, with a uv that notes its words: paths, URLs, variables."""
     plan = _plan(image, locked=locked)
-    steps = [
-        each.value[0] for each in dockerfile.parse_string(plan.dockerfile) if "/run/uv/bin/uv pip" in each.value[0]
-    ]
-    script = 'uv() { printf \'%s\\0\' "$@"; }; env() { shift 2; "$@"; }; end_step() { :; }; find() { :; };\n'
-    script += dict(plan.files).get("build-env.sh", "")
-    for step in steps:
-        script += step.replace(". /run/skyward/step.sh", ":").replace("/run/uv/bin/uv", "uv") + "\n"
-    script += "".join(f"printf '%s\\0' \"${name}\"\n" for name in image.build_env)
-    words = _said(script)
+    with TemporaryDirectory() as folder:
+        words = [word.replace(folder, "") for call in uv_calls(plan, Path(folder)) for word in call]
     targets = [f"/run/local/{copied.target}" for copied in plan.copied if copied.folder != "code"]
     urls = {index.url for index in image.pip_indexes if plan.lock and any(p.index for p in plan.lock.packages)}
     assert sorted(word for word in words if word.startswith("/run/local/")) == sorted(targets)
     assert {words[place + 1] for place, word in enumerate(words) if word == "--default-index"} >= urls
-    assert words[len(words) - len(image.build_env) :] == [*image.build_env.values()]
+    script = dict(plan.files).get("build-env.sh", "")
+    script += "".join(f"printf '%s\\0' \"${name}\"\n" for name in image.build_env)
+    assert _said(script) == [*image.build_env.values()]
 
 
 @MANY

@@ -11,9 +11,9 @@ import pytest
 
 import skyward as sky
 from skyward import integrations
-from skyward.compute import ComputeFunction
+from skyward._compute import ComputeFunction
 from skyward.errors import ConfigError, PluginError
-from skyward.integrations._decorating import decorated
+from skyward.integrations._decorators import decorated
 from skyward.model.instance import ENV_VAR, InstanceInfo
 from skyward.runtime import environment
 from skyward.wire import payload
@@ -144,5 +144,5 @@ def test_the_names_are_there_and_lazy() -> None:
     assert set(integrations.__all__) <= set(dir(integrations))
     assert integrations.torch is sky.integrations.torch
     with pytest.raises(AttributeError, match="no attribute 'pytorch'"):
-        integrations.pytorch
+        integrations.pytorch  # type: ignore[attr-defined]
     assert pickle.loads(pickle.dumps(integrations.torch)) is integrations.torch

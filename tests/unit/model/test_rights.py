@@ -7,7 +7,7 @@ import pytest
 import skyward as sky
 from skyward.errors import ConfigError
 from skyward.model.rights import Rights
-from skyward.providers.containers import user_of
+from skyward.nodes.container import user_of
 
 
 def test_nothing_is_given_unless_asked_for() -> None:
@@ -59,3 +59,10 @@ def test_mounting_takes_root() -> None:
     """Unless the caller knows better."""
     assert user_of(Rights(), "app", (1000, 1000), mounts=True) == "0:0"
     assert user_of(Rights("app"), "", (1000, 1000), mounts=True) == "app"
+
+
+def test_root_of_a_rootless_engine_is_the_client() -> None:
+    """Any other number would be a stranger to its directories; what image and caller name still counts."""
+    assert user_of(Rights(), "", (1000, 1000), rootless=True) == "0:0"
+    assert user_of(Rights(), "app", (1000, 1000), rootless=True) is None
+    assert user_of(Rights("app"), "", (1000, 1000), rootless=True) == "app"

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from skyward.model.instance import InstanceInfo
+from skyward.model.protocol import RUN_DIR_VAR
 from skyward.model.spec import Cluster, ClusterSpec
-from skyward.runner.config import RUN_DIR_VAR
 
 
 @pytest.fixture

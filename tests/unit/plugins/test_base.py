@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import skyward as sky
 from skyward.errors import ConfigError, PluginError
 from skyward.plugins import Plugin, check
 
@@ -137,3 +138,15 @@ def test_what_is_no_secret_names_its_plugin() -> None:
         Plugin.create("hub").with_secrets("A B")
     with pytest.raises(ConfigError, match=r"^Plugin 'hub': secrets takes a list"):
         Plugin("hub", secrets="HUB_TOKEN")  # type: ignore[arg-type]
+
+
+def test_two_servers_do_not_share_the_port_of_a_pool() -> None:
+    with pytest.raises(ConfigError, match="'ray' and 'dask' cannot be in one pool: each has a server on the one port"):
+        sky.ComputePool(sky.Local(), plugins=[sky.plugins.ray(), sky.plugins.dask()])
+
+
+def test_a_server_comes_before_a_group_of_ranks() -> None:
+    """The group of torch takes another port where the pool's is in use; a scheduler of Dask could not."""
+    with pytest.raises(ConfigError, match="List the plugin 'dask' before 'torch'"):
+        sky.ComputePool(sky.Local(), plugins=[sky.plugins.torch(), sky.plugins.dask()])
+    sky.ComputePool(sky.Local(), plugins=[sky.plugins.dask(), sky.plugins.torch()])

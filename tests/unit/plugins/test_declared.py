@@ -1,11 +1,12 @@
 """Plugins that are declared by name: made with their parameters, applied to the image."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from skyward.build.declared import Declared, PluginUse
+from skyward.builder.sources.declared import Declared, PluginUse
 from skyward.errors import ConfigError, UnknownNameError
 from skyward.model.accelerator import Accelerator
 from skyward.model.image import Image
@@ -31,7 +32,7 @@ def framework(version: str = "1", *, gpu: bool = True) -> Plugin:
 
 @pytest.fixture(autouse=True)
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "BUILT_IN", {"framework": f"{__name__}:framework"})
+    monkeypatch.setattr(registry, "PLUGINS", replace(registry.PLUGINS, built_in={"framework": f"{__name__}:framework"}))
 
 
 def declared(*uses: PluginUse) -> Declared:

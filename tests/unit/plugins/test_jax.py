@@ -75,6 +75,7 @@ def test_the_variables_describe_the_group() -> None:
         "JAX_COORDINATOR_ADDRESS": "10.0.0.1:4242",
         "JAX_NUM_PROCESSES": "4",
         "JAX_PROCESS_ID": "3",
+        "JAX_LOCAL_DEVICE_COUNT": "1",
     }
 
 

@@ -16,10 +16,11 @@ from skyward.errors import ConfigError, NoActivePoolError, PluginError
 from skyward.integrations import JoblibPool, ScikitLearnPool
 from skyward.model.image import Image
 from skyward.model.instance import InstanceInfo, Peer
+from skyward.model.protocol import SETTINGS_VAR
 from skyward.model.spec import Cluster, ClusterSpec
 from skyward.plugins import _joblib_node, transform_all
 from skyward.plugins._joblib_node import cpus, share_of_cpus
-from skyward.runner.config import SETTINGS_VAR, RunnerSettings
+from skyward.runner.config import RunnerSettings
 
 
 def image(*plugins: sky.Plugin, before: Image | None = None) -> Image:
@@ -154,7 +155,7 @@ def test_threads_are_the_share_of_a_call(
     """CPUs of the machine, by its nodes, by the calls at once; at least one."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(machine)), raising=False)
     monkeypatch.setattr(_joblib_node, "_CPU_MAX", Path("no such file"))
-    monkeypatch.setenv(SETTINGS_VAR, RunnerSettings(processes=processes, slots=slots).to_json())
+    monkeypatch.setenv(SETTINGS_VAR, RunnerSettings(lease_s=60, processes=processes, slots=slots).to_json())
     for name in _joblib_node._THREADS:
         monkeypatch.delenv(name, raising=False)
 
@@ -164,7 +165,7 @@ def test_threads_are_the_share_of_a_call(
 
 def test_threads_that_are_set_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """The image, or `env=` of the pool, knows better."""
-    monkeypatch.setenv(SETTINGS_VAR, RunnerSettings().to_json())
+    monkeypatch.setenv(SETTINGS_VAR, RunnerSettings(lease_s=60).to_json())
     for name in _joblib_node._THREADS:
         monkeypatch.setenv(name, "3")
 

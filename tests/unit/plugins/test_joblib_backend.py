@@ -21,8 +21,7 @@ from sklearn.utils.parallel import delayed as sklearn_delayed
 
 from skyward.errors import PoolClosedError
 from skyward.plugins import _joblib_backend, _joblib_node
-from skyward.plugins._joblib_backend import SkywardBackend, parallel_on
-from skyward.plugins._joblib_flow import BatchSize
+from skyward.plugins._joblib_backend import BatchSize, SkywardBackend, parallel_on
 from skyward.wire import payload
 
 
@@ -47,7 +46,7 @@ class FakePool:
         self.most_at_once = 0
         self._lock = threading.Lock()
 
-    def series(self) -> FakePool:
+    def _series(self) -> FakePool:
         if self.closed:
             raise PoolClosedError("Pool was closed.")
         return self
@@ -74,6 +73,9 @@ class FakePool:
                 self.running -= 1
 
 
+SENT, STOPPED = threading.Event(), threading.Event()  # what calls of a test wait for
+
+
 @pytest.fixture
 def make() -> Iterator[Callable[[int], FakePool]]:
     pools: list[FakePool] = []
@@ -82,7 +84,10 @@ def make() -> Iterator[Callable[[int], FakePool]]:
         pools.append(FakePool(slots))
         return pools[-1]
 
+    for event in (SENT, STOPPED):
+        event.clear()
     yield made
+    STOPPED.set()
     for pool in pools:
         pool.threads.shutdown()
 
@@ -98,6 +103,21 @@ def thread_of(_number: int) -> int:
 def pause(number: int) -> int:
     time.sleep(0.02)
     return number
+
+
+def until_stopped(number: int) -> int:
+    """0 returns at once."""
+    if number:
+        STOPPED.wait(60)
+    return number
+
+
+def third(number: int) -> int:
+    """3 raises when all calls have been sent; those after it do not return before."""
+    if number == 3:
+        SENT.wait(60)
+        raise KeyError("third")
+    return until_stopped(max(0, number - 3))
 
 
 @pytest.mark.parametrize(
@@ -177,16 +197,15 @@ def test_an_error_stops_the_rest_and_keeps_its_type(make: Callable[[int], FakePo
     """Batches that wait are not run any more; the backend is usable at once."""
     pool = make(2)
 
-    def call(number: int) -> int:
-        time.sleep(0.02)
-        if number == 3:
-            raise KeyError("third")
-        return number
+    def calls() -> Iterator[Any]:
+        yield from (delayed(third)(number) for number in range(200))
+        SENT.set()
 
     with on(pool):
         with pytest.raises(KeyError, match="third"):
-            Parallel(batch_size=1, pre_dispatch="all")(delayed(call)(number) for number in range(200))
-        assert pool.cancelled > 150
+            Parallel(batch_size=1, pre_dispatch="all")(calls())
+        assert pool.cancelled >= 200 - 4 - 2  # the first four have ended, and two may run
+        STOPPED.set()
         assert Parallel()(delayed(abs)(-i) for i in range(5)) == [0, 1, 2, 3, 4]
 
 
@@ -218,9 +237,9 @@ def test_timeouts_are_what_joblib_says_they_are(make: Callable[[int], FakePool])
     pool = make(2)
 
     with on(pool), pytest.raises(multiprocessing.TimeoutError):
-        Parallel(timeout=0.1, batch_size=1, pre_dispatch="all")(delayed(time.sleep)(0.4) for _ in range(20))
+        Parallel(timeout=0.1, batch_size=1, pre_dispatch="all")(delayed(until_stopped)(i) for i in range(1, 21))
 
-    assert pool.cancelled >= 15
+    assert pool.cancelled >= 18  # two may run
 
 
 def test_results_can_be_had_as_they_come(make: Callable[[int], FakePool]) -> None:
@@ -230,11 +249,12 @@ def test_results_can_be_had_as_they_come(make: Callable[[int], FakePool]) -> Non
     with on(pool):
         assert list(Parallel(return_as="generator")(delayed(pause)(i) for i in range(9))) == list(range(9))
         assert sorted(Parallel(return_as="generator_unordered")(delayed(pause)(i) for i in range(9))) == list(range(9))
-        unread = Parallel(return_as="generator", batch_size=1, pre_dispatch="all")(delayed(pause)(i) for i in range(99))
+        calls = (delayed(until_stopped)(i) for i in range(99))
+        unread = Parallel(return_as="generator", batch_size=1, pre_dispatch="all")(calls)
         assert next(unread) == 0
         with pytest.warns(UserWarning, match="cancelled"):
             unread.close()
-        assert pool.cancelled > 80
+        assert pool.cancelled >= 99 - 1 - 2  # one has ended, and two may run
 
 
 def test_two_loops_at_once_do_not_stop_each_other(make: Callable[[int], FakePool]) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable, Iterator
 
 import pytest
 
 pytest.importorskip("torch", reason="torch is not installed here; `pip install -e .[dev]` brings it")
 
+Run = Callable[..., list[str]]
 HEAD = """
 import os
 import warnings
@@ -31,18 +34,61 @@ def total():
 """
 
 
-def run(code: str, **env: str) -> list[str]:
-    """The lines that a fresh process prints for `code`."""
+# Imports torch once, which takes seconds, and forks a process for each piece of code; it has no threads by then.
+ZYGOTE = f"""
+import json, sys, traceback
+{HEAD}
+for line in sys.stdin:
+    code, variables = json.loads(line)
+    ours, theirs = os.pipe()
+    if (pid := os.fork()) == 0:
+        os.dup2(theirs, 1)
+        os.environ.update(variables)
+        status = 1
+        try:
+            exec(code, dict(globals()))
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    os.close(theirs)
+    with os.fdopen(ours) as pipe:
+        said = pipe.read()
+    print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), said]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[subprocess.Popen[str]]:
+    """A process that has imported torch."""
     clean = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME")}
-    program = HEAD + textwrap.dedent(code)
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env={**clean, **env}, check=False, timeout=100
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    with subprocess.Popen(
+        [sys.executable, "-c", ZYGOTE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=clean
+    ) as process:
+        yield process
+        assert process.stdin
+        process.stdin.close()
 
 
-def test_the_group_lasts_as_long_as_the_context() -> None:
+@pytest.fixture
+def run(zygote: subprocess.Popen[str]) -> Run:
+    """The lines that a process of its own prints for a piece of code."""
+
+    def run(code: str, **env: str) -> list[str]:
+        assert zygote.stdin
+        assert zygote.stdout
+        zygote.stdin.write(json.dumps([textwrap.dedent(code), env]) + "\n")
+        zygote.stdin.flush()
+        status, said = json.loads(zygote.stdout.readline())
+        assert status == 0, f"its traceback is in the captured stderr; it printed {said!r}"
+        return str(said).splitlines()
+
+    return run
+
+
+def test_the_group_lasts_as_long_as_the_context(run: Run) -> None:
     """With the environment of torchrun, over the interface of the head's address; at the end it is gone."""
     lines = run(
         """
@@ -58,12 +104,12 @@ def test_the_group_lasts_as_long_as_the_context() -> None:
     assert lines == ["gloo 0 1 1.0", "127.0.0.1 1 0 0 1 0 lo", "False"]
 
 
-def test_the_plugin_leaves_a_single_rank_alone() -> None:
+def test_the_plugin_leaves_a_single_rank_alone(run: Run) -> None:
     """On one node it makes no group; the decorator does."""
     assert run("with around_workers(place()): print(dist.is_initialized(), 'RANK' in os.environ)") == ["False False"]
 
 
-def test_a_second_init_is_harmless_whoever_holds_the_function() -> None:
+def test_a_second_init_is_harmless_whoever_holds_the_function(run: Run) -> None:
     """Taken before or after, with the backend that is there, none, or one that this machine cannot use: one warning."""
     lines = run(
         """
@@ -93,7 +139,7 @@ def test_a_second_init_is_harmless_whoever_holds_the_function() -> None:
         ("'fake'", "The process group of this pool uses gloo, and fake is asked for. Name the backend where the group"),
     ],
 )
-def test_a_second_init_that_asks_for_something_else(arguments: str, message: str) -> None:
+def test_a_second_init_that_asks_for_something_else(arguments: str, message: str, run: Run) -> None:
     """A conflict is an error that says what there is and where to say otherwise."""
     lines = run(
         f"""
@@ -110,7 +156,7 @@ def test_a_second_init_that_asks_for_something_else(arguments: str, message: str
     assert len(lines) == bool(message)
 
 
-def test_user_code_cannot_end_the_group_of_later_calls() -> None:
+def test_user_code_cannot_end_the_group_of_later_calls(run: Run) -> None:
     """It may end groups of its own."""
     lines = run(
         """
@@ -127,7 +173,7 @@ def test_user_code_cannot_end_the_group_of_later_calls() -> None:
     assert lines == ["1.0"]
 
 
-def test_torch_has_its_functions_back_afterwards() -> None:
+def test_torch_has_its_functions_back_afterwards(run: Run) -> None:
     """After the context both do what they did before, with the documentation they had."""
     lines = run(
         """
@@ -149,7 +195,7 @@ def test_torch_has_its_functions_back_afterwards() -> None:
     assert lines == ["1.0", "trying to initialize the default process group twice!", "False"]
 
 
-def test_a_group_that_is_there_is_used() -> None:
+def test_a_group_that_is_there_is_used(run: Run) -> None:
     """Plugin and decorator together make one group, and the outer one ends it."""
     lines = run(
         """
@@ -163,7 +209,7 @@ def test_a_group_that_is_there_is_used() -> None:
     assert lines == ["1.0", "1.0"]
 
 
-def test_nccl_without_a_gpu_is_an_error_that_says_so() -> None:
+def test_nccl_without_a_gpu_is_an_error_that_says_so(run: Run) -> None:
     """Before anything waits for anybody."""
     lines = run(
         """
@@ -180,7 +226,7 @@ def test_nccl_without_a_gpu_is_an_error_that_says_so() -> None:
     assert lines[0].startswith("torch: the backend nccl needs a GPU, and node 0 has none that CUDA can use.")
 
 
-def test_ranks_on_one_machine_share_its_processors() -> None:
+def test_ranks_on_one_machine_share_its_processors(run: Run) -> None:
     """Each gets its part, at least one; what the user has set stays."""
     code = """
         peers = (Peer(node=0, private_ip="127.0.0.1"), Peer(node=1, private_ip="127.0.0.1"))

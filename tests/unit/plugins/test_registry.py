@@ -4,6 +4,7 @@ import importlib
 import logging
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ value = 3
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     """Install a distribution that offers plugins: `install("name", {"module": source}, {"plugin": "module:attr"})`."""
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(registry, "_reported", set())
+    monkeypatch.setattr(registry, "PLUGINS", replace(registry.PLUGINS))  # which has reported nothing
 
     def put(name: str, modules: dict[str, str], offers: dict[str, str]) -> None:
         for module, source in modules.items():
@@ -37,7 +38,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
         info = tmp_path / f"{name.replace('-', '_')}-1.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        lines = [f"[{registry.GROUP}]", *(f"{plugin} = {value}" for plugin, value in offers.items())]
+        lines = [f"[{registry.PLUGINS.group}]", *(f"{plugin} = {value}" for plugin, value in offers.items())]
         (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
         importlib.invalidate_caches()
 
@@ -125,7 +126,7 @@ def test_two_packages_cannot_share_a_name(install: Install) -> None:
 def test_a_package_cannot_take_a_built_in_name(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     """A third party's plugin adds to the built-in ones and never replaces one."""
     install("sky-fake", {"good_plugin": GOOD}, {"own": "good_plugin:good"})
-    monkeypatch.setattr(registry, "BUILT_IN", {"own": "good_plugin:good"})
+    monkeypatch.setattr(registry, "PLUGINS", replace(registry.PLUGINS, built_in={"own": "good_plugin:good"}))
     with pytest.raises(PluginError, match=r"by skyward \(good_plugin:good\) and by the package sky-fake"):
         skyward.plugins.own()
 
@@ -133,7 +134,7 @@ def test_a_package_cannot_take_a_built_in_name(install: Install, monkeypatch: py
 def test_a_built_in_is_found_by_its_name(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     """The built-in table is read in the same way as a package's entry points."""
     install("sky-good", {"good_plugin": GOOD}, {})
-    monkeypatch.setattr(registry, "BUILT_IN", {"own": "good_plugin:good"})
+    monkeypatch.setattr(registry, "PLUGINS", replace(registry.PLUGINS, built_in={"own": "good_plugin:good"}))
     assert skyward.plugins.own(level=3).name == "good 3"
     assert "own" in dir(skyward.plugins)
 

@@ -51,7 +51,7 @@ class OtherRank:
 @contextmanager
 def described(monkeypatch: pytest.MonkeyPatch, rank: int) -> Iterator[dict[str, Any]]:
     monkeypatch.setenv(ENV_VAR, place(rank).to_json())
-    monkeypatch.setattr(group, "_exchange", OtherRank(rank))
+    monkeypatch.setattr(group, "_client", OtherRank(rank))
     with cluster.described(place(rank)):
         yield json.loads(os.environ["TF_CONFIG"])
 
@@ -119,7 +119,7 @@ def test_calls_on_one_rank_see_no_cluster(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_one_rank_is_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a pool of one nothing is described, and nobody is asked."""
-    monkeypatch.setattr(group, "_exchange", None)
+    monkeypatch.setattr(group, "_client", None)
 
     with cluster.described(place(0, ranks=1)):
         assert "TF_CONFIG" not in os.environ
@@ -129,6 +129,6 @@ def test_both_forms_describe_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The decorator finds what the plugin has described: the ranks meet once."""
     with described(monkeypatch, 0) as config, cluster.described(place(0)):
         assert json.loads(os.environ["TF_CONFIG"]) == config
-        exchange = group._exchange
+        exchange = group._client
         assert isinstance(exchange, OtherRank)
         assert exchange.names.count("tensorflow: addresses") == 1

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from skyward.pool import dispatch
-from tests.unit.pool.fakes import FakePool
+from skyward._pool import dispatcher, scheduler
+from tests.unit.pool.fakes import FakePool, FakeTime
 
 Make = Callable[..., FakePool]
 
@@ -15,4 +15,9 @@ Make = Callable[..., FakePool]
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch) -> Make:
     """A dispatcher with connected workers: `make(workers=2, slots=1)`."""
-    return lambda **shape: FakePool(lambda time: monkeypatch.setattr(dispatch, "time", time), **shape)
+
+    def patch(time: FakeTime) -> None:
+        for module in (dispatcher, scheduler):
+            monkeypatch.setattr(module, "time", time)
+
+    return lambda **shape: FakePool(patch, **shape)

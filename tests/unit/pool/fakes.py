@@ -7,22 +7,22 @@ import itertools
 from collections.abc import Callable
 from typing import Any, cast
 
+from skyward._pool.calls.task import Task
+from skyward._pool.code.functions import Function
+from skyward._pool.dispatcher import Dispatcher
+from skyward._pool.nodes.worker_client import LostError, WorkerClient
+from skyward._pool.timers import Timers
 from skyward.errors import WireError, WorkerLostError
-from skyward.pool import dispatch
-from skyward.pool.clock import Clock
-from skyward.pool.dispatch import Dispatcher
-from skyward.pool.functions import Function
-from skyward.pool.task import Task
-from skyward.pool.worker import WorkerLink
 from skyward.wire import payload
 from skyward.wire.frames import Connection, Frame
 from skyward.wire.messages import RESULT_HEAD, Kind
 
+IDS = itertools.count(1)  # of calls, unique over all pools
 FUNCTION = Function(1, "work", b"the pickled function", None)
 
 
 class FakeTime:
-    """Time that passes when a test says so; in the place of `Clock`, and of the module `time` in `dispatch`."""
+    """Time that passes when a test says so; in the place of `Timers` and of the module `time`."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -66,6 +66,10 @@ class FakeConnection:
             self.sent += self.queued
             self.queued = []
 
+    def post(self, *frames: Frame) -> None:
+        self.enqueue(*frames)
+        self.flush()
+
     def withdraw(self, kind: int, ident: int) -> bool:
         found = [frame for frame in self.queued if (frame.kind, frame.id) == (kind, ident)]
         self.queued = [frame for frame in self.queued if frame not in found]
@@ -75,27 +79,31 @@ class FakeConnection:
         return {frame.id for frame in self.queued if frame.kind == kind}
 
 
+def _no_terminal(_worker: WorkerClient, _task: Task, _frame: Frame) -> None:
+    """What calls say about the terminal is for `test_terminal`."""
+
+
 class FakePool:
     """A dispatcher with workers whose every word a test speaks itself."""
 
     def __init__(self, monkeypatch_time: Callable[[FakeTime], None], workers: int = 1, slots: int = 1) -> None:
         self.time = FakeTime()
         monkeypatch_time(self.time)
-        self.killed: list[WorkerLink] = []
         self.notices: list[str] = []
-        self.dispatcher = Dispatcher(cast(Clock, self.time), self.killed.append, self.notices.append)
-        self.dispatcher.expect(workers)
+        tell = self.notices.append
+        self.dispatcher = Dispatcher(cast(Timers, self.time), workers, tell, _no_terminal, lambda *_: None)
         self.slots = slots
+        self.killed: list[WorkerClient] = []
         self.told: list[int] = []  # ids of tasks in the order in which their outcome was told
         self.workers = [self.add(rank) for rank in range(workers)]
 
-    def add(self, rank: int, generation: int = 0) -> WorkerLink:
-        worker = make_worker(rank, generation, self.slots)
+    def add(self, rank: int, generation: int = 0) -> WorkerClient:
+        worker = make_worker(rank, generation, self.slots, killed=self.killed)
         self.dispatcher.add(worker)
         return worker
 
     def task(self, *, pin: int | None = None, retries: int = 0, timeout: float | None = None) -> Task:
-        task = Task(self.dispatcher.next_id(), FUNCTION, b"arguments", (), timeout, retries)
+        task = Task(next(IDS), FUNCTION, b"arguments", (), timeout, retries)
         task.pin = pin
         task.on_done(lambda done: self.told.append(done.id))
         return task
@@ -105,34 +113,51 @@ class FakePool:
         self.dispatcher.submit(tasks)
         return tasks
 
-    def say(self, worker: WorkerLink, *frames: Frame) -> None:
+    def say(self, worker: WorkerClient, *frames: Frame) -> None:
         self.dispatcher.on_frames(worker, list(frames))
 
-    def finish(self, worker: WorkerLink, task: Task, value: object = None, run_s: float = 1.0) -> None:
+    def finish(self, worker: WorkerClient, task: Task, value: object = None, run_s: float = 1.0) -> None:
         self.say(worker, result(task, value, run_s))
 
-    def lose(self, worker: WorkerLink, *, forever: bool = False, is_known: bool = True) -> None:
+    def lose(self, worker: WorkerClient, *, forever: bool = False, is_known: bool = True) -> None:
         fake(worker).broken = True
         self.dispatcher.lose(worker, lost_on(worker), is_known=is_known)
         if forever:
             self.dispatcher.give_up((worker.rank,), f"node {worker.node} is gone")
 
 
-def make_worker(rank: int, generation: int = 0, slots: int = 1) -> WorkerLink:
-    return WorkerLink(rank, 0, rank, generation, slots, cast(Connection, FakeConnection()))
+class FakeAgent:
+    """The agent of a worker's node, which notes that it is to end the worker."""
+
+    def __init__(self, killed: list[WorkerClient]) -> None:
+        self.killed = killed
+        self.worker: WorkerClient
+
+    def post(self, frame: Frame) -> None:
+        assert frame.kind == Kind.KILL
+        self.killed.append(self.worker)
 
 
-def fake(worker: WorkerLink) -> FakeConnection:
+def make_worker(
+    rank: int, generation: int = 0, slots: int = 1, *, killed: list[WorkerClient] | None = None
+) -> WorkerClient:
+    agent = FakeAgent([] if killed is None else killed)
+    connection = cast(Connection, FakeConnection())
+    agent.worker = WorkerClient(rank, 0, rank, generation, slots, connection, cast(Connection, agent))
+    return agent.worker
+
+
+def fake(worker: WorkerClient) -> FakeConnection:
     return cast(FakeConnection, worker.connection)
 
 
-def lost_on(worker: WorkerLink) -> dispatch.Lost:
+def lost_on(worker: WorkerClient) -> LostError:
     return lambda task, fate: WorkerLostError(
         f"{task.function.name} was lost, it {fate.value}", node=worker.node, rank=worker.rank
     )
 
 
-def sent(worker: WorkerLink, kind: Kind = Kind.CALL) -> list[int]:
+def sent(worker: WorkerClient, kind: Kind = Kind.CALL) -> list[int]:
     """Ids of the messages of one kind that a worker was sent."""
     return [frame.id for frame in fake(worker).sent if frame.kind == kind]
 

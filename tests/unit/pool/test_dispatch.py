@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from skyward.errors import (
-    PoolClosedError,
-    PoolError,
-    WorkerLostError,
-)
-from skyward.pool.dispatch import GRACE_S, STALE_S, TICK_S
-from skyward.pool.functions import Function
-from skyward.pool.held import HELD_S
-from skyward.pool.task import Task
+from skyward._pool.calls.task import Task
+from skyward._pool.code.functions import Function
+from skyward._pool.dispatcher import GRACE_S, TICK_S
+from skyward._pool.scheduler import HELD_S, STALE_S
+from skyward.errors import PoolClosedError, PoolError, WorkerLostError
 from skyward.wire.frames import Frame
 from skyward.wire.messages import RESULT_HEAD, Kind
 from tests.unit.pool.conftest import Make
@@ -234,7 +230,7 @@ def test_thousands_of_queued_calls_cost_linear_time(make: Make) -> None:
             return super().call_frame()
 
     function = Function(1, "work", b"", None)
-    tasks: list[Task] = [Counted(pool.dispatcher.next_id(), function, b"", (), None, 0) for _ in range(4000)]
+    tasks: list[Task] = [Counted(number, function, b"", (), None, 0) for number in range(4000)]
     pool.dispatcher.submit(tasks)
     (worker,) = pool.workers
     while worker.outstanding:

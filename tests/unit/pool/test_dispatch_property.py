@@ -17,10 +17,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from skyward._pool import dispatcher as dispatch
+from skyward._pool.calls.task import Task
+from skyward._pool.nodes.worker_client import WorkerClient
 from skyward.errors import PoolError
-from skyward.pool import dispatch
-from skyward.pool.task import Task
-from skyward.pool.worker import WorkerLink
 from skyward.wire.frames import Frame
 from skyward.wire.messages import Kind
 from tests.unit.pool.fakes import FakePool, error, fake, result
@@ -31,7 +31,7 @@ WORKERS = 3
 class SimulatedWorker:
     """What a worker process does with what it is sent, one step at a time."""
 
-    def __init__(self, link: WorkerLink) -> None:
+    def __init__(self, link: WorkerClient) -> None:
         self.link = link
         self.queue: list[int] = []
         self.running: list[int] = []
@@ -69,7 +69,7 @@ class Dispatching(RuleBasedStateMachine):
         self.patch = pytest.MonkeyPatch()
         self.pool = FakePool(lambda time: self.patch.setattr(dispatch, "time", time), WORKERS, slots)
         self.workers = {link.rank: SimulatedWorker(link) for link in self.pool.workers}
-        self.ended: list[WorkerLink] = []
+        self.ended: list[WorkerClient] = []
         self.generations: Counter[int] = Counter()
         self.tasks: dict[int, Task] = {}
         self.allowed: dict[int, int] = {}

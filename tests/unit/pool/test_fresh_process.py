@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from skyward.pool.dispatch import GRACE_S
+from skyward._pool.dispatcher import GRACE_S
 from skyward.wire.frames import Frame
 from skyward.wire.messages import Kind
 from tests.unit.pool.conftest import Make

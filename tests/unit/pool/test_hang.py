@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from skyward.pool.hang import PROBE_S, STUCK_S, Stillness
+from skyward._pool.collective.diagnosis import PROBE_S, STUCK_S, HangDetector
 
 Sample = dict[str, Any]
 
@@ -18,11 +18,11 @@ def sample(**changes: Any) -> Sample:
 
 def watch(samples: list[Sample]) -> bool:
     """Whether a rank that gave these samples, one per probe, is stuck at the last of them."""
-    stillness = Stillness()
+    hang_detector = HangDetector()
     now = 0.0
     for now, given in enumerate(samples):
-        stillness.note(0, now * PROBE_S, given)
-    return stillness.lasted_s([0], now * PROBE_S) >= STUCK_S
+        hang_detector.note(0, now * PROBE_S, given)
+    return hang_detector.lasted_s([0], now * PROBE_S) >= STUCK_S
 
 
 LONG = int(STUCK_S / PROBE_S) + 1
@@ -63,20 +63,20 @@ def test_a_little_housekeeping_is_no_movement() -> None:
 
 def test_all_ranks_that_are_left_must_be_stuck() -> None:
     """One that works may still release the others."""
-    stillness = Stillness()
+    hang_detector = HangDetector()
     for n in range(LONG):
-        stillness.note(0, n * PROBE_S, sample())
-        stillness.note(1, n * PROBE_S, sample(cpu_s=3.0 + n))
+        hang_detector.note(0, n * PROBE_S, sample())
+        hang_detector.note(1, n * PROBE_S, sample(cpu_s=3.0 + n))
     now = (LONG - 1) * PROBE_S
-    assert stillness.lasted_s([0], now) == now
-    assert stillness.lasted_s([0, 1], now) == 0
-    assert stillness.lasted_s([0, 2], now) == 0  # nothing has ever been heard of it
-    assert stillness.lasted_s([], now) == 0
+    assert hang_detector.lasted_s([0], now) == now
+    assert hang_detector.lasted_s([0, 1], now) == 0
+    assert hang_detector.lasted_s([0, 2], now) == 0  # nothing has ever been heard of it
+    assert hang_detector.lasted_s([], now) == 0
 
 
 def test_a_rank_that_does_not_answer_is_taken_to_work() -> None:
     """Code that holds the interpreter's lock computes."""
-    stillness = Stillness()
+    hang_detector = HangDetector()
     for n in range(LONG):
-        stillness.note(0, n * PROBE_S, sample())
-    assert stillness.lasted_s([0], (LONG + 2) * PROBE_S) == 0
+        hang_detector.note(0, n * PROBE_S, sample())
+    assert hang_detector.lasted_s([0], (LONG + 2) * PROBE_S) == 0

@@ -6,20 +6,15 @@ from typing import Any, cast
 
 import pytest
 
+from skyward._pool.nodes import node_client as nodes
+from skyward._pool.nodes.node_client import BEAT_S, SILENCE_S, NodeClient
 from skyward.model.spec import Worker
-from skyward.pool import node as nodes
-from skyward.pool.node import BEAT_S, SILENCE_S, NodeLink
-from skyward.wire.frames import Frame
 from skyward.wire.messages import Kind
 from tests.unit.pool.fakes import FakeConnection, FakeTime
 
 
 class Agent(FakeConnection):
     """Takes what an agent is asked."""
-
-    def post(self, frame: Frame) -> None:
-        self.enqueue(frame)
-        self.flush()
 
     def close(self) -> None:
         self.broken = True
@@ -32,7 +27,7 @@ class Watched:
         self.time, self.agent = FakeTime(), Agent()
         self.time.monotonic_ns = lambda: int(self.time.now * 1e9)  # type: ignore[attr-defined]
         monkeypatch.setattr(nodes, "time", self.time)
-        self.node = NodeLink(0, cast(Any, None), cast(Any, None), Worker(), cast(Any, None), key=bytes(32))
+        self.node = NodeClient(0, cast(Any, None), cast(Any, None), Worker(), cast(Any, None), key=bytes(32))
         self.node._agent = cast(Any, self.agent)
 
     def beat(self, seconds: float) -> float | None:
@@ -57,7 +52,7 @@ def test_a_node_that_answers_nothing_is_given_up(watched: Watched) -> None:
     assert lost_s is not None
     assert SILENCE_S < lost_s <= SILENCE_S + BEAT_S
     assert {frame.kind for frame in watched.agent.sent} == {Kind.PING}
-    assert watched.node._verdict == f"it has answered nothing for {lost_s:.0f} s"
+    assert watched.node._lost_reason == f"it has answered nothing for {lost_s:.0f} s"
 
 
 def test_a_node_that_was_asked_nothing_owes_no_answer(watched: Watched) -> None:

@@ -7,11 +7,11 @@ from typing import Any, cast
 
 import pytest
 
+from skyward._pool.nodes.node_client import NodeClient
+from skyward._pool.nodes.worker_client import Fate
 from skyward.errors import EngineError, WorkerLostError
 from skyward.model.spec import Worker
-from skyward.pool.losses import Fate
-from skyward.pool.node import NodeLink
-from skyward.providers.base import Exit
+from skyward.nodes.node import Exit
 from tests.unit.pool.conftest import Make
 
 
@@ -26,7 +26,9 @@ def test_a_node_that_cannot_be_used_takes_no_calls_with_it(make: Make, removable
     pool = make()
     (task,) = pool.submit(1)
     link = SimpleNamespace(dispatcher=pool.dispatcher)
-    node = NodeLink(0, cast(Any, None), cast(Any, SimpleNamespace(remove=remove)), Worker(), cast(Any, link), key=b"k")
+    node = NodeClient(
+        0, cast(Any, None), cast(Any, SimpleNamespace(remove=remove)), Worker(), cast(Any, link), key=b"k"
+    )
     cast(Any, pool.workers[0].connection).close = lambda: None
     node._workers = {0: pool.workers[0]}
     if removable:
@@ -43,7 +45,7 @@ def test_a_loss_is_told_with_its_reason_first(make: Make) -> None:
     """What is not known, and what to do about it, comes after what has happened."""
     pool = make()
     (task,) = pool.submit(1)
-    node = NodeLink(0, cast(Any, None), cast(Any, None), Worker(), cast(Any, None), key=b"k")
+    node = NodeClient(0, cast(Any, None), cast(Any, None), Worker(), cast(Any, None), key=b"k")
     node.gone = Exit(code=None, text="its host gpu1 is lost")
 
     tell = node._lost_running(pool.workers[0], None)

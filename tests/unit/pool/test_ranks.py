@@ -9,14 +9,13 @@ import pytest
 import skyward as sky
 from skyward.errors import ConfigError
 from skyward.model.spec import Worker
-from skyward.pool.ranks import ranks_of
 
 CANARY = "a-value-nobody-may-see"
 
 
 def test_ranks_are_numbered_over_all_nodes() -> None:
     """Each is named with its node."""
-    assert ranks_of(2, Worker(per_node=2)) == {
+    assert Worker(per_node=2).rank_names(2) == {
         0: "rank 0 (node 0)",
         1: "rank 1 (node 0)",
         2: "rank 2 (node 1)",
@@ -26,7 +25,7 @@ def test_ranks_are_numbered_over_all_nodes() -> None:
 
 def test_processes_for_calls_are_one_rank() -> None:
     """The first process of each node stands for it."""
-    assert ranks_of(2, Worker(executor="process", concurrency=3)) == {0: "node 0", 3: "node 1"}
+    assert Worker(executor="process", concurrency=3).rank_names(2) == {0: "node 0", 3: "node 1"}
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 import skyward as sky
+from skyward._pool.config import memory_of
 from skyward.errors import ConfigError, SerializationError
-from skyward.pool.settings import memory_of
+from skyward.providers import Provider
 from skyward.wire import payload
 
 
@@ -53,6 +55,14 @@ def test_a_pool_cannot_be_sent() -> None:
     pool = sky.ComputePool(sky.Local())
     with pytest.raises(SerializationError, match="A pool exists in the client only"):
         payload.dumps_function(lambda: pool)
+
+
+@pytest.mark.parametrize("provider", [sky.Local(), sky.Docker()])
+def test_an_image_for_another_python_is_refused_by_the_constructor(provider: Provider) -> None:
+    """Nodes of another version could run no function: that is said before an image is built for minutes."""
+    other = f"3.{sys.version_info[1] + 1}"
+    with pytest.raises(ConfigError, match=f"python='{other}', but this client runs Python 3.*leave python='auto'"):
+        sky.ComputePool(provider, image=sky.Image(python=other))
 
 
 def test_missing_includes_are_refused_by_the_constructor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

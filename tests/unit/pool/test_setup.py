@@ -11,11 +11,11 @@ from typing import Any, cast
 import pytest
 
 import skyward as sky
+from skyward._pool.nodes.node_client import NodeClient
+from skyward._pool.nodes.setup import WorkerSetup
+from skyward._pool.nodes.worker_client import WorkerClient
+from skyward._pool.timers import Timers
 from skyward.errors import PluginError, WorkerLostError
-from skyward.pool.clock import Clock
-from skyward.pool.node import NodeLink
-from skyward.pool.setup import WorkerSetup
-from skyward.pool.worker import WorkerLink
 from skyward.wire import payload
 from skyward.wire.frames import Frame
 from skyward.wire.messages import Kind, decode, encode
@@ -30,7 +30,7 @@ class FakeNode:
     def __init__(self) -> None:
         self.setups: dict[int, Future[None]] = {}
 
-    def dump(self, worker: WorkerLink) -> Future[str]:
+    def dump(self, worker: WorkerClient) -> Future[str]:
         """What the agent finds out: nothing of the second rank."""
         found: Future[str] = Future()
         if worker.rank != 1:
@@ -41,7 +41,7 @@ class FakeNode:
 class Start:
     """A pool's workers that are about to be set up."""
 
-    def __init__(self, clock: Clock, ranks: int = 2, **wishes: Any) -> None:
+    def __init__(self, clock: Timers, ranks: int = 2, **wishes: Any) -> None:
         pool = sky.ComputePool(sky.Local(), nodes=ranks, display="quiet", **{"plugins": [PLUGIN], **wishes})
         self.clock = clock
         self.setup = WorkerSetup(pool._settings, pool._image())
@@ -50,8 +50,8 @@ class Start:
         for rank, node in enumerate(self.nodes):
             node.setups[rank] = Future()
 
-    def pairs(self, *ranks: int) -> list[tuple[NodeLink, WorkerLink]]:
-        return [(cast(NodeLink, self.nodes[rank]), self.workers[rank]) for rank in ranks]
+    def pairs(self, *ranks: int) -> list[tuple[NodeClient, WorkerClient]]:
+        return [(cast(NodeClient, self.nodes[rank]), self.workers[rank]) for rank in ranks]
 
     def outcome(self, rank: int) -> Future[None]:
         return self.nodes[rank].setups[rank]
@@ -79,17 +79,22 @@ class Start:
 
 
 @pytest.fixture
-def clock() -> Iterator[Clock]:
-    clock = Clock()
+def clock() -> Iterator[Timers]:
+    clock = Timers()
     yield clock
     clock.stop()
 
 
-def sent(worker: WorkerLink, kind: Kind) -> list[Frame]:
+def sent(worker: WorkerClient, kind: Kind) -> list[Frame]:
     return [frame for frame in fake(worker).sent if frame.kind == kind]
 
 
-def test_all_are_sent_the_same_and_waited_for(clock: Clock) -> None:
+def give(worker: WorkerClient, frame: Frame) -> None:
+    assert worker.gather is not None
+    worker.gather.give(worker.rank, worker.connection, frame)
+
+
+def test_all_are_sent_the_same_and_waited_for(clock: Timers) -> None:
     """Before any of them is waited for."""
     start = Start(clock)
     wait = start.enter(0, 1)
@@ -100,7 +105,7 @@ def test_all_are_sent_the_same_and_waited_for(clock: Clock) -> None:
     assert [len(sent(worker, Kind.SETUP)) for worker in start.workers] == [1, 1]
 
 
-def test_the_first_error_is_raised_while_others_hang(clock: Clock) -> None:
+def test_the_first_error_is_raised_while_others_hang(clock: Timers) -> None:
     """Also that of a later rank: nobody waits for the rank before it."""
     start = Start(clock, ranks=3)
     wait = start.enter(0, 1, 2)
@@ -114,7 +119,7 @@ def test_the_first_error_is_raised_while_others_hang(clock: Clock) -> None:
 NOTICED = PluginError("Plugin 'mesh': its around_app hook failed: RuntimeError: gloo/ Connection closed by peer [1]")
 
 
-def test_what_a_rank_noticed_gives_way_to_what_happened(clock: Clock) -> None:
+def test_what_a_rank_noticed_gives_way_to_what_happened(clock: Timers) -> None:
     """A connection to a killed rank breaks before its end is known."""
     start = Start(clock, ranks=3)
     wait = start.enter(0, 1, 2)
@@ -124,7 +129,7 @@ def test_what_a_rank_noticed_gives_way_to_what_happened(clock: Clock) -> None:
     assert isinstance(wait(), WorkerLostError)
 
 
-def test_what_a_rank_noticed_is_the_error_if_nothing_else_is(clock: Clock) -> None:
+def test_what_a_rank_noticed_is_the_error_if_nothing_else_is(clock: Timers) -> None:
     """Soon: the others, which hang, are not waited for."""
     start = Start(clock, ranks=2, provision_timeout=300)
     wait = start.enter(0, 1)
@@ -133,15 +138,15 @@ def test_what_a_rank_noticed_is_the_error_if_nothing_else_is(clock: Clock) -> No
     assert wait() is NOTICED
 
 
-def test_late_ranks_are_named_with_what_the_others_wait_for(clock: Clock) -> None:
+def test_late_ranks_are_named_with_what_the_others_wait_for(clock: Timers) -> None:
     """Of a rank that waits for the late one it is said where."""
     start = Start(clock, ranks=3, provision_timeout=1.0)
     wait = start.enter(0, 1, 2)
     start.outcome(1).set_result(None)
     while not sent(start.workers[0], Kind.SETUP):
         pass
-    gathering = start.workers[0].gathering
-    gathering.give(start.workers[0], Frame(Kind.GATHER, 0, encode({"name": "port", "round": 1, "timeout_s": None})))
+    head = encode({"name": "port", "round": 1, "timeout_s": None})
+    give(start.workers[0], Frame(Kind.GATHER, 0, head))
     error = wait()
 
     assert isinstance(error, PluginError)
@@ -151,28 +156,28 @@ def test_late_ranks_are_named_with_what_the_others_wait_for(clock: Clock) -> Non
     assert 'rank 0 (node 0), rank 2 (node 2) was here:\n  File "/srv/mesh.py", line 7, in join' in str(error)
 
 
-def test_ranks_that_wait_are_told_apart_from_the_missing(clock: Clock) -> None:
+def test_ranks_that_wait_are_told_apart_from_the_missing(clock: Timers) -> None:
     """The missing one is named; the other was there and waited."""
     start = Start(clock, provision_timeout=1.0)
     wait = start.enter(0, 1)
     while not sent(start.workers[0], Kind.SETUP):
         pass
     head = encode({"name": "mesh: port", "round": 1, "timeout_s": None})
-    start.workers[0].gathering.give(start.workers[0], Frame(Kind.GATHER, 0, head, [payload.dumps(1)[0]]))
+    give(start.workers[0], Frame(Kind.GATHER, 0, head, [payload.dumps(1)[0]]))
     text = str(wait())
 
     assert "were not set up on rank 1 (node 1) within 1 s; rank 0 (node 0) waited there" in text
     assert "gather('mesh: port')" in text
 
 
-def test_a_rank_that_fails_frees_those_that_gather(clock: Clock) -> None:
+def test_a_rank_that_fails_frees_those_that_gather(clock: Timers) -> None:
     """They hear its name and its error; the pool hears the error itself."""
     start = Start(clock)
     wait = start.enter(0, 1)
     while not sent(start.workers[0], Kind.SETUP):
         pass
     head = encode({"name": "port", "round": 1, "timeout_s": None})
-    start.workers[0].gathering.give(start.workers[0], Frame(Kind.GATHER, 0, head, [payload.dumps(1)[0]]))
+    give(start.workers[0], Frame(Kind.GATHER, 0, head, [payload.dumps(1)[0]]))
     start.outcome(1).set_exception(ValueError("no such device"))
     error = wait()
     while not (answers := sent(start.workers[0], Kind.GATHERED)):
@@ -182,17 +187,17 @@ def test_a_rank_that_fails_frees_those_that_gather(clock: Clock) -> None:
     assert decode(answers[0].head)["error"] == "rank 1 (node 1) failed: no such device"
 
 
-def test_a_worker_that_is_set_up_alone_has_nobody_to_gather_with(clock: Clock) -> None:
+def test_a_worker_that_is_set_up_alone_has_nobody_to_gather_with(clock: Timers) -> None:
     """Its set-up itself goes on as ever."""
     start = Start(clock)
     wait = start.enter(1)
     start.outcome(1).set_result(None)
 
     assert wait() is None
-    assert start.workers[1].gathering is None
+    assert start.workers[1].gather is None
 
 
-def test_a_worker_that_is_gone_tells_why_itself(clock: Clock) -> None:
+def test_a_worker_that_is_gone_tells_why_itself(clock: Timers) -> None:
     """Its broken connection is not the error: its reader knows a better one."""
     start = Start(clock)
     fake(start.workers[0]).broken = True
@@ -202,7 +207,7 @@ def test_a_worker_that_is_gone_tells_why_itself(clock: Clock) -> None:
     assert isinstance(wait(), WorkerLostError)
 
 
-def test_nothing_is_waited_for_without_plugins_and_secrets(clock: Clock, tmp_path: Path) -> None:
+def test_nothing_is_waited_for_without_plugins_and_secrets(clock: Timers, tmp_path: Path) -> None:
     """Files need no answer."""
     (tmp_path / "module.py").write_text("")
     start = Start(clock, plugins=[], image=sky.Image(includes=[str(tmp_path / "module.py")]))
@@ -211,7 +216,7 @@ def test_nothing_is_waited_for_without_plugins_and_secrets(clock: Clock, tmp_pat
     assert [frame.kind for frame in cast(FakeConnection, start.workers[0].connection).sent] == [Kind.CODE]
 
 
-def test_files_that_a_plugin_includes_are_sent(clock: Clock, tmp_path: Path) -> None:
+def test_files_that_a_plugin_includes_are_sent(clock: Timers, tmp_path: Path) -> None:
     """As those of the user's image are."""
     (tmp_path / "module.py").write_text("x = 1")
     plugin = PLUGIN.with_image_transform(lambda image, _: image.with_includes(str(tmp_path / "module.py")))
@@ -224,7 +229,7 @@ def test_files_that_a_plugin_includes_are_sent(clock: Clock, tmp_path: Path) -> 
     assert ("module.py", b"x = 1") in payload.loads(frame.head, frame.buffers)
 
 
-def test_secrets_travel_with_the_set_up(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_travel_with_the_set_up(clock: Timers, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the message's own head, before the plugins are unpickled, and in no plugin."""
     monkeypatch.setenv("FIRST_TOKEN", "one")
     plugin = PLUGIN.with_secrets("FIRST_TOKEN", SECOND_TOKEN="two")
@@ -239,7 +244,7 @@ def test_secrets_travel_with_the_set_up(clock: Clock, monkeypatch: pytest.Monkey
     assert not any(b"TOKEN" in bytes(buffer) for buffer in frame.buffers)
 
 
-def test_secrets_need_no_plugin(clock: Clock) -> None:
+def test_secrets_need_no_plugin(clock: Timers) -> None:
     """A set-up without plugins is answered all the same."""
     start = Start(clock, plugins=[], secrets={"TOKEN": "one"})
     wait = start.enter(0, 1)

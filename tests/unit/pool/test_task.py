@@ -7,9 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from skyward._pool.callbacks import Callbacks
+from skyward._pool.calls.runner import CallFuture, Latch
+from skyward._pool.calls.task import Task
 from skyward.errors import RemoteTraceback, SerializationError, TaskCancelledError
-from skyward.pool.callbacks import Callbacks
-from skyward.pool.task import CallFuture, Latch, Task
 from skyward.wire.frames import Frame
 from skyward.wire.messages import CALL_HEAD, RESULT_HEAD, WANT_STARTED, Kind
 from tests.unit.pool.fakes import FUNCTION, error, result
@@ -142,12 +143,14 @@ def test_cancelling_a_future_stops_its_call() -> None:
     one.on_done(future.take)
     one.resolve(result(one, 5))
     assert future.cancelled()
+    assert repr(future) == "<future of f(): cancelled>"
     assert stopped == [True]
 
     done: CallFuture[object] = CallFuture("f", lambda: stopped.append(True), Callbacks())
     other = task()
     other.on_done(done.take)
     other.resolve(result(other, 5))
+    assert repr(done) == "<future of f(): done>"
     assert done.result(0) == 5
     assert not done.cancel()
     assert stopped == [True]
@@ -158,7 +161,10 @@ def test_a_future_raises_what_the_function_raised() -> None:
     future: CallFuture[object] = CallFuture("f", lambda: None, Callbacks())
     one = task()
     one.on_done(future.take)
+    assert repr(future) == "<future of f(): not done>"
     one.resolve(error(one, LookupError("nothing there")))
+    assert repr(future) == "<future of f(): failed>"
     assert isinstance(future.exception(0), LookupError)
     with pytest.raises(LookupError, match="nothing there"):
         future.result(0)
+    assert repr(future) == "<future of f(): failed>"

@@ -1,4 +1,4 @@
-"""What is wrong with hosts, by what their keepers say: one table, before anything is changed."""
+"""What is wrong with hosts, by what their watchdogs say: one table, before anything is changed."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 from skyward.errors import ProviderError
 from skyward.model.accelerator import Accelerator
 from skyward.model.image import Image
-from skyward.providers import checks
-from skyward.providers.checks import Finding
-from skyward.providers.keeper import Facts
+from skyward.ssh import preflight as checks
+from skyward.ssh.preflight import Finding
+from skyward.ssh.watchdog import Facts
 
-WELL = Facts(
+READY = Facts(
     address="10.0.0.1",
     machine="Linux x86_64",
     ahead_s=0.0,
@@ -32,19 +32,19 @@ def found(facts: Facts, gpus: int = 0, accelerator: Accelerator | None = None) -
 
 def test_a_host_that_is_well_has_no_findings() -> None:
     """With and without GPUs."""
-    assert found(WELL) == []
-    assert found(WELL, 4, A100) == []
-    assert found(replace(WELL, gpus=(), toolkit="")) == []
+    assert found(READY) == []
+    assert found(READY, 4, A100) == []
+    assert found(replace(READY, gpus=(), toolkit="")) == []
 
 
 @pytest.mark.parametrize(
     ("facts", "what", "text"),
     [
-        (replace(WELL, engine="missing"), "engine", "No Docker engine listens at /var/run/docker.sock."),
-        (replace(WELL, engine="forbidden"), "engine", "Add them to the group docker there."),
-        (replace(WELL, docker=""), "engine", "There is no docker command on PATH."),
-        (replace(WELL, ahead_s=90.0), "clock", "Its clock is 90 s ahead of this machine's."),
-        (replace(WELL, ahead_s=-3600.0), "clock", "Its clock is 3600 s behind this machine's."),
+        (replace(READY, engine="missing"), "engine", "No Docker engine listens at /var/run/docker.sock."),
+        (replace(READY, engine="forbidden"), "engine", "Add them to the group docker there."),
+        (replace(READY, docker=""), "engine", "There is no docker command on PATH."),
+        (replace(READY, ahead_s=90.0), "clock", "Its clock is 90 s ahead of this machine's."),
+        (replace(READY, ahead_s=-3600.0), "clock", "Its clock is 3600 s behind this machine's."),
     ],
 )
 def test_what_is_wrong_is_said(facts: Facts, what: str, text: str) -> None:
@@ -56,17 +56,17 @@ def test_what_is_wrong_is_said(facts: Facts, what: str, text: str) -> None:
 
 def test_everything_that_is_wrong_is_said_at_once() -> None:
     """Not one thing after the other."""
-    wrong = replace(WELL, docker="", ahead_s=99.0, gpus=())
+    wrong = replace(READY, docker="", ahead_s=99.0, gpus=())
     assert [what for what, _ in found(wrong, 2, A100)] == ["engine", "clock", "gpu"]
 
 
 @pytest.mark.parametrize(
     ("facts", "accelerator", "text"),
     [
-        (replace(WELL, gpus=WELL.gpus[:3]), A100, "The pool needs 4 x A100 there; it shows 3 GPUs."),
-        (replace(WELL, gpus=()), A100, "it shows no GPU (nvidia-smi)"),
-        (replace(WELL, toolkit=""), A100, "no NVIDIA Container Toolkit"),
-        (WELL, Accelerator("Trainium"), "Trainium is something else"),
+        (replace(READY, gpus=READY.gpus[:3]), A100, "The pool needs 4 x A100 there; it shows 3 GPUs."),
+        (replace(READY, gpus=()), A100, "it shows no GPU (nvidia-smi)"),
+        (replace(READY, toolkit=""), A100, "no NVIDIA Container Toolkit"),
+        (READY, Accelerator("Trainium"), "Trainium is something else"),
     ],
 )
 def test_gpus_are_counted_by_host(facts: Facts, accelerator: Accelerator, text: str) -> None:
@@ -88,7 +88,7 @@ def test_gpus_are_counted_by_host(facts: Facts, accelerator: Accelerator, text: 
 )
 def test_architectures_are_compared(machine: str, platform: str, fits: bool) -> None:
     """By what `uname` says; a variant of the platform matters no more than it does to engines."""
-    assert (checks.check_architecture("gpu1", replace(WELL, machine=machine), platform) == []) is fits
+    assert (checks.check_architecture("gpu1", replace(READY, machine=machine), platform) == []) is fits
 
 
 @pytest.mark.parametrize(
@@ -115,11 +115,11 @@ def test_the_cuda_of_an_image_is_known(image: Image, cuda: int | None) -> None:
 def test_a_driver_must_be_new_enough_for_the_cuda(driver: str, fits: bool) -> None:
     """CUDA 12 needs 525.60."""
     image = Image(pip=["jax[cuda12]"])
-    findings = checks.check_driver("gpu1", replace(WELL, gpus=((driver, "A100"),)), image)
+    findings = checks.check_driver("gpu1", replace(READY, gpus=((driver, "A100"),)), image)
     assert [finding.what for finding in findings] == ([] if fits else ["driver"])
     if not fits:
         assert f"needs NVIDIA's driver 525.60; there is {driver}" in findings[0].text
-    assert checks.check_driver("gpu1", replace(WELL, gpus=((driver, "A100"),)), Image()) == []
+    assert checks.check_driver("gpu1", replace(READY, gpus=((driver, "A100"),)), Image()) == []
 
 
 def test_room_is_that_of_the_image_and_of_unpacking_it() -> None:

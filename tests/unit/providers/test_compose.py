@@ -14,10 +14,13 @@ import skyward as sky
 from skyward.cli.main import main
 from skyward.engine import EngineAddress, liveness
 from skyward.errors import ConfigError, EngineMissingError, ProviderError
-from skyward.providers import compose, compose_heir, compose_project
-from skyward.providers.compose_file import compose_file
-from skyward.providers.compose_node import Standby
-from skyward.providers.compose_project import Project, project_name
+from skyward.model.accelerator import Accelerator
+from skyward.providers.base import PoolRequest
+from skyward.providers.compose import project as compose_project
+from skyward.providers.compose import provider as compose
+from skyward.providers.compose.file import compose_file
+from skyward.providers.compose.node import Standby
+from skyward.providers.compose.project import Project, project_name
 
 ROOT = Path(__file__).parents[3]
 
@@ -168,22 +171,13 @@ def test_an_engine_that_freezes_ends_compose(file: Path, tmp_path: Path, monkeyp
     assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists()
 
 
-class Running(Project):
-    """A project that is up, with a node of no GPU and two of two."""
-
-    def __init__(self, file: Path) -> None:
-        super().__init__(file, "p")
-
-    def nodes(self) -> list[Standby]:
-        return [Standby(f"c{number}", f"node{number}", "10.0.0.2", "x", "standby", gpus) for number, gpus in ENOUGH]
-
-
-ENOUGH = ((0, 0), (1, 2), (2, 2))
-
-
 def test_a_pool_takes_nodes_that_have_its_gpus(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those without are left to others; too few are refused, with the command for more."""
+    running = [Standby(f"c{n}", f"node{n}", "10.0.0.2", "x", "standby", gpus) for n, gpus in ((0, 0), (1, 2), (2, 2))]
     taken = list[str]()
+    file.write_text(compose_file(2, gpus=2))
+    monkeypatch.setattr(Project, "is_up", lambda _: True)
+    monkeypatch.setattr(Project, "nodes", lambda _: running)
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
 
     def take(_: EngineAddress, standby: Standby) -> Standby:
@@ -192,11 +186,15 @@ def test_a_pool_takes_nodes_that_have_its_gpus(file: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(compose, "take", take)
 
-    compose._Pool("p1", Running(file), 2, 2).take()
+    def acquire(nodes: int) -> None:
+        request = PoolRequest(pool_id="p1", nodes=nodes, accelerator=Accelerator("A100", 2))
+        sky.Compose(file, project="p").open(request).acquire()
+
+    acquire(2)
     assert sorted(taken) == ["node1", "node2"]
 
     with pytest.raises(ProviderError, match=r"needs 3 nodes with 2 GPUs each; .* 2 run\. .*--gpus 2 > compose\.yaml`"):
-        compose._Pool("p2", Running(file), 3, 2).take()
+        acquire(3)
 
 
 def test_gpus_are_reserved_for_one_node_each() -> None:
@@ -217,21 +215,21 @@ def test_a_folder_that_is_no_clone_is_refused(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_what_a_pool_brought_up_goes_with_it_and_nothing_else(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its heir brings down what bears the pool's mark, and leaves alone what a person has brought up since."""
+    """`destroy` brings down what bears the pool's label, and leaves alone what a person has brought up since."""
     downs = list[str]()
     monkeypatch.setattr(Project, "containers", lambda _: [{"Labels": {"skyward.pool": "p1"}}])
     monkeypatch.setattr(Project, "down", lambda self: downs.append(self.name))
-    project = Project(file, "trial")
+    provider = sky.Compose(file, project="trial")
 
-    compose_heir.clear(project, "p2")
+    provider.destroy("p2")
     assert downs == []
-    compose_heir.clear(project, "p1")
+    provider.destroy("p1")
     assert downs == ["trial"]
 
 
-def test_an_heir_waits_for_the_end_of_a_compose_that_outlives_its_client(file: Path) -> None:
+def test_a_reaper_waits_for_the_end_of_a_compose_that_outlives_its_client(file: Path) -> None:
     """The lock is compose's as well: who has been killed in the middle of `up` leaves nothing half-made behind."""
-    with Project(file, "trial").alone() as lock:
+    with Project(file, "trial").locked() as lock:
         up = subprocess.Popen(["cat"], pass_fds=[lock], stdin=subprocess.PIPE)
     with file.open() as other:
         with pytest.raises(BlockingIOError):

@@ -1,4 +1,4 @@
-"""What other users of a host, or damaged files, can do to a keeper and to a guard: nothing, whichever shell runs them.
+"""What other users of a host, or damaged files, can do to a watchdog and a guard: nothing, whichever shell runs them.
 
 The scripts run as they are, under every shell of this machine that a host's /bin/sh may be.
 """
@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from skyward.providers.aws.boot import GUARD
-from skyward.providers.keeper import _SCRIPT
+from skyward.providers.cloud.boot_guard import GUARD
+from skyward.ssh.watchdog import _SCRIPT
 
 SHELLS = [words for words in (["dash"], ["bash"], ["busybox", "sh"], ["mksh"]) if shutil.which(words[0])]
 NOBODY = 65534
@@ -42,7 +42,7 @@ def place() -> Iterator[Path]:
 
 @dataclass
 class Host:
-    """A user of a host, where keepers run; its home and its run-time directory are the user's alone."""
+    """A user of a host, where watchdogs run; its home and its run-time directory are the user's alone."""
 
     shell: list[str]
     place: Path
@@ -73,7 +73,7 @@ class Host:
         return {"PATH": path, "HOME": str(self.home), "XDG_RUNTIME_DIR": str(self.runtime)}
 
     def keep(self, *lines: str, env: Mapping[str, str] | None = None) -> list[str]:
-        """What a keeper says to these lines, beside the facts. It ends within 20 s."""
+        """What a watchdog says to these lines, beside the facts. It ends within 20 s."""
         words = [*self.shell, "-c", _SCRIPT, "sh", self.pool, "60", "0", "0"]
         done = subprocess.run(
             words,
@@ -88,7 +88,7 @@ class Host:
             extra_groups=[] if os.geteuid() == 0 else None,
             cwd=self.place,
         )
-        said = [line.removeprefix("skyward-keeper ") for line in done.stdout.splitlines()]
+        said = [line.removeprefix("skyward-watchdog ") for line in done.stdout.splitlines()]
         return [line for line in said if not line.startswith("fact ")]
 
 
@@ -213,7 +213,7 @@ def test_an_ordinary_user_beside_a_hostile_one(shell: list[str], place: Path, pw
 
 
 def test_a_port_that_a_client_on_the_machine_holds_is_passed_over(host: Host) -> None:
-    """By the namesake of UDP: of all ports but few held, a keeper names one of those few."""
+    """By the namesake of UDP: of all ports but few held, a watchdog names one of those few."""
     script = _SCRIPT.replace("/dev/urandom", f"{host.place}/random", 1).replace("$tries -lt 200", "$tries -lt 3", 1)
     assert script.count("random") == 1
     import socket
@@ -230,7 +230,7 @@ def test_a_port_that_a_client_on_the_machine_holds_is_passed_over(host: Host) ->
         done = subprocess.run(
             words, input="go\nport\nend\n", env=host.env, capture_output=True, text=True, timeout=20, check=False
         )
-    assert "skyward-keeper failed no free port was found" in done.stdout
+    assert "skyward-watchdog failed no free port was found" in done.stdout
 
 
 # the guard of a rented machine, which is root ---------------------------------------------------------------------

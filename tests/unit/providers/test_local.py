@@ -14,9 +14,10 @@ import pytest
 
 from skyward.errors import NodeStartError, PoolClosedError, ProviderError, WireError
 from skyward.model.accelerator import Accelerator
+from skyward.nodes import gpus as gpus_module
+from skyward.nodes.node import Node
 from skyward.providers import Local
-from skyward.providers import gpus as gpus_module
-from skyward.providers.base import Node
+from skyward.providers.base import Allocation, PoolRequest
 from tests.standin import ask, install, launch
 
 Start = Callable[..., Node]
@@ -28,15 +29,15 @@ def pool() -> str:
 
 
 @pytest.fixture
-def provider(pool: str) -> Iterator[Local]:
-    local = Local()
-    yield local
-    local.release(pool)
+def allocation(pool: str) -> Iterator[Allocation]:
+    opened = Local().open(PoolRequest(pool_id=pool, nodes=2))
+    yield opened
+    opened.close()
 
 
 @pytest.fixture
-def start(provider: Local, pool: str, tmp_path: Path) -> Start:
-    (host, _) = provider.acquire(pool, 2, None)
+def start(allocation: Allocation, pool: str, tmp_path: Path) -> Start:
+    (host, _) = allocation.acquire()
     standin = install(tmp_path / "standin")
 
     def _start(node: int = 0, how: str = "serve", **env: str) -> Node:
@@ -160,54 +161,54 @@ def test_a_talkative_node_is_not_blocked(start: Start) -> None:
     assert ask(node.connect(node.wait_ready(60).agent), "chatter") == 99_999
 
 
-def test_release_ends_all_nodes_and_lets_no_other_start(provider: Local, start: Start, pool: str) -> None:
-    """After release nothing of the pool runs or lies about, and nothing new can begin."""
+def test_close_ends_all_nodes_and_lets_no_other_start(allocation: Allocation, start: Start, pool: str) -> None:
+    """After that nothing of the pool runs or lies about, and nothing new can begin."""
     nodes = [start(n) for n in range(2)]
     facts = [ask(n.connect(n.wait_ready(60).agent), "facts") for n in nodes]
-    assert {(f["pool"], f["node"], f["state"]) for f in provider.find() if f["pool"] == pool} == {
+    assert {(f["pool"], f["node"], f["state"]) for f in Local().find() if f["pool"] == pool} == {
         (pool, 0, "running"),
         (pool, 1, "running"),
     }
-    provider.release(pool)
+    allocation.close()
     assert not any(_runs(f["pid"]) for f in facts)
     assert not any(Path(f["env"]["SKYWARD_RUN_DIR"]).parent.exists() for f in facts)
-    assert pool not in {f["pool"] for f in provider.find()}
+    assert pool not in {f["pool"] for f in Local().find()}
     with pytest.raises(PoolClosedError):
         start(0)
-    provider.release(pool)
+    allocation.close()
 
 
-def test_release_from_another_process_ends_the_nodes(provider: Local, start: Start, pool: str) -> None:
+def test_destroy_from_another_process_ends_the_nodes(start: Start, pool: str) -> None:
     """A pool is found and ended by who did not start it."""
     node = start()
     node.wait_ready(60)
-    code = f"from skyward.providers import Local; Local().release({pool!r})"
+    code = f"from skyward.providers import Local; Local().destroy({pool!r})"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
     ended = node.wait_exit(5)
     assert ended is not None
     assert ended.signal == signal.SIGUSR1  # of a runner, which handles it, the pool learns that it was no accident
 
 
-def test_two_pools_never_get_the_same_port(provider: Local, pool: str) -> None:
-    """Ports are claimed until the pool is released."""
-    other = Local()
-    (one,), (two,) = provider.acquire(pool, 1, None), other.acquire(f"{pool}x", 1, None)
+def test_two_pools_never_get_the_same_port(allocation: Allocation, pool: str) -> None:
+    """Ports are claimed until the pool is closed."""
+    other = Local().open(PoolRequest(pool_id=f"{pool}x"))
+    one, two = allocation.acquire()[0], other.acquire()[0]
     assert len({one.claim_port(), two.claim_port()}) == 2
-    other.release(f"{pool}x")
+    other.close()
 
 
-def test_a_head_that_is_replaced_gives_its_port_up(provider: Local, pool: str) -> None:
+def test_a_head_that_is_replaced_gives_its_port_up(allocation: Allocation) -> None:
     """However often: a pool holds one claim, and one descriptor for it."""
-    (host,) = provider.acquire(pool, 1, None)
+    host = allocation.acquire()[0]
     first = host.claim_port()
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(20):
-        last = provider.replace(pool, host, None).claim_port()
+        last = allocation.replace(host).claim_port()
     assert len(list(Path("/proc/self/fd").iterdir())) == before
     _bind(first)
     with pytest.raises(OSError, match="in use"):
         _bind(last)
-    provider.release(pool)
+    allocation.close()
 
 
 def _bind(port: int) -> None:
@@ -219,15 +220,15 @@ def test_gpus_are_counted_before_anything_starts(monkeypatch: pytest.MonkeyPatch
     """More GPUs than the machine shows are a mistake found at once."""
     monkeypatch.setattr(gpus_module, "visible_gpus", lambda: 2)
     with pytest.raises(ProviderError, match="2 x T4 on each of 2 nodes, 4 in all; this machine shows 2 GPUs"):
-        Local().acquire("p", 2, Accelerator("T4", 2))
+        Local().open(PoolRequest(pool_id="p", nodes=2, accelerator=Accelerator("T4", 2))).acquire()
 
 
 def test_each_node_gets_gpus_of_its_own(
-    provider: Local, pool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    allocation: Allocation, pool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nodes on one machine share it by CUDA_VISIBLE_DEVICES."""
     monkeypatch.setattr(gpus_module, "visible_gpus", lambda: 4)
-    host = provider.acquire(pool, 2, Accelerator("T4", 2))[1]
+    host = allocation.acquire()[1]
     env = {"PYTHONPATH": str(install(tmp_path / "standin"))}
     node = host.start(launch(pool, 1, env=env, accelerator=Accelerator("T4", 2)))
     facts = ask(node.connect(node.wait_ready(60).agent), "facts")

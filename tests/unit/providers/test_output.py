@@ -4,7 +4,7 @@ from collections.abc import Iterator
 import pytest
 
 from skyward.errors import EngineError, NodeStartError
-from skyward.providers.output import NodeOutput, node_exit, start_failure
+from skyward.nodes.node import NodeOutput, exit_of, start_failure
 
 _READY = b'skyward-ready {"agent": "unix:agent.sock", "workers": ["unix:w0.sock", "tcp:127.0.0.1:5"]}\n'
 
@@ -91,13 +91,13 @@ def test_an_engine_that_breaks_off_is_an_error() -> None:
 )
 def test_ends_in_words(code: int, oom: bool, signal: int | None, text: str) -> None:
     """Statuses above 128 are signals where there is such a signal; memory is named as the reason."""
-    ended = node_exit(code, oom=oom, log="l")
-    assert (ended.code, ended.signal, ended.oom, ended.text, ended.log) == (code, signal, oom, text, "l")
+    ended = exit_of(code, oom=oom)
+    assert (ended.code, ended.signal, ended.oom, ended.text) == (code, signal, oom, text)
 
 
 def test_failures_to_start_are_sentences() -> None:
     """They say who, how it ended or how long it was waited for, and the last lines."""
-    assert str(start_failure("Node 1", node_exit(2), 9, "a\nb")) == (
+    assert str(start_failure("Node 1", exit_of(2), 9, "a\nb")) == (
         "Node 1 ended with exit status 2 before it was ready. Its last lines:\na\nb"
     )
     assert str(start_failure("Node 1", None, 9, "")) == (

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from skyward.errors import ProviderError
-from skyward.providers import ports
+from skyward.nodes import ports
 
 _CLAIM = """
 import sys
-from skyward.providers import ports
+from skyward.nodes import ports
 ports._candidates = lambda: [int(sys.argv[1])]
 ports.claim_port()
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from skyward.providers.relay import can_receive
+from skyward.delivery.peer import can_receive
 
 
 @pytest.mark.parametrize(

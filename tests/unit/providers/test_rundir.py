@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from skyward.errors import ProviderError
-from skyward.providers import rundir
-from skyward.providers.owner import Owner
-from skyward.providers.rundir import PoolDirectory, note_process, pool_directories, share, sweep_orphans
+from skyward.nodes import run_directory as rundir
+from skyward.nodes.process_id import ProcessId
+from skyward.nodes.run_directory import PoolDirectory, note_process, pool_directories, share, sweep_orphans
 
 
 @pytest.fixture
@@ -20,10 +20,10 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def gone() -> Owner:
+def gone() -> ProcessId:
     """A process that has ended."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        owner = Owner.of(process.pid)
+        owner = ProcessId.of(process.pid)
         assert not owner.is_gone()
     return owner
 
@@ -59,7 +59,7 @@ def test_a_pool_directory_is_made_once(base: Path) -> None:
         PoolDirectory.create("p", base)
 
 
-def test_what_ended_clients_left_is_swept(base: Path, gone: Owner) -> None:
+def test_what_ended_clients_left_is_swept(base: Path, gone: ProcessId) -> None:
     """The directory of an ended client goes, that of a living one stays."""
     alive, dead = PoolDirectory.create("alive", base), PoolDirectory.create("dead", base)
     dead.add(0, b"k")
@@ -69,7 +69,7 @@ def test_what_ended_clients_left_is_swept(base: Path, gone: Owner) -> None:
     assert not dead.path.exists()
 
 
-def test_nodes_that_outlive_their_client_keep_their_directory(base: Path, gone: Owner) -> None:
+def test_nodes_that_outlive_their_client_keep_their_directory(base: Path, gone: ProcessId) -> None:
     """Until its lease ends, a process whose client is gone can still be found."""
     directory = PoolDirectory.create("p", base)
     (directory.path / "owner").write_text(gone.text)
@@ -101,16 +101,16 @@ def test_what_is_not_of_a_pool_is_never_swept(base: Path) -> None:
 
 def test_owners_in_other_namespaces_are_never_called_gone() -> None:
     """A process number means nothing in another process namespace."""
-    assert not Owner(2**22, "1", "pid:[1]").is_gone()
+    assert not ProcessId(2**22, "1", "pid:[1]").is_gone()
 
 
 def test_a_reused_process_number_is_another_process() -> None:
     """The start time tells a process from a later one with the same number."""
-    me = Owner.of(os.getpid())
+    me = ProcessId.of(os.getpid())
     assert not me.is_gone()
-    assert Owner(me.pid, "1", me.namespace).is_gone()
-    assert Owner.parse(me.text) == me
-    assert Owner.parse("nonsense") is None
+    assert ProcessId(me.pid, "1", me.namespace).is_gone()
+    assert ProcessId.parse(me.text) == me
+    assert ProcessId.parse("nonsense") is None
 
 
 def test_long_names_give_way_to_short_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +171,7 @@ def test_links_that_others_plant_are_no_directories_of_pools(
 def test_what_a_killed_process_left_in_a_private_directory_is_swept(base: Path) -> None:
     """The next client of this user removes keys and sockets; while the process lives, nobody does."""
     program = (
-        "import os, sys; from pathlib import Path; from skyward.providers import rundir;"
+        "import os, sys; from pathlib import Path; from skyward.nodes import run_directory as rundir;"
         "rundir.runtime_base = lambda: Path(sys.argv[1]);"
         "held = rundir.private_directory(); folder = held.__enter__();"
         "(folder / 'key').write_text('k'); print(folder, flush=True);"

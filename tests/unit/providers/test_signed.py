@@ -17,11 +17,10 @@ def test_a_key_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_a_provider_without_a_registry(tmp_path: Path) -> None:
-    """A check that cannot be made is refused, not left out; no node has started."""
+    """A check that cannot be made is refused, not left out, when the pool is described: nothing exists yet."""
     key = tmp_path / "team.pub"
     key.touch()
-    with (
-        pytest.raises(ConfigError, match=r"team\.pub' names the key that must have signed .* registry="),
-        sky.ComputePool(sky.Local(), verify=str(key), display="quiet"),
-    ):
-        pass
+    for provider in (sky.Local(), sky.Docker(), sky.SSH("node1"), [sky.SSH("node1", registry="r.io/x"), sky.Local()]):
+        with pytest.raises(ConfigError, match=r"team\.pub'\) wants the image's signature to be verified.* registry="):
+            sky.ComputePool(provider, verify=str(key), display="quiet")
+    sky.ComputePool(sky.SSH("node1", registry="r.io/x"), verify=str(key), display="quiet")

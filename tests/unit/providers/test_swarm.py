@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import json
 import re
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 import skyward as sky
 from skyward.errors import ConfigError, ProviderError
 from skyward.model.accelerator import Accelerator
-from skyward.providers.base import Terms
-from skyward.providers.owner import Owner
-from skyward.providers.swarm import checks
-from skyward.providers.swarm.certificates import identities
-from skyward.providers.swarm.service import Wish, secret_text, service_spec
+from skyward.nodes.certificate import identities
+from skyward.nodes.process_id import ProcessId
+from skyward.providers.base import PoolRequest
+from skyward.providers.swarm import checks, claims
+from skyward.providers.swarm.claims import TaskClaimer, View, Waiting
+from skyward.providers.swarm.service import ServiceSpec, secret_text, service_spec
 from skyward.wire.tls import Identity
 
 GOLDEN = Path(__file__).parent / "golden"
-OWNER = Owner(12, "345", "pid:[6]")
-PLAIN = Wish(
+OWNER = ProcessId(12, "345", "pid:[6]")
+PLAIN = ServiceSpec(
     pool="cafe1234",
     nodes=3,
     image="registry.example/skyward@sha256:" + 64 * "0",
@@ -68,9 +72,9 @@ def test_the_service_is_the_one_on_file(name: str, monkeypatch: pytest.MonkeyPat
     """Every word of it; a change of it is seen here first."""
     monkeypatch.setattr("socket.gethostname", lambda: "client")
     monkeypatch.setattr("pwd.getpwuid", lambda _: SimpleNamespace(pw_name="ann"))
-    wish = PLAIN if name == "plain" else replace(PLAIN, gpus=("NVIDIA-GPU", 2), cpus=1.5, memory_gb=4)
+    wanted = PLAIN if name == "plain" else replace(PLAIN, gpus=("NVIDIA-GPU", 2), cpus=1.5, memory_gb=4)
 
-    spec = service_spec(wish, OWNER)
+    spec = service_spec(wanted, OWNER)
 
     file = GOLDEN / f"service-{name}.json"
     assert json.dumps(spec, indent=2) + "\n" == file.read_text()
@@ -88,7 +92,7 @@ def test_the_service_is_the_one_on_file(name: str, monkeypatch: pytest.MonkeyPat
 def test_tasks_have_the_rights_that_were_asked_for(
     given: dict[str, Any], user: str | None, privileges: Any, capabilities: tuple[list[str], ...], *, forbidden: bool
 ) -> None:
-    """Whether none can be gained is for the station as well, since engines before 25 cannot say so of a service."""
+    """Whether none can be gained is told to the task as well, since engines before 25 cannot say so of a service."""
     spec = service_spec(replace(PLAIN, **given, privileges=privileges), OWNER)
 
     found = spec["TaskTemplate"]["ContainerSpec"]
@@ -98,18 +102,22 @@ def test_tasks_have_the_rights_that_were_asked_for(
     assert json.loads(found["Env"][0].partition("=")[2])["gains_privileges"] is not forbidden
 
 
+def test_a_manager_is_named_by_a_text() -> None:
+    with pytest.raises(ConfigError, match=r"sky\.Swarm: a manager is named by a text such as .*; found 3"):
+        sky.Swarm(3)  # type: ignore[arg-type]
+
+
 def test_a_wrong_user_or_privilege_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"sky\.Swarm: privileges names 'SYS_PTRACER'.*SYS_PTRACE meant"):
         sky.Swarm("unix:///engine", privileges=["sys_ptracer"])
     with pytest.raises(ConfigError, match=r"sky\.Swarm: user is a text"):
         sky.Swarm("unix:///engine", user=1000)  # type: ignore[arg-type]
-    swarm = sky.Swarm("unix:///engine", user="app").on(Terms())
-    assert swarm.rights.user == "app"
+    assert sky.Swarm("unix:///engine", user="app").rights.user == "app"
 
 
 def test_no_key_is_in_the_service() -> None:
     """What knows it is the secret alone; all private keys differ, and each side trusts one certificate only."""
-    client, tasks = identities("cafe1234", 3)
+    client, tasks = identities("Swarm", "cafe1234", 3)
 
     assert [side.peer for side in client] == [task.certificate for task in tasks]
     assert {task.peer for task in tasks} == {client[0].certificate}
@@ -120,7 +128,7 @@ def test_no_key_is_in_the_service() -> None:
 
 def test_the_secret_has_one_part_for_each_slot() -> None:
     """Each part stands in a condition on the task's slot, which the engine evaluates."""
-    _, tasks = identities("cafe1234", 3)
+    _, tasks = identities("Swarm", "cafe1234", 3)
 
     parts = re.findall(r'\{\{if eq \.Task\.Slot "(\d+)"\}\}(.*?)\{\{end\}\}', text := secret_text(tasks))
 
@@ -175,12 +183,15 @@ def test_nodes_are_as_many_as_fit() -> None:
     """All, if nothing is asked of a machine; as many as at least are needed, or it is refused with what there is."""
     machines = [machine(1), machine(2, cpus=4)]
 
-    assert checks.room(machines, 100, 100, Terms()) == 100
-    assert checks.room(machines, 9, 1, Terms(cpus=3)) == 3
+    def room(nodes: int, at_least: int, **limits: float) -> int:
+        return checks.room(machines, PoolRequest(pool_id="p", nodes=nodes, at_least=at_least, **limits))  # type: ignore[arg-type]
+
+    assert room(100, 100) == 100
+    assert room(9, 1, cpus=3) == 3
     with pytest.raises(ProviderError, match=r"4 nodes with 3 of CPUs each do not fit .* machine1 8, machine2 4"):
-        checks.room(machines, 4, 4, Terms(cpus=3))
+        room(4, 4, cpus=3)
     with pytest.raises(ProviderError, match="1 nodes with 33 GiB of memory each"):
-        checks.room(machines, 1, 1, Terms(memory_gb=33))
+        room(1, 1, memory_gb=33)
 
 
 def test_gpus_are_the_resource_with_their_name_or_the_one_that_says_gpu() -> None:
@@ -234,3 +245,15 @@ def test_it_rents_nothing() -> None:
     """Prices and types of machines mean nothing to it."""
     with pytest.raises(ConfigError, match=r"max_hourly_cost= is for .*; sky\.Swarm rents none"):
         sky.ComputePool(sky.Swarm("unix:///engine"), max_hourly_cost=1)
+
+
+def test_a_task_that_has_ended_with_status_0_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The swarm starts no other, as after `docker stop`."""
+    monkeypatch.setattr(claims, "_PLACE_S", -1.0)
+    claimer = TaskClaimer(Mock(), {}, "p", lambda _: None, threading.Event())
+    task = {"ID": "t", "Slot": 1, "CreatedAt": "1", "Status": {"State": "complete"}, "DesiredState": "running"}
+    view = View(tasks={1: [task]}, machines={}, given_up=())
+
+    error = claimer._trouble(view, 1, Waiting(time.monotonic()))
+
+    assert "node 0 of pool p has ended with status 0" in str(error)

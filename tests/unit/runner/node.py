@@ -17,8 +17,9 @@ from typing import Any
 
 from skyward.errors import WireError
 from skyward.model.instance import ENV_VAR, InstanceInfo
-from skyward.providers.base import Announcement, parse_announcement
-from skyward.runner.config import KEY_FILE, RUN_DIR_VAR, SETTINGS_VAR, RunnerSettings
+from skyward.model.protocol import KEY_FILE, RUN_DIR_VAR, SETTINGS_VAR
+from skyward.nodes.node import Announcement, parse_announcement
+from skyward.runner.config import RunnerSettings
 from skyward.wire import handshake, payload
 from skyward.wire.frames import Connection, Frame
 from skyward.wire.listen import dial

@@ -14,7 +14,8 @@ import pytest
 
 from skyward.errors import AuthenticationError
 from skyward.model.instance import ENV_VAR, InstanceInfo
-from skyward.runner.config import DISMISS, EXIT_DISMISSED, GPUS_VAR, KEY_FILE
+from skyward.model.protocol import DISMISS, EXIT_DISMISSED, KEY_FILE
+from skyward.runner.config import GPUS_VAR
 from skyward.wire import handshake
 from skyward.wire.listen import dial
 from skyward.wire.messages import STDERR, STDOUT, Kind, decode
@@ -25,7 +26,8 @@ HOLD_THE_GIL = "import ctypes; ctypes.PyDLL(None).sleep(20)"
 
 
 def _files(node: RunningNode) -> list[str]:
-    return sorted(path.name for path in node.run_dir.iterdir())
+    """Those of its run directory, but for the logs, which go with the directory."""
+    return sorted(path.name for path in node.run_dir.iterdir() if ".log" not in path.suffixes)
 
 
 def _worker_breaks(folder: Path, how: str, when: str = "True") -> dict[str, str]:
@@ -117,7 +119,7 @@ def test_a_client_of_a_worker_that_is_taken_waits_for_its_end(node: RunningNode)
 
 
 def test_an_ordered_kill_gives_a_fresh_worker(start: Start) -> None:
-    """The process group ends, the end is reported as a signal and not as want of memory, the other worker stays."""
+    """The process group ends, the end is reported as a signal and not as out of memory, the other worker stays."""
     node = start(processes=2)
     node.ready()
     client = node.client()
@@ -140,7 +142,7 @@ def test_a_node_that_another_client_ends_says_so(node: RunningNode) -> None:
     """Before its workers end, and by its exit status: its pool must not take it for an accident."""
     client = node.client()
     client.ping_s()  # the agent knows of it
-    node.process.send_signal(DISMISS)
+    node.process.send_signal(signal.Signals[DISMISS])
     client.next(Kind.DISMISSED)
     code, _ = node.end()
     assert code == EXIT_DISMISSED
@@ -329,8 +331,24 @@ def test_a_worker_that_cannot_start_again_ends_the_node(start: Start, tmp_path: 
     assert "ended 3 times in a row before it listened (exit status 7)" in errors
 
 
+def test_workers_that_a_client_ends_while_they_start_have_not_failed(start: Start, tmp_path: Path) -> None:
+    """However many: the node stays, and the next one that is let alone works."""
+    slow = tmp_path / "slow"
+    node = start(_worker_breaks(tmp_path, "import time; time.sleep(60)", when=f"os.path.exists({str(slow)!r})"))
+    node.ready()
+    client = node.client()
+    slow.touch()
+    for generation in range(5):
+        client.tell(Kind.KILL, worker=0)
+        assert client.document(Kind.WORKER_EXIT)["generation"] == generation
+        time.sleep(0.2)  # the next one has been started
+    slow.unlink()
+    client.tell(Kind.KILL, worker=0)
+    assert client.document(Kind.WORKER_UP)["generation"] == 6
+
+
 def test_an_unexpected_failure_of_the_agent_ends_the_node(start: Start, tmp_path: Path) -> None:
-    """It shows its traceback instead of limping on."""
+    """It shows its traceback and ends."""
     node = start(_worker_breaks(tmp_path, "import time; os.write(int(sys.orig_argv[-1]), b'?\\n'); time.sleep(20)"))
     status, errors = node.end()
     assert status == 1
@@ -341,14 +359,14 @@ def test_an_unexpected_failure_of_the_agent_ends_the_node(start: Start, tmp_path
 def test_it_tells_whose_datagrams_have_come(node: RunningNode) -> None:
     """Step by step, each answered under the number of its question; a ping gets through meanwhile."""
     client = node.client()
-    client.tell(Kind.REACH, 5, step="open", address="127.0.0.1", secret="ab" * 16)
-    answer = client.next(Kind.REACHED)
+    client.tell(Kind.PROBE, 5, step="open", address="127.0.0.1", secret="ab" * 16)
+    answer = client.next(Kind.PROBED)
     port = decode(answer.head)["port"]
-    client.tell(Kind.REACH, 6, step="send", peers=[[PLACE.node, "127.0.0.1", port]])
+    client.tell(Kind.PROBE, 6, step="send", peers=[[PLACE.node, "127.0.0.1", port]])
     assert client.ping_s() < SOON_S
-    assert (answer.id, client.next(Kind.REACHED).id) == (5, 6)
-    client.tell(Kind.REACH, 7, step="close")
-    assert client.document(Kind.REACHED) == {"heard": [PLACE.node]}
+    assert (answer.id, client.next(Kind.PROBED).id) == (5, 6)
+    client.tell(Kind.PROBE, 7, step="close")
+    assert client.document(Kind.PROBED) == {"heard": [PLACE.node]}
 
 
 def test_a_message_that_makes_no_sense_costs_only_its_connection(node: RunningNode) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from skyward.runner import cleaning
+from skyward.runner.entry import cleaning
 
 
 @pytest.fixture

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import time
+
+from skyward.wire.messages import STDERR, STDOUT
 from tests.unit.runner.node import RunningNode
 
 FORK = """
@@ -26,6 +30,19 @@ def test_a_child_ends_where_the_call_does(node: RunningNode) -> None:
     assert "ended with 0." in written
     node.do(RAISE)
     written = "".join(text for _, _, text in client.output(until="ended with"))
-    assert "ValueError: of the child" in written
+    assert "ValueError: of the child" in written  # on the other stream
     assert "ended with 1." in written
     assert node.pid(client) == before
+
+
+def test_what_a_child_wrote_comes_before_its_end(node: RunningNode) -> None:
+    """Also where the agent reads late, and would find the text of child and parent at once."""
+    client = node.client()
+    node.pid(client)  # the agent knows the client now, and sends it all that is written
+    node.process.send_signal(signal.SIGSTOP)
+    node.do(RAISE)
+    time.sleep(0.5)
+    node.process.send_signal(signal.SIGCONT)
+    streams = [stream for _, stream, _ in client.output(until="ended with")]
+    assert streams == sorted(streams, reverse=True)
+    assert set(streams) == {STDOUT, STDERR}

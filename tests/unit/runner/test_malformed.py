@@ -11,13 +11,13 @@ from skyward.wire.messages import Kind, decode
 from tests.unit.runner.node import PLACE, Client, RunningNode
 
 MALFORMED = [
-    (Kind.REACH, b"{}"),
-    (Kind.REACH, b'{"step": "open"}'),
-    (Kind.REACH, b'{"step": "open", "address": null, "secret": ""}'),
-    (Kind.REACH, b'{"step": "open", "address": "127.0.0.1", "secret": "no"}'),
-    (Kind.REACH, b'{"step": "send"}'),
-    (Kind.REACH, b'{"step": []}'),
-    (Kind.REACH, b"[" * 100_000),
+    (Kind.PROBE, b"{}"),
+    (Kind.PROBE, b'{"step": "open"}'),
+    (Kind.PROBE, b'{"step": "open", "address": null, "secret": ""}'),
+    (Kind.PROBE, b'{"step": "open", "address": "127.0.0.1", "secret": "no"}'),
+    (Kind.PROBE, b'{"step": "send"}'),
+    (Kind.PROBE, b'{"step": []}'),
+    (Kind.PROBE, b"[" * 100_000),
     (Kind.DUMP, b"{}"),
     (Kind.DUMP, b'{"worker": {}}'),
     (Kind.DUMP, b'{"worker": 9}'),
@@ -60,7 +60,7 @@ def test_what_is_said_of_a_malformed_message_is_short(node: RunningNode) -> None
     assert client.is_closed()
     node.process.terminate()
     _, errors = node.end()
-    assert "is not understood (UnicodeDecodeError(" in errors
+    assert "a malformed message (UnicodeDecodeError(" in errors
     assert len(errors) < 1000
 
 

@@ -1,4 +1,4 @@
-"""The kernel's count of kills for want of memory, wherever the cgroup is mounted."""
+"""The kernel's count of out-of-memory kills, wherever the cgroup is mounted."""
 
 from __future__ import annotations
 

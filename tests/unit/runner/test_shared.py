@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from skyward.errors import SerializationError
-from skyward.runner import shared
-from skyward.runner.shared import KEEP, LEAVE, TAKE, Values
+from skyward.runner import shared_values as shared
+from skyward.runner.shared_values import KEEP, LEAVE, TAKE, Values
 from skyward.wire import payload
 
 DIGEST = bytes(range(16))

@@ -14,7 +14,7 @@ import pytest
 
 from skyward.model.instance import InstanceInfo
 from skyward.runner.config import RunnerSettings
-from skyward.runner.standby import EXIT_TAKEN, GREETING, LEASE_VAR
+from skyward.runner.entry.standby import EXIT_TAKEN, GREETING, LEASE_VAR
 
 LIMIT_S = 60  # of what takes a second on a quiet machine
 Start = Callable[..., "subprocess.Popen[bytes]"]
@@ -79,15 +79,15 @@ def order(**more: object) -> bytes:
 
 def test_one_client_at_a_time_has_the_node(start: Start, tmp_path: Path) -> None:
     """A second one is told so by the exit status, and gets it as soon as the first has gone, whichever way."""
-    start("skyward.runner.standby")
-    first = start("skyward.runner.standby", "take")
+    start("skyward.runner.entry.standby")
+    first = start("skyward.runner.entry.standby", "take")
     assert 1024 < int(str(greeting(first)["port"])) < 32768
 
-    assert end(start("skyward.runner.standby", "take")) == EXIT_TAKEN
+    assert end(start("skyward.runner.entry.standby", "take")) == EXIT_TAKEN
 
     first.kill()
     first.wait(LIMIT_S)
-    second = start("skyward.runner.standby", "take")
+    second = start("skyward.runner.entry.standby", "take")
     run_dir = Path(str(greeting(second)["run_dir"]))
     assert run_dir.stat().st_mode & 0o777 == 0o700
     assert end(second) == 0
@@ -96,8 +96,8 @@ def test_one_client_at_a_time_has_the_node(start: Start, tmp_path: Path) -> None
 
 def test_a_taken_node_becomes_what_it_is_told_and_ends_with_its_input(start: Start) -> None:
     """It announces itself; its key is in no file by then; it and its directory are gone when the client is."""
-    start("skyward.runner.standby")
-    node = start("skyward.runner.standby", "take")
+    start("skyward.runner.entry.standby")
+    node = start("skyward.runner.entry.standby", "take")
     run_dir = Path(str(greeting(node)["run_dir"]))
     assert node.stdin
     assert node.stdout
@@ -113,8 +113,8 @@ def test_a_taken_node_becomes_what_it_is_told_and_ends_with_its_input(start: Sta
 
 
 def test_a_runner_that_fails_says_why_and_its_status_is_passed_on(start: Start) -> None:
-    start("skyward.runner.standby")
-    node = start("skyward.runner.standby", "take")
+    start("skyward.runner.entry.standby")
+    node = start("skyward.runner.entry.standby", "take")
     greeting(node)
     assert node.stdin
     assert node.stdout
@@ -127,8 +127,8 @@ def test_a_runner_that_fails_says_why_and_its_status_is_passed_on(start: Start) 
 
 def test_a_standby_ends_when_nobody_has_had_it_for_its_lease(start: Start) -> None:
     """While somebody has it, it does not."""
-    standby = start("skyward.runner.standby", **{LEASE_VAR: "1.5"})
-    taken = start("skyward.runner.standby", "take")
+    standby = start("skyward.runner.entry.standby", **{LEASE_VAR: "1.5"})
+    taken = start("skyward.runner.entry.standby", "take")
     greeting(taken)
     with pytest.raises(subprocess.TimeoutExpired):
         standby.wait(2.5)
@@ -139,7 +139,7 @@ def test_a_standby_ends_when_nobody_has_had_it_for_its_lease(start: Start) -> No
 
 
 def test_a_standby_of_a_person_waits_until_it_is_asked_to_end(start: Start) -> None:
-    standby = start("skyward.runner.standby")
+    standby = start("skyward.runner.entry.standby")
     with pytest.raises(subprocess.TimeoutExpired):
         standby.wait(1)
 
@@ -153,7 +153,7 @@ def test_the_relay_passes_bytes_on_both_ways_until_the_runner_closes(start: Star
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / "w.sock"))
         server.listen()
-        relay = start("skyward.runner.relay", str(tmp_path), "unix:w.sock")
+        relay = start("skyward.runner.entry.stdio_proxy", str(tmp_path), "unix:w.sock")
         runner, _ = server.accept()
     assert relay.stdin
     assert relay.stdout
@@ -168,7 +168,7 @@ def test_the_relay_passes_bytes_on_both_ways_until_the_runner_closes(start: Star
 
 
 def test_the_relay_says_when_nothing_listens(start: Start, tmp_path: Path) -> None:
-    relay = start("skyward.runner.relay", str(tmp_path), "unix:none.sock")
+    relay = start("skyward.runner.entry.stdio_proxy", str(tmp_path), "unix:none.sock")
     out, _ = relay.communicate(timeout=LIMIT_S)
 
     assert relay.returncode == 1

@@ -12,9 +12,9 @@ from typing import Any
 import cloudpickle
 import pytest
 
+from skyward._pool.code.functions import Functions
 from skyward.errors import ConfigError, PluginError
 from skyward.model.instance import ENV_VAR, InstanceInfo
-from skyward.pool.functions import Functions
 from skyward.runner.calls import Calls
 from skyward.runner.slots import Slot
 from skyward.runtime import environment

@@ -28,7 +28,7 @@ def test_outside_a_pool_one_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_pool_of_one_rank_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even its client."""
     monkeypatch.setenv(ENV_VAR, place(1))
-    monkeypatch.setattr(group, "_exchange", None)
+    monkeypatch.setattr(group, "_client", None)
 
     assert group.gather(3, name="port") == [3]
 
@@ -43,7 +43,7 @@ def test_several_ranks_gather_through_their_worker(monkeypatch: pytest.MonkeyPat
         return ["a", "b"]
 
     monkeypatch.setenv(ENV_VAR, place(nodes, ranks))
-    monkeypatch.setattr(group, "_exchange", exchange)
+    monkeypatch.setattr(group, "_client", exchange)
 
     assert group.gather("a", name="port", timeout_s=3) == ["a", "b"]
     assert asked == [("a", "port", 3)]
@@ -52,7 +52,7 @@ def test_several_ranks_gather_through_their_worker(monkeypatch: pytest.MonkeyPat
 def test_a_process_that_is_no_worker_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has the worker's environment, but nobody to send its value."""
     monkeypatch.setenv(ENV_VAR, place(2))
-    monkeypatch.setattr(group, "_exchange", None)
+    monkeypatch.setattr(group, "_client", None)
 
     with pytest.raises(PluginError, match=r"gather\('port'\) was called in a process that a worker has started"):
         group.gather(3, name="port")

@@ -13,7 +13,7 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from skyward.compute import compute
+from skyward._compute import compute
 from skyward.errors import ConfigError
 from skyward.runtime import output
 from skyward.runtime.mute import silent, stderr, stdout
@@ -226,6 +226,7 @@ import pickle, sys
 from skyward.runtime import output
 
 class Echo:
+    def keep(self, task, stream, text): pass
     def write(self, task, stream, text): sys.__stdout__.write(f"{task} {stream} {text}")
 
 output.install(Echo())

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from skyward.runtime import output
+from skyward.runtime import masking, output
+from skyward.runtime.masking import Masks
 from tests.unit.runtime.conftest import Record
 
 BOTH: frozenset[output.StreamName] = frozenset(("stdout", "stderr"))
@@ -41,7 +42,7 @@ def test_an_unfinished_line_comes_with_flush_or_the_end_of_the_task(sink: Record
         sys.stdout.flush()
         assert sink.written == [(1, "stdout", "10 %")]
         print("rest", end="")
-    assert sink.written[1:] == [(1, "stdout", "rest")]
+    assert sink.written[1:] == [(1, "stdout", "rest"), (1, "stdout", "\n"), (1, "stdout", "")]
 
 
 def test_several_lines_in_one_write_are_one_piece(sink: Record) -> None:
@@ -195,7 +196,7 @@ def test_bytes_written_to_buffer_are_text_of_the_task(sink: Record) -> None:
         sys.stdout.buffer.write(b"caf\xc3")
         assert sys.stdout.buffer.write(bytearray(b"\xa9\n")) == 2
         sys.stdout.buffer.write(b"\xff\n\xc3")
-    assert sink.text(1) == "café\n\ufffd\n\ufffd"
+    assert sink.text(1) == "café\n\ufffd\n\ufffd\n"
 
 
 def test_a_text_wrapper_around_buffer_works_and_may_be_closed(sink: Record) -> None:
@@ -248,10 +249,12 @@ def test_removing_gives_the_streams_back() -> None:
 
 FORKING = """
 import os, sys
-from skyward.runtime import output
+from skyward.runtime import masking, output
+from skyward.runtime.masking import Masks
 from tests.unit.runtime.conftest import Record
 
 class Lost:
+    def keep(self, task, stream, text): pass
     def write(self, task, stream, text): os.write(2, f"sink {os.getpid() == parent}: {text}".encode())
 
 parent = os.getpid()
@@ -285,3 +288,33 @@ def test_subprocesses_inherit_the_real_descriptor(sink: Record, capfd: pytest.Ca
         subprocess.run(["echo", "raw"], stdout=sys.stdout, check=True)
     assert capfd.readouterr().out == "raw\n"
     assert sink.written == []
+
+
+@pytest.fixture
+def masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process has a secret."""
+    monkeypatch.setattr(masking, "current", Masks(["secret-22"]))
+
+
+def test_secrets_are_masked_wherever_a_line_is_cut(sink: Record, masks: None) -> None:
+    """In one write and in several, flushed between them, as bytes, and where the line has no end."""
+    with output.task_output(1):
+        print("a secret-22 b")
+        for piece in ("my secr", "et-2", "2!\n"):
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+        sys.stdout.buffer.write(b"secret")
+        sys.stdout.buffer.write(b"-22 as bytes\n")
+        print("no secret-2", end="")
+    assert sink.text(1) == "a *** b\nmy ***!\n*** as bytes\nno secret-2\n"
+    assert "".join(sink.kept) == sink.text(1)
+
+
+def test_what_is_printed_is_kept_before_its_line_is_whole(sink: Record) -> None:
+    """Each piece at once; the beginning of a line that is flushed is not kept twice."""
+    with output.task_output(1):
+        print("begun", end="")
+        assert sink.kept == ["begun"] and sink.written == []
+        sys.stdout.flush()
+        print(" and more")
+    assert sink.kept == ["begun", " and more", "\n"]

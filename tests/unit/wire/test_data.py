@@ -215,7 +215,7 @@ def test_tensors_arrive_as_data() -> None:
 @pytest.mark.parametrize(
     "value",
     [Plain(), Plain, len, lambda: 1, os.system, os, ValueError("x"), object(), io.StringIO(), {"deep": [Plain()]}],
-    ids=repr,
+    ids=lambda value: type(value).__name__,
 )
 def test_what_is_no_data_is_refused_where_it_is(value: Any) -> None:
     """On the node, with the type, the function and what to do."""

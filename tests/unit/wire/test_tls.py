@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from skyward.providers.swarm.certificates import identities
+from skyward.nodes.certificate import identities
 from skyward.wire.tls import Identity, plain_end
 
 WAIT_S = 60.0
@@ -20,7 +20,7 @@ BIG = os.urandom(1 << 20) * 8
 @pytest.fixture(scope="module")
 def known() -> tuple[Identity, Identity]:
     """A client's identity and that of its nodes."""
-    (client, *_), (node, *_) = identities("cafe1234", 1)
+    (client, *_), (node, *_) = identities("Swarm", "cafe1234", 1)
     return client, node
 
 

@@ -1,59 +1,75 @@
-"""Machines of EC2 from launch to end: what they boot, what they are told, how they are tagged, found and cleared."""
+"""Machines of EC2 from launch to end: what they boot, and how they are tagged, found and removed."""
 
 from __future__ import annotations
 
 import re
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from skyward.build.events import Event
-from skyward.errors import ProviderError
+from skyward.builder.events import Event, Report
+from skyward.delivery.disk import FLOOR_GB, room_gb
+from skyward.errors import PoolClosedError, ProviderError
 from skyward.model.accelerator import Accelerator
-from skyward.providers.aws import estate, meter
+from skyward.model.resource import Resource
+from skyward.providers.aws import resources
 from skyward.providers.aws.ami import find_image, parameter
-from skyward.providers.aws.api import Api, RefusedError
-from skyward.providers.aws.disk import room_gb
-from skyward.providers.aws.launch import Order, launch
+from skyward.providers.aws.api import Api
+from skyward.providers.aws.launch import Ec2Launcher
 from skyward.providers.aws.network import find_network, make_group
-from skyward.providers.aws.provider import _Pool
-from skyward.providers.aws.tags import BEGAN, SEEN
-from skyward.providers.aws.terms import MachineType, Offer
-from skyward.providers.base import Terms
+from skyward.providers.aws.provider import AWS, Ec2
+from skyward.providers.aws.resources import BEGAN, SEEN
+from skyward.providers.base import PoolRequest
+from skyward.providers.cloud import allocation
+from skyward.providers.cloud import resources as cloud_resources
+from skyward.providers.cloud.allocation import CloudAllocation
+from skyward.providers.cloud.launch import Batch, launch
+from skyward.providers.cloud.protocol import Instance, MachineOffer, MachineType, RefusedError
 
 TYPE = MachineType(name="m6i.large", cpus=2, memory_gb=8, platform="linux/amd64")
 
 
-def offer(market: Any = "spot", zone: str = "us-east-1a") -> Offer:
-    return Offer(type=TYPE, market=market, zone=zone, hourly=0.1)
+def offer(market: Any = "spot", zone: str = "us-east-1a") -> MachineOffer:
+    return MachineOffer(type=TYPE, market=market, zone=zone, hourly=0.1)
 
 
-def order(api: Api, pool: str = "p1", nodes: int = 2) -> Order:
-    network = find_network(api)
-    return Order(
-        pool=pool,
-        nodes=nodes,
-        image=find_image(api, "linux/amd64", None, None, None),
-        network=network,
-        group=make_group(api, pool, network, "203.0.113.7/32"),
-        user_data="#cloud-config\n{}",
-        profile=None,
-        private=False,
-    )
+def launcher(api: Api, pool: str = "p1") -> Ec2Launcher:
+    """That of a pool, with its security group."""
+    image, network = find_image(api, "linux/amd64", None, None, None, FLOOR_GB), find_network(api)
+    made = Ec2Launcher(api, pool, image, network, "203.0.113.7/32")
+    made.prepare()
+    return made
+
+
+def ec2(api: Api) -> Ec2:
+    return Ec2(api, AWS("us-east-1"))
+
+
+def launch_pool(
+    api: Api, offers: Sequence[MachineOffer], pool: str = "p1", nodes: int = 2, report: Report = lambda _: None
+) -> tuple[MachineOffer, list[Instance]]:
+    """Launch the machines of a pool."""
+    batch = Batch(pool=pool, nodes=nodes, user_data=lambda _: "#cloud-config\n{}")
+    return launch(ec2(api), launcher(api, pool), batch, offers, report)
+
+
+def found(api: Api) -> Sequence[Resource]:
+    """All that exists of pools."""
+    return cloud_resources.find(ec2(api))
 
 
 class Crowded(Api):
-    """The account, where some launches find no room.
+    """The account, with no room for some launches.
 
     Args:
-        account: where the others do.
-        full: market and zone that have none.
-        code: what AWS says then.
+        account: answers all other calls.
+        full: the markets and zones without room.
+        code: AWS' code for that.
     """
 
     def __init__(self, account: Api, full: set[tuple[str, str]], code: str = "InsufficientInstanceCapacity") -> None:
@@ -71,12 +87,12 @@ class Crowded(Api):
         return self.account.call(service, action, **arguments)
 
 
-def test_want_of_room_leads_to_the_next_offer(account: Api) -> None:
-    """Each try is one call with a token of its own; the result is of the first that worked."""
+def test_no_room_leads_to_the_next_offer(account: Api) -> None:
+    """Each attempt is one call with a token of its own; the first that succeeds gives the result."""
     api, said = Crowded(account, {("spot", "us-east-1a"), ("spot", "us-east-1b")}), list[Event]()
     offers = [offer(), offer(zone="us-east-1b"), offer("on-demand"), offer("on-demand", "us-east-1b")]
 
-    taken, machines = launch(api, order(api), offers, said.append)
+    taken, machines = launch_pool(api, offers, report=said.append)
 
     assert taken == offers[2]
     assert [asked["ClientToken"] for asked in api.asked] == ["skyward-p1-0", "skyward-p1-1", "skyward-p1-2"]
@@ -84,29 +100,29 @@ def test_want_of_room_leads_to_the_next_offer(account: Api) -> None:
     assert sum("no room for m6i.large (spot)" in str(event) for event in said) == 2
 
 
-def test_another_refusal_is_told_at_once(account: Api) -> None:
-    """A missing permission is not cured by another zone."""
+def test_another_refusal_is_raised_at_once(account: Api) -> None:
+    """Another zone does not help against a missing permission."""
     api = Crowded(account, {("spot", "us-east-1a")}, "UnauthorizedOperation")
 
     with pytest.raises(RefusedError):
-        launch(api, order(api), [offer(), offer(zone="us-east-1b")], lambda _: None)
+        launch_pool(api, [offer(), offer(zone="us-east-1b")])
     assert len(api.asked) == 1
 
 
 def test_the_same_launch_twice_makes_one(account: Api) -> None:
     """A call that is repeated because its answer was lost has the same token, and so the same machines."""
     api = Crowded(account, set())
-    launch(api, order(api), [offer("on-demand")], lambda _: None)
+    launch_pool(api, [offer("on-demand")])
 
     assert [asked["ClientToken"] for asked in api.asked] == ["skyward-p1-0"]
-    assert make_group(api, "p1", find_network(api), "203.0.113.7/32") == estate.groups(api, "p1")[0]["GroupId"]
+    assert make_group(api, "p1", find_network(api), "203.0.113.7/32") == resources.groups(api, "p1")[0]["GroupId"]
 
 
 @pytest.mark.parametrize("market", ["spot", "on-demand"])
 def test_everything_is_tagged_at_creation_and_ends_with_the_pool(account: Api, market: str) -> None:
-    """What the launch asks for, and what AWS then has."""
+    """In the arguments of the launch, and in what AWS then has."""
     api = Crowded(account, set())
-    launch(api, order(api), [offer(market)], lambda _: None)
+    launch_pool(api, [offer(market)])
 
     (asked,) = api.asked
     kinds = {each["ResourceType"] for each in asked["TagSpecifications"]}
@@ -120,69 +136,26 @@ def test_everything_is_tagged_at_creation_and_ends_with_the_pool(account: Api, m
     assert asked.get("InstanceMarketOptions", {}).get("SpotOptions", {}).get("SpotInstanceType") == (
         "one-time" if market == "spot" else None
     )
-    found = estate.describe(api)
-    assert [(each["pool"], each["node"], each["state"], each["type"], each["market"]) for each in found] == [
+    assert [(each["pool"], each["node"], each["state"], each["type"], each["market"]) for each in found(api)] == [
         ("p1", 0, "running", "m6i.large", market),
         ("p1", 1, "running", "m6i.large", market),
     ]
 
 
 def test_the_price_of_the_launch_is_a_tag_of_each_machine(account: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From which anybody can tell what has been spent; where no price was known there is none."""
-    launch(account, order(account, "p1", 1), [offer()], lambda _: None)
+    """Anybody can see what has been spent; without a known price there is no tag."""
+    launch_pool(account, [offer()], "p1", 1)
     unpriced = replace(offer(zone="us-east-1b"), hourly=None)
-    launch(account, order(account, "p2", 1), [unpriced], lambda _: None)
-    (machine,) = estate.instances(account, "p1")
-    monkeypatch.setattr(estate, "time", SimpleNamespace(time=lambda: machine["LaunchTime"].timestamp() + 1800))
+    launch_pool(account, [unpriced], "p2", 1)
+    (machine,) = resources.instances(account, "p1")
+    monkeypatch.setattr(cloud_resources, "time", SimpleNamespace(time=lambda: machine.launched + 1800))
 
-    known, unknown = estate.describe(account)
+    known, unknown = found(account)
 
-    assert (known["hourly"], known["cost"]) == (0.1, pytest.approx(0.05))
+    assert known["hourly"] == 0.1
+    assert known["cost"] == pytest.approx(0.05)
     assert (unknown["hourly"], unknown["cost"]) == (None, None)
-    assert "skyward.hourly" not in {tag["Key"] for tag in estate.groups(account, "p1")[0]["Tags"]}
-
-
-def test_the_cost_is_told_now_and_then_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the time that it is for; a price that nobody knows is left out."""
-    monkeypatch.setattr(meter, "_SAY_EVERY_S", 0.01)
-    said, twice = list[str](), threading.Event()
-
-    def report(event: Event) -> None:
-        said.append(str(event))
-        if len(said) == 2:
-            twice.set()
-
-    running = meter.Meter(report)
-    running.start(offer(), ["i-1", "i-2", "i-3"])
-    assert twice.wait(60)
-    running.end()
-    assert re.fullmatch(r"3 x m6i\.large for \d\.\d min so far, about 0\.\d{3} USD", said[0])
-    assert any(re.fullmatch(r"3 x m6i\.large for \d\.\d min, about 0\.\d{3} USD", each) for each in said)
-
-    unpriced = meter.Meter(report)
-    unpriced.start(replace(offer(), hourly=None), ["i-4"])
-    unpriced.end()
-    assert any(re.fullmatch(r"1 x m6i\.large for \d\.\d min", each) for each in said)
-
-
-def test_each_machine_is_counted_from_its_launch_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also one that took another's place, and cost something else."""
-    now, said = [0.0], list[str]()
-    monkeypatch.setattr(meter, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    counted = meter.Meter(lambda event: said.append(str(event)))
-
-    counted.start(offer(), ["i-1", "i-2"])
-    now[0] = 1800.0
-    counted.stop("i-1")
-    now[0] = 2000.0
-    counted.stop("i-1")  # another try to replace it
-    now[0] = 1800.0
-    other = replace(TYPE, name="m6a.large")
-    counted.start(replace(offer(), type=other, hourly=0.4), ["i-3"])
-    now[0] = 3600.0
-    counted.end()
-
-    assert said == ["1 x m6i.large, 1 x m6a.large for 60.0 min, about 0.350 USD"]
+    assert "skyward.hourly" not in {tag["Key"] for tag in resources.groups(account, "p1")[0]["Tags"]}
 
 
 @pytest.mark.parametrize(
@@ -197,40 +170,40 @@ def test_only_the_client_and_the_pool_reach_the_machines(account: Api) -> None:
     """Port 22 from one address, everything among themselves, nothing else."""
     group = make_group(account, "p1", find_network(account), "203.0.113.7/32")
 
-    (found,) = account.call("ec2", "describe_security_groups", GroupIds=[group])["SecurityGroups"]
-    rules = {each["IpProtocol"]: each for each in found["IpPermissions"]}
+    (made,) = account.call("ec2", "describe_security_groups", GroupIds=[group])["SecurityGroups"]
+    rules = {each["IpProtocol"]: each for each in made["IpPermissions"]}
     assert set(rules) == {"tcp", "-1"}
     assert (rules["tcp"]["FromPort"], rules["tcp"]["ToPort"]) == (22, 22)
     assert [each["CidrIp"] for each in rules["tcp"]["IpRanges"]] == ["203.0.113.7/32"]
     assert [each["GroupId"] for each in rules["-1"]["UserIdGroupPairs"]] == [group]
     assert not rules["-1"]["IpRanges"]
-    said = [found["Description"], rules["tcp"]["IpRanges"][0]["Description"]]
+    said = [made["Description"], rules["tcp"]["IpRanges"][0]["Description"]]
     said.append(rules["-1"]["UserIdGroupPairs"][0].get("Description", ""))  # AWS takes no other characters
     assert all(re.fullmatch(r"[\w ._:/()#,@\[\]+=&;{}!$*-]*", text) for text in said)
 
 
-def test_a_pool_is_cleared_by_its_tags_alone(account: Api) -> None:
-    """It and no other; a second time does nothing."""
+def test_a_pool_is_destroyed_by_its_tags_alone(account: Api) -> None:
+    """That pool and no other; a second time does nothing."""
     for pool in ("p1", "p2"):
-        launch(account, order(account, pool), [offer()], lambda _: None)
+        launch_pool(account, [offer()], pool)
 
-    estate.clear(account, "p1")
-    estate.clear(account, "p1")
+    cloud_resources.destroy(ec2(account), "p1")
+    cloud_resources.destroy(ec2(account), "p1")
 
-    assert {each["pool"] for each in estate.describe(account)} == {"p2"}
-    assert [each["GroupName"] for each in estate.groups(account)] == ["skyward-p2"]
+    assert {each["pool"] for each in found(account)} == {"p2"}
+    assert [each["GroupName"] for each in resources.groups(account)] == ["skyward-p2"]
 
 
 def test_a_group_without_machines_is_found_and_swept_when_it_is_old(account: Api) -> None:
-    """A young one may be of a pool that is just being opened."""
+    """A young one may belong to a pool that is being opened."""
     group = make_group(account, "p1", find_network(account), "203.0.113.7/32")
-    estate.sweep(account)
-    assert [(each["node"], each["state"]) for each in estate.describe(account)] == [(-1, "security group")]
+    cloud_resources.sweep(ec2(account))
+    assert [(each["node"], each["state"]) for each in found(account)] == [(-1, "security group")]
 
     old = [{"Key": BEGAN, "Value": f"{time.time() - 4000:.0f}"}]
     account.call("ec2", "create_tags", Resources=[group], Tags=old)
-    estate.sweep(account)
-    assert estate.describe(account) == []
+    cloud_resources.sweep(ec2(account))
+    assert found(account) == []
 
 
 def age(account: Api, group: str, **tags: float) -> None:
@@ -241,41 +214,39 @@ def age(account: Api, group: str, **tags: float) -> None:
 
 
 def test_the_group_of_a_living_pool_without_machines_is_not_swept(account: Api) -> None:
-    """It has lost all of them hours ago and AWS has no room for others; its client says that it lives."""
+    """It lost all of them hours ago and AWS has no room for others, but its client renews the group."""
     group = make_group(account, "p1", find_network(account), "203.0.113.7/32")
     age(account, group, began=90_000)
-    estate.renew(account, group)
-    estate.sweep(account)
-    assert len(estate.groups(account, "p1")) == 1
+    resources.renew(account, group)
+    cloud_resources.sweep(ec2(account))
+    assert len(resources.groups(account, "p1")) == 1
 
     age(account, group, began=90_000, seen=4000)  # the client's computer went off
-    estate.sweep(account)
-    assert estate.groups(account, "p1") == []
+    cloud_resources.sweep(ec2(account))
+    assert resources.groups(account, "p1") == []
 
 
 def test_the_group_of_a_pool_with_machines_is_not_swept(account: Api) -> None:
-    """However long nobody has renewed it."""
-    launch(account, order(account), [offer()], lambda _: None)
-    (group,) = estate.groups(account, "p1")
+    """However long ago it was renewed."""
+    launch_pool(account, [offer()])
+    (group,) = resources.groups(account, "p1")
     age(account, group["GroupId"], began=90_000)
-    estate.sweep(account)
-    assert len(estate.groups(account, "p1")) == 1
+    cloud_resources.sweep(ec2(account))
+    assert len(resources.groups(account, "p1")) == 1
 
 
 @pytest.mark.parametrize("began", ["", "yesterday"])
-def test_a_group_that_tells_no_time_is_left_alone(account: Api, began: str) -> None:
-    """Anybody may write tags; they neither harm a pool nor lead to a deletion."""
+def test_a_group_without_a_time_is_left_alone(account: Api, began: str) -> None:
+    """Anybody in the account may write tags: they neither harm a pool nor lead to a deletion."""
     group = make_group(account, "p1", find_network(account), "203.0.113.7/32")
     account.call("ec2", "create_tags", Resources=[group], Tags=[{"Key": BEGAN, "Value": began}])
-    estate.sweep(account)
-    assert len(estate.groups(account, "p1")) == 1
+    cloud_resources.sweep(ec2(account))
+    assert len(resources.groups(account, "p1")) == 1
 
 
 def test_an_open_pool_renews_its_group_until_it_ends(account: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the group's making on; a try that fails is no end of it, but that the group is gone is."""
-    monkeypatch.setattr(estate, "RENEW_S", 0.01)
-    group = make_group(account, "p1", find_network(account), "203.0.113.7/32")
-    age(account, group, began=90_000)
+    """It goes on after failures, and stops when the group is gone."""
+    monkeypatch.setattr(allocation, "RENEW_S", 0.01)
     failures, tries = [ProviderError("no answer"), RefusedError("no", "RequestLimitExceeded")], threading.Event()
 
     class Faulty(Api):
@@ -286,15 +257,22 @@ def test_an_open_pool_renews_its_group_until_it_ends(account: Api, monkeypatch: 
             tries.set()
             return answer
 
-    pool = _Pool("p1", Faulty("us-east-1"), Terms())
-    assert pool.renewed(group) == group
-    (renewing,) = (each for each in threading.enumerate() if each.name == "skyward-p1-renew")
+    api, provider = Faulty("us-east-1"), AWS("us-east-1")
+    pool = CloudAllocation(provider, Ec2(api, provider), PoolRequest(pool_id="p1"))
+    pool._launcher = launcher(api)
+    tries.clear()
+    (group,) = resources.groups(account, "p1")
+    age(account, group["GroupId"], began=90_000)
+    renewing = threading.Thread(target=pool._renew)
+    renewing.start()
     assert tries.wait(60)
-    estate.sweep(account)
-    assert len(estate.groups(account, "p1")) == 1
-    estate.clear(account, "p1")
+    cloud_resources.sweep(ec2(account))
+    assert len(resources.groups(account, "p1")) == 1
+    cloud_resources.destroy(ec2(account), "p1")
     renewing.join(60)
     assert not renewing.is_alive()
+    with pytest.raises(PoolClosedError, match="was ended by another client"):
+        pool._launcher.renew()
 
 
 def test_machine_images_come_from_public_parameters(account: Api) -> None:
@@ -303,16 +281,16 @@ def test_machine_images_come_from_public_parameters(account: Api) -> None:
     assert "/arm64/" in parameter("linux/arm64", None)
     assert "base-oss-nvidia-driver-gpu" in parameter("linux/amd64", Accelerator("H100", 8))
     assert "amazon-linux-2/gpu" in parameter("linux/amd64", Accelerator("V100", 8))
-    found = find_image(account, "linux/amd64", None, None, None)
-    assert (found.id[:4], found.root, found.disk_gb) == ("ami-", "/dev/xvda", 65)
-    assert find_image(account, "linux/amd64", None, found.id, 200).disk_gb == 200
-    assert find_image(account, "linux/amd64", None, found.id, None, 80).disk_gb == found.disk_gb - 50 + 80
+    image = find_image(account, "linux/amd64", None, None, None, 50)
+    assert (image.id[:4], image.root, image.disk_gb) == ("ami-", "/dev/xvda", 65)
+    assert find_image(account, "linux/amd64", None, image.id, 200, 50).disk_gb == 200
+    assert find_image(account, "linux/amd64", None, image.id, None, 80).disk_gb == image.disk_gb - 50 + 80
     with pytest.raises(ProviderError, match=r"disk_gb=10 is too small: the machine image ami-\w+ takes 15 GB"):
-        find_image(account, "linux/amd64", None, found.id, 10)
+        find_image(account, "linux/amd64", None, image.id, 10, 50)
 
 
-def test_a_machine_that_does_not_come_up_is_given_back_at_once(account: Api) -> None:
-    """Also where the launch itself worked: nobody else would end it before its pool."""
+def test_a_machine_that_does_not_run_is_terminated_at_once(account: Api) -> None:
+    """Also if the launch itself succeeded: otherwise it would run until the end of the pool."""
 
     class Stuck(Api):
         def call(self, service: str, action: str, **arguments: Any) -> Mapping[str, Any]:
@@ -321,5 +299,5 @@ def test_a_machine_that_does_not_come_up_is_given_back_at_once(account: Api) -> 
             return account.call(service, action, **arguments)
 
     with pytest.raises(ProviderError, match="no answer"):
-        launch(Stuck("us-east-1"), order(account), [offer()], lambda _: None)
-    assert [each["State"]["Name"] for each in estate.instances(account, "p1", ["pending", "running"])] == []
+        launch_pool(Stuck("us-east-1"), [offer()])
+    assert [each for each in resources.instances(account, "p1") if each.exists] == []

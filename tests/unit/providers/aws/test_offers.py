@@ -1,17 +1,21 @@
-"""What a pool can have at EC2: types by accelerator or size, prices, markets, the order of tries, the budget."""
+"""EC2's catalogue: types by accelerator or size, where they are offered, prices."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from skyward.errors import ConfigError, ProviderError
 from skyward.model.accelerator import Accelerator
-from skyward.providers.aws.api import Api, RefusedError
-from skyward.providers.aws.offers import allocation_of, find_offers, within
-from skyward.providers.aws.terms import MachineType, Offer
-from skyward.providers.aws.types import find_types
+from skyward.providers.aws.api import Api
+from skyward.providers.aws.catalog import find_offers, find_types
+from skyward.providers.aws.provider import AWS, Ec2
+from skyward.providers.base import PoolRequest
+from skyward.providers.cloud import offers as cloud_offers
+from skyward.providers.cloud.protocol import MachineOffer, MachineType, RefusedError
 from tests.unit.providers.aws.conftest import Prices
 
 AMD, ARM = "linux/amd64", "linux/arm64"
@@ -26,8 +30,8 @@ MARKET = Prices(
 
 
 def types(api: Api, accelerator: str | None, platform: str = AMD, **asked: float | str) -> list[MachineType]:
-    wanted = {"machine": None, "cpus": None, "memory_gb": None, **asked}
-    return find_types(api, platform, accelerator=Accelerator.of(accelerator), **wanted)  # type: ignore[arg-type]
+    wanted = {"platform": platform, "accelerator": Accelerator.of(accelerator), **asked}
+    return find_types(api, PoolRequest(pool_id="p1", **wanted))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -48,7 +52,7 @@ def types(api: Api, accelerator: str | None, platform: str = AMD, **asked: float
     ],
 )
 def test_accelerators_have_instance_types(account: Api, accelerator: str, first: str, gpus: int) -> None:
-    """By their common names, with as few GPUs to spare as there can be."""
+    """By their common names, with as few GPUs to spare as possible."""
     found = types(account, accelerator)
 
     assert (found[0].name, found[0].gpus) == (first, gpus)
@@ -56,14 +60,14 @@ def test_accelerators_have_instance_types(account: Api, accelerator: str, first:
 
 
 def test_an_arm_gpu_needs_an_arm_image(account: Api) -> None:
-    """The same accelerator for the other architecture is refused with what there is."""
+    """For the other architecture it is refused, and the message names the types that there are."""
     assert types(account, "T4G", ARM)[0].name == "g5g.xlarge"
-    with pytest.raises(ProviderError, match=r"no instance type with T4G:1 for x86_64; found g5g.* arm64"):
+    with pytest.raises(ProviderError, match=r"no machine type with T4G:1 for x86_64; found g5g.* arm64"):
         types(account, "T4G", AMD)
 
 
 def test_plain_machines_are_large_enough_and_not_much_larger(account: Api) -> None:
-    """By processors and memory; what nobody asks for is small."""
+    """By processors and memory; without either they are small."""
     found = types(account, None, cpus=8, memory_gb=30)
 
     assert len(found) == 6
@@ -74,20 +78,30 @@ def test_plain_machines_are_large_enough_and_not_much_larger(account: Api) -> No
 
 
 def test_a_named_type_is_taken_as_it_is(account: Api) -> None:
-    """Whatever its size; a name that does not exist is refused."""
+    """Whatever its size; an unknown name is refused."""
     assert [each.name for each in types(account, None, machine="m6i.large", cpus=2)] == ["m6i.large"]
     with pytest.raises(ProviderError, match=r"with the name m6i\.tiny for x86_64; found none of that name"):
         types(account, None, machine="m6i.tiny")
 
 
-def test_an_unknown_accelerator_is_the_callers_mistake(account: Api) -> None:
-    """The message says which there are."""
+def test_an_unknown_accelerator_is_refused(account: Api) -> None:
+    """The message lists the known ones."""
     with pytest.raises(ConfigError, match=r"'MI300X'; it knows A100, .*machine="):
         types(account, "MI300X")
 
 
+class Market(Ec2):
+    """EC2 with two types in two zones that have a subnet."""
+
+    def __init__(self) -> None:
+        super().__init__(MARKET, AWS("us-east-1"))
+
+    def offers(self, _: PoolRequest, markets: Sequence[Any]) -> Sequence[MachineOffer]:
+        return find_offers(self.api, [SMALL, LARGE], ZONES, markets)
+
+
 def order(allocation: str | None) -> list[tuple[str, str, str, float | None]]:
-    offers = find_offers(MARKET, [SMALL, LARGE], ZONES, allocation_of(allocation))
+    offers = cloud_offers.find_offers(Market(), PoolRequest(pool_id="p1", allocation=allocation))
     return [(each.market, each.type.name, each.zone, each.hourly) for each in offers]
 
 
@@ -115,27 +129,21 @@ def test_offers_are_tried_in_the_order_of_the_allocation(
     assert order(allocation) == expected
 
 
-def test_an_unknown_allocation_is_refused() -> None:
-    """The message lists the known ones."""
-    with pytest.raises(ConfigError, match=r"one of 'spot-if-available', .* found 'free'"):
-        allocation_of("free")
-
-
-def test_a_region_without_the_type_is_told() -> None:
+def test_a_region_without_the_type_is_refused() -> None:
     """Before anything is launched."""
     with pytest.raises(ProviderError, match=r"No availability zone of us-east-1 .* offers small"):
-        find_offers(Prices({}, {}, {"small": ("far",)}), [SMALL], ZONES, "on-demand")
+        find_offers(Prices({}, {}, {"small": ("far",)}), [SMALL], ZONES, ["on-demand"])
 
 
 def test_a_type_without_a_spot_price_is_not_tried_there() -> None:
     """AWS does not sell all types on the spot market."""
-    offers = find_offers(Prices({"small": 1.0}, {}, {"small": ("a",)}), [SMALL], ZONES, "spot-if-available")
+    offers = find_offers(Prices({"small": 1.0}, {}, {"small": ("a",)}), [SMALL], ZONES, ["spot", "on-demand"])
 
     assert [each.market for each in offers] == ["on-demand"]
 
 
 def test_prices_that_may_not_be_asked_leave_offers_without(caplog: pytest.LogCaptureFixture) -> None:
-    """A warning says why; the pool can still be had, unless it has a budget."""
+    """A warning says why; the pool can still be opened, unless it has a budget."""
 
     class Mute(Prices):
         def call(self, service: str, action: str, **arguments: object):  # type: ignore[no-untyped-def]
@@ -144,20 +152,8 @@ def test_prices_that_may_not_be_asked_leave_offers_without(caplog: pytest.LogCap
             return super().call(service, action, **arguments)
 
     with caplog.at_level(logging.WARNING):
-        offers = find_offers(Mute({}, {}, {"small": ("a",)}), [SMALL], ZONES, "on-demand")
+        offers = find_offers(Mute({}, {}, {"small": ("a",)}), [SMALL], ZONES, ["on-demand"])
 
     assert [each.hourly for each in offers] == [None]
     assert "refused: AccessDenied" in caplog.text
-    assert "at a price that AWS does not tell" in offers[0].text(1)
-    with pytest.raises(ProviderError, match="The cheapest is not known"):
-        within(offers, 1, 100.0)
-
-
-def test_a_budget_is_for_all_machines_together() -> None:
-    """What is dearer is not tried; if all is, the cheapest is named."""
-    offers = [Offer(type=each, market="spot", zone="a", hourly=price) for each, price in ((SMALL, 0.4), (LARGE, 1.1))]
-
-    assert [each.type for each in within(offers, 2, 0.8)] == [SMALL]
-    assert within(offers, 2, None) == offers
-    with pytest.raises(ProviderError, match=r"nothing was launched\. The cheapest is 3 x small \(spot\) in a for 1\.2"):
-        within(offers, 3, 1.19)
+    assert "at an unknown price" in offers[0].text(1)

@@ -15,10 +15,10 @@ import pytest
 from skyward.cli.main import main
 from skyward.providers.aws import policy as module
 from skyward.providers.aws.api import Api
-from skyward.providers.aws.launch import _request
 from skyward.providers.aws.policy import policy
-from skyward.providers.aws.tags import tagged
-from tests.unit.providers.aws.test_machines import offer, order
+from skyward.providers.aws.resources import tagged
+from skyward.providers.cloud.protocol import LaunchRequest
+from tests.unit.providers.aws.test_machines import launcher, offer
 
 ACCOUNT = "arn:aws:ec2:us-east-1:123456789012"
 POOLS = {"aws:ResourceTag/skyward.pool": "1a2b3c4d"}
@@ -87,7 +87,8 @@ def test_the_command_prints_a_policy_that_iam_takes(account: Api, capsys: pytest
 
 def test_a_launch_is_allowed_as_the_code_makes_it(account: Api) -> None:
     """With its tags on all that it makes, in the group of a pool."""
-    request = _request(order(account), offer(), 0)
+    asked = LaunchRequest(token="t", nodes=2, offer=offer(), user_data="")
+    request = launcher(account).run_instances(asked)
     for specification in request["TagSpecifications"]:
         resource = f"{ACCOUNT}:{specification['ResourceType']}/new"
         assert allows("ec2:RunInstances", resource, **creating(specification))
@@ -99,7 +100,7 @@ def test_a_launch_is_allowed_as_the_code_makes_it(account: Api) -> None:
 
 
 def test_a_group_is_made_opened_renewed_and_deleted() -> None:
-    """As network.py and estate.py do."""
+    """As network.py and resources.py do."""
     group, rule = f"{ACCOUNT}:security-group/sg-1", f"{ACCOUNT}:security-group-rule/sgr-1"
     made, opened = tagged("p1", "security-group")[0], tagged("p1", "security-group-rule")[0]
     assert allows("ec2:CreateSecurityGroup", f"{ACCOUNT}:vpc/vpc-1")

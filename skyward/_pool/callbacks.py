@@ -1,0 +1,76 @@
+"""Runs users' callbacks in threads of their own, so that they may block, fail, and call the pool."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections import deque
+from collections.abc import Callable
+
+from skyward.system import threading
+
+MOST_THREADS = 32  # when so many callbacks wait for something, they hold up later callbacks, and nothing else
+_IDLE_S = 5.0  # after which a thread without work ends
+DRAIN_S = 2.0  # how long the end of a pool waits for callbacks that have not returned
+
+
+class Callbacks:
+    """Runs functions in the order they were submitted, in as many threads as it takes for none to wait for another."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting: deque[tuple[str, Callable[[], object]]] = deque()
+        self._threads: set[int] = set()
+        self._idle = 0
+        self._running = 0
+
+    def submit(self, what: str, action: Callable[[], object]) -> None:
+        """Run `action` soon. What it raises is written to standard error, with `what` it was."""
+        with self._changed:
+            self._waiting.append((what, action))
+            if self._idle >= len(self._waiting):
+                self._changed.notify()
+                return
+            if len(self._threads) >= MOST_THREADS:
+                return
+            thread = threading.Thread(target=self._run, name="skyward-callback", daemon=True)
+            thread.start()
+
+    def drain(self, limit_s: float = DRAIN_S) -> None:
+        """Wait until all have returned, at most for `limit_s` seconds; not when called by one of them."""
+        with self._changed:
+            if threading.get_ident() not in self._threads:
+                self._changed.wait_for(lambda: not (self._waiting or self._running), limit_s)
+
+    def _run(self) -> None:
+        with self._changed:
+            self._threads.add(threading.get_ident())
+        while (taken := self._take()) is not None:
+            what, action = taken
+            try:
+                action()
+            except BaseException:  # also SystemExit, which must end nothing but the callback
+                _report(what)
+            taken = action = None  # type: ignore[assignment]  # what it held must not live until the next one
+            with self._changed:
+                self._running -= 1
+                self._changed.notify_all()
+
+    def _take(self) -> tuple[str, Callable[[], object]] | None:
+        with self._changed:
+            self._idle += 1
+            found = self._changed.wait_for(lambda: self._waiting, _IDLE_S)
+            self._idle -= 1
+            if not found:
+                self._threads.discard(threading.get_ident())
+                return None
+            self._running += 1
+            return self._waiting.popleft()
+
+
+def _report(what: str) -> None:
+    try:
+        sys.stderr.write(f"skyward: {what} raised an error, which no caller can catch:\n{traceback.format_exc()}")
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        pass  # the program's own error output is closed

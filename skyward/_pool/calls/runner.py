@@ -1,0 +1,408 @@
+"""The calls of an open pool, between their caller and the dispatcher: pickled, sent, waited for, unpickled.
+
+Also what waits for them: a latch in the thread of the caller, a future for calls in the background.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import reprlib
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple, NoReturn, TypeVar, cast
+
+from skyward._pool.callbacks import Callbacks
+from skyward._pool.calls.batched import BatchedMap, Sending, pays
+from skyward._pool.calls.counting import Counting
+from skyward._pool.calls.journaled import JournaledMap, Running
+from skyward._pool.calls.task import Broadcast, Task, item_note
+from skyward._pool.code.functions import Functions
+from skyward._pool.code.shared_arguments import Packed
+from skyward._pool.collective.call import CollectiveCall
+from skyward._pool.collective.gather import GatherCoordinator
+from skyward._pool.collective.worker_group import WorkerGroup
+from skyward._pool.console import Printer
+from skyward._pool.dispatcher import Dispatcher
+from skyward._pool.signals import uninterrupted
+from skyward._pool.timers import Timers
+from skyward.errors import PoolError, WorkerLostError, shortened
+from skyward.model.call import Call
+from skyward.system import SimpleQueue, threading
+from skyward.system.futures import Future, InvalidStateError
+from skyward.wire import payload
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class PlainCall(NamedTuple):
+    """A call made by the pool itself, of a function that may not be a compute function."""
+
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    timeout: float | None
+    retries: int
+
+
+@dataclass(slots=True, kw_only=True)
+class CallRunner:
+    """Runs calls; the methods are those of `ComputePool`, whose docstrings say what they do.
+
+    Attributes:
+        ranks: the names of the pool's ranks, by number.
+        default_timeout_s: limit of calls that have none of their own.
+    """
+
+    ranks: Mapping[int, str]
+    default_timeout_s: float | None
+    functions: Functions
+    dispatcher: Dispatcher
+    group: WorkerGroup
+    clock: Timers
+    callbacks: Callbacks
+    printer: Printer
+    _ids: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    def run(self, call: Call[R]) -> R:
+        result: R = self._run_all([self._task(call)])[0]
+        return result
+
+    def broadcast(self, call: Call[R]) -> list[R]:
+        first = self._task(call)
+        if len(self.ranks) > 1 and (self.group.collective or first.function.collective):
+            return self._run_together(first)
+        tasks = self._parts(first)
+        Broadcast(tasks, self._gather(), self.dispatcher.cancel)
+        return self._run_all(tasks)
+
+    def run_async(self, call: Call[R]) -> Future[R]:
+        return self._in_background(self._task(call))
+
+    def run_parallel(self, calls: Iterable[Call[Any]]) -> tuple[Any, ...]:
+        return tuple(self._run_all([self._task(call) for call in calls], counted=True))
+
+    def run_stream(self, calls: Iterable[Call[Any]], *, ordered: bool) -> Iterator[Any]:
+        tasks = [self._task(call) for call in calls]
+        return self._yield_results(tasks, self._submit(tasks), ordered)
+
+    def map(self, fn: Callable[[T], Any], items: Iterable[T], journal: JournaledMap | None = None) -> list[Any]:
+        __tracebackhide__ = True  # IPython and pytest leave such frames out of tracebacks
+        items = _checked_items(fn, items)
+        plain: Callable[..., Any] = getattr(fn, "fn", fn)
+        timeout, retries = getattr(fn, "timeout", None), getattr(fn, "retries", 0)
+
+        def task(index: int, item: T) -> Task:
+            try:
+                made = self._task(PlainCall(plain, (item,), {}, timeout, retries))
+            except Exception as error:
+                payload.noted(error, item_note(index, item))
+                raise
+            made.item = index, item
+            return made
+
+        known = list(items)
+        if journal is None:
+            # Where each call has a limit, or may be repeated, or is not trusted, it is a call of its own.
+            alone = timeout is not None or self.default_timeout_s is not None or retries or self.functions.only_data
+            if not alone and pays(plain, len(known), slots := self.dispatcher.slots):
+                return self._run_batches(plain, known, task, slots)
+            return self._run_all(list(itertools.starmap(task, enumerate(known))), counted=True)
+
+        def start(missing: Sequence[int]) -> Running:
+            tasks = [task(index, known[index]) for index in missing]
+            counting = Counting(tasks, quiet=self.printer.is_quiet)
+            return Running(tasks, self._submit(tasks), self._cancel, self.printer.drain, counting)
+
+        return journal.run(plain, known, start)
+
+    def _run_batches(
+        self, fn: Callable[[T], Any], items: list[T], single: Callable[[int, T], Task], slots: int
+    ) -> list[Any]:
+        def batch(data: bytes) -> Task:
+            made = Task(next(self._ids), self.functions.get(fn), data, (), None, 0)
+            made.is_batch = True
+            return made
+
+        sending = Sending(
+            lambda index: single(index, items[index]), batch, self._submit_to, self._cancel, self.printer.drain
+        )
+        return BatchedMap(items, slots, sending, quiet=self.printer.is_quiet).run()
+
+    def start_packed(self, packed: Packed) -> Future[Any]:
+        """Run a call with shared arguments in the background."""
+        task = Task(next(self._ids), packed.function, packed.data, packed.buffers, self.default_timeout_s, 0)
+        task.shared = packed.values
+        return self._in_background(task)
+
+    def _task(self, call: Call[Any]) -> Task:
+        if not hasattr(call, "kwargs"):
+            what = f"the function {call!r}, not called" if callable(call) else reprlib.repr(call)
+            raise TypeError(f"A pool runs calls, such as `f(1)` of a compute function f; found {what}.")
+        function = self.functions.get(call.fn)
+        data, buffers = payload.dumps_arguments(call.args, call.kwargs, of=function.name)
+        timeout = call.timeout if call.timeout is not None else self.default_timeout_s
+        return Task(next(self._ids), function, data, buffers, timeout, call.retries)
+
+    def _parts(self, call: Task) -> list[Task]:
+        """A call as each of the ranks gets it."""
+        parts = [call.copy(next(self._ids)) for _ in self.ranks]
+        for rank, part in zip(self.ranks, parts, strict=True):
+            part.pin = rank
+        return parts
+
+    def _submit(self, tasks: list[Task]) -> SimpleQueue[Task]:
+        """Send calls; the queue receives each of them when it has ended."""
+        arrived: SimpleQueue[Task] = SimpleQueue()
+        self._submit_to(tasks, arrived)
+        return arrived
+
+    def _submit_to(self, tasks: list[Task], arrived: SimpleQueue[Task]) -> None:
+        for task in tasks:
+            task.on_done(arrived.put)
+        with uninterrupted:
+            self.dispatcher.submit(tasks)
+
+    def _gather(self) -> GatherCoordinator:
+        return GatherCoordinator(self.ranks, self.clock)
+
+    def _in_background(self, task: Task) -> Future[Any]:
+        future: CallFuture[Any] = CallFuture(task.function.name, partial(self.dispatcher.cancel, task), self.callbacks)
+        task.on_done(future.take)
+        with uninterrupted:
+            self.dispatcher.submit([task])
+        return future
+
+    def _run_all(self, tasks: list[Task], *, counted: bool = False) -> list[Any]:
+        """Run tasks to their end, and show how many have ended; on the first error, and on Ctrl-C, stop the rest."""
+        __tracebackhide__ = True
+        latch = Latch(len(tasks))
+        for task in tasks:
+            task.on_done(latch)
+        try:
+            with uninterrupted:
+                self.dispatcher.submit(tasks)
+            if not counted:
+                latch.wait()
+            else:
+                with Counting(tasks, quiet=self.printer.is_quiet) as counting:
+                    while not latch.wait(counting.wait_s):
+                        counting.look(latch.ended)
+            self.printer.drain()
+            if latch.first_failed is not None:
+                latch.first_failed.value()
+            return [task.value() for task in tasks]
+        except BaseException as error:
+            self._cancel(tasks)
+            raise shortened(error)  # noqa: B904 - it is the error itself
+
+    def _run_together(self, call: Task) -> list[Any]:
+        """Run a call on all ranks, which fail together; again if one of them is lost and its function allows that."""
+        for retries_left in range(call.retries, -1, -1):
+            tasks = self._parts(call)
+            error = CollectiveCall(tasks, self.ranks, self._gather(), self.dispatcher, self.group).run()
+            self.printer.drain()
+            if error is None:
+                return [task.value() for task in tasks]
+            if not (retries_left and isinstance(error, WorkerLostError)):
+                raise error
+        raise AssertionError("the last run returns or raises")
+
+    def _cancel(self, tasks: Iterable[Task]) -> None:
+        with uninterrupted:
+            for task in tasks:
+                if not task.done or task.stream is not None:
+                    self.dispatcher.cancel(task)
+
+    def _yield_results(self, tasks: list[Task], arrived: SimpleQueue[Task], ordered: bool) -> Iterator[Any]:
+        left = dict.fromkeys(tasks)  # whose results have not been handed out
+        counting = Counting(tasks, quiet=self.printer.is_quiet)
+        try:
+            for task in tasks:
+                if ordered:
+                    while not task.done:
+                        counting.take(arrived)
+                else:
+                    task = counting.take(arrived)
+                self.printer.drain()
+                del left[task]
+                yield task.value()
+        except KeyboardInterrupt as interrupt:
+            raise shortened(interrupt)  # noqa: B904 - it is the error itself
+        finally:
+            counting.close(finished=not left)
+            self._cancel(left)
+
+
+def _checked_items(fn: object, items: object) -> Iterable[Any]:
+    """The items of a map, if they are some and the function is one.
+
+    Raises:
+        TypeError: one of them is something else; the message says what to write.
+    """
+    if hasattr(fn, "fn") and hasattr(fn, "args"):
+        raise TypeError(f"map() takes the function itself, as in `pool.map(f, items)`; found the call {fn!r}.")
+    if not callable(fn):
+        raise TypeError(
+            f"map() takes a function, and then its items, as in `pool.map(f, items)`; found {reprlib.repr(fn)} in the "
+            "function's place."
+        )
+    if not isinstance(items, Iterable):
+        try:
+            iter(items)  # type: ignore[call-overload] # an object with `__getitem__` alone is iterable, too
+        except TypeError:
+            remedy = f"for the numbers below it write range({items})" if isinstance(items, int) else "make it a list"
+            raise TypeError(
+                f"map() calls the function once for each item of an iterable; found {reprlib.repr(items)} of type "
+                f"{type(items).__name__}: {remedy}."
+            ) from None
+    found: Iterable[Any] = items  # type: ignore[assignment]
+    return found
+
+
+class Unread(Exception):  # noqa: N818
+    """Stands in a failed future for the error, which is unpickled where it is asked for."""
+
+
+class CallFuture(Future[R]):
+    """The future of a call in the background. Cancelling it stops the call, also when it runs already.
+
+    The thread that learns of the outcome unpickles nothing: whoever asks for the result does. Callbacks run in threads
+    of their own.
+    """
+
+    def __init__(self, name: str, stop: Callable[[], None], callbacks: Callbacks) -> None:
+        super().__init__()
+        self._name, self._stop, self._callbacks = name, stop, callbacks
+        self._reading = threading.Lock()
+        self._ended: Task | None = None
+        self._outcome: tuple[Any, BaseException | None] | None = None
+        self._process = os.getpid()
+
+    def cancel(self) -> bool:
+        """Stop the call; False when it has ended before."""
+        self._check_process()
+        cancelled = super().cancel()
+        if cancelled:
+            with uninterrupted:
+                self._stop()
+        return cancelled
+
+    def result(self, timeout: float | None = None) -> R:
+        """What the call returned; raises what it raised, and the same errors as any future."""
+        __tracebackhide__ = True
+        self._check_process()
+        try:
+            super().result(timeout)
+        except Unread:
+            pass
+        except KeyboardInterrupt as interrupt:
+            raise shortened(interrupt)  # noqa: B904 - it is the error itself
+        value, error = self._read()
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # the traceback would hold this frame, and that the error
+        result: R = value
+        return result
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """What the call raised, None if it returned."""
+        self._check_process()
+        super().exception(timeout)
+        return self._read()[1]
+
+    def __repr__(self) -> str:
+        ended = self._ended
+        failed = ended.failed if ended is not None else self._outcome is not None and self._outcome[1] is not None
+        state = "cancelled" if self.cancelled() else "not done" if not self.done() else "failed" if failed else "done"
+        return f"<future of {self._name}(): {state}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"the future of {self._name}() exists in the client only; give its result instead, `future.result()`"
+        )
+
+    def __await__(self) -> Generator[Any, None, R]:
+        """Wait in an asyncio task, with the event loop free meanwhile; a task that is cancelled cancels the call."""
+        import asyncio
+
+        with uninterrupted:
+            pass  # it takes SIGINT, for which a notebook has set a handler of its own for this cell
+        return asyncio.wrap_future(self).__await__()
+
+    def add_done_callback(self, fn: Callable[[Future[R]], object]) -> None:
+        """Call `fn(future)` when the call has ended, in a thread of the pool's; at once if it has."""
+        what = f"a callback of {self._name}()"
+        super().add_done_callback(lambda ended: self._callbacks.submit(what, lambda: fn(ended)))
+
+    def take(self, task: Task) -> None:
+        """Note that the call has ended; called once, by the thread that learns it."""
+        self._ended = task
+        try:
+            if task.failed:
+                self.set_exception(Unread())
+            else:
+                self.set_result(cast(R, None))
+        except InvalidStateError:
+            pass  # it was cancelled meanwhile
+
+    def _read(self) -> tuple[Any, BaseException | None]:
+        """The outcome, unpickled once."""
+        with self._reading:
+            if self._outcome is None:
+                assert self._ended is not None
+                value, error = None, self._ended.failure()
+                if error is None:
+                    try:
+                        value = self._ended.value()
+                    except Exception as raised:  # whatever the user's classes raise belongs to the future
+                        error = raised
+                self._outcome, self._ended = (value, error), None
+            return self._outcome
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process and self._outcome is None:
+            raise PoolError(
+                f"The future of {self._name}() belongs to process {self._process}, which opened its pool; this one was "
+                "forked from it. Ask for the result there."
+            )
+
+
+class Latch:
+    """Waits until as many tasks as were counted have ended, or one of them has failed."""
+
+    def __init__(self, count: int) -> None:
+        self._count = self._left = count
+        self._guard = threading.Lock()
+        self._gate = threading.Lock()
+        self._open = count == 0
+        self.first_failed: Task | None = None
+        if not self._open:
+            self._gate.acquire()
+
+    def __call__(self, task: Task) -> None:
+        """A task has ended; this object is its `on_done`."""
+        with self._guard:
+            self._left -= 1
+            if task.failed and self.first_failed is None:
+                self.first_failed = task
+            if self._open or not (self._left == 0 or self.first_failed):
+                return
+            self._open = True
+        self._gate.release()
+
+    @property
+    def ended(self) -> int:
+        """How many tasks have ended."""
+        return self._count - self._left
+
+    def wait(self, timeout_s: float = -1) -> bool:
+        """Block until the latch has opened, for ever if the time is negative; Ctrl-C gets through."""
+        opened = self._gate.acquire(timeout=timeout_s)
+        if opened:
+            self._gate.release()
+        return opened

@@ -1,0 +1,195 @@
+"""The functions of a pool: each is pickled once, with the local modules it needs, and sent to each worker once.
+
+What travels with a function is compared at each call with what it was; when it has changed, the function is pickled
+anew and sent under another number.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from skyward._pool.code.bundle import MAIN, CodeBundle, bundle_modules, imported_by_main, local_modules
+from skyward._pool.code.loaded import LoadedModule, LoadedModules, ModulesWatch
+from skyward._pool.code.watch import Watch
+from skyward.runtime.environment import declared_env, is_collective
+from skyward.system import threading
+from skyward.wire import payload
+from skyward.wire.messages import encode
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A user's function as nodes get it: once per worker, addressed by its number.
+
+    Attributes:
+        latest: what the files of the bundle are to contain on nodes, by path; what is not in it is as in the bundle.
+        replaces: number of the same function before something that travels with it has changed; 0 for none.
+    """
+
+    number: int
+    name: str
+    data: bytes = field(repr=False)
+    bundle: CodeBundle | None = field(repr=False)
+    env: Mapping[str, str] = field(default_factory=dict)  # set in the worker before it loads the function
+    collective: bool = False  # its ranks form one group when it is called on every node
+    only_data: bool = False  # whether its results are read as data only, and its exceptions as text
+    latest: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    replaces: int = 0
+
+    def wishes(self) -> tuple[bytes, ...]:
+        """What goes beside its pickle: what it asks of its process, and which function it replaces."""
+        asked: dict[str, Any] = {"replaces": self.replaces} if self.replaces else {}
+        if self.env or self.collective:
+            asked |= {"env": dict(self.env), "collective": self.collective}
+        return (encode(asked),) if asked else ()
+
+    def files(self) -> list[tuple[str, bytes]]:
+        """The local modules that it needs, as nodes are to have them now."""
+        latest = self.latest
+        return [] if self.bundle is None else [(path, latest.get(path, data)) for path, data in self.bundle.files]
+
+
+class Functions:
+    """The functions a pool has seen, and whether their results are read as data only.
+
+    Equal content is sent once, whichever object holds it.
+
+    Args:
+        only_data: whether results are read as data only; also an attribute.
+        tell: is told, once per function, of globals whose changes are not seen; and of modules whose file was edited.
+    """
+
+    def __init__(self, *, only_data: bool = False, tell: Callable[[str], object] = lambda _line: None) -> None:
+        self.only_data, self._tell = only_data, tell
+        self._lock = threading.RLock()
+        self._modules = LoadedModules(tell)
+        self._by_object: dict[int, _Snapshot] = {}
+        self._by_digest: dict[bytes, Function] = {}
+        self._of_series: dict[tuple[Callable[..., Any], str, frozenset[str]], _Snapshot] = {}
+        self._numbers = itertools.count(1)
+
+    def get(self, fn: Callable[..., Any]) -> Function:
+        """The function as nodes get it.
+
+        Raises:
+            SerializationError: it cannot be pickled; the message says what in it cannot.
+        """
+        known = self._by_object.get(id(fn))
+        if known is not None and known.is_current():
+            return known.function
+        with self._lock:
+            return self._taken(fn, known)
+
+    def of_series(self, fn: Callable[..., Any], name: str, modules: frozenset[str]) -> Function:
+        """A function of ours that runs what it is given: under the name of that, and with the modules that needs."""
+        key = (fn, name, modules)
+        known = self._of_series.get(key)
+        if known is not None and known.is_current():
+            return known.function
+        with self._lock:
+            found: dict[str, LoadedModule] = {}
+            bundle = bundle_modules(modules, partial(self._read, found))
+            _, data = payload.dumps_function(fn)
+            function = Function(
+                next(self._numbers),
+                name,
+                data,
+                bundle,
+                only_data=self.only_data,
+                latest=self._modules.latest,
+                replaces=known.function.number if known is not None else 0,
+            )
+            self._of_series[key] = _Snapshot(fn, function, None, found)
+        return function
+
+    def _taken(self, fn: Callable[..., Any], known: _Snapshot | None) -> Function:
+        """The function as it is now."""
+        watch = Watch(fn)  # first: what changes meanwhile is found at the next call
+        found: dict[str, LoadedModule] = {}
+        bundle: CodeBundle = local_modules(fn, partial(self._read, found))
+        digest, data = payload.dumps_function(fn)
+        same = self._by_digest.get(digest)
+        function = _with_files(same, bundle) if same is not None else None
+        if function is None:
+            old = same or (known.function if known is not None else None)
+            if old is not None:
+                self._forget(old)
+            function = Function(
+                next(self._numbers),
+                getattr(fn, "__qualname__", type(fn).__name__).rpartition("<locals>.")[2],
+                data,
+                bundle,
+                declared_env(fn),
+                is_collective(fn),
+                self.only_data,
+                self._modules.latest,
+                old.number if old is not None else 0,
+            )
+        self._by_digest[digest] = function
+        self._by_object[id(fn)] = _Snapshot(fn, function, watch, found)
+        if watch.beyond and known is None:
+            self._say(function.name, watch.beyond)
+        return function
+
+    def _read(self, found: dict[str, LoadedModule], name: str, file: Path, path: str) -> bytes:
+        found[name] = self._modules.get(name, file, path)
+        return found[name].data
+
+    def _forget(self, old: Function) -> None:
+        for digest, function in self._by_digest.items():
+            if function.number == old.number:
+                del self._by_digest[digest]
+                return
+
+    def _say(self, function: str, beyond: Mapping[str, str]) -> None:
+        names = ", ".join(f"{name} (a {kind})" if name else f"a {kind}" for name, kind in beyond.items())
+        self._tell(
+            f"{function}() is sent with {names}: changes inside of it are not noticed, since it is too large to be "
+            "compared at each call, or of a kind that cannot be. After a change assign it anew, or pass it as an "
+            "argument."
+        )
+
+
+class _Snapshot:
+    """A function as it was sent last, and what tells whether it is still that."""
+
+    __slots__ = ("_fn", "_imported", "_main", "_modules", "_size", "_watch", "function")
+
+    def __init__(
+        self, fn: Callable[..., Any], function: Function, watch: Watch | None, modules: Mapping[str, LoadedModule]
+    ) -> None:
+        self._fn = fn  # kept, so that its id is
+        self.function = function
+        self._watch = None if watch is None or watch.is_empty else watch
+        self._modules = ModulesWatch(modules) if modules else None
+        self._main: dict[str, Any] | None = None
+        if getattr(fn, "__module__", None) in MAIN and hasattr(fn, "__globals__"):
+            self._main = fn.__globals__
+            self._size, self._imported = len(fn.__globals__), set(imported_by_main(fn.__globals__))
+
+    def is_current(self) -> bool:
+        """Whether the function, sent now, would be the same."""
+        main = self._main
+        if main is not None and len(main) != self._size:
+            if set(imported_by_main(main)) != self._imported:
+                return False
+            self._size = len(main)
+        if self._modules is not None and not self._modules.unchanged():
+            return False
+        return self._watch is None or self._watch.unchanged()
+
+
+def _with_files(function: Function, bundle: CodeBundle) -> Function | None:
+    """A known function, with the files that it needs in addition now; None if one of those it has is another one."""
+    known = dict(function.bundle.files) if function.bundle is not None else {}
+    files = dict(bundle.files)
+    if any(path in known and known[path] != data for path, data in files.items()):
+        return None
+    if files.keys() <= known.keys():
+        return function
+    return replace(function, bundle=CodeBundle.of(known | files))

@@ -1,0 +1,176 @@
+"""Calls with large arguments in common: each argument is sent to a node once, and known by its digest from then on."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from skyward._pool.code.bundle import modules_of
+from skyward.runner.shared_values import DIGEST_BYTES, own_copy, shared
+from skyward.system.futures import Future
+from skyward.wire import payload
+
+if TYPE_CHECKING:
+    from skyward._pool.code.functions import Function, Functions
+
+BUDGET = 512 * 1024 * 1024  # bytes of values that are kept, here and on a node, although no call needs them now
+SHARED_FROM = 64 * 1024  # bytes; smaller ones cost less inside the call than as a message of their own
+READ_ONLY_FROM = 1024 * 1024  # bytes; below, calls get copies they may write into: joblib draws the line here too
+_RECENT_CALLS = 64  # a value that none of so many calls has needed may be dropped
+
+
+@dataclass(frozen=True, slots=True)
+class SharedValue:
+    """A value as it is sent: a snapshot, so that what the caller does to the original later is not sent."""
+
+    digest: bytes
+    head: bytes = field(repr=False)
+    buffers: tuple[bytes, ...] = field(repr=False)
+
+    @classmethod
+    def of(cls, obj: object) -> SharedValue:
+        """The snapshot of an object.
+
+        Raises:
+            SerializationError: it cannot be pickled.
+        """
+        head, views = payload.dumps(obj, what="A large argument")
+        buffers = tuple(map(bytes, views))
+        digest = hashlib.blake2b(head, digest_size=DIGEST_BYTES)
+        for buffer in buffers:
+            digest.update(buffer)
+        return cls(digest.digest(), head, buffers)
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory it takes."""
+        return len(self.head) + sum(map(len, self.buffers))
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A large array that calls have had as argument. It is kept, so that no other array gets its address."""
+
+    obj: Any
+    value: SharedValue
+    last_call: int = 0
+
+
+class Packed(NamedTuple):
+    """A call of a series, ready to be sent."""
+
+    function: Function
+    data: bytes
+    buffers: Sequence[memoryview]
+    values: tuple[SharedValue, ...]
+
+
+class SharedArguments:
+    """Calls with large arguments in common, such as those of one `joblib.Parallel`; made by `ComputePool._series`.
+
+    An array of 1 MiB and more is looked at once: what is changed in it while the series goes on is not seen. Calls get
+    it read-only; of smaller ones, and of those of objects, they get copies.
+
+    Args:
+        functions: of the pool that the calls go to.
+        start: sends a packed call; returns its future.
+    """
+
+    def __init__(self, functions: Functions, start: Callable[[Packed], Future[Any]]) -> None:
+        self._functions, self._start = functions, start
+        self._large: OrderedDict[tuple[Any, ...], _Seen] = OrderedDict()  # by address, the least recently used first
+        self._calls = 0
+        self._noted: set[FunctionType] = set()
+        self._modules: set[str] = set()
+
+    def run_async(self, fn: Callable[..., Any], args: tuple[Any, ...], *, name: str) -> Future[Any]:
+        """Run `fn(*args)` on one node in the background; errors call it `name`. Cancelling the future stops the call.
+
+        Raises:
+            SerializationError: something in the arguments cannot be pickled.
+            PoolClosedError: the pool has ended, or has no nodes left.
+        """
+        return self._start(self.pack(fn, args, name))
+
+    def pack(self, fn: Callable[..., Any], args: tuple[Any, ...], name: str) -> Packed:
+        """The function under this name with the local modules the arguments need; the pickled arguments; shared values.
+
+        Raises:
+            SerializationError: something in the arguments cannot be pickled.
+        """
+        self._calls += 1
+        values: dict[bytes, SharedValue] = {}
+        pickler = partial(_Pickler, self, values)
+        data, buffers = payload.dumps((args, {}), what=f"An argument of {name}()", pickler=pickler)
+        function = self._functions.of_series(fn, name, frozenset(self._modules))
+        return Packed(function, data, buffers, tuple(values.values()))
+
+    def value(self, obj: Any, nbytes: int) -> SharedValue:
+        """The value of an array or buffer of this size."""
+        if nbytes < READ_ONLY_FROM:
+            return SharedValue.of(obj)
+        address = _address(obj)
+        seen = self._large.get(address)
+        if seen is None:
+            self._drop_old()
+            seen = self._large[address] = _Seen(obj, SharedValue.of(obj))
+        seen.last_call = self._calls
+        self._large.move_to_end(address)
+        return seen.value
+
+    def _drop_old(self) -> None:
+        """Drop snapshots that calls have ceased to need, when they take too much memory."""
+        excess = sum(seen.value.nbytes for seen in self._large.values()) - BUDGET
+        for address, seen in tuple(self._large.items()):
+            if excess <= 0 or seen.last_call > self._calls - _RECENT_CALLS:
+                return
+            excess -= seen.value.nbytes
+            del self._large[address]
+
+    def note(self, obj: Any, *, by_value: bool) -> None:
+        """Remember the modules that something in the arguments needs; those of a function are looked for once."""
+        if type(obj) is FunctionType:
+            if obj in self._noted:
+                return
+            self._noted.add(obj)
+        self._modules.update(modules_of(obj, by_value=by_value))
+
+
+class _Pickler(payload.Pickler):
+    """Replaces large arrays by calls of `shared`, and notes the modules of everything else."""
+
+    def __init__(
+        self, series: SharedArguments, values: dict[bytes, SharedValue], file: Any, protocol: int, in_band: Any
+    ) -> None:
+        super().__init__(file, protocol, in_band)
+        numpy, arrow = sys.modules.get("numpy"), sys.modules.get("pyarrow")
+        self._array: Any = numpy.ndarray if numpy else ()
+        self._buffer: Any = arrow.Buffer if arrow else ()
+        self._series, self._values = series, values
+
+    def reducer_override(self, obj: Any) -> Any:
+        nbytes = obj.nbytes if isinstance(obj, self._array) else obj.size if isinstance(obj, self._buffer) else 0
+        if nbytes >= SHARED_FROM:
+            value = self._series.value(obj, nbytes)
+            self._values[value.digest] = value
+            copied = isinstance(obj, self._array) and (nbytes < READ_ONLY_FROM or obj.dtype.hasobject)
+            return own_copy if copied else shared, (value.digest,)
+        reduced = super().reducer_override(obj)
+        self._series.note(obj, by_value=reduced is not NotImplemented)
+        return reduced
+
+
+def _address(obj: Any) -> tuple[Any, ...]:
+    """Where in memory an array or buffer is, and how it is read; different objects may be views of one array."""
+    if type(obj).__module__ == "numpy":
+        view = obj.__array_interface__
+        return type(obj), view["data"][0], view["strides"], view["shape"], obj.dtype
+    if hasattr(obj, "address"):
+        return obj.address, obj.size
+    return (id(obj),)  # a subclass of arrays may hold more than its data

@@ -1,0 +1,316 @@
+"""A call on all ranks of a group: the first failure stops it on all of them, and one error tells the caller why.
+
+A thread per such call looks after it. It learns of outcomes from the threads that read from workers, asks those that
+still run where they are, decides which failure is the cause, and has the ranks stopped and started afresh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from skyward._pool.calls.task import Broadcast, Task
+from skyward._pool.collective import diagnosis
+from skyward._pool.collective.connectivity import Pair, PartitionDetector
+from skyward._pool.collective.diagnosis import PROBE_S, STUCK_S, Blame, Failure, HangDetector
+from skyward._pool.collective.gather import GatherCoordinator
+from skyward._pool.collective.worker_group import WorkerGroup
+from skyward._pool.dispatcher import Dispatcher
+from skyward._pool.signals import uninterrupted
+from skyward.errors import SkywardError, TaskCancelledError, TaskTimeoutError
+from skyward.system import threading, time
+from skyward.system.futures import TimeoutError as FutureTimeout
+from skyward.wire.frames import Frame
+from skyward.wire.messages import Kind, decode
+
+ANSWER_S = 0.7  # how long a rank may take to say where it is
+_LOOK_S = 0.05
+_DUMP_S = 1.5  # how long its agent may take to find that out
+_ABORTED_S = 10.0  # how long the end of a collective call that is to be aborted is waited for
+
+
+class CollectiveCall(Broadcast):
+    """A call on all ranks whose parts fail together.
+
+    Args:
+        tasks: its parts, one for each rank, not yet submitted.
+        names: what messages call the ranks.
+        gather: what its ranks `gather` by.
+        dispatcher, group: the pool's.
+
+    Attributes:
+        error: the one that it failed with.
+    """
+
+    fails_together = True
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        names: Mapping[int, str],
+        gather: GatherCoordinator,
+        dispatcher: Dispatcher,
+        group: WorkerGroup,
+    ) -> None:
+        super().__init__(tasks, gather, dispatcher.cancel)
+        self._tasks = {task.pin: task for task in tasks if task.pin is not None}
+        self._names, self._dispatcher, self._group = names, dispatcher, group
+        self._function = tasks[0].function.name
+        self._changed = threading.Condition()
+        self._answered: set[int] = set()  # ranks whose result or stream the caller can have
+        self._returned: dict[int, float] = {}  # when each rank has returned
+        self._failures: list[Failure] = []
+        self._samples: dict[int, dict[str, Any]] = {}  # where ranks are, as far as they said
+        self._hang_detector = HangDetector()
+        self._stuck: tuple[int, ...] = ()
+        self._partition_detector = PartitionDetector(group.paths)
+        self._cut: frozenset[Pair] = frozenset()  # directions in which the network between the nodes fails
+        self._still_s = 0.0  # for how long none of the ranks had moved when that was known
+        self._abort_reason = ""
+        self._begun = False  # whether a rank has begun it, so that others may wait for that rank
+        self._over = False
+        self._gate = threading.Event()
+        self.error: BaseException | None = None
+        for task in tasks:
+            task.retries = 0  # of one rank alone
+            task.on_done(self._part_ended)
+
+    def run(self) -> BaseException | None:
+        """Send the call, when its turn has come, and wait for its end; the error it failed with.
+
+        It ends when every rank has returned, or a stream has begun on it, or the call has failed; Ctrl-C stops it.
+
+        Raises:
+            PoolError: the pool has ended.
+        """
+        try:
+            while not self._send():
+                self._group.wait_turn()
+            self.wait()
+        except BaseException:
+            with uninterrupted:
+                self.stop()
+            raise
+        return self.error
+
+    def _send(self) -> bool:
+        with uninterrupted:
+            return self.start()
+
+    def start(self) -> bool:
+        """Send the call to all ranks, and look after it from now on; False if it is not its turn yet."""
+        if not self._group.register(self.abort):
+            return False
+        try:
+            self._dispatcher.submit(self._tasks.values())
+        except SkywardError:
+            self._group.unregister(self.abort)
+            raise
+        threading.Thread(target=self._attend, name="skyward-collective", daemon=True).start()
+        return True
+
+    def wait(self) -> None:
+        """Block until every rank has returned, or a stream has begun on it, or the call has failed."""
+        self._gate.wait()
+
+    def stop(self, _task: Task | None = None) -> None:
+        """Stop the call on every rank where it is not over yet; the caller does not wait for its outcome any more."""
+        begun = any(map(self._dispatcher.has_begun, self._tasks.values()))
+        with self._changed:
+            left = self._left()
+            if self._over or not left:
+                return
+            self._begun |= begun
+        if self._begun:
+            self._group.hold()  # at once: the caller's next call is not for these processes any more
+        for rank in left:
+            task, reason = self._tasks[rank], TaskCancelledError(f"{self._function}() was cancelled.")
+            self._dispatcher.cancel(task, reason)
+            if task.stream is not None:
+                self._fail(rank, task, reason)
+
+    # what the ranks say; in threads that read from workers -----------------------------------------------------
+
+    def _part_ended(self, task: Task) -> None:
+        """A part has an outcome: a result, a stream or an error."""
+        rank = task.pin if task.pin is not None else task.rank
+        if task.stream is not None:
+            with self._changed:
+                self._answer(rank)
+        elif task.failed:
+            self._fail(rank, task, task.error or task.frame)
+        else:
+            self._part_returned(rank)
+
+    def holds_back(self, task: Task, item: Frame | BaseException) -> bool:
+        """Look at an item of a part's stream; errors are held back, since the cause of one may be another's."""
+        if isinstance(item, BaseException) or item.kind == Kind.ERROR:
+            self._fail(task.rank, task, item)
+            return True
+        if item.kind == Kind.END:
+            self._part_returned(task.rank)
+        return False
+
+    def stack_arrived(self, task: Task, frame: Frame) -> None:
+        """A worker has said where the call is."""
+        sample = decode(frame.head)
+        with self._changed:
+            if sample or task.rank not in self._samples:  # it may have been asked twice, and have ended in between
+                self._samples[task.rank] = sample
+            self._hang_detector.note(task.rank, time.monotonic(), sample)
+            self._changed.notify_all()
+
+    def abort(self, reason: str) -> None:
+        """Fail, since the ranks are to be started afresh, unless no rank has begun it; returns when that is settled."""
+        if not self._begun and not any(map(self._dispatcher.has_begun, self._tasks.values())):
+            return
+        with self._changed:
+            self._abort_reason = reason
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._over, _ABORTED_S)
+
+    def _answer(self, rank: int) -> None:
+        self._begun = True
+        self._answered.add(rank)
+        if len(self._answered) == len(self._tasks):
+            self._gate.set()
+
+    def _part_returned(self, rank: int) -> None:
+        with self._changed:
+            self._returned[rank] = time.monotonic()
+            self._answer(rank)
+            self._changed.notify_all()
+
+    def _fail(self, rank: int, task: Task, outcome: Frame | BaseException | None) -> None:
+        assert outcome is not None
+        with self._changed:
+            if self.error is None:
+                failure = Failure.of(rank, time.monotonic(), task, outcome)
+                self._begun |= failure.blame != Blame.STOPPED or isinstance(outcome, TaskTimeoutError)
+                self._failures.append(failure)
+                self._changed.notify_all()
+            elif task.stream is not None:
+                task.stream.put(self.error)
+
+    # its own thread --------------------------------------------------------------------------------------------
+
+    def _attend(self) -> None:
+        error: BaseException | None = None
+        try:
+            if not self._returns():
+                error = self._diagnose()
+        except Exception as bug:  # it must not leave the caller waiting
+            error = bug
+        self._finish(error)
+
+    def _returns(self) -> bool:
+        """Wait for the end of all ranks, True, or for what ends the call before, False."""
+        next_look = time.monotonic() + PROBE_S
+        while not (self._stuck or self._cut):
+            with self._changed:
+                if self._failures or self._abort_reason or not self._left():
+                    return not (self._failures or self._abort_reason)
+                looking = bool(self._returned) or self._partition_detector.on
+                self._changed.wait(max(0.0, next_look - time.monotonic()) if looking else None)
+            if looking and time.monotonic() >= next_look:
+                self._look()
+                next_look = time.monotonic() + PROBE_S
+        return False
+
+    def _left(self) -> set[int]:
+        """The ranks that have not returned."""
+        return self._tasks.keys() - self._returned.keys()
+
+    def _look(self) -> None:
+        """See whether the ranks that are left wait for one that has returned, or for what does not reach them."""
+        self._dispatcher.ask_where([self._tasks[rank] for rank in self._left()])
+        with self._changed:
+            self._changed.wait_for(lambda: self._failures or self._left() <= self._samples.keys(), ANSWER_S)
+            left = self._left()
+            self._still_s = self._hang_detector.lasted_s(left, time.monotonic())
+            if not self._failures:
+                self._cut = self._partition_detector.look(self._still_s)
+                self._stuck = tuple(sorted(left)) if self._returned and self._still_s >= STUCK_S else ()
+            if not (self._cut or self._stuck):
+                self._samples.clear()
+
+    def _diagnose(self) -> BaseException:
+        """Find out why the call failed and where its ranks are; they are not stopped before that."""
+        began = time.monotonic()
+        if not self._stuck:
+            self._dispatcher.ask_where(self._running())
+        with self._changed:
+            self._await_root_cause()
+            self._changed.wait_for(lambda: not self._without_stack(), max(0.0, began + ANSWER_S - time.monotonic()))
+            failures = list(self._failures)
+        found = diagnosis.FailureReport(
+            self._function, self._names, failures, tuple(self._returned), dict(self._samples), self._dumps()
+        )
+        if self._cut:
+            paths = self._group.paths
+            paths.lost = self._cut
+            return diagnosis.of_partition(found, paths.describe(self._cut), self._cut, self._still_s)
+        if self._stuck:
+            return diagnosis.of_hang(found, self._stuck)
+        if failures:
+            return diagnosis.of_failures(found)
+        rank = min(self._tasks)
+        return diagnosis.of_abort(found, self._abort_reason, rank, self._group.node_of(rank))
+
+    def _await_root_cause(self) -> None:
+        """Wait for the failure that is to blame; a peer that noticed it may have been quicker to tell."""
+        while self._failures:
+            unexplained = any(map(self._dispatcher.has_hung_up, self._running()))
+            end = self._failures[0].at + diagnosis.patience_s(self._failures, unexplained=unexplained)
+            left_s = end - time.monotonic()
+            if left_s <= 0:
+                return
+            self._changed.wait(min(left_s, _LOOK_S) if unexplained else left_s)
+
+    def _running(self) -> list[Task]:
+        """The parts that may still run, those that have been told to stop included."""
+        over = {failure.rank for failure in self._failures if failure.blame != Blame.STOPPED} | self._returned.keys()
+        return [task for rank, task in self._tasks.items() if rank not in over]
+
+    def _silent(self) -> list[Task]:
+        """The parts that have not said where they are."""
+        asked = [task for task in self._running() if task.rank not in self._samples]
+        return [task for task in asked if self._dispatcher.has_begun(task)]
+
+    def _without_stack(self) -> list[Task]:
+        """Those, and the parts that were just ending, whose outcome is under way."""
+        asked = [task for task in self._running() if not self._samples.get(task.rank)]
+        return [task for task in asked if self._dispatcher.has_begun(task)]
+
+    def _dumps(self) -> dict[int, str]:
+        """Where those ranks are that do not answer, because their code holds the interpreter's lock."""
+        asked = {task.rank: self._group.dump(task.rank) for task in self._silent()}
+        deadline = time.monotonic() + _DUMP_S
+        found = {}
+        for rank, dump in asked.items():
+            try:
+                found[rank] = dump.result(max(0.0, deadline - time.monotonic())) if dump is not None else ""
+            except FutureTimeout:
+                found[rank] = ""
+        return found
+
+    def _finish(self, error: BaseException | None) -> None:
+        """Tell the caller; if the call failed, stop it everywhere and have the ranks started afresh."""
+        with self._changed:
+            self.error = error
+            broken = error is not None and (self._begun or bool(self._stuck or self._cut or self._abort_reason))
+        if broken:
+            self._group.hold()
+        if error is not None:
+            for task in self._tasks.values():
+                if not task.done or task.stream is not None:
+                    self._dispatcher.cancel(task, TaskCancelledError(f"{self._function}() failed on another rank."))
+                if task.stream is not None:
+                    task.stream.put(error)
+        if broken:
+            self._group.restart(f"{self._function}() had failed on some of them")
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+        self._group.unregister(self.abort)  # only now, for the next one not to begin in processes that are to end
+        self._gate.set()

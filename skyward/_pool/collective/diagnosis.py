@@ -1,0 +1,341 @@
+"""Why a call on all ranks failed: the root cause among several failures, ranks that hang, where each rank was.
+
+When a rank ends, the others fail as well, a moment later or even before its end is known: their connections break, the
+framework's heartbeats stop. Such an error tells what a peer noticed, and must not hide the cause. That a rank has
+returned while others still run is nothing unusual; only when all of these are in a framework's code that waits for
+other ranks, and none has moved for a while, is no rank left that could release them.
+"""
+
+from __future__ import annotations
+
+import linecache
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import zip_longest
+from signal import SIGABRT
+from typing import Any, NamedTuple
+
+from skyward._pool.calls.task import Task
+from skyward.errors import CollectiveHangError, PartitionError, TaskError, WorkerLostError
+from skyward.system import time
+from skyward.wire import payload
+from skyward.wire.exceptions import Record
+from skyward.wire.frames import Frame
+from skyward.wire.messages import RESULT_HEAD, Kind
+
+PROBE_S = 1.0  # between two looks at the ranks that still run
+STUCK_S = 10.0  # how long none of them may have moved
+_SPENT = 0.02  # of one processor: what a process that only waits may use
+_SENT = "/.skyward-code/"  # before the path of a module that came from the client
+_USERS = 3  # of the user's own frames that are shown
+_TEXT = 200  # characters of an error's text
+_LIBRARY = re.compile(
+    r"site-packages|dist-packages|/lib/python\d|^<frozen|/skyward/(runner|runtime|wire|plugins|integrations)/"
+)
+_IN_TRACE = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+),? in (?P<name>.+)$')
+
+
+# the root cause ------------------------------------------------------------------------------------------------------
+
+
+class Blame(IntEnum):
+    """How likely a failure is the cause of the others, the least first."""
+
+    NOTICED = 0  # an error of a connection, a heartbeat, a gather: it follows from the end of another rank
+    ABORTED = 1  # the process aborted itself, as frameworks do when a peer has gone
+    RAISED = 2  # the function raised
+    ENDED = 3  # the process ended
+    STOPPED = 4  # the call was stopped from here: its time is up, it was cancelled, the pool ended
+
+
+# seconds from the first failure for which one with more blame is waited for
+PATIENCE_S = {Blame.NOTICED: 1.0, Blame.ABORTED: 1.0, Blame.RAISED: 0.1, Blame.ENDED: 0.0, Blame.STOPPED: 0.0}
+UNEXPLAINED_PATIENCE_S = 5.0  # the same while a worker has closed its connection and the reason is not known
+
+_TYPES = re.compile(
+    r"^(ConnectionError|ConnectionResetError|ConnectionAbortedError|ConnectionRefusedError|BrokenPipeError|EOFError)$"
+    r"|\.(DistStoreError|DistNetworkError|DistBackendError|UnavailableError|AbortedError)$"
+)
+_TEXTS = re.compile(
+    r"gloo/|Gloo .* failed|\[enforce fail at|Connection closed by peer|Connection reset by peer|Broken pipe"
+    r"|Timed out waiting \d+ms|recvValue failed|NCCL (error|communicator)|ncclRemoteError|ncclSystemError"
+    r"|coordination service|heartbeat|stopped sending|barrier timed out|failed to connect to all addresses",
+    re.IGNORECASE,
+)
+_CHAINED = re.compile(r"gloo/|DistStoreError|DistNetworkError|DistBackendError|Connection (closed|reset) by peer")
+_GATHER = "skyward.errors.PluginError", "gather("
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """How the call ended on one rank.
+
+    Attributes:
+        at: monotonic time at which it was heard of.
+        record: what the function raised, None where the pool itself made the error.
+    """
+
+    rank: int
+    at: float
+    task: Task
+    outcome: Frame | BaseException
+    record: Record | None
+
+    @classmethod
+    def of(cls, rank: int, at: float, task: Task, outcome: Frame | BaseException) -> Failure:
+        """The failure that a call's last message, or an error of the pool, stands for."""
+        if isinstance(outcome, BaseException):
+            return cls(rank, at, task, outcome, None)
+        assert outcome.kind == Kind.ERROR
+        return cls(rank, at, task, outcome, payload.load_record(memoryview(outcome.head)[RESULT_HEAD.size :]))
+
+    @property
+    def blame(self) -> Blame:
+        """How likely it is the cause."""
+        if self.record is not None:
+            return Blame.NOTICED if _is_noticed(self.record) else Blame.RAISED
+        if isinstance(self.outcome, WorkerLostError):
+            return Blame.ABORTED if self.outcome.signal == SIGABRT else Blame.ENDED
+        return Blame.STOPPED
+
+    def error(self) -> BaseException:
+        """The exception that the caller gets: the user's own as itself."""
+        if isinstance(self.outcome, BaseException):
+            return self.outcome
+        return self.task.remote_error(self.outcome)
+
+
+def root_cause(failures: list[Failure]) -> Failure:
+    """The failure to report: the one with most blame, the first among equals."""
+    return min(failures, key=lambda failure: (-failure.blame, failure.at))
+
+
+def patience_s(failures: list[Failure], *, unexplained: bool) -> float:
+    """How long after the first failure to wait for another; `unexplained` while the end of a rank is not explained."""
+    best = root_cause(failures).blame
+    return max(PATIENCE_S[best], UNEXPLAINED_PATIENCE_S if unexplained and best < Blame.ENDED else 0.0)
+
+
+def is_noticed(error: BaseException) -> bool:
+    """Whether a plugin's hook failed because of what it noticed of another rank's end."""
+    text, trace = str(error), str(error.__cause__ or "")
+    return not isinstance(error, WorkerLostError) and bool(
+        _TEXTS.search(text) or _CHAINED.search(text + trace) or f"PluginError: {_GATHER[1]}" in text
+    )
+
+
+def _is_noticed(record: Record) -> bool:
+    if (record.type_name, record.text[: len(_GATHER[1])]) == _GATHER:
+        return True
+    return bool(_TYPES.search(record.type_name) or _TEXTS.search(record.text) or _CHAINED.search(record.trace))
+
+
+# ranks that wait for one that does not come -------------------------------------------------------------------------
+
+
+class HangDetector:
+    """For how long each rank has waited without moving, from the samples that its worker gives of it."""
+
+    def __init__(self) -> None:
+        self._since: dict[int, tuple[float, dict[str, Any]]] = {}  # when it was first seen where it is, and that sample
+        self._last: dict[int, float] = {}
+
+    def note(self, rank: int, now: float, sample: dict[str, Any]) -> None:
+        """A worker has told where its call is (`runner.stacks.describe`)."""
+        self._last[rank] = now
+        since = self._since.get(rank)
+        if not sample.get("waits"):
+            self._since.pop(rank, None)
+        elif since is None or _moved(since[1], sample, now - since[0]):
+            self._since[rank] = now, sample
+
+    def lasted_s(self, ranks: Collection[int], now: float) -> float:
+        """For how long all of these have waited. One whose worker does not answer is taken to work."""
+        if not ranks or any(rank not in self._since or now - self._last[rank] > 2 * PROBE_S for rank in ranks):
+            return 0.0
+        return min(self._last[rank] - self._since[rank][0] for rank in ranks)
+
+
+def _moved(before: dict[str, Any], after: dict[str, Any], elapsed_s: float) -> bool:
+    if before["place"] != after["place"] or before["switches"] != after["switches"]:
+        return True
+    spent: float = after["cpu_s"] - before["cpu_s"]
+    return spent > _SPENT * (elapsed_s + 1.0)
+
+
+# where ranks were ---------------------------------------------------------------------------------------------------
+
+
+class StackFrame(NamedTuple):
+    """One frame."""
+
+    file: str
+    line: int
+    name: str
+    source: str
+
+    @property
+    def is_library(self) -> bool:
+        """Whether it is not the user's own code."""
+        return bool(_LIBRARY.search(self.file))
+
+    def __str__(self) -> str:
+        source = self.source or linecache.getline(self.file, self.line).strip()  # only here for code sent by value
+        file = self.file.rpartition(_SENT)[2]
+        return f'  File "{file}", line {self.line}, in {self.name}' + (f"\n    {source}" if source else "")
+
+
+def of_sample(sample: Mapping[str, Any]) -> list[StackFrame]:
+    """The frames that a worker told, outermost first."""
+    return [StackFrame(*frame) for frame in sample.get("frames", ())]
+
+
+def of_dump(text: str) -> list[StackFrame]:
+    """The frames that faulthandler wrote."""
+    return _read(text.splitlines())[::-1]
+
+
+def of_record(record: Record) -> list[StackFrame]:
+    """The frames in which an exception was raised."""
+    return _read(record.trace.rpartition("Traceback (most recent call last):")[2].splitlines())
+
+
+def excerpt(frames: list[StackFrame]) -> str:
+    """What is shown of a stack: the user's innermost frames, and the innermost of all."""
+    users = [frame for frame in frames if not frame.is_library][-_USERS:] or frames[-_USERS:-1]
+    return "\n".join(map(str, dict.fromkeys([*users, *frames[-1:]])))
+
+
+def first_line(record: Record) -> str:
+    """The first line of an exception, with its type."""
+    text = record.text.partition("\n")[0]
+    name = record.type_name.rpartition(".")[2]
+    return f"{name}: {text[:_TEXT]}{'...' * (len(text) > _TEXT)}" if text else name
+
+
+def grouped(accounts: Iterable[tuple[str, str]]) -> str:
+    """Ranks and what became of them, those that share it named together."""
+    by_account: dict[str, list[str]] = {}
+    for name, account in accounts:
+        by_account.setdefault(account, []).append(name)
+    return "\n".join(f"{', '.join(names)} {account}" for account, names in by_account.items())
+
+
+def _read(lines: list[str]) -> list[StackFrame]:
+    frames = []
+    for line, following in zip_longest(lines, lines[1:], fillvalue=""):
+        if match := _IN_TRACE.match(line):
+            source = "" if _IN_TRACE.match(following) or not following.startswith("    ") else following.strip()
+            frames.append(StackFrame(match["file"], int(match["line"]), match["name"], source))
+    return frames
+
+
+# the error -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FailureReport:
+    """What is known of a failed call.
+
+    Attributes:
+        function: its name.
+        names: what messages call the ranks.
+        failures: how it failed, rank by rank.
+        returned: ranks that had returned.
+        samples: where ranks were that said so.
+        dumps: the same of those that could not, as faulthandler writes it.
+    """
+
+    function: str
+    names: Mapping[int, str]
+    failures: Sequence[Failure]
+    returned: Sequence[int]
+    samples: Mapping[int, Mapping[str, Any]]
+    dumps: Mapping[int, str]
+
+    def accounts(self, but: int | None = None) -> str:
+        """What became of the ranks, one excepted."""
+        return grouped((name, self._account(rank)) for rank, name in self.names.items() if rank != but)
+
+    def _account(self, rank: int) -> str:
+        own = [failure for failure in self.failures if failure.rank == rank]
+        if own and own[0].record is not None:
+            record = own[0].record
+            return _at(f"raised {first_line(record)}", of_record(record))
+        if own and isinstance(own[0].outcome, WorkerLostError):
+            return f"ended as well. {str(own[0].outcome).partition(chr(10))[0]}"
+        if rank in self.returned:
+            return "had returned."
+        if rank in self.dumps:
+            frames = of_dump(self.dumps[rank])
+            return _at("did not answer; it was in code that holds the interpreter's lock", frames)
+        if frames := of_sample(self.samples.get(rank, {})):
+            return f"was here:\n{excerpt(frames)}"
+        return "was not in the call at that moment."
+
+
+def of_failures(found: FailureReport) -> BaseException:
+    """The error of the rank that is to blame, with what became of the others."""
+    first = root_cause(list(found.failures))
+    name = found.names[first.rank]
+    others = found.accounts(None if first.blame == Blame.STOPPED else first.rank)
+    match first.blame:
+        case Blame.STOPPED:
+            said = "The ranks were then in these places:"
+        case Blame.NOTICED:
+            said = (
+                f"{name} reported this first. Such an error mostly follows from the end or the delay of another rank, "
+                "but none has reported one of its own. The others:"
+            )
+        case _:
+            said = f"{name} failed first, and {found.function}() was stopped on the others:"
+    return _with(first.error(), f"{said}\n{others}")
+
+
+def of_hang(found: FailureReport, waiting: Sequence[int]) -> BaseException:
+    """The error of a call on which some ranks wait for others that have returned."""
+    gone = ", ".join(found.names[rank] for rank in sorted(found.returned))
+    return CollectiveHangError(
+        f"{found.function}() would not have ended: {gone} had returned, while all others waited for a rank to join "
+        f"them, without moving for {STUCK_S:g} s. Every rank must make the same collective calls. They were stopped:\n"
+        f"{found.accounts()}",
+        returned=tuple(sorted(found.returned)),
+        waiting=tuple(waiting),
+    )
+
+
+def of_partition(found: FailureReport, told: str, lost: Collection[tuple[int, int]], still_s: float) -> BaseException:
+    """The error of a call whose ranks wait for what the network between their nodes loses; `told` says where."""
+    since = time.strftime("%H:%M:%S", time.localtime(time.time() - still_s))
+    return PartitionError(
+        f"{found.function}() would not have gone on: the network between its nodes fails. {told} This client reaches "
+        f"all of them, and no rank had moved for {still_s:.1f} s (since {since}). Look at the firewalls, routes and "
+        "security groups between these addresses. The ranks are started afresh as soon as it works again; calls wait "
+        f"until then. They were stopped:\n{found.accounts()}",
+        lost=tuple(sorted(lost)),
+        still_s=still_s,
+    )
+
+
+def of_abort(found: FailureReport, reason: str, rank: int, node: int) -> BaseException:
+    """The error of a call that had begun when its ranks had to be started afresh because of something else."""
+    return WorkerLostError(
+        f"{found.function}() had begun when all ranks had to be started afresh, because {reason}. It was not run "
+        f"again; @sky.compute(retries=1) would allow that. It was stopped:\n{found.accounts()}",
+        node=node,
+        rank=rank,
+    )
+
+
+def _with(error: BaseException, text: str) -> BaseException:
+    """Say more in an error: in its message if it is of our making and this call's own, else in a note."""
+    if isinstance(error, TaskError) and error.__cause__ is None:
+        error.args = (f"{error}\n{text}",)
+        return error
+    return payload.noted(error, text)
+
+
+def _at(what: str, frames: list[StackFrame]) -> str:
+    return f"{what}, here:\n{excerpt(frames)}" if frames else f"{what}."

@@ -1,0 +1,363 @@
+"""The ranks of a pool as one group: when one is lost or has to be stopped, all are started afresh, together.
+
+A framework's process group does not survive the loss of a rank, and a rank cannot be replaced alone. So calls wait at
+the client, calls on single ranks that still run may end, all worker processes are replaced and enter the plugins
+together again, and then the calls that wait begin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from skyward._pool.collective.connectivity import ConnectivityMatrix
+from skyward._pool.collective.diagnosis import is_noticed
+from skyward._pool.config import PoolConfig
+from skyward._pool.dispatcher import Dispatcher
+from skyward._pool.nodes.node_client import NodeClient
+from skyward._pool.nodes.node_table import NodeTable
+from skyward._pool.nodes.setup import WorkerSetup
+from skyward._pool.nodes.worker_client import WorkerClient
+from skyward._pool.timers import Timers
+from skyward.errors import PluginError, PoolClosedError, PoolError, SkywardError, WorkerLostError
+from skyward.system import threading, time
+from skyward.system.futures import Future, InvalidStateError
+
+Abort = Callable[[str], None]  # see `CollectiveCall.abort`
+HEED_S = 1.0  # between the interrupt of a call that is part of a failed one and the end of its worker
+_LOOK_S = 0.02
+_ATTEMPTS = 3  # at a set-up in which a worker is lost
+
+
+class WorkerGroup:
+    """The ranks of a pool. It does nothing but set up replaced workers until the pool is collective.
+
+    Args:
+        settings: what the pool is asked to be.
+        table: its nodes.
+        dispatcher, setup, clock: the pool's.
+    """
+
+    def __init__(
+        self, settings: PoolConfig, table: NodeTable, dispatcher: Dispatcher, setup: WorkerSetup, clock: Timers
+    ) -> None:
+        worker = settings.worker
+        self._buffer, self._limit_s = worker.buffer, settings.provision_timeout_s
+        self._one_at_a_time = worker.slots == 1
+        self._per_node = worker.processes
+        self._size = worker.processes * settings.nodes.desired
+        self._table, self._dispatcher, self._setup, self._clock = table, dispatcher, setup, clock
+        self.collective = self._size > 1 and any(plugin.collective for plugin in settings.plugins)
+        self.paths = ConnectivityMatrix(table)
+        self._changed = threading.Condition()
+        self._fresh: dict[int, tuple[NodeClient, WorkerClient]] = {}  # by rank: connected, not set up
+        self._lost_alone: set[int] = set()  # ranks lost before the pool was collective: nothing but that is made good
+        self._entering: dict[int, tuple[NodeClient, WorkerClient]] = {}  # those that are being set up
+        self._ended: set[WorkerClient] = set()  # whose end was ordered here
+        self._under_way: dict[Abort, None] = {}  # of the calls on all ranks
+        self._broken = ""  # why the group has to be started afresh
+        self._suspended = False  # whether it is started afresh when a node that could not be had has come
+        self._draining = 0  # nodes that are about to be taken away: no call on all ranks begins meanwhile
+        self._open = self._restarting = self._given_up = self._closed = False
+
+    def open(self) -> None:
+        """All ranks have been set up for the first time."""
+        with self._changed:
+            self._open = True
+            early = "one of them had ended" if self.collective and self._fresh else ""
+        if early:
+            self.restart(early)
+
+    # events -----------------------------------------------------------------------------------------------------
+
+    def worker_started(self, node: NodeClient, worker: WorkerClient) -> None:
+        """A worker was started again: set it up at once where it can be alone, else when all others are there.
+
+        Raises:
+            PluginError, WorkerLostError: it cannot be set up.
+        """
+        worker.buffer = self._buffer
+        self._enter(node, [worker])
+
+    def node_started(self, node: NodeClient) -> None:
+        """A node has come, in the place of another or late: the same for all its workers.
+
+        Raises:
+            PluginError, WorkerLostError: it cannot be set up.
+        """
+        self._enter(node, node.workers)
+        with self._changed:
+            again, self._suspended = self._suspended, False
+            self._changed.notify_all()
+        if again:
+            self._dispatcher.suspend(None)
+            self.restart(f"node {node.index} had been away")
+
+    def _enter(self, node: NodeClient, workers: Sequence[WorkerClient]) -> None:
+        with self._changed:
+            ranks = {worker.rank for worker in workers}
+            if self.collective and self._lost_alone.isdisjoint(ranks):
+                self._fresh.update({worker.rank: (node, worker) for worker in workers})
+                self._changed.notify_all()
+                return
+            self._lost_alone -= ranks
+        self._setup.enter([(node, worker) for worker in workers], self._clock)
+        for worker in workers:
+            self._dispatcher.add(worker)
+
+    def node_given_up(self) -> None:
+        """A node could not be had in many attempts; the table says why."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def drain_node(self, node: NodeClient, left_s: Callable[[], float]) -> None:
+        """A node is about to be taken away: returns when it is to get no more calls.
+
+        In a group that is when the calls on all ranks are over that are under way, or when no time is left.
+        """
+        if self.collective:
+            with self._changed:
+                self._draining += 1
+                while self._under_way and not self._closed and node.gone is None and left_s() > 0:
+                    self._changed.wait(_LOOK_S)
+            self._dispatcher.rest()
+        self._dispatcher.drain(node.workers)
+
+    def node_drained(self, node: NodeClient) -> None:
+        """It has ended: a group is started afresh, with the node in its place."""
+        if self.collective:
+            self.restart(f"node {node.index} was about to be taken away")
+
+    def worker_lost(self, worker: WorkerClient) -> None:
+        """A worker has ended, and its calls are settled."""
+        with self._changed:
+            self._changed.notify_all()
+            ours = worker in self._ended
+            if not self.collective:
+                self._lost_alone.add(worker.rank)
+        if self.collective and self._open and not ours:
+            self.restart(f"rank {worker.rank} (node {worker.node}) had ended")
+
+    def register(self, abort: Abort) -> bool:
+        """A call on all ranks is to be sent; False while it is not its turn. From the first one the pool is collective.
+
+        One would begin where the one before has ended or failed, while that still runs on other ranks. So they follow
+        each other, unless ranks have several slots.
+        """
+        with self._changed:
+            self.collective = True
+            if self._is_busy():
+                return False
+            self._under_way[abort] = None
+            return True
+
+    def wait_turn(self) -> None:
+        """Wait until a call on all ranks can be sent, or will be refused; Ctrl-C gets through."""
+        with self._changed:
+            while self._is_busy():
+                self._changed.wait(None if self._under_way or self._draining else _LOOK_S)
+
+    def _is_busy(self) -> bool:
+        """Whether a new call on all ranks would meet another one, or a call that was stopped and still runs.
+
+        That one may be in a collective operation of its framework, and would take part in the new call's first.
+        """
+        if self._closed:
+            return False
+        if not self._one_at_a_time:
+            return bool(self._draining)
+        workers = [worker for node in self._table.alive for worker in node.workers if worker.alive]
+        held = (task for worker in workers for task in self._dispatcher.held(worker))
+        return bool(self._draining or self._under_way) or any(
+            task.stopping and not task.fails_together for task in held
+        )
+
+    def unregister(self, abort: Abort) -> None:
+        """A call on all ranks is over."""
+        with self._changed:
+            self._under_way.pop(abort, None)
+            self._changed.notify_all()
+
+    def node_of(self, rank: int) -> int:
+        """The node of a rank."""
+        return rank // self._per_node
+
+    def dump(self, rank: int) -> Future[str] | None:
+        """Ask a rank's agent where it is, for one that does not answer itself.
+
+        None if its node is gone, or if its calls do not run in the main thread, which is the one that can be told.
+        """
+        if not self._one_at_a_time:
+            return None
+        for node in self._table.alive:
+            for worker in node.workers:
+                if worker.rank == rank:
+                    return node.dump(worker)
+        return None
+
+    def hold(self) -> None:
+        """Begin no call until the ranks have been started afresh; `restart` is to follow."""
+        if not self._closed:
+            self._dispatcher.rest()
+
+    def restart(self, reason: str) -> None:
+        """Start all ranks afresh, in the background; calls wait meanwhile. `reason` follows "because"."""
+        with self._changed:
+            self._broken = self._broken or reason
+            self._lost_alone.clear()
+            if self._restarting or self._closed:
+                return
+            self._restarting = True
+        self._dispatcher.rest()
+        threading.Thread(target=self._restart, name="skyward-restart", daemon=True).start()
+
+    def close(self) -> bool:
+        """Start nothing afresh any more; returns whether workers may be in the middle of their set-up."""
+        with self._changed:
+            self._closed = True
+            waiting = [node.setups[worker.rank] for node, worker in self._entering.values()]
+            self._changed.notify_all()
+        for setup in waiting:
+            try:
+                setup.set_exception(PoolClosedError("The pool was closed while its ranks were set up."))
+            except InvalidStateError:
+                pass  # it has just ended by itself
+        return self._restarting or self._given_up
+
+    # a thread of its own ---------------------------------------------------------------------------------------
+
+    def _restart(self) -> None:
+        reason, attempt = "", 0
+        try:
+            while self._broken and not self._closed:
+                reason, attempt = self._broken, attempt + 1
+                self._dispatcher.rest()
+                self._abort_calls(reason)
+                self._end_all()
+                if not (self._await_all() and self._await_network()):
+                    return
+                try:
+                    self._setup.enter(list(self._entering.values()), self._clock)
+                except (WorkerLostError, PluginError) as error:
+                    if attempt == _ATTEMPTS or not _follows_a_loss(error):
+                        raise
+                    self._broken = self._broken or str(error)
+                if not self._broken:
+                    self._dispatcher.resume([worker for _, worker in self._entering.values()])
+        except SkywardError as error:
+            if self._table.absent or isinstance(error, _NodeAbsentError):
+                self._suspend(reason)
+            else:
+                self._give_up(reason, error)
+        finally:
+            self._finish()
+
+    def _suspend(self, reason: str) -> None:
+        """Let calls fail for as long as a node is absent that could not be replaced so far."""
+        with self._changed:
+            text = self._table.absent
+            if not text:
+                self._broken = self._broken or reason  # it has just come: try again
+            if self._closed or not text:
+                return
+            self._suspended, self._broken = True, ""
+        refusal = f"The ranks of this pool are to be started afresh, because {reason}, but that needs all nodes: {text}"
+        self._dispatcher.suspend(PoolError(refusal))
+
+    def _finish(self) -> None:
+        with self._changed:
+            again = bool(self._broken) and not self._closed
+            self._restarting = False
+            self._entering = {}
+        if again:
+            self.restart(self._broken)
+
+    def _give_up(self, reason: str, error: SkywardError) -> None:
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = self._given_up = True
+            self._changed.notify_all()
+        text = f"The ranks of this pool were to be started afresh, because {reason}, but that failed: {error}"
+        refusal = PoolError(f"{text}\nClose the pool and open another one.")
+        refusal.__cause__ = error
+        self._dispatcher.close(refusal)
+
+    def _abort_calls(self, reason: str) -> None:
+        with self._changed:
+            calls = tuple(self._under_way)
+        for abort in calls:
+            abort(reason)
+
+    def _end_all(self) -> None:
+        """End all workers but the fresh ones, together, since each reports the end of its peers.
+
+        That is when all are idle, or a little later if stopped calls hang in some; workers that run calls on single
+        ranks are ended when these have returned.
+        """
+        with self._changed:
+            fresh = {worker for _, worker in self._fresh.values()}
+        left = {worker for node in self._table.alive for worker in node.workers} - fresh
+        give_up = time.monotonic() + HEED_S
+        while left and not self._closed:
+            left = {worker for worker in left if worker.alive}
+            if time.monotonic() >= give_up or not any(map(self._dispatcher.held, left)):
+                ready = {worker for worker in left if not self._works(worker)}
+                self._ended |= ready
+                for worker in ready:
+                    worker.end(f"all ranks are started afresh, since {self._broken}")
+                left -= ready
+            time.sleep(_LOOK_S)
+
+    def _works(self, worker: WorkerClient) -> bool:
+        """Whether it runs a call that is no part of a call on all ranks, and is wanted."""
+        running = self._dispatcher.held(worker)[: worker.slots]
+        return any(not task.fails_together and task.stopping is None for task in running)
+
+    def _await_all(self) -> bool:
+        """Wait until every rank has a fresh process and no old one; False when the pool is closed before.
+
+        Raises:
+            PoolError: a node is gone and could not be replaced.
+            PluginError: a rank did not come back in time.
+        """
+        with self._changed:
+            while not self._all_here():
+                if absent := self._table.absent:
+                    raise _NodeAbsentError(absent)
+                in_time = self._changed.wait_for(lambda: self._all_here() or self._table.absent, self._limit_s)
+                if not in_time and not self._table.is_starting:
+                    missing = ", ".join(map(str, sorted(set(range(self._size)) - self._fresh.keys())))
+                    raise PluginError(f"Rank {missing} did not come back within {self._limit_s:g} s.")
+            if self._closed:
+                return False
+            self._draining = 0
+            self._changed.notify_all()
+            self._entering, self._fresh = dict(sorted(self._fresh.items())), {}
+            self._ended.clear()
+            self._broken = ""
+            return True
+
+    def _await_network(self) -> bool:
+        """Wait until nodes that were found not to reach each other do again; False when the pool is closed before.
+
+        Raises:
+            PoolError: they do not in time.
+        """
+        if not self.paths.await_whole(self._limit_s, lambda: self._closed):
+            raise PoolError(f"{self.paths.describe(self.paths.lost)} That has not changed within {self._limit_s:g} s.")
+        return not self._closed
+
+    def _all_here(self) -> bool:
+        if self._closed:
+            return True
+        here = [worker for _, worker in self._fresh.values() if worker.alive and not worker.hung_up]
+        return len(here) == self._size and not any(worker.alive for worker in self._ended)
+
+
+class _NodeAbsentError(PoolError):
+    """A node is gone and could not be replaced so far."""
+
+
+def _follows_a_loss(error: SkywardError) -> bool:
+    """Whether a set-up failed since a rank ended in it: told by its loss, or by what a hook there or a peer noticed."""
+    return isinstance(error, WorkerLostError) or is_noticed(error)

@@ -1,0 +1,340 @@
+"""The parameters of a pool, checked before anything is created."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from skyward.errors import ConfigError
+from skyward.model import parameters
+from skyward.model.accelerator import Accelerator
+from skyward.model.image import Image
+from skyward.model.instance import ENV_VAR, AcceleratorInfo
+from skyward.model.secrets import Secrets, check_variable, merged
+from skyward.model.spec import Cluster, ClusterSpec, Nodes, Worker
+from skyward.model.targets import local_minor
+from skyward.model.volume import Volume, volumes_of
+
+if TYPE_CHECKING:
+    from skyward.plugins import Plugin
+    from skyward.providers.base import Provider
+    from skyward.providers.fallback import Selection
+
+Display = Literal["auto", "quiet"]
+Results = Literal["any", "data"]
+N = TypeVar("N", bound=float | None)
+_GIB = 1024**3
+_BYTES = {
+    **{unit + b: 10**power for power, unit in ((6, "M"), (9, "G"), (12, "T")) for b in ("", "B")},
+    **{unit + b: 1024**power for power, unit in ((2, "MI"), (3, "GI"), (4, "TI")) for b in ("", "B")},
+    "": 10**9,
+}  # by the unit in capitals
+_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_LONGEST_S = 10 * 86400.0
+# parameters of elastic pools, which no provider supports today
+_OF_ELASTIC_POOLS = frozenset(
+    {"autoscale_cooldown", "autoscale_idle_timeout", "max_provision_attempts", "provision_retry_delay"}
+    | {"reconcile_tick_interval", "ssh_retry_interval", "ssh_timeout"}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolConfig:
+    """A pool's parameters in their final form. `memory_gb` is in GiB, as machines and engines count it."""
+
+    provider: Provider
+    nodes: Nodes
+    accelerator: Accelerator | None
+    plugins: tuple[Plugin, ...]
+    image: Image
+    worker: Worker
+    cpus: float | None
+    memory_gb: float | None
+    platform: str
+    env: tuple[tuple[str, str], ...] = field(repr=False)  # may hold secrets
+    secrets: tuple[tuple[str, str], ...] = field(repr=False)
+    volumes: tuple[Volume, ...]
+    lease_s: float
+    provision_timeout_s: float
+    default_timeout_s: float | None
+    display: Display
+    results: Results = "any"
+    name: str | None = None
+    keep_s: float | None = None
+    share: bool = True
+    checkpoints: Path | None = None
+
+    def __post_init__(self) -> None:
+        shared = self.worker.processes > self.worker.ranks
+        if shared and self.nodes.desired > 1 and (names := [p.name for p in self.plugins if p.collective]):
+            raise ConfigError(
+                f"The plugin {names[0]!r} makes one group of the pool's ranks, but Worker(executor='process') gives a "
+                "node several processes that share one rank. Use Worker(per_node=...), which gives each its own, or "
+                "threads."
+            )
+
+        if self.volumes and self.provider.name == "docker" and ENV_VAR not in os.environ:  # see image_of
+            from skyward.plugins._volumes import require_login
+
+            require_login({*dict(self.env), *dict(self.secrets), *self.image.env})
+
+    @property
+    def cluster(self) -> Cluster:
+        """The plan that plugins see."""
+        python = self.image.python if self.image.python != "auto" else local_minor()
+        spec = ClusterSpec(
+            nodes=self.nodes.desired,
+            accelerator=self.accelerator,
+            platform=self.platform,
+            python=python,
+            workers_per_node=self.worker.ranks,
+        )
+        return Cluster(spec=spec)
+
+
+def provider_of(value: Provider | Sequence[Provider] | None, selection: Selection | None) -> Provider:
+    """The provider of a pool; `sky.Docker()` when none is given."""
+    from skyward import providers
+
+    given = tuple(value) if isinstance(value, list | tuple) else (providers.default() if value is None else value,)
+    for each in given:
+        if not isinstance(each, providers.Provider):
+            raise ConfigError(
+                f"provider= takes a provider such as sky.Docker() or sky.Local(); found {_instead_of_provider(each)}."
+            )
+    if isinstance(value, list | tuple):
+        return providers.Fallback(given, "cheapest" if selection is None else selection)
+    if selection is not None:
+        raise ConfigError("selection= chooses among several providers; give provider= a list of them.")
+    only: Provider = given[0]
+    return only
+
+
+def _instead_of_provider(found: object) -> str:
+    """What was given as a provider, and what is meant where that can be told."""
+    from skyward import providers
+
+    if isinstance(found, type) and issubclass(found, providers.Provider):
+        return f"the class {found.__name__}: write sky.{found.__name__}(...)"
+    if isinstance(found, int) and not isinstance(found, bool):
+        return f"{found!r}: for a number of nodes write nodes={found!r}"
+    if isinstance(found, str):
+        names = {name.lower(): name for name in ("Docker", "Local", "SSH", "AWS", "GCP", "Compose", "Swarm")}
+        if meant := names.get(found.lower()):
+            return f"{found!r}: write sky.{meant}(...)"
+    return repr(found)
+
+
+def image_of(value: Image | None, verify: str | None = None) -> Image:
+    """The image of a pool with the key that must have signed it; `sky.Image()` when none is given.
+
+    Raises:
+        ConfigError: it is not an image or for another Python than this one, a file that it includes is missing or may
+            not be sent, or there is no such key.
+    """
+    given: object = value
+    if given is not None and not isinstance(given, Image):
+        meant = f": to start from that image write sky.Image(base={given!r})" if isinstance(given, str) else ""
+        raise ConfigError(f"image= takes a sky.Image(...); found {value!r}{meant}.")
+    # on a node a module of the user's may make a pool that is never opened there, and the client's files are not there
+    if value is not None and value.includes and ENV_VAR not in os.environ:
+        from skyward.builder.files.included import included_files
+
+        included_files(value.includes, value.excludes, Path.cwd())
+    image = value or Image()
+    if image.python != "auto":
+        from skyward.image import check_python
+
+        check_python(image, local_minor())
+    key = verify or image.verify
+    if key is not None and ENV_VAR not in os.environ and not Path(key).expanduser().is_file():
+        raise ConfigError(f"verify= names the file of a public key; there is no {key!r}.")
+    return replace(image, verify=key) if key != image.verify else image
+
+
+def display_of(value: str) -> Display:
+    """Check `display=`: how much a pool shows."""
+    if value not in ("auto", "quiet"):
+        raise ConfigError(f"display must be 'auto' or 'quiet'; found {value!r}.")
+    return "auto" if value == "auto" else "quiet"
+
+
+def folder_of(name: str, value: str | Path | None) -> Path | None:
+    """The directory that a parameter names; it need not be there yet."""
+    if value is None:
+        return None
+    given: object = value
+    if not isinstance(given, str | Path):
+        raise ConfigError(f"{name}= names a directory; found {given!r}.")
+    folder = Path(value).expanduser().absolute()
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{name}= names a directory; {folder} is none.")
+    return folder
+
+
+def results_of(value: str) -> Results:
+    """Check `results=`: which results a pool reads."""
+    if value not in ("any", "data"):
+        raise ConfigError(f"results must be 'any' or 'data'; found {value!r}.")
+    return "data" if value == "data" else "any"
+
+
+def accelerator_info(accelerator: Accelerator | None) -> AcceleratorInfo | None:
+    """The description of an accelerator that nodes get."""
+    if accelerator is None:
+        return None
+    return AcceleratorInfo(
+        type=accelerator.name,
+        count=accelerator.count,
+        memory_gb=accelerator.memory_gb,
+        is_trainium=accelerator.is_trainium,
+    )
+
+
+def worker_of(worker: Worker | None, concurrency: int | None, accelerator: Accelerator | None) -> Worker:
+    """The worker, given by one of two parameters, on nodes with this accelerator."""
+    if worker is not None and concurrency is not None:
+        raise ConfigError("Give either worker=Worker(concurrency=...) or concurrency=, not both.")
+    given: object = worker
+    if given is not None and not isinstance(given, Worker):
+        meant = f": for as many calls at once on a node write concurrency={given}" if isinstance(given, int) else ""
+        raise ConfigError(f"worker= takes a sky.Worker(...); found {given!r}{meant}.")
+    return (worker or Worker(concurrency=1 if concurrency is None else concurrency)).on(accelerator)
+
+
+def plugins_of(value: object, volumes: tuple[Volume, ...] = ()) -> tuple[Plugin, ...]:
+    """The pool's plugins, checked, after the one that mounts its volumes."""
+    from skyward.plugins import check
+
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise ConfigError(f"plugins= takes a list such as [sky.plugins.torch()]; found {value!r}.")
+    plugins = tuple(value)
+    if volumes:
+        from skyward.plugins._volumes import mounting
+
+        plugins = (mounting(volumes), *plugins)
+    check(plugins)
+    return plugins
+
+
+def volumes_on(provider: Provider, value: object, other: object) -> tuple[Volume, ...]:
+    """The pool's volumes, from its two spellings.
+
+    Raises:
+        ConfigError: these are no volumes, or the provider's nodes may not mount file systems.
+    """
+    if value and other:
+        raise ConfigError("volumes= and volume= mean the same; give one of them.")
+    volumes = volumes_of(value or other or None)
+    if volumes and not provider.capabilities.mounts:
+        raise ConfigError(
+            f"volumes= takes nodes that may mount, which those of {provider.name} may not: use sky.Docker, sky.SSH or "
+            "a cloud."
+        )
+    return volumes
+
+
+def memory_of(memory: str | float | None, memory_gb: float | None) -> float | None:
+    """GiB of memory per node, from `memory="32GB"` or `memory_gb=32`: a GB has 10**9 bytes, a GiB 1024**3."""
+    if memory is not None and memory_gb is not None:
+        raise ConfigError("Give either memory= or memory_gb=, not both.")
+    amount, unit = memory_gb, "GB"
+    if memory is not None:
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(memory))
+        if match is None or match[2].upper() not in _BYTES:
+            raise ConfigError(f"memory= takes an amount such as '32GB', '512MB' or '4GiB'; found {memory!r}.")
+        amount, unit = float(match[1]), match[2].upper()
+    amount = positive("memory", amount)
+    return None if amount is None else amount * _BYTES[unit] / _GIB
+
+
+def either(name: str, first: float | None, other: str, second: float | None) -> float | None:
+    """The one of two spellings that was given, a number above 0."""
+    if first is not None and second is not None:
+        raise ConfigError(f"{name}= and {other}= mean the same; give one of them.")
+    return positive(name, first) if first is not None else positive(other, second)
+
+
+def name_of(name: str | None, keep: str | float | None) -> str | None:
+    """Check `name=`: what a pool is kept and found again by."""
+    if name is None:
+        if keep is not None:
+            raise ConfigError("keep= is for a pool with a name, by which the next client finds it: give name= as well.")
+        return None
+    from skyward.records.kept_pool import pool_folder
+
+    given: object = name
+    if not isinstance(given, str):
+        raise ConfigError(f"name= takes a text; found {given!r}.")
+    pool_folder(name)
+    return name
+
+
+def seconds_of(name: str, value: str | float | None) -> float | None:
+    """A duration in seconds, from a number of them or a text such as "90s", "30m", "2h" or "1d"."""
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd]?)\s*", value)
+        if match is None:
+            raise ConfigError(f"{name}= takes seconds, or a text such as '90s', '30m' or '2h'; found {value!r}.")
+        value = float(match[1]) * _SECONDS[match[2]]
+    if value is not None and (isinstance(value, bool) or not _is_positive(value) or value > _LONGEST_S):
+        raise ConfigError(f"{name}= must be above 0 seconds and at most {_LONGEST_S / 86400:g} days; found {value!r}.")
+    return value
+
+
+def positive(name: str, value: N) -> N:
+    """The value, refused unless it is a number above 0 (or None)."""
+    if value is not None and not _is_positive(value):
+        unit = " of seconds" if "timeout" in name or name == "ttl" else ""
+        raise ConfigError(f"{name}= takes a number{unit} above 0; found {value!r}.")
+    return value
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and value > 0
+
+
+def env_of(env: Mapping[Any, Any] | None) -> tuple[tuple[str, str], ...]:
+    """The run-time environment as sorted pairs; values must be text."""
+    given: object = env
+    if given is not None and not isinstance(given, Mapping):
+        raise ConfigError(f"env= takes a mapping from names to texts, such as {{'A': '1'}}; found {given!r}.")
+    for name, value in (env or {}).items():
+        check_variable(name, "env")
+        if not isinstance(value, str) or "\0" in value:
+            text = "" if isinstance(value, str) else f": write {name!r}: {str(value)!r}"
+            raise ConfigError(f"env: the value of {name} must be text without NUL; found {type(value).__name__}{text}.")
+    return tuple(sorted((env or {}).items()))
+
+
+def secrets_of(given: object, plugins: Sequence[Plugin], env: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
+    """The values of the secrets that the caller and the plugins name, as pairs.
+
+    Raises:
+        ConfigError: a variable is not set, has two values, or is in `env` as well, where it would not be secret.
+    """
+    sources = [("secrets", Secrets.of(() if given is None else given))]
+    sources += [(f"Plugin {plugin.name!r}: secrets", plugin.secrets) for plugin in plugins]
+    if ENV_VAR not in os.environ:  # on a node a module of the user's may make a pool that is never opened there
+        what = "Plugin {!r}: secrets of the pool"
+        makers = [(what.format(each.name), each.pool_secrets) for each in plugins if each.pool_secrets is not None]
+        sources += [(what, Secrets.of(make(), what)) for what, make in makers]
+    values = merged(sources, os.environ)
+    if shown := sorted(values.keys() & (env or {}).keys()):
+        raise ConfigError(
+            f"{', '.join(shown)} is among the pool's secrets and in env=, which is visible to whoever may use the "
+            "engine; take it out of env=."
+        )
+    return tuple(values.items())
+
+
+def refuse_unknown(others: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Raise for parameters this pool does not have; none is ignored."""
+    for name in others:
+        if name in _OF_ELASTIC_POOLS:
+            raise ConfigError(f"{name}= is not supported by any provider.")
+    parameters.refuse_unknown("ComputePool", others, known)

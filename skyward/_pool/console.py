@@ -1,0 +1,249 @@
+"""Prints the output of nodes: whole lines, each with the node or rank it came from.
+
+A thread of its own writes, so that a stopped reader never holds up results. A file or a pipe gets everything; a
+terminal that cannot keep up loses the oldest, and says how much. Progress of nodes is a row at the bottom of a
+terminal or in the cell of a notebook, elsewhere a line every few seconds. In a notebook all output of a call goes to
+the cell that made it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from skyward._pool.backlog import Backlog, Output
+from skyward._pool.cells import Cell
+from skyward._pool.line_reader import LineReader
+from skyward._pool.live_rows import harmless, is_terminal, screen
+from skyward.system import threading, time
+
+EVERY_S = 5.0  # between lines that tell of progress where there is no terminal
+_DRAIN_S = 2.0  # how long a result waits for the output that came before it, and the end of a pool for a terminal
+_SETTLE_S = 0.1  # between looks at what is not finished
+_BEGUN_S = 1.0  # after which a line that was begun below Python, where calls have no end, is taken for whole
+_NO_CALL = 0
+_Source = tuple[str, bool, int]
+
+
+class Printer:
+    """Prints the output of all nodes of one pool.
+
+    Args:
+        quiet: print nothing.
+        widest: the longest name of a node or rank; text begins in one column behind all of them.
+    """
+
+    def __init__(self, *, quiet: bool, widest: str = "") -> None:
+        self._quiet, self._width = quiet, len(widest) + 3
+        self._waiting = Backlog(_may_skip)
+        self._changed = threading.Condition()
+        self._readers: dict[_Source, LineReader] = {}
+        self._told: dict[_Source, tuple[float, str]] = {}  # when progress was told of, and what was told
+        self._cells: dict[_Source, Cell] = {}  # of the readers
+        self._shown: set[tuple[Cell | None, str]] = set()  # places that have rows in a cell, or on the terminal
+        self._came = self._printed = 0  # outputs, in all
+        self._stopped = self._is_hurried = self._held = self._leaving = False
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing is printed."""
+        return self._quiet
+
+    def put(self, place: str, text: str, *, error: bool, call: int | None = None, cell: Cell | None = None) -> None:
+        """Take text from a node or rank, by the name that lines have; `error` for its standard error.
+
+        Lines of several calls are not mixed where it is known which `call` printed them. It is printed to `cell`.
+        """
+        if not self._quiet and text:
+            self._add(Output(place, error, call or _NO_CALL, text, cell))
+
+    def end(self, place: str, *, error: bool, call: int) -> None:
+        """A call that had printed a part of a line, or progress, prints no more to this stream."""
+        if not self._quiet:
+            self._add(Output(place, error, call, ""))
+
+    def drain(self) -> None:
+        """Wait until what has arrived is printed; the output of a call comes before its result that way."""
+        if self._leaving or (self._came != self._printed and not self._held):
+            with self._changed:
+                came = self._came
+                self._changed.wait_for(lambda: not self._leaving and (self._held or self._printed >= came), _DRAIN_S)
+
+    def hold(self) -> None:
+        """Keep back what comes, as much as the buffer takes, while somebody types at the terminal; until `release`."""
+        self.drain()
+        with self._changed:
+            self._held, self._leaving = True, False
+            self._changed.notify_all()
+        screen.hold()
+
+    def about_to_release(self) -> None:
+        """Let `drain` wait for the `release` that is on its way."""
+        self._leaving = self._held
+
+    def release(self) -> None:
+        """Print what was held back."""
+        with self._changed:
+            if not self._held:
+                return
+            self._held = self._leaving = False
+            self._changed.notify_all()
+        screen.release()
+
+    def hurry(self) -> None:
+        """Let `stop` wait no longer for a reader that does not read."""
+        with self._changed:
+            self._is_hurried = True
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Print what is left, unfinished lines included, and end the thread.
+
+        Waits for a file or a pipe until it has taken everything, or until `hurry`.
+        """
+        self.release()
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+            thread = self._thread
+            if thread is None:
+                return
+            if not _may_skip():
+                self._changed.wait_for(lambda: self._is_hurried or self._came == self._printed)
+        thread.join(_DRAIN_S)
+        with self._changed:
+            if thread.is_alive():
+                self._waiting.close()
+
+    def _add(self, item: Output) -> None:
+        with self._changed:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="skyward-output", daemon=True)
+                self._thread.start()
+            self._waiting.append(item)
+            self._came += 1
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                limit_s = _SETTLE_S if self._readers and not self._waiting else None
+                self._changed.wait_for(lambda: (self._waiting and not self._held) or self._stopped, limit_s)
+                if self._held and not self._stopped:
+                    continue
+                if self._stopped and not self._waiting:
+                    break
+                items = self._waiting.take()
+                dropped, self._waiting.dropped = self._waiting.dropped, 0
+                done, self._waiting.dropped_items = len(items) + self._waiting.dropped_items, 0
+            if dropped:
+                _write(f"[skyward] {dropped} lines were dropped: they came faster than they could be printed\n", True)
+            self._print(items)
+            with self._changed:
+                self._printed += done
+                self._changed.notify_all()
+        for source, reader in self._readers.items():
+            self._finish(source, reader)
+        for cell, place in self._shown:
+            self._set_rows(cell, place, ())
+
+    # printing: in the thread ---------------------------------------------------------------------------------------
+
+    def _print(self, items: Sequence[Output]) -> None:
+        now = time.monotonic()
+        texts: list[str] = []
+        error, cell = False, None
+        for item in items:
+            its_cell = item.cell or self._cells.get((item.place, item.error, item.call))
+            if item.error != error or its_cell is not cell:
+                _flush(texts, error, cell)
+                error, cell = item.error, its_cell
+            texts.append(self._lines(item, now))
+        _flush(texts, error, cell)
+        if self._readers:
+            self._settle(now)
+            self._show(now)
+
+    def _lines(self, item: Output, now: float) -> str:
+        """The lines that are finished now, as they are printed."""
+        source = item.place, item.error, item.call
+        reader = self._readers.get(source)
+        if not item.text:
+            return self._labelled(item.place, reader.finish()) if reader is not None else ""
+        if reader is None:
+            if item.text.endswith("\n") and "\r" not in item.text and "\x1b" not in item.text:
+                return self._labelled(item.place, item.text)
+            reader = self._readers[source] = LineReader()
+            if item.cell is not None:
+                self._cells[source] = item.cell
+        return self._labelled(item.place, reader.feed(item.text, now))
+
+    def _labelled(self, place: str, lines: str) -> str:
+        if not lines:
+            return ""
+        label = f"[{place}] ".ljust(self._width)
+        return label + lines[:-1].replace("\n", f"\n{label}") + "\n"
+
+    def _settle(self, now: float) -> None:
+        """Print what nothing will change any more, and forget sources of which nothing is left."""
+        for source, reader in list(self._readers.items()):
+            place, error, call = source
+            if reader.leaves_rows and (lines := reader.settle(now)):
+                _write(self._labelled(place, lines), error, self._cells.get(source))
+            begun = reader.begun_at
+            if call == _NO_CALL and begun is not None and now - begun > _BEGUN_S:
+                self._finish(source, reader)
+            if reader.is_empty:
+                del self._readers[source]
+                self._told.pop(source, None)
+                self._cells.pop(source, None)
+
+    def _finish(self, source: _Source, reader: LineReader) -> None:
+        if lines := reader.finish():
+            _write(self._labelled(source[0], lines), source[1], self._cells.get(source))
+
+    def _show(self, now: float) -> None:
+        """Show what is not finished: as rows of a cell or a terminal, else as a line now and then."""
+        rows: dict[tuple[Cell | None, str], list[str]] = {shown: [] for shown in self._shown}
+        for source, reader in self._readers.items():
+            place, error, _ = source
+            cell = self._cells.get(source)
+            if cell is not None or is_terminal(sys.stderr if error else sys.stdout):
+                label = f"[{place}] ".ljust(self._width)
+                rows.setdefault((cell, place), []).extend(label + row.strip("\n") for row in reader.rows)
+            else:
+                self._tell(source, reader, now)
+        for (cell, place), texts in rows.items():
+            self._set_rows(cell, place, texts)
+        self._shown = {shown for shown, texts in rows.items() if texts}
+
+    def _set_rows(self, cell: Cell | None, place: str, texts: Sequence[str]) -> None:
+        (cell or screen).set((id(self), len(place), place), texts)
+
+    def _tell(self, source: _Source, reader: LineReader, now: float) -> None:
+        at, before = self._told.setdefault(source, (now, ""))
+        if now - at >= EVERY_S and (text := "\n".join(row.strip() for row in reader.rows)) != before:
+            self._told[source] = now, text
+            _write(self._labelled(source[0], text + "\n") if text else "", source[1])
+
+
+def _flush(texts: list[str], error: bool, cell: Cell | None) -> None:
+    if text := "".join(texts):
+        _write(text, error, cell)
+    texts.clear()
+
+
+def _may_skip() -> bool:
+    """Whether both streams are terminals, of which nobody expects all of what comes too fast for them."""
+    return is_terminal(sys.stdout) and is_terminal(sys.stderr)
+
+
+def _write(text: str, error: bool, cell: Cell | None = None) -> None:
+    stream = sys.stderr if error else sys.stdout
+    if stream is None or not text:
+        return
+    try:
+        (cell or screen).write(stream, harmless(text) if is_terminal(stream) else text)
+    except (OSError, ValueError):
+        pass  # the program's own output is closed

@@ -1,0 +1,349 @@
+"""Calls to workers, answers to callers, and what becomes of calls whose worker is lost.
+
+One lock guards the state, which `Scheduler` holds; nothing is sent, unpickled or called back under it, and nothing here
+blocks: messages are queued at a worker's connection. A call that has begun on a lost worker, or may have, is lost with
+it, unless its function allows retries; one that had not begun runs elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+from skyward._pool.calls.stream import Streams
+from skyward._pool.calls.task import Task
+from skyward._pool.collective.gather import refuse
+from skyward._pool.nodes.worker_client import LostError, WorkerClient
+from skyward._pool.scheduler import Failed, Scheduler, SlotWatch
+from skyward._pool.timers import Timers
+from skyward.errors import SkywardError, TaskCancelledError, TaskTimeoutError
+from skyward.system import threading, time
+from skyward.wire.frames import Connection, Frame
+from skyward.wire.messages import RESULT_HEAD, Kind
+
+GRACE_S = 5.0  # between the interrupt of a call and the end of the worker that does not heed it
+TICK_S = 0.05
+DROPPED_S = 1.0  # after which a dropped stream of a collective call is stopped, which costs all its processes
+_LAST = frozenset((Kind.RESULT, Kind.ERROR, Kind.END))
+
+
+class Dispatcher:
+    """Sends calls to workers and brings their outcomes back.
+
+    Args:
+        clock: the pool's.
+        workers: how many there will be.
+        tell: prints a line that stays.
+        on_terminal: takes what calls say about the terminal of this program.
+        checkpoint: takes what a call asks of its checkpoints; returns at once.
+    """
+
+    def __init__(
+        self,
+        clock: Timers,
+        workers: int,
+        tell: Callable[[str], None],
+        on_terminal: Callable[[WorkerClient, Task, Frame], None],
+        checkpoint: Callable[[Task, Connection, Frame], None],
+    ) -> None:
+        self._clock, self._tell, self._on_terminal, self._checkpoint = clock, tell, on_terminal, checkpoint
+        self._lock = threading.Lock()
+        self._schedule = Scheduler(workers)
+        self._limits: dict[int, tuple[float, Task]] = {}  # running calls that have a time limit
+        self._left_s: dict[int, float] = {}  # of the limits of calls that somebody debugs, who has all the time
+        self._ticking = False
+        self._streams = Streams(clock)
+        self._slots = SlotWatch()
+        self._suspended: SkywardError | None = None  # why no call can run for the time being
+        self._closed: SkywardError | None = None  # why no more calls are taken
+        self._answered: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])  # calls, and errors, by node
+
+    # workers ---------------------------------------------------------------------------------------------------
+
+    def add(self, worker: WorkerClient) -> None:
+        """Let a connected worker take calls; does nothing if it has been lost meanwhile."""
+        with self._lock:
+            self._schedule.admit((worker,))
+        _flush((worker,))
+
+    def rest(self) -> None:
+        """Start no more calls, and take back those that have not started; `resume` ends it."""
+        with self._lock:
+            self._schedule.resting = True
+            touched = tuple(self._schedule.workers.values())
+            for worker in touched:
+                self._schedule.take_back(worker)
+        _flush(touched)
+
+    def resume(self, workers: Sequence[WorkerClient]) -> None:
+        """Let these workers take the place of all before them, and the calls that wait begin."""
+        with self._lock:
+            self._schedule.resting, self._suspended = False, None
+            self._schedule.admit(workers)
+        _flush(workers)
+
+    def suspend(self, reason: SkywardError | None) -> None:
+        """Let what waits, and every call from now on, fail with `reason`; None ends that."""
+        with self._lock:
+            self._suspended = reason
+            failed = [(task, reason) for task in self._schedule.take_queued()] if reason is not None else []
+        _settle(failed)
+
+    def drain(self, workers: Sequence[WorkerClient]) -> None:
+        """Give these workers no more calls, and take back those that have not started; others will take their place."""
+        with self._lock:
+            for worker in workers:
+                self._schedule.drain(worker)
+            touched = self._schedule.spread()
+        _flush((*workers, *touched))
+
+    def lose(self, worker: WorkerClient, lost: LostError, *, is_known: bool) -> None:
+        """Settle the calls of a worker that is gone (see `Scheduler.remove`); what waits for its rank waits on.
+
+        It may be called twice for a worker.
+        """
+        with self._lock:
+            for call in worker.outstanding:
+                self._limits.pop(call, None)  # of the run that was lost, not of the next
+                self._left_s.pop(call, None)
+            failed = self._schedule.remove(worker, lost, is_known=is_known)
+            touched = self._schedule.spread()
+        _flush(touched)
+        _settle(failed)
+
+    def give_up(self, ranks: Iterable[int], why: str) -> None:
+        """These ranks have no worker and may not get one soon: calls that need them fail, until `restore`."""
+        with self._lock:
+            failed = self._schedule.give_up(ranks, why)
+        _settle(failed)
+
+    def restore(self, ranks: Iterable[int]) -> None:
+        """These ranks are about to have a worker again."""
+        with self._lock:
+            self._schedule.restore(ranks)
+
+    # calls -----------------------------------------------------------------------------------------------------
+
+    def submit(self, tasks: Iterable[Task]) -> None:
+        """Send calls, or queue them until a worker has room.
+
+        Raises:
+            PoolClosedError: the pool has ended.
+            PoolError: none of its nodes is left, or its ranks cannot be started afresh now.
+        """
+        touched: dict[int, WorkerClient] = {}
+        failed: Failed = []
+        with self._lock:
+            if (refusal := self._closed or self._suspended) is not None:
+                raise refusal
+            if not self._schedule.has_workers:
+                raise self._schedule.refusal()
+            for task in tasks:
+                if task.pin is not None and task.pin in self._schedule.absent:
+                    failed.append((task, self._schedule.refusal(task)))
+                elif (worker := self._schedule.place(task)) is not None:
+                    touched[worker.rank] = worker
+            if not self._ticking:
+                self._ticking = True
+                self._clock.after(TICK_S, self._tick)
+        _flush(touched.values())
+        _settle(failed)
+
+    def cancel(self, task: Task, reason: SkywardError | None = None) -> None:
+        """Stop a call wherever it is; its outcome is `reason`. Does nothing if it has ended."""
+        reason = reason or TaskCancelledError(f"{task.function.name}() was cancelled.")
+        with self._lock:
+            if task.done and task.stream is None:
+                return
+            task.stopping = task.stopping or reason  # a queued call is skipped when its turn comes
+            worker = self._schedule.worker_of(task)
+            touched = worker is not None and task.id in worker.outstanding
+            if worker is not None and touched:
+                if worker.take_back(task.id):
+                    del worker.outstanding[task.id]
+                    self._schedule.refill(worker)
+                else:
+                    if task.fails_together:
+                        worker.post_order(Kind.STACK, task.id)  # where it was when it was stopped
+                    worker.post_order(Kind.CANCEL, task.id)
+        if task.stream is None:
+            task.resolve(error=reason)
+        if worker is not None:
+            self._clock.after(GRACE_S, partial(self._end_if_stuck, worker, task.id))
+            if touched:
+                worker.flush()
+
+    @property
+    def slots(self) -> int:
+        """How many calls the workers that are here can run at once."""
+        with self._lock:
+            return sum(worker.slots for worker in self._schedule.workers.values())
+
+    def held(self, worker: WorkerClient) -> list[Task]:
+        """The calls that a worker has been sent and has not answered; the first `slots` of them run."""
+        with self._lock:
+            return list(worker.outstanding.values())
+
+    def counts(self) -> dict[str, int]:
+        """How many calls run now and wait, and how many nodes have answered, by a result or an error."""
+        with self._lock:
+            held = [(len(worker.outstanding), worker.slots) for worker in self._schedule.all_workers]
+            running = sum(min(calls, slots) for calls, slots in held)
+            queued = sum(calls for calls, _ in held) - running + self._schedule.queued
+            done, failed = (sum(each[which] for each in self._answered.values()) for which in (0, 1))
+            return {"running": running, "queued": queued, "done": done, "failed": failed}
+
+    def counts_of(self, node: int) -> dict[str, int]:
+        """The same of one node, with what those before it at its index have answered."""
+        with self._lock:
+            held = [(len(w.outstanding), w.slots) for w in self._schedule.all_workers if w.node == node]
+            running = sum(min(calls, slots) for calls, slots in held)
+            done, failed = self._answered[node]
+            return {"running": running, "queued": sum(n for n, _ in held) - running, "done": done, "failed": failed}
+
+    def has_begun(self, task: Task) -> bool:
+        """Whether a call runs now."""
+        worker = self._schedule.worker_of(task)
+        return worker is not None and task in self.held(worker)[: worker.slots]
+
+    def has_hung_up(self, task: Task) -> bool:
+        """Whether the worker of a call has closed its connection, and why is not known yet."""
+        worker = self._schedule.worker_of(task)
+        return worker is not None and worker.hung_up
+
+    def ask_where(self, tasks: Iterable[Task]) -> None:
+        """Ask the workers where these calls are; each answer goes to the call's broadcast."""
+        touched = []
+        with self._lock:
+            for task in tasks:
+                worker = self._schedule.worker_of(task)
+                if worker is not None and task.id in worker.outstanding:
+                    worker.post_order(Kind.STACK, task.id)
+                    touched.append(worker)
+        _flush(touched)
+
+    def close(self, reason: SkywardError) -> None:
+        """Take no more calls; those that have not ended fail with `reason`."""
+        with self._lock:
+            self._closed = self._closed or reason
+            held = [task for worker in self._schedule.all_workers for task in worker.outstanding.values()]
+            left = [*self._schedule.take_queued(), *held]
+        self._streams.close()
+        _settle([(task, reason) for task in left])
+
+    # what workers say ------------------------------------------------------------------------------------------
+
+    def on_frames(self, worker: WorkerClient, frames: list[Frame]) -> None:
+        """Handle what a worker sent; called by the thread that reads from it."""
+        heard: list[tuple[Task, Frame]] = []
+        given_back: list[Task] = []
+        with self._lock:
+            for frame in frames:
+                task = worker.outstanding.get(frame.id)
+                if task is None:
+                    continue  # lost and settled before
+                if frame.kind == Kind.DROPPED:
+                    del worker.outstanding[frame.id]
+                    given_back.append(task)
+                    continue
+                if frame.kind == Kind.STALE:
+                    worker.stale = True  # it ends by itself; what it holds runs in the process after it
+                    self._clock.after(GRACE_S, partial(self._end_if_stuck, worker, task.id))
+                    continue
+                if frame.kind in _LAST:
+                    answered = self._answered[worker.node]
+                    answered[0] += task.ended_calls(frame)
+                    answered[1] += frame.kind == Kind.ERROR
+                    del worker.outstanding[frame.id]
+                    self._limits.pop(frame.id, None)
+                    worker.observe(RESULT_HEAD.unpack_from(frame.head)[0])
+                elif frame.kind == Kind.STARTED and task.timeout is not None:
+                    self._limits[frame.id] = (time.monotonic() + task.timeout, task)
+                heard.append((task, frame))
+            for task in reversed(given_back):
+                self._schedule.requeue(task)
+            touched = self._schedule.spread() if given_back else ()  # to the idle first, not back to where it waited
+            self._schedule.refill(worker)
+        _flush((worker, *touched))
+        for task, frame in heard:
+            self._answer(worker, task, frame)
+
+    def _answer(self, worker: WorkerClient, task: Task, frame: Frame) -> None:
+        broadcast = task.broadcast
+        match frame.kind:
+            case Kind.RESULT:
+                task.resolve(frame)
+            case Kind.STREAM:
+                stop = partial(self.cancel, task) if broadcast is None else partial(broadcast.stop, task)
+                linger_s = DROPPED_S if task.fails_together else 0.0
+                task.resolve(stream=self._streams.open(partial(worker.credit, task.id), stop, linger_s))
+            case Kind.STACKS if broadcast is not None:
+                broadcast.stack_arrived(task, frame)
+            case Kind.CHECKPOINT:
+                self._checkpoint(task, worker.connection, frame)
+            case Kind.GATHER if broadcast is not None:
+                broadcast.gather.give(worker.rank, worker.connection, frame)
+            case Kind.GATHER:
+                why = f"{task.function.name}() runs on one rank only; call it with @ to run it on all."
+                refuse(worker.connection, frame, why)
+            case Kind.ITEM | Kind.END if task.stream is not None:
+                task.stream_item(frame)
+            case Kind.ERROR if task.stream is not None:
+                task.stream_item(task.stopping or frame)
+            case Kind.ERROR:
+                task.resolve(frame, error=task.stopping)
+            case Kind.TERMINAL | Kind.TERMINAL_TEXT | Kind.READ_LINE | Kind.TERMINAL_LEFT:
+                self._hold_limit(task, ended=frame.kind == Kind.TERMINAL_LEFT)
+                self._on_terminal(worker, task, frame)
+
+    def _hold_limit(self, task: Task, *, ended: bool) -> None:
+        """Let no time count against a call's limit while it has the terminal, or waits for it."""
+        with self._lock:
+            now = time.monotonic()
+            if ended and task.id in self._left_s and not task.done:
+                self._limits[task.id] = (now + self._left_s.pop(task.id), task)
+            elif not ended and task.id in self._limits:
+                self._left_s[task.id] = self._limits.pop(task.id)[0] - now
+
+    def _end_if_stuck(self, worker: WorkerClient, call: int) -> None:
+        with self._lock:
+            task = worker.outstanding.get(call) if self._closed is None and worker.alive else None
+        if task is not None:
+            worker.end(f"{task.function.name}() was to be stopped there and did not heed that for {GRACE_S:g} s")
+
+    # at regular times, while there is work ----------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        """Stop calls beyond their limit, give stale calls to idle workers, tell when streams hold all slots."""
+        now = time.monotonic()
+        with self._lock:
+            overdue = [task for deadline, task in self._limits.values() if deadline <= now]
+            for task in overdue:
+                del self._limits[task.id]
+            touched = self._schedule.rebalance(now)
+            notice = self._slots.look(now, self._schedule.first_queued, self._schedule.workers.values())
+            self._ticking = self._schedule.has_work
+            if self._ticking:
+                self._clock.after(TICK_S, self._tick)
+        _flush(touched)
+        for task in overdue:
+            self.cancel(task, _timeout(task))
+        if notice:
+            self._tell(notice)
+
+
+def _flush(workers: Iterable[WorkerClient]) -> None:
+    for worker in workers:
+        worker.flush()
+
+
+def _settle(failed: Failed) -> None:
+    for task, error in failed:
+        task.settle(error)
+
+
+def _timeout(task: Task) -> TaskTimeoutError:
+    return TaskTimeoutError(
+        f"{task.function.name}() ran longer than its limit of {task.timeout:g} s on {task.place} and was stopped."
+    )

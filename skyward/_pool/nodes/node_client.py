@@ -1,0 +1,490 @@
+"""The client's end of one node: its agent, its workers, and why they ended when they do."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from skyward._pool.calls.task import Task
+from skyward._pool.collective.gather import ALONE, refuse
+from skyward._pool.nodes import log_records, takeover
+from skyward._pool.nodes.ending import ended_in_words
+from skyward._pool.nodes.pool_link import PoolLink
+from skyward._pool.nodes.takeover import Order
+from skyward._pool.nodes.worker_client import Fate, LostError, SharedValueIndex, WorkerClient
+from skyward._pool.nodes.worker_output import WorkerOutput
+from skyward._pool.terminal import terminal
+from skyward.errors import SkywardError, WireError, WorkerLostError
+from skyward.model.protocol import EXIT_DISMISSED, SETUP
+from skyward.model.spec import Worker
+from skyward.nodes.node import Exit, Host, Node
+from skyward.system import socket, threading, time
+from skyward.system.futures import Future, InvalidStateError
+from skyward.system.futures import TimeoutError as FutureTimeoutError
+from skyward.wire import payload
+from skyward.wire.frames import Connection, Frame
+from skyward.wire.handshake import agent_endpoint, connect, worker_endpoint
+from skyward.wire.messages import RESULT_HEAD, Kind, decode, encode
+
+BEAT_S = 1.0
+SILENCE_S = 10.0  # a node that answers no heartbeat for so long is lost
+_ASKED = 5  # and at least so many of them
+_REASON_S = 2.0  # how long the reason of a worker's end is waited for; it is usually there within 0.1 s
+_DRAIN_S = 1.0  # how long the connections of an ended node's workers may take to end by themselves
+_LAST_WORDS_S = 1.0  # how long what an ended node has said is read; it is here already
+DISMISSED = "was ended by another client (skyward down)"
+_DOING = {Fate.WAITED: "waited there", Fate.RAN: "ran there", Fate.MAY_HAVE_RUN: "had been sent there"}
+_IN_DOUBT = (
+    " Whether {name}() has run is not known, and it is not called again, since its function does not say that it may "
+    "run twice (@sky.compute(retries=1))."
+)
+_unless_closed = suppress(InvalidStateError)  # a pool that is closed has failed the set-ups under way itself
+
+
+class NodeClient:
+    """A running node. Its `key` is known to it and to this client alone.
+
+    Attributes:
+        host: where it is.
+        gone: how it ended, None while it lives.
+        removed: set when it is gone and nothing is left of it.
+        told: the COMPUTE_POOL document it has, "" until it is connected.
+        agent: address of its agent, "" until that is known.
+        order: by which a node of a pool with a name is taken; None for any other.
+    """
+
+    def __init__(self, index: int, host: Host, node: Node, shape: Worker, pool: PoolLink, *, key: bytes) -> None:
+        self.index, self.host, self._node, self._shape, self._pool, self._key = index, host, node, shape, pool, key
+        self._output = WorkerOutput(index, shape, pool)
+        self.told = self.agent = ""
+        self.order: Order | None = None
+        self._kept = Future[bool]()
+        self.removed = threading.Event()
+        self.gone: Exit | None = None
+        self.setups: dict[int, Future[None]] = {}
+        self._closing = False
+        self._changed = threading.Condition()
+        self._reports: dict[tuple[int, int], dict[str, Any]] = {}
+        self._dumps: dict[tuple[int, int], Future[str]] = {}
+        self._steps: dict[int, Future[dict[str, Any]]] = {}  # answers to `probe`, by number
+        self._numbers = itertools.count()
+        self._workers: dict[int, WorkerClient] = {}
+        self._shared = SharedValueIndex(shape.processes)
+        self._readers = 0  # threads that read from its workers
+        self._agent: Connection | None = None
+        self._agent_reader: threading.Thread | None = None
+        self._unanswered: list[float] = []  # when heartbeats were sent, since the last answer
+        self._lost_reason: str | None = None
+        self._document = ""  # its COMPUTE_POOL document, if that has changed since it was started
+
+    def open(self, timeout_s: float) -> list[WorkerClient]:
+        """Wait for the node's announcement and connect to its agent and workers.
+
+        Raises:
+            NodeStartError, WireError, AuthenticationError, VersionError: as their names say.
+        """
+        announced = self._node.wait_ready(timeout_s)
+        self._agent = connect(
+            self._node.connect(announced.agent), self._key, agent_endpoint(self.index), self._node.channel
+        )
+        self.agent = announced.agent
+        workers = [(0, address) for address in announced.workers]
+        if self.order is not None:
+            workers = takeover.take(self._agent, self.order, timeout_s)
+            self._document = self.order.document
+        self._agent_reader = self._spawn(self._read_agent, self._agent)
+        if self._pool.secrets or self.order is not None:  # those of the client before are not ours
+            self._post(Frame(Kind.MASK, 0, encode({"values": self._pool.secrets})))
+        return [self._open_worker(number, *worker) for number, worker in enumerate(workers)]
+
+    def _open_worker(self, number: int, generation: int, address: str) -> WorkerClient:
+        endpoint = worker_endpoint(self.index, number, generation)
+        connection = connect(self._node.connect(address), self._key, endpoint, self._node.channel)
+        rank = self.index * self._shape.processes + number
+        assert self._agent is not None
+        worker = WorkerClient(self.index, number, rank, generation, self._shape.slots, connection, self._agent)
+        worker.is_one_of_several_ranks = self._shape.ranks > 1
+        worker.shared = self._shared
+        self._workers[number] = worker
+        if self._closing:  # after the line above, since what ends the node first says so and then settles its workers
+            connection.close()
+            raise WireError(f"Node {self.index} is being ended.")
+        worker.post_frame(Frame(Kind.LOGGING, 0, encode({"level": log_records.level()})))
+        if self._document:
+            worker.post_frame(Frame(Kind.PLACE, 0, self._document.encode()))
+        worker.flush()
+        self.setups[rank] = Future()
+        with self._changed:
+            self._readers += 1
+        self._spawn(self._read_worker, worker)
+        return worker
+
+    def _spawn(self, target: Callable[..., None], *args: object) -> threading.Thread:
+        thread = threading.Thread(target=target, args=args, name=f"skyward-node-{self.index}", daemon=True)
+        thread.start()
+        return thread
+
+    # readers ---------------------------------------------------------------------------------------------------
+
+    def _read_worker(self, worker: WorkerClient) -> None:
+        dispatcher = self._pool.dispatcher
+        try:
+            while frames := worker.connection.receive():
+                calls = [f for f in frames if f.kind != Kind.OUTPUT and f.id != SETUP and f.kind != Kind.LOG]
+                if len(calls) != len(frames):
+                    for frame in frames:
+                        if frame.kind == Kind.OUTPUT:
+                            self._output.show(worker, frame)
+                        elif frame.kind == Kind.LOG:
+                            self._output.log(worker, frame)
+                        elif frame.id == SETUP:
+                            self._on_setup(worker, frame)
+                if calls:
+                    dispatcher.on_frames(worker, calls)
+        except WireError:
+            pass  # the agent and the host know the reason
+        finally:  # also when this thread fails: its calls must not wait for answers that are not read
+            worker.all_received = not worker.connection.stopped_reading
+            worker.connection.close()
+            terminal.forget(worker)
+            with self._changed:
+                worker.hung_up = True
+                self._changed.notify_all()
+            if not self._closing:
+                self._settle(worker)
+            with self._changed:
+                self._readers -= 1
+                self._changed.notify_all()
+
+    def _settle(self, worker: WorkerClient) -> None:
+        """Find out why a worker is gone, and settle what waits for it."""
+        report = self._reason(worker)
+        self._output.show_unfinished(worker, worker.index, worker.generation)
+        if report is not None:
+            facts = {name: report[name] for name in ("code", "signal", "oom")}
+            self._pool.record.event("worker_lost", node=self.index, rank=worker.rank, **facts)
+        setup = self.setups[worker.rank]
+        if not setup.done() and self._workers[worker.index] is worker:  # not that of the one that has replaced it
+            with _unless_closed:
+                setup.set_exception(self._lost(worker, report, "its plugins were set up"))
+        is_known = worker.all_received and (report is not None or self._end_is_known())
+        self._pool.dispatcher.lose(worker, self._lost_running(worker, report), is_known=is_known)
+        self._pool.worker_lost(worker)
+
+    def _end_is_known(self) -> bool:
+        """Whether the node has ended, and somebody who saw it has said how: it was not given up for its silence."""
+        gone = self.gone
+        return gone is not None and self._lost_reason is None and not (gone.code is None and gone.signal is None)
+
+    def _read_agent(self, agent: Connection) -> None:
+        try:
+            while frames := agent.receive():
+                self._unanswered = []
+                for frame in frames:
+                    self._on_agent(frame)
+        except WireError:
+            pass  # `_on_gone` asks the host for the reason
+        finally:  # also when this thread fails: a node whose messages are not read cannot be used
+            agent.close()
+            with _unless_closed:
+                self._kept.set_result(False)
+            if not self._closing:
+                self._on_gone()
+
+    def _on_agent(self, frame: Frame) -> None:
+        match frame.kind:
+            case Kind.PONG:
+                rtt_s = (time.monotonic_ns() - frame.id) / 1e9
+                for worker in self._workers.values():
+                    worker.rtt_s = min(worker.rtt_s, rtt_s) if worker.rtt_s else rtt_s
+            case Kind.WORKER_OUTPUT | Kind.UNFINISHED:
+                self._output.take(self._workers.get(frame.id), frame)
+            case Kind.WORKER_EXIT:
+                self._on_exit(decode(frame.head))
+            case Kind.DUMPED:
+                report = decode(frame.head)
+                self._dumps.pop((report["worker"], report["generation"]), Future()).set_result(report["text"])
+            case Kind.DISMISSED:
+                self._lost_reason = DISMISSED
+                self._pool.dismissed()
+            case Kind.PROBED:
+                self._steps.pop(frame.id, Future()).set_result(decode(frame.head))
+            case Kind.KEPT:
+                with _unless_closed:
+                    self._kept.set_result(True)
+            case Kind.WORKER_UP if not self._closing:  # else it is the next client's
+                self._spawn(self._on_worker_up, decode(frame.head))
+
+    def _on_exit(self, report: dict[str, Any]) -> None:
+        key = (report["worker"], report["generation"])
+        ended = self._workers.get(report["worker"])
+        if self._closing:  # nothing is settled any more
+            self._output.show_unfinished(ended, *key)
+        with self._changed:
+            self._reports[key] = report
+            self._changed.notify_all()
+        if ended is not None and ended.generation == report["generation"] and not ended.hung_up:
+            self._spawn(self._hang_up, ended)
+
+    def _hang_up(self, worker: WorkerClient) -> None:
+        """End the connection of a worker that has ended, should a process that it forked keep it open."""
+        with self._changed:
+            self._changed.wait_for(lambda: worker.hung_up, _DRAIN_S)
+        worker.connection.stop_reading()
+
+    def _on_worker_up(self, news: dict[str, Any]) -> None:
+        """A worker that ended has been started again: connect, and let the pool set it up."""
+        known = self._workers.get(news["worker"])
+        if known is not None and known.generation >= news["generation"]:
+            return  # it came with the node, which was taken over
+        try:
+            worker = self._open_worker(news["worker"], news["generation"], news["address"])
+            self._pool.worker_started(self, worker)
+        except SkywardError as error:
+            if not self._closing and self.gone is None:
+                self.declare_lost(f"its worker {news['worker']} was started again, but cannot be used: {error}")
+
+    def _on_gone(self) -> None:
+        wait_s = _REASON_S if self._lost_reason is None else 0.0
+        exit_ = self._node.wait_exit(wait_s) or Exit(code=None, text="its agent closed the connection")
+        if self._lost_reason is not None:
+            exit_ = Exit(code=exit_.code, text=self._lost_reason)
+        elif exit_.code == EXIT_DISMISSED:
+            exit_ = Exit(code=exit_.code, text=DISMISSED)
+        for worker in self.workers:  # its agent can send it no more
+            if (worker.index, worker.generation) not in self._reports:
+                self._output.keep_unfinished(worker, self._node.unfinished(worker.index))
+        with self._changed:
+            self.gone = exit_
+            self._changed.notify_all()
+        removal = self._spawn(self._remove)
+        self._await_readers()
+        removal.join()
+        self.removed.set()
+        self._pool.node_gone(self)
+
+    def _await_readers(self) -> None:
+        """Let the workers' readers handle everything that has arrived, and settle the rest of the calls."""
+        with self._changed:
+            if self._lost_reason is None:  # the processes have ended, so the connections do as soon as all is read
+                self._changed.wait_for(lambda: not self._readers, _DRAIN_S)
+            while self._readers:  # none of them blocks on anything but its connection
+                for worker in self.workers:
+                    worker.connection.stop_reading()
+                self._changed.wait(_DRAIN_S)
+
+    def _remove(self) -> None:
+        try:
+            self._node.remove()
+        except SkywardError:
+            pass  # the pool's end tries again, and reports
+
+    def _on_setup(self, worker: WorkerClient, frame: Frame) -> None:
+        setup = self.setups[worker.rank]
+        if frame.kind == Kind.GATHER and worker.gather is not None:
+            worker.gather.give(worker.rank, worker.connection, frame)
+        elif frame.kind == Kind.GATHER:
+            refuse(worker.connection, frame, ALONE)
+        elif frame.kind == Kind.READY:
+            with _unless_closed:
+                setup.set_result(None)
+        else:
+            self._pool.callbacks.submit(
+                "the error of a plugin", partial(_fail_setup, setup, worker, frame, only_data=self._pool.only_data)
+            )
+
+    # why a worker ended ----------------------------------------------------------------------------------------
+
+    def _reason(self, worker: WorkerClient) -> dict[str, Any] | None:
+        """The agent's report of a worker's end; None when the whole node is gone."""
+        key = (worker.index, worker.generation)
+        with self._changed:
+            known = self._changed.wait_for(lambda: key in self._reports or self.gone is not None, _REASON_S)
+            report = self._reports.get(key)
+        if not known:
+            self.declare_lost("the connection to its worker ended, and its agent did not tell why")
+            with self._changed:
+                self._changed.wait_for(lambda: self.gone is not None, 2 * _REASON_S)
+        return report if self.gone is None else None
+
+    def _lost_running(self, worker: WorkerClient, report: dict[str, Any] | None) -> LostError:
+        def lost(task: Task, fate: Fate) -> WorkerLostError:
+            name = task.function.name
+            doubt = _IN_DOUBT.format(name=name) if fate is Fate.MAY_HAVE_RUN else ""
+            return self._lost(worker, report, f"{name}() {_DOING[fate]}", doubt)
+
+        return lost
+
+    def _lost(
+        self, worker: WorkerClient, report: dict[str, Any] | None, doing: str, doubt: str = ""
+    ) -> WorkerLostError:
+        facts: dict[str, Any] = report or {}
+        if report is None:
+            gone = self.gone or Exit(code=None)
+            facts = {"code": gone.code, "signal": gone.signal, "oom": gone.oom}
+            subject = f"Node {self.index} was lost"
+            how = gone.text or ended_in_words(gone.code, gone.signal, gone.oom)
+        else:
+            rank = "" if worker.is_one_of_several_ranks else f" (rank {worker.rank})"  # the former name it themselves
+            subject = f"The worker process on {worker}{rank} ended"
+            how = ended_in_words(facts.get("code"), facts.get("signal"), bool(facts.get("oom")))
+            if worker.ordered_to_end:
+                how = f"the pool ended it, because {worker.ordered_to_end}"
+        heard = tuple(worker.tail)
+        lines = [*heard, *(line for line in str(facts.get("log") or "").splitlines() if line not in heard)][-20:]
+        message = f"{subject} while {doing}: {how}.{doubt}"
+        if lines:
+            message += " Its last output:\n" + "\n".join(f"  {line}" for line in lines)
+        return WorkerLostError(
+            message,
+            node=self.index,
+            rank=worker.rank,
+            exit_code=facts.get("code"),
+            signal=facts.get("signal"),
+            oom=bool(facts.get("oom")),
+            log="\n".join(lines),
+        )
+
+    # what the pool asks of it ----------------------------------------------------------------------------------
+
+    def beat(self) -> None:
+        """Send a heartbeat; declare the node lost when enough of them were not answered for too long.
+
+        Time in which none was sent does not count: during the set-up, or while this client itself was stopped.
+        """
+        if self.gone is not None or self._agent is None or self._closing:
+            return
+        now = time.monotonic()
+        asked = self._unanswered  # the reader replaces the list
+        if len(asked) >= _ASKED and now - asked[0] > SILENCE_S:
+            self.declare_lost(f"it has answered nothing for {now - asked[0]:.0f} s")
+            return
+        asked.append(now)
+        self._post(Frame(Kind.PING, time.monotonic_ns()))
+
+    def move(self, document: str) -> None:
+        """Send the node its new COMPUTE_POOL document, which its workers use from their next calls on."""
+        self._document = document
+        frame = Frame(Kind.PLACE, 0, document.encode())
+        self._post(frame)
+        for worker in self.workers:  # one that is started later is told when it connects
+            worker.post_frame(frame)
+            worker.flush()
+
+    def dial(self, address: str) -> socket.socket:
+        """A connection to `tcp:<ip>:<port>`, as the node resolves it, by the way that leads to its own sockets.
+
+        Raises:
+            WireError: nothing listens there, or there is no way any more.
+        """
+        return self._node.connect(address)
+
+    @property
+    def address(self) -> str:
+        """At which the other nodes reach it."""
+        return self.host.address
+
+    @property
+    def workers(self) -> tuple[WorkerClient, ...]:
+        """The workers of the node as they are now, also those that are not set up yet."""
+        return tuple(self._workers.values())
+
+    def dump(self, worker: WorkerClient) -> Future[str]:
+        """Let the agent find out where a worker is that does not answer; the frames as faulthandler writes them."""
+        dumped = self._dumps[worker.index, worker.generation] = Future[str]()
+        self._post(Frame(Kind.DUMP, 0, encode({"worker": worker.index, "generation": worker.generation})))
+        return dumped
+
+    def probe(self, order: dict[str, Any]) -> Future[dict[str, Any]]:
+        """Let the agent do a step of a trial of the network between nodes (`collective.connectivity`), or "usage"."""
+        number = next(self._numbers)
+        answer = self._steps[number] = Future[dict[str, Any]]()
+        self._post(Frame(Kind.PROBE, number, encode(order)))
+        return answer
+
+    def declare_lost(self, reason: str) -> None:
+        """Give the node up; its calls are settled and it is removed."""
+        self._lost_reason = self._lost_reason or reason
+        if self._agent is not None:
+            self._agent.close()
+
+    def leave(self, grace_s: float) -> None:
+        """`close` a drained node while the pool goes on."""
+        try:
+            self.close(grace_s)
+        except SkywardError:
+            pass  # its host may be gone already; the pool's end tries again, and reports
+        self._settle_calls("was drained")
+
+    def discard(self) -> None:
+        """`close` a node that cannot be used, while the pool goes on: its workers may have taken calls already.
+
+        Raises:
+            SkywardError: what was begun of it cannot be removed.
+        """
+        try:
+            self.close(0.0)
+        finally:
+            self._settle_calls("could not be used")
+
+    def _settle_calls(self, text: str) -> None:
+        """Settle the calls of a node that was closed."""
+        self.gone = Exit(code=0, text=text)
+        for worker in self.workers:
+            self._pool.dispatcher.lose(worker, self._lost_running(worker, None), is_known=True)
+
+    def close(self, grace_s: float) -> None:
+        """Let the node leave its plugins and end; whatever is not gone after `grace_s` is removed."""
+        self._closing = True
+        try:
+            if self._agent is not None and self.gone is None:
+                self._post(Frame(Kind.SHUTDOWN, 0, encode({"grace_s": grace_s})))
+                if self._node.wait_exit(grace_s + 1.0) and self._agent_reader is not None:
+                    self._agent_reader.join(_LAST_WORDS_S)
+        finally:
+            for worker in self._workers.values():
+                worker.connection.close()
+            if self._agent is not None:
+                self._agent.close()
+            self._node.remove()
+
+    def keep(self, keep_s: float, grace_s: float) -> bool:
+        """Leave the node to the next client, with fresh workers; False if it is gone, or does not answer in time."""
+        self._closing = True
+        if self._agent is None or self.gone is not None:
+            return False
+        self._post(takeover.keeping(keep_s, grace_s))
+        try:
+            kept = self._kept.result(grace_s + takeover.PATIENCE_S)
+        except FutureTimeoutError:
+            kept = False
+        for connection in (*(worker.connection for worker in self.workers), self._agent):
+            connection.close()
+        return kept
+
+    def hurry(self) -> None:
+        """End the node while another thread waits for it in `close`, which reports what cannot be removed."""
+        self._remove()
+
+    def let_go(self) -> None:
+        """In a forked process: close its copies of the descriptors, and nothing else."""
+        for connection in (self._agent, *(worker.connection for worker in self._workers.values())):
+            if connection is not None:
+                connection.abandon()
+
+    def _post(self, frame: Frame) -> None:
+        try:
+            assert self._agent is not None
+            self._agent.post(frame)
+        except WireError:
+            pass  # the agent's reader notices the same and settles what depends on it
+
+
+def _fail_setup(setup: Future[None], worker: WorkerClient, frame: Frame, *, only_data: bool) -> None:
+    """Unpickle what a plugin raised: not in the thread that reads, since the exception's class is the user's."""
+    error = payload.load_exception(bytes(memoryview(frame.head)[RESULT_HEAD.size :]), only_data=only_data)
+    with _unless_closed:
+        setup.set_exception(payload.noted(error, f"raised while the plugins were set up on {worker}"))

@@ -1,0 +1,500 @@
+"""`ComputePool`: nodes that exist while a `with` block runs, or from `open` to `close`, and calls sent to them."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any, Never, NoReturn, Self, TypeVar
+
+from skyward._pool import cells, config, open_pools
+from skyward._pool.callbacks import Callbacks
+from skyward._pool.calls.checkpoints import Checkpoints
+from skyward._pool.calls.journaled import JournaledMap
+from skyward._pool.calls.runner import CallRunner
+from skyward._pool.code.functions import Functions
+from skyward._pool.code.shared_arguments import SharedArguments
+from skyward._pool.collective.worker_group import WorkerGroup
+from skyward._pool.config import Display, PoolConfig, Results
+from skyward._pool.console import Printer
+from skyward._pool.dispatcher import Dispatcher
+from skyward._pool.facts import Facts
+from skyward._pool.named import NamedPool
+from skyward._pool.nodes.manager import NodeManager
+from skyward._pool.nodes.node_client import NodeClient
+from skyward._pool.nodes.node_table import NodeTable
+from skyward._pool.nodes.setup import WorkerSetup
+from skyward._pool.nodes.worker_output import place_of
+from skyward._pool.progress import Progress
+from skyward._pool.signals import Terminated, uninterrupted
+from skyward._pool.stats import measure, show_to_watchers
+from skyward._pool.terminal import terminal
+from skyward._pool.timers import Timers
+from skyward.errors import PoolClosedError, PoolError, SkywardError, shortened
+from skyward.model.accelerator import Accelerator
+from skyward.model.call import Call, CallsOnly
+from skyward.model.image import Image
+from skyward.model.spec import Nodes, Worker
+from skyward.model.stats import PoolStats
+from skyward.model.targets import platform_of
+from skyward.model.volume import Volume
+from skyward.nodes.process_id import ProcessId
+from skyward.providers.base import PoolRequest, Provider
+from skyward.records.pools import PoolRecord
+from skyward.runtime.active_pool import enter_target
+from skyward.runtime.masking import Masks
+from skyward.system import threading
+from skyward.system.futures import Future
+from skyward.wire import payload
+
+if TYPE_CHECKING:
+    from skyward.plugins import Plugin
+    from skyward.providers.fallback import Selection
+
+R = TypeVar("R")
+T = TypeVar("T")
+STOP_GRACE_S = 10.0  # for plugins to leave their hooks
+_ERROR_CHARS = 2000  # of an error in the record
+INTERRUPTED_GRACE_S = 3.0  # the same after Ctrl-C, when somebody waits at a terminal, and for a pool that never opened
+
+
+class ComputePool(Facts, CallsOnly):
+    """Nodes that exist while a `with` block runs, or from `open` to `close`, and the calls sent to them.
+
+    A pool that is still open when the program ends, or is ended by Ctrl-C, SIGTERM or SIGHUP, is closed first.
+
+    Args:
+        provider: where the nodes come from; `sky.Docker()` when None. Of a list, one gives all of them.
+        selection: which of a list is tried first: the "cheapest" (the default), the "first", or by a function of
+            provider and USD per hour that gives its rank, the lowest first. One that cannot is followed by the next.
+        nodes: how many; a number, `(min, max)` or `Nodes`. The pool opens when `min` of them are ready (of a number,
+            and where the ranks form a group: all), and more join. A node that is lost is replaced.
+        accelerator: GPUs of each node: "A100", "A100:4" or an `Accelerator`; None for CPU nodes.
+        plugins: frameworks to set up, in this order.
+        image: what the nodes run; `sky.Image()` when None.
+        concurrency: calls at once on a node; short for `worker=Worker(concurrency=...)`.
+        worker: how calls run on a node.
+        cpu, vcpus: limit of CPUs per node (two spellings); None for no limit. A rented machine has at least as many.
+        memory, memory_gb: limit of memory per node, "32GB" or 32, of 10**9 bytes each, or "32GiB"; None for no limit.
+            The same holds.
+        machine: type of machine to rent, by the provider's name for it; None for one that has what is asked for.
+        allocation: how to rent, such as "spot-if-available" or "on-demand"; None for the provider's default.
+        max_hourly_cost: limit in USD per hour for all rented machines together; None for no limit.
+        budget: USD that all rented machines together may cost: warned at 80 %, and when it is spent the machines are
+            ended, by themselves while this client is away, and calls fail; None for no limit.
+        architecture: "x86_64" or "arm64"; None for this machine's.
+        env: environment of the nodes at run time; not part of the image.
+        secrets: names of variables of this program's environment that functions and plugins on the nodes shall have,
+            or a mapping from names to values. They travel over the authenticated connection only.
+        volumes, volume: buckets of S3 as directories of every node: `[sky.Volume("data", "/data")]`, or
+            `{"/data": "s3://data"}` for those that are only read.
+        ttl, timeout: seconds a node lives without this client (two spellings); None for the provider's default.
+            A pool that is in use is never ended by it.
+        provision_timeout: seconds a node may take to become ready, its image being there.
+        default_compute_timeout: limit in seconds for calls that have none of their own; None for no limit.
+        checkpoints: directory of this machine that keeps what functions commit with `sky.checkpoint`, for those that
+            follow, those of later programs included; None for that of this program's run.
+        display: "auto" shows progress and the nodes' output, "quiet" neither.
+        results: "any" takes whatever nodes return, which is code of theirs that runs here; "data" runs none of it:
+            values are built-in ones, arrays, frames, tensors in main memory, and this program's own dataclasses, named
+            tuples and enumerations; exceptions come as text, in a `RemoteError`. See SECURITY.md.
+        name: under which the pool can be kept, and is found by the next client of this user that opens one by the name.
+        keep: seconds, or "30m" or "2h", that its nodes wait for that client after the block; None to end them.
+        share: whether this client waits where another one has the pool; False for a PoolError.
+        verify: file with the public key (PEM) that must have signed the image in the provider's registry; None for no
+            check. It is looked at before a node starts. See `skyward build --sign`.
+        others: any other name is a ConfigError that suggests the closest parameter; type checkers refuse it.
+
+    Raises:
+        ConfigError: a value is wrong; raised here, before anything is created.
+    """
+
+    def __init__(
+        self,
+        provider: Provider | Sequence[Provider] | None = None,
+        *,
+        selection: Selection | None = None,
+        nodes: int | tuple[int, int] | Nodes = 1,
+        accelerator: Accelerator | str | None = None,
+        plugins: Sequence[Plugin] = (),
+        image: Image | None = None,
+        concurrency: int | None = None,
+        worker: Worker | None = None,
+        cpu: float | None = None,
+        vcpus: float | None = None,
+        memory: str | float | None = None,
+        memory_gb: float | None = None,
+        architecture: str | None = None,
+        machine: str | None = None,
+        allocation: str | None = None,
+        max_hourly_cost: float | None = None,
+        budget: float | None = None,
+        env: Mapping[str, str] | None = None,
+        secrets: Sequence[str] | Mapping[str, str] = (),
+        volumes: Sequence[Volume] | Mapping[str, str] = (),
+        volume: Volume | None = None,
+        ttl: float | None = None,
+        timeout: float | None = None,
+        provision_timeout: float = 300.0,
+        default_compute_timeout: float | None = None,
+        checkpoints: str | Path | None = None,
+        display: Display = "auto",
+        results: Results = "any",
+        verify: str | None = None,
+        name: str | None = None,
+        keep: str | float | None = None,
+        share: bool = True,
+        **others: Never,
+    ) -> None:
+        config.refuse_unknown(others, list(ComputePool.__init__.__annotations__))
+        provider = config.provider_of(provider, selection)
+        mounted = config.volumes_on(provider, volumes, volume)
+        lease_s = config.either("ttl", ttl, "timeout", timeout)
+        settings = PoolConfig(
+            provider=provider,
+            nodes=Nodes.of(nodes),
+            accelerator=Accelerator.of(accelerator),
+            plugins=config.plugins_of(plugins, mounted),
+            image=config.image_of(image, verify),
+            worker=config.worker_of(worker, concurrency, Accelerator.of(accelerator)),
+            cpus=config.either("cpu", cpu, "vcpus", vcpus),
+            memory_gb=config.memory_of(memory, memory_gb),
+            platform=platform_of(architecture),
+            env=config.env_of(env),
+            secrets=config.secrets_of(secrets, config.plugins_of(plugins), env),
+            volumes=mounted,
+            lease_s=provider.capabilities.default_lease_s if lease_s is None else lease_s,
+            provision_timeout_s=config.positive("provision_timeout", provision_timeout),
+            default_timeout_s=config.positive("default_compute_timeout", default_compute_timeout),
+            checkpoints=config.folder_of("checkpoints", checkpoints),
+            display=config.display_of(display),
+            results=config.results_of(results),
+            name=config.name_of(name, keep),
+            keep_s=config.seconds_of("keep", keep),
+            share=share,
+        )
+        self.id = token_hex(4)
+        self._settings = settings
+        self._progress = Progress(quiet=display == "quiet")
+        self._request = PoolRequest(
+            pool_id=self.id,
+            nodes=settings.nodes.desired,
+            at_least=settings.nodes.least,
+            accelerator=settings.accelerator,
+            image=settings.image,
+            cpus=settings.cpus,
+            memory_gb=settings.memory_gb,
+            platform=settings.image.platform or settings.platform,
+            lease_s=settings.lease_s,
+            name=name,
+            machine=machine,
+            allocation=allocation,
+            max_hourly_cost=config.positive("max_hourly_cost", max_hourly_cost),
+            budget=config.positive("budget", budget),
+            report=self._progress.report,
+        )
+        provider.check(self._request)
+        self._ranks = settings.worker.rank_names(settings.nodes.desired)
+        self._table = NodeTable(settings.nodes.desired)
+        self._running = False
+        self._owner = os.getpid()
+        self._life = threading.RLock()  # held while the pool is closed
+        self._leave: Callable[[], None] | None = None
+        self._record: PoolRecord | None = None
+        self._named: NamedPool | None = None
+
+    # life ------------------------------------------------------------------------------------------------------
+
+    _entered = False  # from `open` to `close`, whatever comes of them
+    _takes_signals = _is_closing = False
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(self, _type: object, error: BaseException | None, _trace: object) -> None:
+        self._close(error)
+
+    def open(self) -> Self:
+        """Start the nodes; `with` does the same, and closes the pool at the end of its block.
+
+        Raises:
+            PoolError: the pool is open already.
+            SkywardError: it cannot be opened; nothing is left of it.
+        """
+        open_pools.check_place()
+        with self._life:
+            if self._entered:
+                raise PoolError(f"Pool {self.id} is open already; open a second ComputePool for more nodes.")
+            self._entered, self._owner = True, os.getpid()
+        self._takes_signals = uninterrupted.install()
+        cells.follow()
+        open_pools.add(self)
+        self._ending = ExitStack()
+        try:
+            self._open()
+        except BaseException as error:
+            self._close(error)
+            raise shortened(error)  # noqa: B904 - it is the error itself
+        return self
+
+    def close(self) -> None:
+        """Stop what runs and remove the nodes. Does nothing if the pool is not open; waits where it is being closed."""
+        self._close(None)
+
+    def _hurry(self, after_s: float) -> None:
+        """Remove the nodes at once, in so many seconds, if the pool is still being closed then."""
+        if self._is_closing:
+            self._printer.hurry()
+            self._clock.after(after_s, self._manager.hurry)
+
+    def _open(self) -> None:
+        settings, progress, count = self._settings, self._progress, self._settings.nodes.desired
+        wanted = self._image()
+        self._table = table = NodeTable(count)
+        self._setup = WorkerSetup(settings, wanted)
+        if settings.name is not None:
+            self._named = named = NamedPool(settings, progress.tell)
+            self.id = named.enter(self.id)
+        platform = wanted.platform or settings.platform
+        kept = [node.about for node in self._named.untaken()] if self._named is not None else []
+        request = replace(self._request, pool_id=self.id, image=wanted, platform=platform, kept=kept)
+        self._clock = Timers()
+        self._callbacks = Callbacks()
+        self._printer = Printer(
+            quiet=settings.display == "quiet", widest=place_of(settings.worker, len(self._ranks) - 1)
+        )
+        process, masks = ProcessId.of(os.getpid()).text, Masks(value for _, value in settings.secrets)
+        self._record = record = PoolRecord(self.id, process, progress.tell, masks.conceal)
+        record.event("opening", provider=settings.provider.name, nodes=count, ranks=len(self._ranks))
+        tell = record.telling(progress.tell)
+        self._checkpoints = Checkpoints(settings.checkpoints, process)
+        workers = count * settings.worker.processes
+        self._dispatcher = Dispatcher(
+            self._clock, workers, tell, partial(terminal.take, self._printer), self._checkpoints.take
+        )
+        record.count(self._dispatcher.counts)
+        self._group = WorkerGroup(settings, table, self._dispatcher, self._setup, self._clock)
+        self._manager = manager = NodeManager(
+            request,
+            settings,
+            table,
+            self._dispatcher,
+            self._group,
+            self._printer,
+            self._callbacks,
+            tell,
+            record,
+            self._named,
+        )
+        self._calls = CallRunner(
+            ranks=self._ranks,
+            default_timeout_s=settings.default_timeout_s,
+            functions=Functions(only_data=settings.results == "data", tell=progress.tell),
+            dispatcher=self._dispatcher,
+            group=self._group,
+            clock=self._clock,
+            callbacks=self._callbacks,
+            printer=self._printer,
+        )
+        with self._life:
+            if not self._entered:
+                raise PoolClosedError(f"Pool {self.id} was closed while it was being opened.")
+            self._running = True
+        with progress.stage("image", "image: looking it up"):
+            hosts = manager.allocation.acquire()
+            image = self._prepared = manager.allocation.prepare(hosts)
+            if image is not None and wanted.bake:
+                self._setup.leave_code_out()
+        with progress.stage("start", f"starting {count} node{'s' * (count > 1)}"):
+            manager.start(hosts, image)
+            self._set_up(manager.open())
+            manager.opened()
+        from skyward.plugins import around_client
+
+        self._ending.enter_context(around_client(settings.plugins, self, settings.cluster))
+        self._ending.callback(show_to_watchers(self.id, table, self._dispatcher, self._clock))
+        self._leave = enter_target(self)
+        stages = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in progress.stages.items())
+        ready = f"{table.count} of {count}" if table.count < count else str(count)
+        record.event("opened", nodes=table.count, **progress.stages)
+        progress.tell(f"pool {self.id}: {ready} node{'s' * (count > 1)} ready ({stages})")
+
+    def _image(self) -> Image:
+        from skyward.plugins import transform_all
+
+        return transform_all(self._settings.image, self._settings.plugins, self._settings.cluster)
+
+    def _set_up(self, nodes: Sequence[NodeClient]) -> None:
+        """Enter the plugins on all workers of these nodes together, then let them take calls."""
+        workers = [(node, worker) for node in nodes for worker in node.workers]
+        self._setup.enter(workers, self._clock)
+        for _, worker in workers:
+            self._dispatcher.add(worker)
+        self._group.open()
+
+    def _close(self, cause: BaseException | None) -> None:
+        """End everything, whatever state it is in; signals wait until that is done."""
+        if self._owner != os.getpid():
+            return  # a process forked from the pool's own leaves the block; nothing here is its
+        with uninterrupted, self._life:
+            if not self._entered:
+                return
+            self._entered = False
+            ended = cause if isinstance(cause, Terminated) else uninterrupted.terminated
+            if ended is not None:
+                self._progress.tell(f"pool {self.id} is closed because of {ended.name}")
+            hurried = isinstance(cause, KeyboardInterrupt) or ended is not None or self._leave is None
+            dismissed = self._table.closed.is_set()
+            if self._running:
+                self._manager.stop()
+                hurried |= self._group.close()
+            keeps = self._settings.keep_s is not None and self._leave is not None and not dismissed
+            try:
+                self._end(INTERRUPTED_GRACE_S if hurried else STOP_GRACE_S, cause, keeps=keeps)
+            except SkywardError as error:
+                if cause is None:
+                    raise
+                payload.noted(cause, f"While pool {self.id} was closed after this error: {error}")
+
+    def _end(self, grace_s: float, cause: BaseException | None, *, keeps: bool) -> None:
+        with self._progress.stage("stop", "stopping"), ExitStack() as last:
+            # in reverse: what stands first here is done last
+            if self._takes_signals:
+                last.callback(uninterrupted.uninstall)
+            last.callback(self._end_record, cause)
+            if self._named is not None:
+                last.callback(self._named.leave)
+            last.callback(open_pools.discard, self)
+            last.callback(setattr, self, "_is_closing", False)
+            if self._running:
+                self._is_closing = True
+                last.callback(self._printer.stop)
+                last.callback(self._callbacks.drain)
+                last.callback(self._clock.stop)
+                last.callback(self._checkpoints.close)
+                last.callback(self._manager.release)
+                last.callback(self._manager.keep if keeps else self._manager.close, grace_s)
+                last.callback(self._dispatcher.close, open_pools.closed(self.id))
+                last.push(self._ending.pop_all())
+            if self._leave is not None:
+                last.callback(self._leave)
+            self._running, self._leave = False, None
+
+    def _end_record(self, cause: BaseException | None) -> None:
+        record, self._record = self._record, None
+        if record is not None:
+            record.close("" if cause is None else f"{type(cause).__name__}: {cause}"[:_ERROR_CHARS])
+
+    def __del__(self) -> None:
+        if self._entered and self._owner == os.getpid():
+            text = f"{self!r} was opened and never closed; it is closed now. Use `with`, or call `close()`."
+            warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
+            open_pools.forgotten(self)
+
+    def _let_go(self) -> None:
+        """In a process that was forked from the pool's own: close this process's descriptors, and nothing else."""
+        self._running = False
+        if self._named is not None:
+            self._named.let_go()
+        for node in self._table.all_nodes():
+            node.let_go()
+
+    # calls -----------------------------------------------------------------------------------------------------
+
+    def run(self, call: Call[R]) -> R:
+        """Run a call on one node and return what it returns; the same as `call >> pool`.
+
+        Raises:
+            The exception the function raised, with the traceback of its node as cause; else a `TaskError`.
+        """
+        return self._opened().run(call)
+
+    def broadcast(self, call: Call[R]) -> list[R]:
+        """Run a call once on every rank; the index of the list is the rank. The same as `call @ pool`.
+
+        There is one rank per node, unless `Worker(per_node=...)` says otherwise. The first error of any rank is raised,
+        with a note that names node and rank; the others are stopped. Where the ranks form one group, the error also
+        says where the others were, and all are started afresh before the next call. A node that is being started or
+        replaced is waited for.
+
+        Raises:
+            PoolError: a node is gone and could not be replaced.
+        """
+        calls = self._opened()
+        self._table.wait_whole()
+        return calls.broadcast(call)
+
+    def run_async(self, call: Call[R]) -> Future[R]:
+        """Run a call in the background; the same as `call > pool`. Cancelling the future stops the call."""
+        return self._opened().run_async(call)
+
+    def run_parallel(self, calls: Iterable[Call[Any]]) -> tuple[Any, ...]:
+        """Run calls at once, on whichever nodes are free; results in the order of the calls.
+
+        The first error of any of them is raised; the others are stopped.
+        """
+        return self._opened().run_parallel(calls)
+
+    def run_stream(self, calls: Iterable[Call[Any]], *, ordered: bool = True) -> Iterator[Any]:
+        """Run calls at once; yields results as they arrive, in the order of the calls if `ordered`.
+
+        An error is raised in its result's place, and the rest is stopped; so it is when the iterator is closed.
+        """
+        return self._opened().run_stream(calls, ordered=ordered)
+
+    def map(self, fn: Callable[[T], Any], items: Iterable[T], *, journal: str | Path | None = None) -> list[Any]:
+        """Run `fn(item)` for every item; results in the order of the items. `fn` may be a compute function or plain.
+
+        Args:
+            fn: the function.
+            items: its arguments, one for each call.
+            journal: file that keeps each result as it comes, so that a program that runs again calls only what is
+                missing. A result belongs to the function's code, the item and the image: those of an older version of
+                any of them are not used, which is said. Failures are not kept. See docs/runs.md.
+
+        Raises:
+            The first error of any call, the others being stopped; a `TaskError`, as with `run`.
+            ConfigError, JournalError: the journal is another kind of file, not this user's alone, in use, or unusable.
+        """
+        __tracebackhide__ = True  # IPython and pytest leave such frames out of tracebacks
+        calls = self._opened()
+        if journal is None:
+            return calls.map(fn, items)
+        provider, only_data = self._settings.provider.name, self._settings.results == "data"
+        return calls.map(fn, items, JournaledMap.of(journal, self._prepared, provider, only_data, self._progress.tell))
+
+    def _series(self) -> SharedArguments:
+        """Calls in the background that have large arguments in common, each of which is sent to a node once."""
+        return SharedArguments(self._opened().functions, lambda packed: self._opened().start_packed(packed))
+
+    def _opened(self) -> CallRunner:
+        """The calls of the pool, if this process may make any."""
+        if self._owner != os.getpid():
+            raise PoolError(
+                f"Pool {self.id} belongs to process {self._owner}, which opened it; process {os.getpid()} was forked "
+                "from it and cannot use it. Make the calls there, open a pool of this process's own, or start "
+                "processes by multiprocessing's 'spawn' and let each open its pool."
+            )
+        if not self._running:
+            raise PoolClosedError(f"Pool {self.id} is not open: use it in `with sky.ComputePool(...)`, or call open().")
+        return self._calls
+
+    def stats(self) -> PoolStats:
+        """What each node uses now (processors, memory, GPUs, network), and its calls. A node answers in 0.25 s."""
+        self._opened()
+        return measure(self.id, self._table, self._dispatcher)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "A pool exists in the client only and cannot be sent to its nodes: a function, or what it is given, refers "
+            f"to {self!r}. Leave it out, and let the client send what comes next"
+        )
+
+    def __repr__(self) -> str:
+        state = f"{(n := self.current_nodes())} node{'s' * (n != 1)}" if self._running else "not open"
+        return f"<ComputePool {self.id} on {self._settings.provider.name}, {state}>"

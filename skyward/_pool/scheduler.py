@@ -1,0 +1,285 @@
+"""Which worker runs which call, and which calls wait.
+
+The state behind `Dispatcher`, used under its lock: nothing here blocks, and messages are queued, not sent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from skyward._pool.calls.task import Task
+from skyward._pool.nodes.worker_client import Fate, LostError, WorkerClient
+from skyward.errors import PoolError, SkywardError
+from skyward.system import time
+from skyward.wire.messages import Kind
+
+STALE_S = 0.02  # a call that waits on a busy worker for longer is given to an idle one
+HELD_S = 2.0  # for how long open streams have to hold all slots before that is told
+Failed = list[tuple[Task, SkywardError]]  # calls to be settled once the lock is released
+
+
+class Scheduler:
+    """Gives calls to the least loaded worker with room, and queues them while there is none.
+
+    Args:
+        workers: how many there will be.
+
+    Attributes:
+        workers: those that take calls, by rank.
+        draining: those that get no new calls, and may finish those they run.
+        absent: ranks whose worker could not be replaced so far, and why.
+        resting: whether calls wait whoever has room, because the ranks are started afresh.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self.workers: dict[int, WorkerClient] = {}
+        self.draining: list[WorkerClient] = []
+        self.absent: dict[int, str] = {}
+        self.resting = False
+        self._expected = workers  # that are here or will come, or come back
+        self._queue: deque[Task] = deque()
+        self._pinned: dict[int, list[Task]] = {}  # calls for a worker that is being started again
+
+    # workers ---------------------------------------------------------------------------------------------------
+
+    @property
+    def all_workers(self) -> tuple[WorkerClient, ...]:
+        """Those that are draining included."""
+        return (*self.workers.values(), *self.draining)
+
+    def admit(self, workers: Sequence[WorkerClient]) -> None:
+        """Give workers that are here what waits for them."""
+        here = [w for w in workers if w.alive and not w.draining and w.rank not in self.absent]
+        self.workers.update((worker.rank, worker) for worker in here)
+        for worker in () if self.resting else here:
+            self._send_pinned(worker)
+            self.refill(worker)
+
+    def drain(self, worker: WorkerClient) -> None:
+        """Give a worker no more calls, and take back those that have not started."""
+        if self.workers.get(worker.rank) is worker:
+            del self.workers[worker.rank]
+            self.draining.append(worker)
+        worker.draining = True
+        self.take_back(worker)
+
+    def remove(self, worker: WorkerClient, lost: LostError, *, is_known: bool) -> Failed:
+        """Forget a worker that is gone; its calls that do not run again.
+
+        Args:
+            worker: everything that has arrived of it has been handled.
+            lost: makes the error of a call that is lost with it.
+            is_known: see `WorkerClient.fates`.
+        """
+        if self.workers.get(worker.rank) is worker:
+            del self.workers[worker.rank]
+        if worker in self.draining:
+            self.draining.remove(worker)
+        worker.alive = False
+        fates = worker.fates(is_known=is_known)
+        worker.outstanding.clear()
+        failed: Failed = []
+        again: list[Task] = []
+        for task, fate in fates:
+            if task.stopping is not None:
+                failed.append((task, task.stopping))
+            elif task.stream is not None or task.pin in self.absent:
+                failed.append((task, lost(task, fate)))
+            elif fate is Fate.WAITED:
+                again.append(task)
+            elif task.retries > 0:
+                task.retries -= 1
+                again.append(task)
+            else:
+                failed.append((task, lost(task, fate)))
+        for task in reversed(again):
+            self.requeue(task)
+        return failed + self._hopeless()
+
+    def give_up(self, ranks: Iterable[int], why: str) -> Failed:
+        """These ranks have no worker and may not get one soon; the calls that need them, and now fail."""
+        new = [rank for rank in ranks if rank not in self.absent]
+        self.absent.update(dict.fromkeys(new, why))
+        self._expected -= len(new)
+        pinned = [task for rank in new for task in self._pinned.pop(rank, ())]
+        return [(task, self.refusal(task)) for task in pinned] + self._hopeless()
+
+    def restore(self, ranks: Iterable[int]) -> None:
+        """These ranks are about to have a worker again."""
+        self._expected += sum(self.absent.pop(rank, None) is not None for rank in ranks)
+
+    def _hopeless(self) -> Failed:
+        """The queued calls, if no worker is left to come."""
+        if self.has_workers:
+            return []
+        failed = [(task, self.refusal(task)) for task in self._queue]
+        self._queue.clear()
+        return failed
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether a worker is here, or will come."""
+        return self._expected > 0
+
+    def refusal(self, task: Task | None = None) -> SkywardError:
+        """Why a call cannot be run now: its worker is absent, or all workers are."""
+        if task is not None and task.pin in self.absent:
+            return PoolError(f"A call for every node cannot be run: {self.absent[task.pin]}")
+        return PoolError(f"No node of this pool takes calls now: {next(iter(self.absent.values()), 'none has come')}")
+
+    # calls -----------------------------------------------------------------------------------------------------
+
+    def place(self, task: Task) -> WorkerClient | None:
+        """Give a new call to a worker, or queue it (None)."""
+        if task.pin is not None:
+            worker = None if self.resting else self.workers.get(task.pin)
+            if worker is None:
+                self._pinned.setdefault(task.pin, []).append(task)
+        else:
+            worker = None if self._queue else self._least_loaded()
+            if worker is None:
+                self._queue.append(task)
+        if worker is not None:
+            self._assign(task, worker)
+        return worker
+
+    def worker_of(self, task: Task) -> WorkerClient | None:
+        """The worker that a call was sent to, None while it is queued."""
+        if not task.sent_at:
+            return None
+        draining = (worker for worker in tuple(self.draining) if task.id in worker.outstanding)
+        return next(draining, self.workers.get(task.rank))
+
+    def refill(self, worker: WorkerClient) -> None:
+        """Give a worker as many queued calls as it has room for."""
+        room = worker.window - len(worker.outstanding) if worker.alive and not worker.draining else 0
+        while room > 0 and not self.resting and (task := self._next()) is not None:
+            self._assign(task, worker)
+            room -= 1
+
+    def spread(self) -> list[WorkerClient]:
+        """Give queued calls to workers with room, the least loaded first, and those of a rank to its worker."""
+        touched: dict[int, WorkerClient] = {}
+        for rank in () if self.resting else self._pinned.keys() & self.workers.keys():
+            touched[rank] = self.workers[rank]  # it came while the one before still held them
+            self._send_pinned(touched[rank])
+        while self._queue and (worker := self._least_loaded()) is not None and (task := self._next()) is not None:
+            self._assign(task, worker)
+            touched[worker.rank] = worker
+        return list(touched.values())
+
+    def requeue(self, task: Task) -> None:
+        """Put a call that did not run back, before all that came after it."""
+        task.sent_at = 0.0
+        if task.stopping is not None:
+            return
+        if task.pin is not None:
+            self._pinned.setdefault(task.pin, []).insert(0, task)
+        else:
+            self._queue.appendleft(task)
+
+    def take_back(self, worker: WorkerClient, tasks: Sequence[Task] | None = None) -> None:
+        """Take calls back that have not begun (all, if none are given): at once those that have not been sent, others
+        when the worker agrees.
+        """
+        for task in reversed(list(worker.outstanding.values())[worker.slots :] if tasks is None else tasks):
+            if worker.take_back(task.id):
+                del worker.outstanding[task.id]
+                self.requeue(task)
+            else:
+                worker.post_order(Kind.RECALL, task.id)
+
+    def rebalance(self, now: float) -> list[WorkerClient]:
+        """Ask busy workers for calls they have not started, when others have nothing to do; who is to be sent that."""
+        room = sum(w.window for w in self.workers.values() if not w.outstanding)
+        if not room or self._queue:
+            return []
+        touched = []
+        for worker in self.workers.values():
+            waiting = [t for t in list(worker.outstanding.values())[worker.slots :] if t.pin is None]
+            stale = [t for t in waiting if now - t.sent_at > STALE_S][-room:] if room else []
+            if stale:
+                self.take_back(worker, stale)
+                touched.append(worker)
+                room -= len(stale)
+        return touched + self.spread()
+
+    def take_queued(self) -> list[Task]:
+        """The calls that wait here, which wait no more."""
+        queued = [*self._queue, *(task for tasks in self._pinned.values() for task in tasks)]
+        self._queue.clear()
+        self._pinned.clear()
+        return queued
+
+    @property
+    def queued(self) -> int:
+        """How many calls wait for a worker."""
+        return len(self._queue) + sum(map(len, self._pinned.values()))
+
+    @property
+    def first_queued(self) -> Task | None:
+        """The call that has waited longest for any worker."""
+        return self._queue[0] if self._queue else None
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a call waits, or was sent and is not answered."""
+        return bool(self._queue or self._pinned or any(worker.outstanding for worker in self.all_workers))
+
+    def _least_loaded(self) -> WorkerClient | None:
+        """The worker with most of its window free, None when all are full."""
+        best, best_load = None, 1.0
+        if self.resting:
+            return None
+        for worker in self.workers.values():
+            load = len(worker.outstanding) / worker.window
+            if load < best_load:
+                best, best_load = worker, load
+        return best
+
+    def _next(self) -> Task | None:
+        """The oldest queued call that was not cancelled."""
+        while self._queue:
+            task = self._queue.popleft()
+            if task.stopping is None:
+                return task
+        return None
+
+    def _assign(self, task: Task, worker: WorkerClient) -> None:
+        task.place, task.rank = str(worker), worker.rank
+        task.sent_at = time.monotonic()
+        worker.outstanding[task.id] = task
+        worker.post(task)
+
+    def _send_pinned(self, worker: WorkerClient) -> None:
+        """Give a worker what waits for its rank."""
+        for task in self._pinned.pop(worker.rank, ()):
+            if task.stopping is None:
+                self._assign(task, worker)
+
+
+class SlotWatch:
+    """Tells, once, when open streams hold all slots while a call waits: often the same thread opened them all."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def look(self, now: float, first_queued: Task | None, workers: Iterable[WorkerClient]) -> str:
+        """What to tell now, if anything; called at regular times."""
+        slots, running = 0, list[Task]()
+        for worker in workers:
+            slots += worker.slots
+            running += list(worker.outstanding.values())[: worker.slots]
+        if first_queued is None or not slots or len(running) < slots or any(task.stream is None for task in running):
+            self._since = None
+            return ""
+        self._since = since = now if self._since is None else self._since
+        if now - since < HELD_S:
+            return ""
+        self._since = math.inf  # until that has changed
+        return (
+            f"{first_queued.function.name}() waits for a slot: all {slots} slots of the pool are held by open streams."
+            " Take their items to the end or close them, or open the pool with more slots (concurrency=, nodes=)."
+        )

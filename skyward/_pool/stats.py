@@ -1,0 +1,111 @@
+"""What a pool's nodes use and run now: asked of their agents, and shown to `skyward top` for as long as that watches.
+
+`skyward top` touches the file `watched` in the run's directory. The pool looks at its time once a second; while it is
+young the pool measures itself every second and writes `stats-POOL.json` beside it. Nothing is measured else.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from skyward._pool.dispatcher import Dispatcher
+from skyward._pool.nodes.node_client import NodeClient
+from skyward._pool.nodes.node_table import NodeTable
+from skyward._pool.timers import Timers
+from skyward.model.stats import GpuStats, NodeStats, PoolStats
+from skyward.nodes.process_id import ProcessId
+from skyward.records.own_run import run_of_process
+from skyward.records.run import write_json
+from skyward.system import threading, time
+from skyward.system.futures import Future
+
+ANSWER_S = 2.0  # how long agents are waited for
+WATCHED = "watched"  # in a run's directory, touched by whoever watches
+WATCHED_S = 5.0  # for how long after that somebody does
+EVERY_S = 1.0
+
+
+def stats_file(folder: Path, pool: str) -> Path:
+    """Where a pool writes its figures, in its run's directory."""
+    return folder / f"stats-{pool}.json"
+
+
+def measure(pool: str, table: NodeTable, dispatcher: Dispatcher) -> PoolStats:
+    """Ask all nodes at once. The figures of one that does not answer in two seconds are None."""
+    asked = [(node, node.probe({"step": "usage"})) for node in table.all_nodes() if node.gone is None]
+    deadline = time.monotonic() + ANSWER_S
+    for _, answer in asked:
+        try:
+            answer.result(max(0.0, deadline - time.monotonic()))
+        except TimeoutError:
+            pass  # its figures stay unknown
+    nodes = {node.index: _of_node(node, answer, dispatcher) for node, answer in asked}
+    return PoolStats(
+        pool=pool, at=time.time(), nodes=tuple(nodes[index] for index in sorted(nodes)), **dispatcher.counts()
+    )
+
+
+def _of_node(node: NodeClient, answer: Future[dict[str, Any]], dispatcher: Dispatcher) -> NodeStats:
+    usage = dict(answer.result()) if answer.done() else {}
+    gpus = tuple(GpuStats(**gpu) for gpu in usage.pop("gpus", ()))
+    return NodeStats(node=node.index, host=node.address, **dispatcher.counts_of(node.index), **usage, gpus=gpus)
+
+
+def show_to_watchers(pool: str, table: NodeTable, dispatcher: Dispatcher, clock: Timers) -> Callable[[], None]:
+    """Write the pool's figures whenever somebody watches its run; what is returned ends that."""
+    try:
+        folder = run_of_process(ProcessId.of(os.getpid()).text)
+    except OSError:
+        return lambda: None  # nothing is recorded of this process: its pools' records say so
+    return StatsWriter(pool, folder, table, dispatcher, clock).close
+
+
+class StatsWriter:
+    """Writes a pool's figures while somebody watches.
+
+    Args:
+        folder: the directory of the run.
+    """
+
+    def __init__(self, pool: str, folder: Path, table: NodeTable, dispatcher: Dispatcher, clock: Timers) -> None:
+        self._pool, self._folder, self._table, self._dispatcher, self._clock = pool, folder, table, dispatcher, clock
+        self._file = stats_file(folder, pool)
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        clock.after(EVERY_S, self._look)
+
+    def close(self) -> None:
+        """Write nothing any more, and leave no figures."""
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join(ANSWER_S + EVERY_S)
+        self._file.unlink(missing_ok=True)
+
+    def _look(self) -> None:
+        if self._ended.is_set():
+            return
+        if self._thread is None and self._is_watched():
+            self._thread = threading.Thread(target=self._run, name="skyward-stats", daemon=True)
+            self._thread.start()
+        self._clock.after(EVERY_S, self._look)
+
+    def _is_watched(self) -> bool:
+        try:
+            return time.time() - (self._folder / WATCHED).stat().st_mtime < WATCHED_S
+        except OSError:
+            return False
+
+    def _run(self) -> None:
+        try:
+            while self._is_watched() and not self._ended.is_set():
+                figures = measure(self._pool, self._table, self._dispatcher).to_dict()
+                write_json(self._file, figures)
+                self._ended.wait(EVERY_S)
+            self._file.unlink(missing_ok=True)
+        except OSError:
+            pass  # the disk takes nothing; who watches says that there are no figures
+        finally:
+            self._thread = None

@@ -1,0 +1,264 @@
+"""Lends this program's terminal to calls, one at a time: for `input()` and for the debugger that a call stops in.
+
+A thread of its own writes and reads, and lives as long as a call has the terminal or waits for it. Lines are edited as
+the terminal itself does it. While a call has the terminal, its pool's other output waits.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from skyward._pool import cells
+from skyward._pool.calls.task import Task
+from skyward._pool.console import Printer
+from skyward._pool.nodes.worker_client import WorkerClient
+from skyward._pool.signals import uninterrupted
+from skyward.system import Empty, SimpleQueue, select, threading
+from skyward.wire.frames import Frame
+from skyward.wire.messages import Kind, decode, encode
+
+_CHUNK = 64 * 1024
+_DEBUGGER = "breakpoint()"
+_SOURCE_CHARS = 1_000_000
+
+
+@dataclass(eq=False, slots=True)
+class _Use:
+    """A call that has the terminal, or waits for it.
+
+    Attributes:
+        question: number of what the call waits to have answered: for the terminal, then for lines; 0 for nothing.
+        wants_source: whether a function of this program's file, which its node does not have, is to be debugged.
+    """
+
+    worker: WorkerClient
+    task: Task
+    printer: Printer
+    what: str
+    where: str
+    question: int
+    wants_source: bool
+    granted: bool = False
+    texts: deque[str] = field(default_factory=deque)
+
+    @property
+    def is_debugger(self) -> bool:
+        return self.what == _DEBUGGER
+
+    @property
+    def name(self) -> str:
+        return f"[{self.task.place}, call {self.task.id}]"
+
+    def answer(self, **document: Any) -> None:
+        """Answer the question."""
+        number, self.question = self.question, 0
+        _post(self.worker, Frame(Kind.ANSWER, self.task.id, encode({"question": number, **document})))
+
+
+class Terminal:
+    """The terminal of this process."""
+
+    def __init__(self) -> None:
+        self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()  # for the thread, which owns what follows it
+        self._uses: deque[_Use] = deque()  # the first one has the terminal
+        self._typed = b""  # the beginning of a line
+        self._interrupts = 0
+        self._lock = threading.Lock()  # guards what follows
+        self._thread: threading.Thread | None = None
+        self._wake_read, self._wake_write = -1, -1
+
+    def take(self, printer: Printer, worker: WorkerClient, task: Task, frame: Frame) -> None:
+        """Take a message of a call about the terminal; called by the thread that reads from its worker."""
+        match frame.kind:
+            case Kind.TERMINAL:
+                document = decode(frame.head)
+                use = _Use(
+                    worker,
+                    task,
+                    printer,
+                    document["what"],
+                    document["where"],
+                    document["question"],
+                    document["wants_source"],
+                )
+                if why := missing():
+                    use.answer(error=why)
+                else:
+                    self._do(partial(self._uses.append, use))
+            case Kind.TERMINAL_TEXT:
+                self._do(partial(self._show, worker, task.id, str(memoryview(frame.head), "utf-8", "replace")))
+            case Kind.READ_LINE:
+                self._do(partial(self._expect, worker, task.id, decode(frame.head)["question"]))
+            case _:
+                self._holder_leaves(worker, task.id)
+                self._do(partial(self._end, worker, task.id))
+
+    def forget(self, worker: WorkerClient) -> None:
+        """A worker is gone: its calls need the terminal no more."""
+        if self._thread is not None:
+            self._do(partial(self._end, worker, None))
+
+    def _holder_leaves(self, worker: WorkerClient, call: int) -> None:
+        """Let this call's result, which may be right behind, wait until what was held back is printed."""
+        try:
+            use = self._uses[0]
+        except IndexError:
+            return
+        if use.granted and use.worker is worker and use.task.id == call:
+            use.printer.about_to_release()
+
+    def _do(self, order: Callable[[], None]) -> None:
+        with self._lock:
+            self._inbox.put(order)
+            if self._wake_write < 0:
+                self._wake_read, self._wake_write = os.pipe()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="skyward-terminal", daemon=True)
+                self._thread.start()
+        os.write(self._wake_write, b".")
+
+    # in the thread -----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            self._heed()
+            if self._uses:
+                use = self._uses[0]
+                self._serve(use)
+                self._wait(use)
+                continue
+            with self._lock:
+                if self._inbox.empty():
+                    self._thread = None
+                    return
+
+    def _heed(self) -> None:
+        """Take note of what calls have said."""
+        while True:
+            try:
+                order = self._inbox.get_nowait()
+            except Empty:
+                return
+            order()
+
+    def _find(self, worker: WorkerClient, call: int) -> _Use | None:
+        return next((use for use in self._uses if use.worker is worker and use.task.id == call), None)
+
+    def _show(self, worker: WorkerClient, call: int, text: str) -> None:
+        if use := self._find(worker, call):
+            use.texts.append(text)
+
+    def _expect(self, worker: WorkerClient, call: int, question: int) -> None:
+        if use := self._find(worker, call):
+            use.question = question
+
+    def _end(self, worker: WorkerClient, call: int | None) -> None:
+        """A call, or all of a worker that is gone, need the terminal no more."""
+        for use in [use for use in self._uses if use.worker is worker and call in {None, use.task.id}]:
+            self._uses.remove(use)
+            if use.granted:
+                uninterrupted.divert(None)
+                _write("".join(use.texts) + (f"\n{use.name} was stopped.\n" if call is None or use.question else ""))
+                use.printer.release()
+
+    def _serve(self, use: _Use) -> None:
+        """Do for the call that has the terminal what can be done now."""
+        if not use.granted:
+            use.granted = True
+            use.printer.hold()
+            self._typed, self._interrupts = b"", 0
+            if use.is_debugger:
+                uninterrupted.divert(self._on_interrupt)
+                _write(
+                    f"{use.name} {use.where} is at a breakpoint.\n"
+                    "What else the pool prints waits until it goes on (c) or ends (q).\n"
+                )
+            else:
+                _write(f"{use.name} ")
+            use.answer(**({"source": _source()} if use.wants_source and not use.task.function.only_data else {}))
+        while use.texts:
+            _write(use.texts.popleft())
+        if self._interrupts:
+            self._interrupts, self._typed = 0, b""
+            if use.question:
+                _write("\n")
+                use.answer(interrupt=True)
+            else:
+                _post(use.worker, Frame(Kind.BREAK_IN, use.task.id))
+
+    def _wait(self, use: _Use) -> None:
+        """Sleep until there is something to do, or a line."""
+        sources = [self._wake_read, *([sys.stdin.fileno()] if use.question else [])]
+        ready, _, _ = select.select(sources, [], [])
+        if self._wake_read in ready:
+            os.read(self._wake_read, _CHUNK)
+        elif ready:
+            self._read(use)
+
+    def _read(self, use: _Use) -> None:
+        try:
+            data = os.read(sys.stdin.fileno(), _CHUNK)
+        except OSError:
+            data = b""  # the terminal is gone: as its end
+        self._typed += data
+        if data and not self._typed.endswith(b"\n"):
+            return  # Ctrl-D in the midst of a line
+        line, self._typed = self._typed.decode(sys.stdin.encoding or "utf-8", "replace"), b""
+        use.answer(**({"line": line} if line else {"end": True}))
+
+    def _on_interrupt(self) -> None:
+        """Ctrl-C while a call is being debugged; in the main thread, whatever that does, so without a lock."""
+        self._interrupts += 1
+        os.write(self._wake_write, b".")
+
+    def _start_afresh(self) -> None:
+        """In a forked process: the calls, and the thread, are its parent's."""
+        self.__init__()  # type: ignore[misc]
+
+
+def missing() -> str:
+    """Why this process has no terminal that lines can be typed at, as a sentence; "" if it has one."""
+    if cells.here() is not None:
+        return "it is a notebook."
+    for stream, name in ((sys.stdin, "standard input"), (sys.stdout, "standard output")):
+        try:
+            if not stream.isatty():
+                return f"its {name} is no terminal."
+            if name == "standard input" and os.tcgetpgrp(stream.fileno()) != os.getpgrp():
+                return "it runs in the background."
+        except (AttributeError, OSError, ValueError):
+            return f"its {name} is closed or cannot be used."
+    return ""
+
+
+def _source() -> str:
+    """The text of this program's file, for the debugger to show; "" where it has none."""
+    path = getattr(sys.modules.get("__main__"), "__file__", None)
+    try:
+        return Path(path).read_text(errors="replace")[:_SOURCE_CHARS] if path else ""
+    except OSError:
+        return ""
+
+
+def _post(worker: WorkerClient, frame: Frame) -> None:
+    worker.connection.enqueue(frame, urgent=True)
+    worker.flush()
+
+
+def _write(text: str) -> None:
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        pass  # the program's own output is closed
+
+
+terminal = Terminal()
+os.register_at_fork(after_in_child=terminal._start_afresh)

@@ -1,0 +1,214 @@
+"""One build: its context in a temporary folder, the docker command, its progress and its exit status."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from skyward.builder.bases.dockerfile import copy_base, images_of
+from skyward.builder.cache import why_not_writable
+from skyward.builder.docker.buildah import BuildahProgress
+from skyward.builder.docker.command import BuildCommand, find_command
+from skyward.builder.docker.failure import base_failure, build_failure
+from skyward.builder.docker.process import run
+from skyward.builder.docker.progress import Progress
+from skyward.builder.docker.remote import run_there
+from skyward.builder.docker.secrets import handed_over
+from skyward.builder.events import Report
+from skyward.builder.files.copied import copy_to, with_usual_modes
+from skyward.builder.files.runner import runner_files
+from skyward.builder.registry.auth import Logins, config_folder, login, logins_for
+from skyward.builder.registry.cache import SharedCache
+from skyward.builder.registry.reference import parse_reference
+from skyward.builder.scratch import scratch_folder
+from skyward.builder.site.index_server import FolderServer
+from skyward.builder.site.settings import read_site, site_script, without_folders
+from skyward.errors import ConfigError
+from skyward.image import TIME, Plan, steps
+from skyward.image.mount_points import MOUNT_POINTS_FILE, mount_points_archive
+from skyward.model.ssh import SshHost
+
+_SCRIPTS = Path(str(steps.__file__)).with_name("scripts")
+BASE_LABEL = "skyward.dockerfile"  # on bases built from a Dockerfile: its digest
+_PORTS_THERE = range(46000, 61000)  # of a machine that builds for us: which of them are free only it knows
+_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PROXY")
+
+
+def build(
+    plan: Plan,
+    report: Report,
+    docker_host: str | SshHost | None,
+    secrets: Mapping[str, bytes],
+    cache: SharedCache | None = None,
+    alive: Callable[[], object] | None = None,
+) -> None:
+    """Build a plan's image on the engine at `docker_host`; nothing else of the build is left anywhere.
+
+    With an address like `ssh://user@host` it is that machine's docker command that builds, and none is needed here.
+
+    Args:
+        plan: of the image.
+        report: receives progress.
+        docker_host: address of the engine; None for what the docker command takes by itself.
+        secrets: values of the image's secrets.
+        cache: where layers are taken from that this engine has not made, and left for others.
+        alive: asks that engine something, while the build is silent; raises if there is no answer.
+
+    Raises:
+        BuildError: a step failed, or the engine went away.
+        RegistryError: there are no credentials for the registry that the cache is in.
+        ImageNotFoundError: the builder cannot get the base.
+        EngineError: no docker command here can build.
+        ConfigError: this machine's settings for package sources are wrong.
+    """
+    with _place(plan, docker_host, secrets) as place:
+        write_context(place.folder / "context", plan)
+        words = [*place.words]
+        progress = Progress(plan, report, secrets.values())
+        for name, value in plan.build_args:
+            words += ["--build-arg", f"{name}={value}"]
+        logins = logins_for([cache.place.registry] if cache else [], _registries([plan.base]))
+        code = _run([*words, "--tag", plan.tag], progress, place, docker_host, logins, alive, cache)
+    if code:
+        raise build_failure(plan, progress, code)
+
+
+def build_base(
+    plan: Plan,
+    report: Report,
+    docker_host: str | SshHost | None,
+    secrets: Mapping[str, bytes],
+    alive: Callable[[], object] | None = None,
+) -> None:
+    """Build the base that a plan's image starts from, out of the user's Dockerfile; see `build`.
+
+    Raises:
+        The same errors as `build`.
+    """
+    base = plan.base_build
+    assert base is not None
+    progress = Progress(replace(plan, layers=()), report, secrets.values())
+    with _place(plan, docker_host, secrets) as place:
+        copy_base(place.folder, base)
+        words = [*place.words, *(["--target", base.target] if base.target else [])]
+        words += ["--label", f"{BASE_LABEL}={base.digest}", "--tag", base.tag, "--file", "Dockerfile"]
+        images = images_of((place.folder / "Dockerfile").read_text(encoding="utf-8", errors="replace"))
+        code = _run(words, progress, place, docker_host, logins_for(perhaps=_registries(images)), alive)
+    if code:
+        raise base_failure(plan, progress, code)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The folder and options of one build.
+
+    Attributes:
+        folder: gets its context.
+        words: options that every build has.
+        secrets: what it is given besides, by name.
+        folders: serves this machine's folders of packages.
+    """
+
+    folder: Path
+    words: tuple[str, ...]
+    secrets: Mapping[str, bytes] = field(repr=False)
+    folders: FolderServer
+
+
+@contextmanager
+def _place(plan: Plan, docker_host: str | SshHost | None, secrets: Mapping[str, bytes]) -> Iterator[_Place]:
+    """A folder for a build, and what serves this machine's folders of packages for that time.
+
+    A machine reached by SSH finds them at a port of its own.
+    """
+    site = read_site()
+    by_ssh = isinstance(docker_host, SshHost) or (docker_host or "").startswith("ssh://")
+    if not by_ssh and not _is_here(docker_host):
+        site = without_folders(site)
+    there = random.choice(_PORTS_THERE) if by_ssh else None  # noqa: S311 - no secret
+    with scratch_folder("build") as folder, FolderServer(port_there=there) as server:
+        values = {"skyward_site": site_script(site, plan, server.url).encode(), **secrets}
+        yield _Place(folder, ("--progress=plain", "--network=host", "--platform", plan.platform), values, server)
+
+
+def _run(
+    words: Sequence[str],
+    progress: Progress,
+    place: _Place,
+    docker_host: str | SshHost | None,
+    logins: Logins,
+    alive: Callable[[], object] | None,
+    cache: SharedCache | None = None,
+) -> int:
+    """Run a build from its folder, here or on the machine that an SSH address names; gives its exit status.
+
+    `logins` are for the registries that the builder takes images and layers from.
+
+    The context is named by a path that no other build has, and its files are as old as they are: builders keep what
+    they got, and fetch again only files whose size or time has changed.
+    """
+    with_usual_modes(place.folder / "context")
+    if isinstance(docker_host, str) and docker_host.startswith("ssh://"):
+        docker_host = SshHost.parse(docker_host)
+    if isinstance(docker_host, SshHost):
+        forward = place.folders.forward
+        secrets, words = place.secrets, [*words, *(cache.words if cache else ())]
+        return run_there(docker_host, words, progress, place.folder, secrets=secrets, logins=logins, forward=forward)
+    command = find_command(docker_host=docker_host)
+    shared = cache.words if cache and not command.is_podman else []  # Podman's command has another form of cache
+    with login(logins) as known, handed_over(place.secrets, place.folder) as given:
+        environment = {**_environment(command, docker_host, place.folder), **known}
+        words = [*command.words, *_proxies(), *given, *shared, *words, str(place.folder / "context")]
+        follower = BuildahProgress(progress) if command.is_podman else progress
+        return run(words, follower, folder=place.folder, environment=environment, alive=alive)
+
+
+def _registries(images: Iterable[str]) -> set[str]:
+    """The registries that images come from; none of a name that is no reference, which the builder will refuse."""
+    found = set()
+    for image in images:
+        with suppress(ConfigError):
+            found.add(parse_reference(image).registry)
+    return found
+
+
+def _is_here(docker_host: str | SshHost | None) -> bool:
+    """Whether the engine shares this machine's network."""
+    if isinstance(docker_host, SshHost):
+        return False
+    return not docker_host or docker_host.startswith(("unix://", "npipe://", "tcp://127.", "tcp://localhost"))
+
+
+def write_context(folder: Path, plan: Plan) -> None:
+    """The build context of a plan: its Dockerfile and every file it copies or mounts."""
+    files = {"Dockerfile": plan.dockerfile.encode()}
+    files |= {path: text.encode() for path, text in plan.files}
+    files |= {f"{steps.SCRIPTS}/{path.name}": path.read_bytes() for path in _SCRIPTS.iterdir() if path.is_file()}
+    files[MOUNT_POINTS_FILE] = mount_points_archive(TIME)
+    files |= {f"runner/{path}": content for path, content in runner_files()}
+    for path, content in files.items():
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
+        target.chmod(0o644)
+    for copied in plan.copied:
+        copy_to(folder, copied)
+
+
+def _proxies() -> list[str]:
+    """Build arguments whose values come from the environment; these names leave no trace in the image."""
+    found = [name for name in (*_PROXIES, *map(str.lower, _PROXIES)) if os.environ.get(name)]
+    return [word for name in found for word in ("--build-arg", name)]
+
+
+def _environment(command: BuildCommand, docker_host: str | None, folder: Path) -> dict[str, str]:
+    environment = {**os.environ, "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
+    environment |= {"DOCKER_HOST": docker_host} if docker_host else {}
+    # buildx keeps its state beside Docker's configuration, and builds nothing where it cannot
+    if command.is_buildx and "BUILDX_CONFIG" not in environment and why_not_writable(config_folder(os.environ)):
+        environment["BUILDX_CONFIG"] = str(folder / "buildx")
+    return environment | ({} if command.is_buildx or command.is_podman else {"DOCKER_BUILDKIT": "1"})

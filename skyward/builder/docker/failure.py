@@ -1,0 +1,173 @@
+"""The diagnosis of a failed build: an error that names the step, who asked for it, and what to do."""
+
+from __future__ import annotations
+
+import re
+
+from skyward.builder.docker.missing import Missing, missing_of
+from skyward.builder.docker.progress import Progress
+from skyward.errors import BuildError, ImageError, ImageNotFoundError
+from skyward.image import Plan
+from skyward.image.origins import origin_of
+from skyward.model.image import requirement_name
+
+_ENGINE_GONE = re.compile(
+    r"Cannot connect to the Docker daemon|error reading from server|transport is closing|code = Unavailable"
+    r"|connection reset by peer|docker\.sock: connect:|connection refused.*docker|unexpected EOF|no such host.*docker",
+    re.IGNORECASE,
+)
+_PODMAN = re.compile(r"unable to upgrade to h2c, received 404")
+_NO_SPACE = re.compile(r"no space left on device|disk quota exceeded|os error 28", re.IGNORECASE)
+_BASE = re.compile(
+    r"(pull access denied|manifest unknown|failed to resolve source metadata|failed to do request|: not found"
+    r"|repository does not exist|insufficient_scope|failed to authorize)",
+    re.IGNORECASE,
+)
+_UNFIT_BASE = re.compile(r"^skyward: (the base has no pip .*)$", re.MULTILINE)
+_WRONG_PYTHON = re.compile(r"^skyward: (the base has (?:no )?Python.*, wanted is Python (\S+?)(?:,.*)?)$", re.MULTILINE)
+_NO_VENV = re.compile(r"No module named '?venv'?$", re.MULTILINE)
+_CERTIFICATE = re.compile(
+    r"UnknownIssuer|CERTIFICATE_VERIFY_FAILED|certificate verify failed|invalid peer certificate"
+    r"|self.signed certificate",
+    re.IGNORECASE,
+)
+_REFUSED = re.compile(r"(?:HTTP status (?:client|server) error \(|HTTP error )(\d+)")
+_UNREACHABLE = re.compile(
+    r"Failed to fetch|error sending request|Temporary failure (?:in name resolution|resolving)|Could not connect"
+    r"|Connection (?:refused|timed out|reset)|NewConnectionError|Could not resolve|dns error|operation timed out"
+    r"|Unable to connect|Max retries exceeded",
+    re.IGNORECASE,
+)
+_MISSING = (
+    re.compile(r"Because (?P<name>[A-Za-z0-9._-]+)(?:\[[^\]]*\])? was not found in the"),
+    re.compile(r"there (?:is|are) no versions? of (?P<name>[A-Za-z0-9._-]+)"),
+    re.compile(r"only (?P<name>[A-Za-z0-9._-]+)\S* is available"),
+    re.compile(r"E: Unable to locate package (?P<name>\S+)"),
+    re.compile(r"E: Package '(?P<name>[^']+)' has no installation candidate"),
+    re.compile(r"E: Version '[^']+' for '(?P<name>[^']+)' was not found"),
+    re.compile(r"No matching distribution found for (?P<name>[A-Za-z0-9._-]+)"),
+)
+_NO_LISTS = re.compile(r"^W: Failed to fetch ", re.MULTILINE)  # apt goes on without them, and then knows no package
+# uv's words for a package that it was to build
+_BUILT = re.compile(r"Failed to (?:download and )?build|[Bb]uild backend (?:returned an error|failed)|PEP 517")
+_UNLOCKED = re.compile(r"^.*no trusted hash was provided for: `([A-Za-z0-9._-]+)`.*$", re.MULTILINE)
+_CONFLICT = re.compile(r"No solution found when resolving|conflicting dependencies|ResolutionImpossible", re.IGNORECASE)
+
+
+def build_failure(plan: Plan, progress: Progress, exit_code: int) -> ImageError:
+    """The error for a build that ended with this exit code."""
+    layer, log = progress.failed, progress.log
+    tail = "\n".join(log.splitlines()[-20:])
+    if layer is None and _BASE.search(log) and not _ENGINE_GONE.search(progress.ending):
+        return ImageNotFoundError(
+            f"The base image {plan.base!r} cannot be had by the builder. Check the name; where no registry can be "
+            f"reached, set SKYWARD_BASE or Image(base=...) to an image the engine has. The builder said:\n{tail}"
+        )
+    origin = _origin(plan, progress, log)
+    where = f"at step {layer.name!r} (asked for by {origin})" if layer else "before or between its steps"
+    advice, shown = _advice(log, progress.ending, exit_code)
+    message = f"The build of {plan.tag} failed {where}. {advice}"
+    if shown:
+        message += f" The build said: {shown}"
+    if tail:
+        message += f" Last lines:\n{tail}"
+    return BuildError(message, step=progress.title, origin=origin, log=log)
+
+
+def base_failure(plan: Plan, progress: Progress, exit_code: int) -> ImageError:
+    """The error for a base whose build from the user's Dockerfile ended with this exit code."""
+    assert plan.base_build
+    log, origin = progress.log, f"your {plan.base_build.dockerfile}"
+    where = f"at its step {progress.title}" if progress.title else "before or between its steps"
+    message = f"The base from {plan.base_build.dockerfile} failed to build {where}. "
+    message += _advice(log, progress.ending, exit_code)[0]
+    if tail := "\n".join(log.splitlines()[-20:]):
+        message += f" Last lines:\n{tail}"
+    return BuildError(message, step=progress.title, origin=origin, log=log)
+
+
+def _advice(log: str, ending: str, exit_code: int) -> tuple[str, str]:
+    """The finding and the advice, and the line of the log that shows it, where it may be far up."""
+    if unlocked := _UNLOCKED.search(log):
+        if missing := missing_of(unlocked[0]):
+            return _of_missing(missing), missing.line
+        return (
+            f"While it is built, a package asks for {unlocked[1]!r}, which the lock does not have: its files name it "
+            "nowhere in a form that can be read without running them. Choose a version that has a wheel, or make one "
+            "(`python -m pip wheel --no-deps -w dist NAME==VERSION`) and name that file in pip.",
+            unlocked[0].strip(),
+        )
+    if _BUILT.search(log) and (missing := missing_of(log)):
+        return _of_missing(missing), missing.line
+    return _general_advice(log, ending, exit_code), ""
+
+
+def _of_missing(missing: Missing) -> str:
+    found = f"A package has to be built here, and its build did not find {missing.what}."
+    if missing.package:
+        return f"{found} Debian has it in a package: add apt=[{missing.package!r}] to the image."
+    return f"{found} Add the package of your base's distribution that has it to apt of the image."
+
+
+def _general_advice(log: str, ending: str, exit_code: int) -> str:
+    if _PODMAN.search(ending):
+        return (
+            "The engine has no BuildKit, as Podman's has none, so that docker's command cannot build there. Install "
+            "the podman command here, and unset SKYWARD_DOCKER_CLI."
+        )
+    if _ENGINE_GONE.search(ending):
+        return "The engine went away in mid-build. Start it again and repeat; finished steps are kept."
+    if _NO_SPACE.search(log) or _NO_SPACE.search(ending):
+        return (
+            "No space is left on the engine's disk. Free some ('docker system df' shows what is used, "
+            "'docker builder prune' removes caches of builds) and repeat."
+        )
+    if wrong := _WRONG_PYTHON.search(log):
+        return (
+            f"Client and nodes need the same minor version of Python, but {wrong[1]}. Choose a base with Python "
+            f"{wrong[2]}; or set UV_PYTHON_INSTALL_MIRROR, or uv's setting python-install-mirror, to a place that has "
+            "uv's builds of Python; or run the client on the version that the base has."
+        )
+    if unfit := _UNFIT_BASE.search(log):
+        return f"For the installation of packages {unfit[1]}. Install pip in a Dockerfile of your own, as the base."
+    if _NO_VENV.search(log):
+        return (
+            "The base's Python comes without its module venv, which distributions may have in a package of its own: "
+            "python3-venv on Debian and Ubuntu. Install it in a Dockerfile of your own, and name that as base."
+        )
+    name = next((found["name"] for pattern in _MISSING if (found := pattern.search(log))), None)
+    if name and not _NO_LISTS.search(log):
+        return f"No package {name!r} that fits is to be had. Check its name and version, and where it should come from."
+    if _CONFLICT.search(log):
+        return "The requirements contradict each other, as the lines below say. Loosen one of them."
+    if _CERTIFICATE.search(log):
+        return (
+            "A server's certificate was not trusted. If this site intercepts TLS, point SSL_CERT_FILE to the bundle "
+            "that has its CA."
+        )
+    if refused := _REFUSED.search(log):
+        return (
+            f"A package source answered with HTTP status {refused[1]}. If it wants a name and password, put them "
+            "into this machine's settings of pip or uv."
+        )
+    if _UNREACHABLE.search(log):
+        return (
+            "A package source could not be reached. Check network and proxy settings; an index can be replaced by a "
+            "mirror or a folder of wheels in SKYWARD_INDEXES."
+        )
+    status = re.findall(r"exit code: (\d+)", ending)
+    return f"It ended with exit status {status[-1] if status else exit_code}; its last lines say why."
+
+
+def _origin(plan: Plan, progress: Progress, log: str) -> str:
+    """Who asked for the step; of the requirements installed in one step, the one the output names."""
+    layer = progress.failed
+    if layer is None:
+        return ""
+    name = next((found["name"] for pattern in _MISSING if (found := pattern.search(log))), None)
+    for field, entries in (("pip", plan.image.pip), ("apt", plan.image.apt)):
+        if name and layer.name.startswith(f"{field} "):
+            named = [entry for entry in entries if requirement_name(entry) == requirement_name(name)]
+            if named:
+                return origin_of(plan.image, field, named[0])
+    return layer.origin

@@ -1,0 +1,123 @@
+"""A reader of BuildKit's plain progress: events while it runs, and the step and lines of a failure."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from skyward.builder.events import Event, Kind, Report
+from skyward.image import Layer, Plan
+
+_LINE = re.compile(r"#(\d+) (.*)")
+_STEP = re.compile(r"\[(?:\S+/\S+ )?(\S+) +(\d+)/(\d+)\] ")
+_OUTPUT = re.compile(r"\d+\.\d+ ")
+_CREDENTIALS = re.compile(r"://[^/@\s]+@")
+_FOLDER = re.compile(r"http://127\.0\.0\.1:\d+/[0-9a-f]{32}")  # how folders are served to builds
+_HIDDEN = 4  # characters that a secret has at least; less would blot out ordinary words
+_DONE = re.compile(r"DONE (\d+\.\d+)s")
+_FETCHED = re.compile(r"(?:extracting )?sha256:[0-9a-f]{64} ")  # said of a step whose layer comes from a registry
+_CACHE = re.compile(r"(?:im|ex)porting cache ")  # which may fail without harm: what is missing is then made
+
+
+@dataclass(slots=True)
+class _Step:
+    title: str
+    layer: Layer | None
+    started: bool = False
+    is_cached: bool = False
+    lines: deque[str] = field(default_factory=lambda: deque(maxlen=40))
+
+
+class Progress:
+    """Follows one build.
+
+    Attributes:
+        plan: what is built.
+        failed: the layer whose step failed, once known.
+        title: BuildKit's name of that step.
+        log: the last lines of the build, or after a failure of the step that failed.
+    """
+
+    def __init__(self, plan: Plan, report: Report, secrets: Iterable[bytes] = ()) -> None:
+        """`secrets` are values that no line may show, should a step print them."""
+        lines = [line for value in secrets for line in value.decode("utf-8", "replace").split("\n")]
+        self._hidden = [line for line in lines if len(line.strip()) >= _HIDDEN]
+        self._layers = {
+            (layer.stage, layer.step): layer for layer in plan.layers if layer.step and layer.text.startswith("RUN")
+        }
+        self.plan = plan
+        self._report = report
+        self._steps: dict[str, _Step] = {}
+        self._last: deque[str] = deque(maxlen=40)
+        self.failed: Layer | None = None
+        self.title = ""
+
+    @property
+    def log(self) -> str:
+        """The last lines of what failed, and of the build as a whole where no step did."""
+        failed = next((step for step in self._steps.values() if step.title == self.title), None)
+        lines = failed.lines if failed and failed.lines else self._last
+        return "\n".join(lines)
+
+    @property
+    def ending(self) -> str:
+        """The last output of BuildKit and the command, beside that of steps."""
+        return "\n".join(self._last)
+
+    def feed(self, line: str) -> None:
+        """Process one line of the build's output."""
+        line = _FOLDER.sub("file://", _CREDENTIALS.sub("://***@", line))
+        for secret in self._hidden:
+            line = line.replace(secret, "***")
+        found = _LINE.fullmatch(line)
+        if not found:
+            if line.strip():
+                self._last.append(line)
+            return
+        number, text = found.groups()
+        step = self._steps.get(number)
+        if step is None:
+            self._steps[number] = _Step(text, self._layer(text))
+        elif _OUTPUT.match(text):
+            self._start(step)
+            step.lines.append(_OUTPUT.sub("", text, count=1))
+            self._tell(step, "output", line=step.lines[-1])
+        elif _FETCHED.match(text):
+            self._cached(step)
+        elif text.startswith("ERROR") and _CACHE.match(step.title):
+            self._last.append(f"{step.title}: {text}")
+        elif text.startswith("ERROR"):
+            self.failed, self.title = step.layer, step.title
+            self._last.append(text)
+            self._tell(step, "failed")
+        elif text == "CACHED":
+            self._cached(step)
+        elif (done := _DONE.fullmatch(text)) and not step.is_cached:
+            step.started = True
+            self._tell(step, "done", seconds=float(done[1]))
+
+    def _cached(self, step: _Step) -> None:
+        if not step.is_cached:
+            step.started = step.is_cached = True
+            self._tell(step, "cached")
+
+    def quiet(self) -> None:
+        """The command has printed nothing for a moment: steps that were named and have not ended are running."""
+        for step in self._steps.values():
+            self._start(step)
+
+    def _start(self, step: _Step) -> None:
+        if step.started:
+            return
+        step.started = True
+        self._tell(step, "start")
+
+    def _tell(self, step: _Step, kind: Kind, *, line: str = "", seconds: float | None = None) -> None:
+        if step.layer:
+            self._report(Event(kind=kind, line=line, layer=step.layer, seconds=seconds))
+
+    def _layer(self, text: str) -> Layer | None:
+        found = _STEP.match(text)
+        return self._layers.get((found[1], int(found[2]))) if found else None

@@ -1,0 +1,84 @@
+"""Files of this machine that are copied into an image: local packages to install, and code to bake in."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from skyward.builder.files.digest import digest_of
+from skyward.builder.files.included import included_files
+from skyward.builder.packages.local import LocalPackage
+from skyward.errors import BuildError
+from skyward.image import Copied
+from skyward.model.image import Image
+
+
+def package_files(packages: Iterable[LocalPackage]) -> tuple[Copied, ...]:
+    """What the build needs of each local package.
+
+    Raises:
+        ConfigError: a file cannot be read.
+    """
+    found = []
+    for package in sorted(packages, key=lambda each: each.name):
+        files = tuple(sorted((name, os.path.realpath(path)) for name, path in package.files))
+        target = package.name if package.path.is_dir() else f"{package.name}/{package.path.name}"
+        found.append(
+            Copied(
+                folder=f"local/{package.name}",
+                digest=digest_of(files),
+                target=target,
+                is_project=package.is_project,
+                entry=package.entry,
+                files=files,
+            )
+        )
+    return tuple(found)
+
+
+def code_files(image: Image, root: Path) -> Copied | None:
+    """The local code of an image that is to be baked in; None if none is. What is to be sent is only looked at.
+
+    Raises:
+        ConfigError: a path does not exist, a file cannot be read or is not to be taken, see `included_files`.
+    """
+    found = included_files(image.includes, image.excludes, root) if image.includes else {}
+    if not (image.bake and found):
+        return None
+    files = tuple((name, os.path.realpath(path)) for name, path in found.items())
+    return Copied(folder="code", digest=digest_of(files), files=files)
+
+
+def copy_to(context: Path, copied: Copied) -> None:
+    """Copy into a build context, with the modes that the digest tells apart.
+
+    Raises:
+        BuildError: the files are no longer those that the image was named after.
+    """
+    folder = context / copied.folder
+    folder.mkdir(parents=True)
+    placed = []
+    for name, source in copied.files:
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(Path(source).read_bytes())
+        target.chmod(0o755 if Path(source).stat().st_mode & 0o111 else 0o644)
+        placed.append((name, str(target)))
+    if digest_of(tuple(placed)) != copied.digest:
+        raise BuildError(
+            f"The files that go into {copied.folder!r} of the image changed while it was being prepared: "
+            f"{', '.join(source for _, source in copied.files[:3])} ... Run it again once they are quiet."
+        )
+
+
+def with_usual_modes(folder: Path) -> None:
+    """Let everybody read what is in a build context, whatever the umask and modes here: the digests tell only programs.
+
+    The images that it goes into have one name and so one content, and run as other users than the client's.
+    """
+    for place, _, names in os.walk(folder):
+        Path(place).chmod(0o755)
+        for path in (Path(place, name) for name in names):
+            if not path.is_symlink():
+                path.chmod(0o755 if path.stat().st_mode & 0o111 else 0o644)

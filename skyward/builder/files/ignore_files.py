@@ -1,0 +1,118 @@
+"""The rules of `.gitignore` and `.dockerignore` files, read as git and Docker read them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from skyward.errors import ConfigError
+from skyward.model.ignore import Ignore
+
+if TYPE_CHECKING:
+    from pathspec import GitIgnoreSpec
+
+
+@dataclass(frozen=True, slots=True)
+class DockerRules:
+    """Patterns in Docker's form, and the folder that paths are taken from."""
+
+    folder: Path
+    ignore: Ignore
+
+    def leaves_out(self, path: Path) -> bool:
+        """Whether the patterns leave a path out; what is outside of the folder they know nothing of."""
+        return path != self.folder and path.is_relative_to(self.folder) and self.ignore(_relative(path, self.folder))
+
+
+@dataclass(frozen=True, slots=True)
+class GitRules:
+    """One `.gitignore`: what it says of paths below its folder."""
+
+    folder: Path
+    spec: GitIgnoreSpec
+
+    def says(self, path: Path, *, is_folder: bool) -> bool | None:
+        """Whether a path is left out; None where no pattern of this file matches."""
+        return self.spec.check_file(_relative(path, self.folder) + "/" * is_folder).include
+
+
+def git_rules(folder: Path) -> tuple[GitRules, ...]:
+    """The rules of the `.gitignore` in a folder; none where there is none.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    lines = _lines(folder / ".gitignore")
+    if not any(lines):
+        return ()
+    from pathspec import GitIgnoreSpec  # loaded where there is something to ignore: it takes 15 ms
+
+    def is_pattern(line: str) -> bool:
+        try:
+            GitIgnoreSpec.from_lines([line])
+        except (ValueError, re.error):  # git passes over what is no pattern, such as "!" and "[z-a]"
+            return False
+        return True
+
+    return (GitRules(folder, GitIgnoreSpec.from_lines(filter(is_pattern, lines))),)
+
+
+def git_rules_above(start: Path, root: Path) -> tuple[GitRules, ...]:
+    """The rules that hold for a folder from outside of it: from its repository's top, or the root, down to its parent.
+
+    Where they leave the folder itself out they say nothing of its files: none is given.
+    """
+    tops = [folder for folder in start.parents if (folder / ".git").exists()]
+    top = tops[0] if tops else root
+    if (start / ".git").exists() or top == start or not start.is_relative_to(top):
+        return ()
+    rules: tuple[GitRules, ...] = ()
+    folders = [top, *reversed([folder for folder in start.parents if folder != top and folder.is_relative_to(top)])]
+    for folder, inner in zip(folders, [*folders[1:], start], strict=True):
+        rules += git_rules(folder)
+        if is_ignored(rules, inner, is_folder=True):
+            return ()
+    return rules
+
+
+def is_ignored(rules: Sequence[GitRules], path: Path, *, is_folder: bool) -> bool:
+    """Whether git would leave a path out, whose parent folder it does not leave out: the innermost word counts."""
+    words = (each.says(path, is_folder=is_folder) for each in reversed(rules))
+    return next((word for word in words if word is not None), False)
+
+
+def docker_rules(start: Path, root: Path) -> Iterator[DockerRules]:
+    """The `.dockerignore` files that hold for a folder: its own, and that of the root, unless it leaves the folder out.
+
+    Raises:
+        ConfigError: one cannot be read, or a pattern is none.
+    """
+    for folder in dict.fromkeys((root, start)):
+        file = folder / ".dockerignore"
+        lines = [line for line in _lines(file) if not line.startswith("#")]
+        if not start.is_relative_to(folder) or not any(line.strip() for line in lines):
+            continue
+        try:
+            rules = DockerRules(folder, Ignore(lines))
+        except ConfigError as error:
+            raise ConfigError(f"{file} cannot be read: {str(error).removeprefix('Image: excludes ')}") from None
+        if not rules.leaves_out(start):
+            yield rules
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        if not file.is_file():
+            return []
+        return [line.rstrip("\r") for line in file.read_text("utf-8-sig", "surrogateescape").split("\n")]
+    except OSError as error:
+        raise ConfigError(
+            f"{file} says which files of Image(includes=...) to leave out, but cannot be read: {error.strerror}."
+        ) from None
+
+
+def _relative(path: Path, folder: Path) -> str:
+    return path.relative_to(folder).as_posix()

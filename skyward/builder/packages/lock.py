@@ -1,0 +1,277 @@
+"""The lock of an image's requirements, made by `uv pip compile` for the nodes' platform and Python.
+
+A lock is cached by what was asked for and kept until an upgrade: the same description stays the same image. A
+description that was extended or cut keeps the versions of the one before. Where this machine's settings send uv
+(mirrors, folders, credentials) is in neither the lock nor the cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from skyward.builder.cache import cache_path, home, newest, read, write
+from skyward.builder.packages.build_system import BuildSystem
+from skyward.builder.packages.pylock import packages_of
+from skyward.builder.packages.rules import Rules, open_entries, with_given_hashes
+from skyward.builder.site.indexes import host_indexes, mirrors
+from skyward.errors import ConfigError, ImageError, SkywardError
+from skyward.image import Lock, Package, with_origin
+from skyward.image.lock import scopes
+from skyward.model.image import Image, local_path
+
+if TYPE_CHECKING:
+    from skyward.builder.packages.resolver import Resolved
+
+_FORMAT = 3
+_PLATFORMS = {
+    "linux/amd64": "x86_64-manylinux_2_",
+    "linux/arm64": "aarch64-manylinux_2_",
+    "linux/arm64/v8": "aarch64-manylinux_2_",
+    "linux/riscv64": "riscv64-unknown-linux",
+}
+_GLIBCS = (17, 28, *range(31, 41))  # the 2.x for which uv resolves (its option --python-platform)
+# where the base's is not known: what the wheels of the large frameworks ask for; Debian has it since 10
+_USUAL_GLIBC = 28
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What is to be locked.
+
+    Attributes:
+        image: the description, with all its requirements in `pip`.
+        python: minor version of the nodes.
+        platform: OCI platform of the nodes.
+        provided: packages that local files provide; they are not locked.
+        projects: how those of them are built that are no wheels, by name.
+        rules: what else files of the user's say.
+        libc: the C library of the nodes, such as "glibc 2.36"; "" where it is not known.
+    """
+
+    image: Image
+    python: str
+    platform: str
+    provided: tuple[str, ...] = ()
+    projects: tuple[tuple[str, BuildSystem], ...] = ()
+    rules: Rules = field(default_factory=Rules)
+    libc: str = ""
+
+    @property
+    def entries(self) -> tuple[str, ...]:
+        """The requirements that indexes and URLs answer for."""
+        return tuple(entry for entry in self.image.pip if local_path(entry) is None)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What else decides the answer, beside the requirements and uv itself."""
+        return {
+            "python": self.python,
+            "platform": self.platform,
+            "exclude_newer": self.image.exclude_newer,
+            "indexes": [[index.url, list(index.packages)] for index in self.image.pip_indexes],
+            **self.rules.settings,
+        }
+
+
+def lock_requirements(request: Request, *, upgrade: bool = False) -> Lock:
+    """The lock of a request: from the file that keeps it, else by resolving.
+
+    Args:
+        request: what is to be locked.
+        upgrade: resolve anew, and take the newest versions that are allowed.
+
+    Raises:
+        ConfigError: requirements contradict each other, or no lock can be made for the platform.
+        ImageError: a package or an index cannot be had, or uv is missing.
+    """
+    asked = open_entries(request.entries, request.rules)
+    if not asked and not request.projects and not any(package.is_source for package in request.rules.pinned):
+        pinned = request.rules.pinned
+        return Lock(pinned, target=target_of(request) if pinned else "")
+    file = _folder() / f"{_key(request)}.json"
+    kept = _read(file)
+    if kept is not None and not upgrade:
+        return replace(kept.lock, sources=request.rules.sources)
+    lock = lock_anew(request, () if upgrade else _preferred(request))
+    _write(file, request, lock)
+    return replace(lock, sources=request.rules.sources)
+
+
+def target_of(request: Request) -> str:
+    """The platform of a request in uv's words: the newest glibc that uv knows and the nodes have.
+
+    Raises:
+        ConfigError: there are no packages for it.
+    """
+    if request.platform not in _PLATFORMS:
+        raise ConfigError(
+            f"Image: pip cannot be locked for {request.platform!r}; platforms with packages are: "
+            f"{', '.join(sorted(_PLATFORMS))}."
+        )
+    target = _PLATFORMS[request.platform]
+    if not target.endswith("_"):
+        return target
+    minor = int(request.libc.rpartition(".")[2]) if request.libc.startswith("glibc 2.") else _USUAL_GLIBC
+    if minor < _GLIBCS[0]:
+        raise ConfigError(
+            f"The base has {request.libc}, and packages are made for glibc 2.{_GLIBCS[0]} and newer. Take a newer base."
+        )
+    return f"{target}{max(each for each in _GLIBCS if each <= minor)}"
+
+
+def lock_anew(request: Request, preferred: tuple[Package, ...]) -> Lock:
+    """What uv makes of a request: packages that a lock has decided on, the others, and what builds of both take.
+
+    Args:
+        request: what is to be locked.
+        preferred: packages whose versions are kept where they still fit.
+
+    Raises:
+        The same errors as `lock_requirements`.
+    """
+    from skyward.builder.packages.resolver import Resolved, resolve  # where nothing is to resolve, none of it is loaded
+
+    target, is_open = target_of(request), bool(open_entries(request.entries, request.rules))
+    found = resolve(request, target, tuple((p.name, _version(p)) for p in preferred)) if is_open else Resolved()
+    # an index may tell a size at one time only, and a package that changes its layer is installed again
+    known = {package.line: package for package in preferred}
+    answer = packages_of(found.packages, scopes(request.image))
+    pinned = {package.name: package for package in request.rules.pinned}
+    more = (known.get(package.line, package) for package in answer if package.name not in pinned)
+    lock = with_given_hashes(Lock((*pinned.values(), *more)), request.rules)
+    to_build = tuple(package.pin for package in pinned.values() if package.is_source)
+    systems = found.builds | (_as_named(request, to_build, target).builds if to_build else {}) | dict(request.projects)
+    builds = {name: build_packages(request, target, name, system) for name, system in systems.items()}
+    packages = [replace(each, build=builds[each.name]) if each.is_source else each for each in lock.packages]
+    projects = tuple((name, builds[name]) for name, _ in request.projects)
+    return Lock(tuple(packages), projects=projects, target=target)
+
+
+def _as_named(request: Request, pins: tuple[str, ...], target: str) -> Resolved:
+    """How these packages are built, which a lock of the user's has decided on."""
+    from skyward.builder.packages.resolver import resolve
+
+    image, rules = replace(request.image, pip=pins), Rules(sources=request.rules.sources)
+    asked = replace(request, image=image, rules=rules, provided=(), projects=())
+    return resolve(asked, target, (), only_sources=True)
+
+
+def build_packages(request: Request, target: str, name: str, system: BuildSystem) -> tuple[Package, ...]:
+    """What a build takes, locked like what is installed: from the same indexes, for the same platform.
+
+    It may hold source packages in turn. What they are built with is then in it too, as all of it is there together.
+
+    Raises:
+        ImageError: something that it takes cannot be had, or contradicts the rest.
+    """
+    from skyward.builder.packages.resolver import resolve
+
+    wanted = (*system.requires, *system.on_demand)
+    while wanted:
+        try:
+            nothing = replace(request.image, pip=())
+            image = with_origin(nothing, replace(nothing, pip=wanted), f"the build of {name!r}")
+            rules = Rules(sources=request.rules.sources)
+            asked = replace(request, image=image, rules=rules, provided=(), projects=())
+            found = resolve(asked, target, ())
+        except SkywardError as error:
+            if set(wanted) & set(system.on_demand):  # the machine may have the program
+                return build_packages(request, target, name, BuildSystem(system.requires))
+            raise ImageError(f"What {name!r} takes to be built cannot be had: {', '.join(wanted)}. {error}") from error
+        more = [each for inner in found.builds.values() for each in (*inner.requires, *inner.on_demand)]
+        if set(more) <= set(wanted):
+            packages = packages_of(found.packages, scopes(request.image))
+            return tuple(sorted(packages, key=lambda package: package.name))
+        wanted = tuple(dict.fromkeys((*wanted, *more)))
+    return ()
+
+
+@lru_cache(maxsize=1)
+def uv_version() -> str:
+    """The version of the uv that resolves here; "" for one that is not installed as a package."""
+    spec = find_spec("uv")
+    if spec is None or spec.origin is None:
+        return ""
+    # importlib.metadata takes 10 ms to load, of the 150 that a no-op may take; the folder's name says it as well
+    about = next(Path(spec.origin).parent.parent.glob("uv-*.dist-info"), None)
+    return about.stem.removeprefix("uv-") if about else ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    entries: frozenset[str]
+    settings: dict[str, Any]
+    lock: Lock
+
+
+def _folder() -> Path:
+    return cache_path("locks")
+
+
+def _key(request: Request) -> str:
+    """What the answer depends on. This machine's package sources go in as a hash, as they may hold passwords."""
+    sources = [host_indexes(os.environ, home()), sorted(mirrors(os.environ, Path.cwd()).items())]
+    projects = [[name, system.requires, system.on_demand] for name, system in request.projects]
+    asked = [_FORMAT, uv_version(), request.entries, request.provided, projects, request.settings, repr(sources)]
+    asked.append(_PLATFORMS.get(request.platform) and target_of(request))
+    return hashlib.sha256(json.dumps(asked, separators=(",", ":"), sort_keys=True).encode()).hexdigest()
+
+
+def _preferred(request: Request) -> tuple[Package, ...]:
+    """The packages of the last lock for the same target whose requirements are more or fewer than these."""
+    wanted = frozenset(request.entries)
+    for file in newest(_folder(), "*.json"):
+        kept = _read(file)
+        if kept and kept.settings == request.settings and (kept.entries <= wanted or wanted <= kept.entries):
+            return kept.lock.packages
+    return ()
+
+
+def _read(file: Path) -> _Kept | None:
+    """A lock from its file; None if there is none, or one that this version cannot read."""
+    text = read(file)
+    if text is None:
+        return None
+    try:
+        kept = json.loads(text)
+        projects = tuple((name, _from_json(build)) for name, build in kept["projects"])
+        lock = Lock(_from_json(kept["packages"]), projects=projects, target=kept["target"])
+        return _Kept(frozenset(kept["entries"]), kept["settings"], lock)
+    except (ValueError, KeyError, TypeError, AttributeError):  # half written, or another version's: made again
+        return None
+
+
+def _from_json(entries: Iterable[dict[str, Any]]) -> tuple[Package, ...]:
+    return tuple(
+        Package(
+            **{**entry, "hashes": tuple(entry["hashes"])}
+            | {"build": None if entry["build"] is None else _from_json(entry["build"])}
+        )
+        for entry in entries
+    )
+
+
+def _to_json(packages: Iterable[Package]) -> list[dict[str, Any]]:
+    return [
+        {name: getattr(package, name) for name in ("name", "pin", "hashes", "index", "size", "compiled")}
+        | {"build": None if package.build is None else _to_json(package.build)}
+        for package in packages
+    ]
+
+
+def _write(file: Path, request: Request, lock: Lock) -> None:
+    projects = [[name, _to_json(build)] for name, build in lock.projects]
+    kept = {"target": lock.target, "packages": _to_json(lock.packages), "projects": projects}
+    write(file, json.dumps({"entries": request.entries, "settings": request.settings, **kept}, indent=1))
+
+
+def _version(package: Package) -> str:
+    return package.pin.partition("==")[2]

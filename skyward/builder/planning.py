@@ -1,0 +1,309 @@
+"""From an image's description to its plan: reads files, finds the base, locks the requirements, compiles."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from skyward.builder.bases.dockerfile import base_build
+from skyward.builder.bases.facts import check_base, facts_of_base, noted_libc
+from skyward.builder.files.copied import code_files, package_files
+from skyward.builder.files.runner import runner_digest
+from skyward.builder.packages.local import LocalPackage, located
+from skyward.builder.packages.lock import Request, lock_anew, lock_requirements
+from skyward.builder.packages.lock_file import Entry, asked_for, entry_for, not_upgraded, wrong_base
+from skyward.builder.packages.requirements import resolve_files
+from skyward.builder.store import ImageFacts, ImageStore
+from skyward.errors import ImageNotFoundError
+from skyward.image import (
+    BaseBuild,
+    BaseFacts,
+    Plan,
+    check_python,
+    compile,  # noqa: A004
+    default_base,
+)
+from skyward.model.image import Dockerfile, Image
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Base:
+    """A base image as a build uses it: the reference for FROM, and the digest that stands for its content.
+
+    With what the engine says of it; None while it is to be built first.
+    """
+
+    reference: str
+    digest: str
+    facts: ImageFacts | None = None
+
+
+def plan_for(
+    image: Image, store: ImageStore, *, python: str, platform: str, root: Path | None = None, upgrade: bool = False
+) -> Plan:
+    """Compile an image: with its files read, its requirements locked, and against the base an engine has or can pull.
+
+    Args:
+        image: the description, plugins applied. Without a base of its own it starts from what SKYWARD_BASE names,
+            else from the official slim image of the Python version.
+        store: the images of the engine.
+        python: the client's minor version, such as "3.11".
+        platform: of the nodes, such as "linux/amd64".
+        root: what the image's relative paths are relative to; None for the working directory.
+        upgrade: lock anew, and take the newest versions that are allowed.
+
+    Raises:
+        ConfigError: the image asks for another Python version, a file it names is missing or wrong, or its
+            requirements contradict each other.
+        ImageNotFoundError: the base is neither on the engine nor in its registry.
+        ImageError: nothing can be built on the base, or a package or an index cannot be had.
+    """
+    check_python(image, python)
+    root = root or Path.cwd()
+    wanted = _wanted(image, root, python, image.platform or platform)
+    image = wanted.request.image
+    if image.lock is None:
+        base = wanted.base(store)
+    else:
+        file = located(root, image.lock)
+        if upgrade:
+            raise not_upgraded(file)
+        entry = entry_for(file, wanted.request)
+        base = wanted.base(store, entry, file)
+    named = wanted.named if image.lock is None else base.reference  # the name may be another image's by now
+    given = facts_of_base(named, base.facts, store, wanted.request.platform) if base.facts else None
+    if given:
+        check_base(repr(named), given, python)
+    if image.lock is None:
+        libc = wanted.libc(store, given)
+        lock = lock_requirements(replace(wanted.request, libc=libc), upgrade=upgrade)
+    else:
+        lock = replace(entry.lock, sources=wanted.request.rules.sources)
+    return compile(
+        image,
+        python=python,
+        platform=wanted.request.platform,
+        base=base.reference,
+        base_digest=base.digest,
+        runner_digest=runner_digest(),
+        lock=lock,
+        packages=package_files(wanted.packages),
+        code=code_files(image, root),
+        base_build=wanted.base_build,
+        given=given,
+    )
+
+
+def plan_on_machine(image: Image, *, python: str, platform: str, libc: str, root: Path | None = None) -> Plan:
+    """The plan of an image whose packages are installed for a machine's own Python, without a container.
+
+    Its lock and its tag mean something; its Dockerfile does not.
+
+    Args:
+        image: the description, plugins applied, without a base.
+        python: the client's minor version, such as "3.11", which the machine has as well.
+        platform: of the machine, such as "linux/amd64".
+        libc: its C library, such as "glibc 2.36".
+        root: what the image's relative paths are relative to; None for the working directory.
+
+    Raises:
+        ConfigError: the image asks for another Python version, a file it names is missing or wrong, or its
+            requirements contradict each other.
+        ImageError: a package or an index cannot be had.
+    """
+    check_python(image, python)
+    root = root or Path.cwd()
+    wanted = _wanted(image, root, python, platform)
+    if image.lock is None:
+        lock = lock_requirements(replace(wanted.request, libc=libc))
+    else:
+        lock = replace(entry_for(located(root, image.lock), wanted.request).lock, sources=wanted.request.rules.sources)
+    return compile(
+        wanted.request.image,
+        python=python,
+        platform=platform,
+        base="scratch",
+        base_digest=f"machine:{platform},{libc}",
+        runner_digest=runner_digest(),
+        lock=lock,
+        packages=package_files(wanted.packages),
+    )
+
+
+def lock_for(
+    image: Image,
+    store: ImageStore,
+    *,
+    python: str,
+    platform: str,
+    root: Path,
+    file: Path,
+    known: Sequence[Entry] = (),
+    newer: Collection[str] | None = None,
+) -> Entry:
+    """The entry of an image in its lock file: the one that it has if that still fits, else a new one.
+
+    Args:
+        image: the description, plugins applied.
+        store: the images of the engine.
+        python: minor version of the nodes.
+        platform: of the nodes.
+        root: what the image's relative paths are relative to.
+        file: where the lock file is, or will be.
+        known: the entries that it has. Their versions are kept where they still fit.
+        newer: packages to take in their newest versions that are allowed; empty for all, with the base; None for none.
+
+    Raises:
+        The same errors as `plan_for`.
+    """
+    wanted = _wanted(image, root, python, image.platform or platform)
+    request = wanted.request
+    asked = asked_for(request, file.parent)
+    same = [each for each in known if (each.platform, each.python) == (request.platform, python)]
+    last = next((each for each in same if each.asked == asked), None) or next(iter(same), None)
+    if last is not None and last.asked == asked and newer is None and (last.is_pulled or not last.base):
+        return last
+    keeps_base = last is not None and last.is_pulled and newer != () and last.asked.get("base") == asked.get("base")
+    base = wanted.base(store, last if keeps_base else None, file)
+    given = facts_of_base(base.reference, base.facts, store, request.platform) if base.facts else None
+    request = replace(request, libc=wanted.libc(store, given))
+    preferred = last.lock.packages if last and newer != () else ()
+    left = tuple(package for package in preferred if package.name not in (newer or ()))
+    return Entry(
+        platform=request.platform,
+        python=python,
+        asked=asked,
+        base="" if wanted.base_build else base.digest,
+        is_pulled="@" in base.reference,
+        lock=last.lock if last and last.asked == asked and newer is None else lock_anew(request, left),
+    )
+
+
+def check_lock(image: Image, *, python: str, platform: str, root: Path, file: Path) -> None:
+    """See that a lock file fits an image. Asks neither engine nor index.
+
+    Raises:
+        ConfigError: it does not; the message names what was changed, and the command to run.
+    """
+    entry_for(file, _wanted(image, root, python, image.platform or platform).request)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wanted:
+    """What is wanted of an image, its files read."""
+
+    request: Request
+    packages: tuple[LocalPackage, ...]
+    base_build: BaseBuild | None
+
+    @property
+    def named(self) -> str:
+        """The base as the image or this machine names it."""
+        return str(self.request.image.base or os.environ.get("SKYWARD_BASE") or default_base(self.request.python))
+
+    def base(self, store: ImageStore, entry: Entry | None = None, file: Path | None = None) -> Base:
+        """The base: the one of an entry of a lock file, else the one that the engine has under its name."""
+        if self.base_build:
+            return _built_base(self.base_build)
+        named = self.named
+        if entry is None or file is None or not entry.base:
+            return resolve_base(named, store)
+        if entry.is_pulled:
+            return replace(resolve_base(f"{_repository(named)}@{entry.base}", store), digest=entry.base)
+        base = resolve_base(named, store)
+        if base.digest != entry.base:
+            raise wrong_base(file, named, base.digest, entry)
+        return base
+
+    def libc(self, store: ImageStore, given: BaseFacts | None) -> str:
+        """The C library of the base; of one that is still to be built that of the image it is built from.
+
+        "" where neither tells.
+        """
+        made = self.base_build
+        if given or not made or not made.parent:
+            return given.libc if given else ""
+
+        def find() -> str:
+            parent = resolve_base(made.parent, store)
+            return facts_of_base(made.parent, parent.facts, store, made.platform).libc if parent.facts else ""
+
+        try:
+            return noted_libc(made.digest, find)
+        except ImageNotFoundError:  # the builder may have it, or other credentials; if not, it says so
+            return ""
+
+
+def _wanted(image: Image, root: Path, python: str, platform: str) -> _Wanted:
+    resolved = resolve_files(image, root, python=python, platform=platform)
+    request = Request(
+        image=resolved.image,
+        python=python,
+        platform=platform,
+        provided=tuple(each.name for each in resolved.packages),
+        rules=resolved.rules,
+        projects=tuple((each.name, each.build) for each in resolved.packages if each.build),
+    )
+    made = base_build(image.base, root, platform) if isinstance(image.base, Dockerfile) else None
+    return _Wanted(request=request, packages=resolved.packages, base_build=made)
+
+
+def _built_base(made: BaseBuild) -> Base:
+    return Base(reference=made.tag, digest=f"dockerfile:{made.digest}")
+
+
+def resolve_base(reference: str, store: ImageStore) -> Base:
+    """Find a base image on the engine, or pull it.
+
+    Raises:
+        ImageNotFoundError: it is neither on the engine nor in its registry.
+    """
+    facts = store.inspect(reference)
+    if facts is None:
+        try:
+            store.pull(reference)
+        except ImageNotFoundError as error:
+            raise ImageNotFoundError(
+                f"The base image {reference!r} is neither on the engine nor can it be pulled. {error} "
+                "Where no registry can be reached, set SKYWARD_BASE or Image(base=...) to an image the engine has."
+            ) from error
+        facts = store.inspect(reference)
+    if facts is None:
+        raise ImageNotFoundError(
+            f"The engine pulled {reference!r} but does not have it under that name. Give it a tag."
+        )
+    pinned, digest = _pinned(reference, facts)
+    return Base(reference=pinned, digest=digest, facts=facts)
+
+
+def _pinned(reference: str, facts: ImageFacts) -> tuple[str, str]:
+    """The base by digest if its own registry gave one, and the digest; an image made on this engine has its id only.
+
+    An engine that keeps images in containerd gives every image a digest, which then is also its id. The builder would
+    ask a registry for it, and where it has not come from one there is none, so such a base goes by its tag.
+    """
+    name = _repository(reference)
+    for known in facts.repo_digests:
+        repository, _, digest = known.partition("@")
+        if _full_name(repository) == _full_name(name):
+            return (reference if digest == facts.id else f"{name}@{digest}"), digest
+    return reference, facts.id
+
+
+def _repository(reference: str) -> str:
+    """A reference without tag and digest."""
+    name = reference.partition("@")[0]
+    head, colon, tag = name.rpartition(":")
+    return head if colon and "/" not in tag else name
+
+
+def _full_name(repository: str) -> str:
+    """A repository with the registry and the folder that Docker leaves out."""
+    first, slash, _ = repository.partition("/")
+    if slash and ("." in first or ":" in first or first == "localhost"):
+        return repository.removeprefix("index.").replace(
+            "docker.io/", "docker.io/library/", int(repository.count("/") == 1)
+        )
+    return f"docker.io/{repository}" if slash else f"docker.io/library/{repository}"

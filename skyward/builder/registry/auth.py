@@ -1,0 +1,378 @@
+"""Registry authentication: which credentials this user has for a registry, and how the docker command gets them.
+
+Sources, in this order: the credential programs and logins of Docker's configuration (the variable DOCKER_AUTH_CONFIG,
+then `config.json`), and the programs of Google's and Azure's clouds for their own registries. Tokens for Amazon's
+registries are in `ecr`. Credentials are kept in memory only; no message, log line or repr shows one.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from skyward.builder.cache import home
+from skyward.builder.registry import ecr
+from skyward.builder.registry.reference import DOCKER_HUB
+from skyward.builder.scratch import scratch_folder
+from skyward.errors import RegistryError
+
+_HUB_KEY = "https://index.docker.io/v1/"  # under which Docker keeps the credentials of its hub
+_HUB_HOSTS = ("index.docker.io", "registry-1.docker.io")
+_VARIABLE = "DOCKER_AUTH_CONFIG"
+_PROGRAM_LIMIT_S = 30  # a key store may ask its owner first
+_CLOUD_LIMIT_S = 60  # both command lines are Python programs that ask a service
+_NOT_FOUND = "credentials not found"
+_TOKEN_USER = "<token>"  # noqa: S105 - a credential program's word for: the secret is an identity token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    """A user's name and secret, or a token.
+
+    Attributes:
+        username: name of the user; "" beside a token.
+        password: the user's password.
+        identity_token: what a token service takes instead of a password.
+        registry_token: what the registry itself takes, as it is.
+        configured: whether the docker command finds them by itself, in its configuration.
+    """
+
+    username: str = ""
+    password: str = field(default="", repr=False)
+    identity_token: str = field(default="", repr=False)
+    registry_token: str = field(default="", repr=False)
+    configured: bool = field(default=False, compare=False)
+
+    def for_engine(self, registry: str) -> dict[str, str]:
+        """In the form in which an engine takes them with a push or a pull."""
+        known = {
+            "username": self.username,
+            "password": self.password,
+            "identitytoken": self.identity_token,
+            "registrytoken": self.registry_token,
+        }
+        return {name: value for name, value in known.items() if value} | {"serveraddress": _key(registry)}
+
+    def for_config(self) -> dict[str, str]:
+        """As an entry of `auths` in Docker's configuration."""
+        login = base64.b64encode(f"{self.username}:{self.password}".encode()).decode() if self.username else ""
+        entry = {"auth": login, "identitytoken": self.identity_token, "registrytoken": self.registry_token}
+        return {name: value for name, value in entry.items() if value}
+
+
+Logins = Mapping[str, Credentials]
+
+
+def registry_credentials(registry: str) -> Credentials | None:
+    """The user's credentials for a registry; None means anonymous access.
+
+    For a registry of Amazon's a credential program that is configured for this very registry comes first. Without
+    boto3 what `docker login` left is used.
+
+    Raises:
+        RegistryError: a credential program or the registry's cloud fails.
+    """
+    if not ecr.is_ecr(registry):
+        return find_credentials(registry) or cloud_credentials(registry)
+    has_program = any(_named_program(config, registry) for config, _ in _configurations(os.environ))
+    if (has_program or not ecr.has_boto3()) and (found := find_credentials(registry)):
+        return found
+    username, password = ecr.token(registry)
+    return Credentials(username=username, password=password)
+
+
+# Docker's configuration -----------------------------------------------------------------------------------------------
+
+
+def find_credentials(registry: str, environ: Mapping[str, str] = os.environ) -> Credentials | None:
+    """The credentials in Docker's configuration for a registry; None for none.
+
+    The variable DOCKER_AUTH_CONFIG, which holds the text of a configuration, comes before the file, as for the docker
+    command from 28.3 on and for GitLab. In each, a program named for the registry in `credHelpers` comes before the one
+    of `credsStore`, and that before `auths`.
+
+    Raises:
+        RegistryError: the configuration cannot be read, or a credential program is missing or fails.
+    """
+    for config, origin in _configurations(environ):
+        program = _named_program(config, registry) or config.get("credsStore")
+        found = _ask_configured(str(program), registry, origin, environ) if program else None
+        if found := found or _from_auths(_object(config.get("auths")), registry, origin):
+            return replace(found, configured=origin != _VARIABLE)
+    return None
+
+
+def config_folder(environ: Mapping[str, str]) -> Path:
+    """The folder of Docker's configuration."""
+    folder = environ.get("DOCKER_CONFIG")
+    return Path(folder) if folder else Path(environ.get("HOME") or home()) / ".docker"
+
+
+def _configurations(environ: Mapping[str, str]) -> Iterator[tuple[dict[str, Any], str]]:
+    """The configurations that count, and where each is from."""
+    if environ.get(_VARIABLE):
+        try:
+            yield _object(json.loads(environ[_VARIABLE])), _VARIABLE
+        except ValueError:
+            raise RegistryError(
+                f"{_VARIABLE}, which holds credentials for registries, is not JSON.",
+                'Give it the form of Docker\'s config.json, {"auths": {...}}, or unset it.',
+            ) from None
+    path = config_folder(environ) / "config.json"
+    yield _read_config(path), str(path)
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    """Docker's configuration; empty where there is no such file."""
+    try:
+        return _object(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        # what a JSON error quotes is a position, but its chain holds the document
+        why = error.strerror if isinstance(error, OSError) else "it is not JSON"
+        raise RegistryError(
+            f"Docker's configuration {path}, which holds the credentials for registries, cannot be read: {why}.",
+            "Repair it, or point DOCKER_CONFIG to another folder.",
+        ) from None
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _key(registry: str) -> str:
+    return _HUB_KEY if registry == DOCKER_HUB else registry
+
+
+def _named_program(config: dict[str, Any], registry: str) -> str | None:
+    programs = _object(config.get("credHelpers"))
+    return programs.get(registry) or programs.get(_key(registry)) or None
+
+
+def _from_auths(auths: dict[str, Any], registry: str, origin: str) -> Credentials | None:
+    """The entry of `auths`: under the registry's own name, else under a key with that host.
+
+    A path in a key does not restrict it to the repositories below that path: for Docker it is the rest of an API's URL.
+    https://github.com/docker/cli/blob/master/cli/config/credentials/file_store.go (ConvertToHostname)
+    """
+    wanted = _key(registry)
+    keys = [wanted, *(key for key in auths if _host(key) == _host(wanted))]
+    entry = next((_object(auths[key]) for key in keys if auths.get(key)), None)
+    if not entry:
+        return None
+    username, password = str(entry.get("username") or ""), str(entry.get("password") or "")
+    if entry.get("auth"):
+        try:
+            decoded = base64.b64decode(str(entry["auth"]), validate=True).decode()
+        except (binascii.Error, UnicodeDecodeError):
+            decoded = ""
+        username, colon, password = decoded.rstrip("\0").partition(":")
+        if not colon:
+            raise RegistryError(
+                f"The entry of {registry} in {origin} is no user name and password.",
+                f"Write it anew with `docker logout {registry}` and `docker login {registry}`.",
+            )
+    found = Credentials(
+        username=username,
+        password=password,
+        identity_token=str(entry.get("identitytoken") or ""),
+        registry_token=str(entry.get("registrytoken") or ""),
+    )
+    return None if found == Credentials() else found
+
+
+def _host(key: str) -> str:
+    """The host of a key of `auths`, which may be a URL of the registry's API; one for all names of Docker's hub."""
+    host = urlsplit(key if "://" in key else f"//{key}").netloc
+    return DOCKER_HUB if host in _HUB_HOSTS else host
+
+
+# credential programs --------------------------------------------------------------------------------------------------
+
+
+def _ask_configured(name: str, registry: str, origin: str, environ: Mapping[str, str]) -> Credentials | None:
+    """The answer of a credential program that a configuration names."""
+    program = f"docker-credential-{name}"
+    if shutil.which(program, path=environ.get("PATH")) is None:
+        raise RegistryError(
+            f"Docker's configuration {origin} names the credential program {program} for {registry}, "
+            "which is not on PATH.",
+            f"Install {program}, or remove its name ({name!r}) from that configuration and run "
+            f"`docker login {registry}`.",
+        )
+    return _ask_program(program, registry, environ)
+
+
+def _ask_program(program: str, registry: str, environ: Mapping[str, str]) -> Credentials | None:
+    """The answer of a credential program; None if it knows nothing of the registry."""
+    asked = f"The credential program {program}, asked for {registry},"
+    # its own words are not shown: they may hold what it was asked for
+    shown = re.sub(r"[^\w.:-]", "", registry)
+    remedy = f"See what it says: echo {shown} | {program} get"
+    done = _run([program, "get"], asked, remedy, _PROGRAM_LIMIT_S, _key(registry), environ)
+    if done.returncode:
+        if _NOT_FOUND in (done.stdout.strip() or done.stderr.strip()).lower():
+            return None
+        raise RegistryError(f"{asked} ended with status {done.returncode}.", remedy)
+    try:
+        found = json.loads(done.stdout)
+        username, secret = str(found["Username"]), str(found["Secret"])
+    except (ValueError, KeyError, TypeError):
+        raise RegistryError(f"{asked} answered what is no credential.", remedy) from None
+    if username == _TOKEN_USER:
+        return Credentials(identity_token=secret)
+    return Credentials(username=username, password=secret) if username or secret else None
+
+
+def _run(
+    words: Sequence[str], asked: str, remedy: str, limit_s: int, told: str, environ: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            words, input=told, capture_output=True, text=True, timeout=limit_s, check=False, env=dict(environ)
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        why = f"did not answer in {limit_s} s" if isinstance(error, subprocess.TimeoutExpired) else str(error)
+        raise RegistryError(f"{asked} {why}.", remedy) from None
+
+
+# clouds ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cloud:
+    """A cloud's registries: their hosts, its credential programs, its command line, and how to log in.
+
+    The cloud documents both: a credential program to be entered into `config.json`, and a command that gives a token.
+    """
+
+    hosts: re.Pattern[str]
+    programs: tuple[str, ...]
+    command: tuple[str, ...]
+    user: str  # the name that goes with a token
+    remedy: str
+
+
+_CLOUDS = (
+    _Cloud(
+        hosts=re.compile(r"[a-z0-9-]+-docker\.pkg\.dev|(?:[a-z]+\.)?gcr\.io"),
+        programs=("docker-credential-gcloud", "docker-credential-gcr"),
+        command=("gcloud", "auth", "print-access-token"),
+        user="oauth2accesstoken",
+        remedy="Log in with `gcloud auth login`, then `gcloud auth configure-docker {registry}`.",
+    ),
+    _Cloud(
+        hosts=re.compile(r"(?P<name>[a-zA-Z0-9]+)\.azurecr\.(?:io|cn|us)"),
+        programs=("docker-credential-acr-env", "docker-credential-acr"),
+        command=("az", "acr", "login", "--name", "{name}", "--expose-token", "--output", "json"),
+        user="00000000-0000-0000-0000-000000000000",
+        remedy="Log in with `az login`, then `az acr login --name {name}`.",
+    ),
+)
+
+
+def cloud_credentials(registry: str) -> Credentials | None:
+    """The credentials that Google's or Azure's own programs give for a registry of theirs.
+
+    None for other registries, and where none of the cloud's programs is installed.
+
+    Raises:
+        RegistryError: the cloud's program fails, mostly because nobody is logged in.
+    """
+    for cloud in _CLOUDS:
+        if found := cloud.hosts.fullmatch(registry):
+            program = next((name for name in cloud.programs if shutil.which(name)), None)
+            if program:
+                return _ask_program(program, registry, os.environ)
+            if shutil.which(cloud.command[0]):
+                return _token(cloud, registry, found.groupdict().get("name") or "")
+    return None
+
+
+def _token(cloud: _Cloud, registry: str, name: str) -> Credentials:
+    """Credentials by the cloud's command line."""
+    words = [word.format(name=name) for word in cloud.command]
+    remedy = cloud.remedy.format(registry=registry, name=name)
+    asked = f"`{' '.join(words)}`, asked for a token for {registry},"
+    done = _run(words, asked, remedy, _CLOUD_LIMIT_S, "", os.environ)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["nothing"])[-1]
+        raise RegistryError(f"{asked} ended with status {done.returncode}: {last}.", remedy)
+    token = done.stdout.strip()
+    if words[0] == "az":
+        try:
+            token = str(json.loads(token)["accessToken"])
+        except (ValueError, KeyError, TypeError):
+            raise RegistryError(f"`{' '.join(words)}` gave no token for {registry}.", remedy) from None
+    return Credentials(username=cloud.user, password=token)
+
+
+# the docker command ---------------------------------------------------------------------------------------------------
+
+
+def logins_for(needed: Iterable[str] = (), perhaps: Iterable[str] = ()) -> Logins:
+    """The user's credentials for registries, by their names.
+
+    Args:
+        needed: registries that a command is certain to use.
+        perhaps: those that it may use, such as a base's, which the engine mostly has.
+
+    Raises:
+        RegistryError: credentials for a registry that is needed cannot be had.
+    """
+    found = {name: credentials for name in set(needed) if (credentials := registry_credentials(name))}
+    for name in set(perhaps) - set(found):
+        try:
+            credentials = registry_credentials(name)
+        except RegistryError:
+            continue  # should the registry ask for credentials, the docker command fails in the same way
+        if credentials:
+            found[name] = credentials
+    return found
+
+
+@contextmanager
+def login(logins: Logins) -> Iterator[dict[str, str]]:
+    """Variables with which the docker command here finds these credentials, for the time of a `with` block.
+
+    None where its own configuration leads to them. Else, as for a cloud's token, they name a configuration in a folder
+    that only this user can enter: the user's own with these logins added.
+
+    Raises:
+        RegistryError: the user's own configuration cannot be read.
+    """
+    lacking = {name: credentials for name, credentials in logins.items() if not credentials.configured}
+    if not lacking:
+        yield {}
+        return
+    own = config_folder(os.environ)
+    with scratch_folder("login") as folder:
+        for path in own.iterdir() if own.is_dir() else ():
+            if path.name != "config.json":
+                (folder / path.name).symlink_to(path.absolute())  # contexts, plugins
+        config = with_logins(_read_config(own / "config.json"), lacking)
+        (folder / "config.json").touch(mode=0o600)
+        (folder / "config.json").write_text(json.dumps(config))
+        yield {"DOCKER_CONFIG": str(folder), "REGISTRY_AUTH_FILE": str(folder / "config.json")}  # of docker, of podman
+
+
+def with_logins(config: Mapping[str, Any], logins: Logins) -> dict[str, Any]:
+    """A configuration of the docker command with logins added to what it has."""
+    auths, programs = dict(config.get("auths") or {}), dict(config.get("credHelpers") or {})
+    for registry, credentials in logins.items():
+        auths[_key(registry)] = credentials.for_config()
+        if programs or config.get("credsStore"):
+            programs[_key(registry)] = ""  # no program: the entry is read from the file, whatever is asked for others
+    return {**config, "auths": auths, **({"credHelpers": programs} if programs else {})}

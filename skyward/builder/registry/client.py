@@ -1,0 +1,265 @@
+"""A client of the registry API, version 2: manifests and blobs, tokens, retries, the host's CA bundle and proxies.
+
+It talks to one registry, with one set of rights. No engine is involved. Credentials are sent to the registry's own
+origin and to its token service (`challenge`); redirects and uploads may lead elsewhere, without them (`http`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urljoin, urlsplit
+
+import requests
+from requests import Response
+
+from skyward.builder.registry.auth import registry_credentials
+from skyward.builder.registry.challenge import RegistryAuth
+from skyward.builder.registry.http import (
+    follow,
+    host_of,
+    new_session,
+    origin_of,
+    shown_url,
+    status_of,
+    stay_protected,
+    trust,
+    unreachable,
+)
+from skyward.builder.registry.reference import DIGEST, Reference
+from skyward.builder.registry.timeouts import LONGEST_S, Patience, Upload, with_patience
+from skyward.errors import RegistryError
+
+MANIFEST_TYPES = ("application/vnd.oci.image.manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json")
+INDEX_TYPES = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
+# how long a registry may take to be connected to, and to go on with an answer
+_LIMITS_S = (3.0, 30.0)
+_STORE_LIMITS_S = (3.0, LONGEST_S + 60)  # for one that stores what it was sent; `Patience` ends it before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blob:
+    """A document or file of a registry: its bytes, what they are, and their digest, which has been checked."""
+
+    media_type: str
+    digest: str
+    content: bytes = field(repr=False)
+
+
+class RegistryClient:
+    """One registry, for the time of a `with` block.
+
+    Args:
+        reference: says which registry, and which repository all calls are about.
+        rights: "pull" or "pull,push".
+        also_from: another repository to be allowed to read, for mounts.
+
+    Raises:
+        RegistryError: from each method, where the registry cannot be reached, refuses, or does not follow the protocol.
+    """
+
+    def __init__(self, reference: Reference, rights: str = "pull", also_from: str | None = None) -> None:
+        self._reference = reference
+        scopes = [f"repository:{reference.repository}:{rights}"]
+        if also_from and also_from != reference.repository:
+            scopes.append(f"repository:{also_from}:pull")
+        self._base = f"{reference.url}/v2/{reference.repository}/"
+        self._session, self._verify = new_session(reference), trust(reference)
+        self._auth = RegistryAuth(self._session, reference, tuple(scopes), registry_credentials)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._session.close()
+
+    def digest_of(self, wanted: str) -> str | None:
+        """The digest of the manifest with that tag, by a HEAD; None if the registry does not say one.
+
+        None is no proof of absence: nothing in the answer to a HEAD shows that a registry gave it.
+        """
+        answer = self._call("HEAD", f"manifests/{wanted}", accept=True, expect=(200, 404))
+        digest = answer.headers.get("Docker-Content-Digest", "")
+        is_manifest = answer.status_code == 200 and _media_type(answer) in (*MANIFEST_TYPES, *INDEX_TYPES)
+        return digest if is_manifest and DIGEST.fullmatch(digest) else None
+
+    def manifest(self, wanted: str) -> Blob | None:
+        """The manifest or index with that tag or digest; None if the registry says that it has none."""
+        answer = self._call("GET", f"manifests/{wanted}", accept=True, expect=(200, 404))
+        if answer.status_code == 404:
+            # any web server sends some page for unknown paths; only a registry's answer has its form of errors
+            if not _errors(answer):
+                raise self._violation("has no such page", answer)
+            return None
+        if _media_type(answer) not in (*MANIFEST_TYPES, *INDEX_TYPES):
+            raise self._violation(f"sent {_media_type(answer) or 'something'} for a manifest", answer)
+        return self._checked(answer, wanted)
+
+    def blob(self, digest: str) -> Blob:
+        """A blob, whole: for configurations, not for layers."""
+        return self._checked(self._call("GET", f"blobs/{digest}"), digest)
+
+    def has_blob(self, digest: str) -> bool:
+        """Whether the repository has a blob."""
+        return self._call("HEAD", f"blobs/{digest}", expect=(200, 404)).status_code == 200
+
+    def put_blob(self, content: bytes) -> None:
+        """Upload a blob in one piece."""
+        place = self._call("POST", "blobs/uploads/", expect=(202,)).headers.get("Location", "")
+        if not place:
+            raise RegistryError(f"The registry {self._reference.registry} did not say where to upload to.")
+        place = self._location(place)
+        place += f"{'&' if urlsplit(place).query else '?'}digest={sha256(content)}"
+        kind = {"Content-Type": "application/octet-stream"}
+        self._call("PUT", place, content=content, headers=kind, expect=(201,))
+
+    def mount_blob(self, digest: str, source: str) -> bool:
+        """Take over a blob from another repository of the registry; False if the registry would not."""
+        query = {"mount": digest, "from": source}
+        answer = self._call("POST", "blobs/uploads/", query=query, expect=(201, 202))
+        if answer.status_code == 202 and answer.headers.get("Location"):  # an upload was begun instead
+            self._call("DELETE", self._location(answer.headers["Location"]), expect=(200, 202, 204, 404, 405))
+        return answer.status_code == 201
+
+    def put_manifest(self, wanted: str, media_type: str, content: bytes) -> bool:
+        """Put a manifest under a tag, or its digest; whether the registry lists it with the image it is about."""
+        kind = {"Content-Type": media_type}
+        answer = self._call("PUT", f"manifests/{wanted}", content=content, headers=kind, expect=(201,))
+        return bool(answer.headers.get("OCI-Subject"))
+
+    def referrers(self, digest: str) -> list[dict[str, Any]] | None:
+        """Descriptors of what is attached to an image; None from a registry that keeps no such list."""
+        answer = self._call("GET", f"referrers/{digest}", expect=(200, 404, 405))
+        if answer.status_code != 200 or _media_type(answer) not in INDEX_TYPES:
+            return None
+        try:
+            return list(answer.json().get("manifests") or ())
+        except (ValueError, AttributeError):
+            raise self._violation("sent something else than a list of referrers", answer) from None
+
+    def _location(self, given: str) -> str:
+        """The URL at which an upload goes on; another origin gets no credentials."""
+        place = urljoin(self._base, given)
+        stay_protected(self._base, place)
+        return place
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        *,
+        expect: tuple[int, ...] = (200,),
+        accept: bool = False,
+        headers: Mapping[str, str] | None = None,
+        query: Mapping[str, str] | None = None,
+        content: bytes | None = None,
+    ) -> Response:
+        url = urljoin(self._base, path)
+        sent = {**(headers or {}), **({"Accept": ", ".join((*MANIFEST_TYPES, *INDEX_TYPES))} if accept else {})}
+        try:
+            # a second time after an authentication challenge
+            for last in (False, True):
+                if content is None:
+                    answer = self._send(method, url, headers=sent, params=query)
+                else:
+                    patience = Patience(self._reference, f"The upload to {self._reference.name}", lambda _: None)
+                    answer = with_patience(partial(self._send, method, url, sent, query), content, patience)
+                if answer.status_code != 401 or last or not self._is_own(answer) or not self._auth.authenticate(answer):
+                    break
+        except requests.RequestException as error:
+            raise unreachable(self._reference, error) from error
+        if answer.status_code in expect:
+            return answer
+        if answer.status_code in (401, 403):
+            if not self._is_own(answer):
+                raise self._refused_elsewhere(answer)
+            raise self._auth.refused(_errors(answer))
+        said = status_of(answer, _errors(answer))
+        reason = (
+            f"The registry {self._reference.registry}, asked to {method} {shown_url(answer.url)}, answered: {said}."
+        )
+        raise RegistryError(reason, _advice(answer.status_code, self._reference))
+
+    def _send(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        params: Mapping[str, str] | None,
+        body: Upload | None = None,
+    ) -> Response:
+        return follow(
+            self._session,
+            method,
+            url,
+            headers=headers,
+            params=params,
+            data=body,
+            auth=self._auth,
+            timeout=_LIMITS_S if body is None else _STORE_LIMITS_S,
+            verify=self._verify,
+        )
+
+    def _is_own(self, answer: Response) -> bool:
+        """Whether the registry itself gave an answer, and not a host that it referred to."""
+        return origin_of(answer.url) == origin_of(self._base)
+
+    def _refused_elsewhere(self, answer: Response) -> RegistryError:
+        return RegistryError(
+            f"The registry {self._reference.registry} refers to {host_of(answer.url)} for its content, which answered "
+            f"with status {answer.status_code}. The credentials of the registry were not sent there.",
+            "Try again, since such addresses expire; or ask who runs the registry.",
+        )
+
+    def _checked(self, answer: Response, wanted: str) -> Blob:
+        digest = sha256(answer.content)
+        if DIGEST.fullmatch(wanted) and digest != wanted:
+            raise RegistryError(
+                f"The registry {self._reference.registry} was asked for {wanted} and sent {digest}.",
+                "What it holds is damaged, or something between it and this machine changes it: push the image anew.",
+            )
+        return Blob(media_type=_media_type(answer), digest=digest, content=answer.content)
+
+    def _violation(self, what: str, answer: Response) -> RegistryError:
+        return RegistryError(
+            f"{urlsplit(answer.url).netloc} {what}: that is not the protocol of a registry.",
+            f"Check the name {self._reference.name}, and whether a proxy or a login page answers in its place.",
+        )
+
+
+def sha256(content: bytes) -> str:
+    """The digest of some bytes, as registries write it."""
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
+def encoded(document: Mapping[str, Any]) -> bytes:
+    """A document of a registry; the same content is the same bytes."""
+    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _errors(answer: Response) -> str:
+    """The errors in a registry's answer; "" if it has none in the form of the specification."""
+    try:
+        found: Any = answer.json().get("errors")
+        return "; ".join(f"{entry['code']} {entry.get('message', '')}".strip() for entry in found)
+    except (ValueError, AttributeError, TypeError, KeyError):
+        return ""
+
+
+def _media_type(answer: Response) -> str:
+    return answer.headers.get("Content-Type", "").partition(";")[0].strip()
+
+
+def _advice(status: int, reference: Reference) -> str:
+    if status == 404:
+        return f"Check the name {reference.name}; some registries want a repository to be created first."
+    if status == 429:
+        return "It limits the rate of requests: wait, or log in, which raises the limit."
+    if status == 400 and reference.plain_http:
+        return f"If it speaks TLS, write https://{reference.name}."
+    return "Try again later, or ask who runs it." if status >= 500 else ""

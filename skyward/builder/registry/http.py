@@ -1,0 +1,305 @@
+"""HTTP with registries: certificates, retries, and redirects that never take credentials to another origin.
+
+Trusted is what `skyward.builder.site.certificates` finds, and for a registry by name what Docker's engine is given:
+`certs.d/HOST[:PORT]/*.crt` as CAs, a pair `NAME.cert` and `NAME.key` as the client's own certificate
+(https://docs.docker.com/engine/security/certificates/).
+
+An origin is scheme, host and port. Registries send clients to the object store that has a blob, or to another host for
+an upload: the address holds all that is needed there, so the registry's credentials stay with the registry. No redirect
+from TLS to plain http is followed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from http.cookiejar import DefaultCookiePolicy
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import urljoin, urlsplit
+
+import requests
+from requests import PreparedRequest, Response
+from requests.adapters import HTTPAdapter
+from urllib3.exceptions import InvalidHeader, LocationParseError, MaxRetryError, ResponseError
+from urllib3.util import Retry, parse_url
+from urllib3.util.ssl_ import create_urllib3_context
+
+from skyward.builder.cache import home
+from skyward.builder.registry.reference import Reference, is_loopback
+from skyward.builder.site.certificates import ca_bundle
+from skyward.errors import RegistryError
+
+if TYPE_CHECKING:
+    from urllib3.response import BaseHTTPResponse
+
+_TRIES = 5
+_MOST_REDIRECTS = 5  # registries need one, some object stores two
+_PORTS = {"http": 80, "https": 443}
+_OF_READS = (301, 302, 303, 307, 308)
+_OF_ALL = (307, 308)  # the others turn a request that sends something into a GET
+_LONGEST_WAIT_S = 30.0  # that a registry may ask for; hubs that limit the rate name hours
+_log = logging.getLogger(__name__)
+
+
+def new_session(reference: Reference, *, tries: int = _TRIES) -> requests.Session:
+    """A session for one registry, and for the hosts that it refers to.
+
+    Raises:
+        ConfigError: a variable names a CA bundle that cannot be used.
+        RegistryError: so does a file of `certs.d`.
+    """
+    session = requests.Session()
+    session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=()))  # cookies know no ports; Docker keeps none
+    session.headers.clear()
+    session.headers["User-Agent"] = "skyward"
+    # as in Docker, no proxy stands before this machine itself
+    session.trust_env = not is_loopback(reference.registry)
+    retries = _Retries(
+        total=tries - 1,
+        connect=min(1, tries - 1),
+        read=min(1, tries - 1),
+        other=0,  # distrust of a certificate does not pass
+        allowed_methods=None,  # all: what we send is the same however often it arrives
+        status_forcelist=(429, 500, 502, 503, 504),
+        backoff_factor=0.3,
+        raise_on_status=False,
+    )
+    given = None if reference.plain_http else engine_certificates(reference.registry)
+    for prefix in ("http://", "https://"):
+        session.mount(prefix, _Adapter(retries, given.context(with_client=False) if given else None))
+    if given and given.client:  # shown to the registry alone
+        session.mount(f"{reference.url}/", _Adapter(retries, given.context(with_client=True)))
+    return session
+
+
+def trust(reference: Reference) -> bool | str:
+    """The `verify` of a request. It is given with each: else the variables of `requests` would come first."""
+    bundle = None if reference.plain_http else ca_bundle()
+    return str(bundle.path) if bundle else True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCertificates:
+    """The certificates in `certs.d` for a registry.
+
+    Attributes:
+        folders: where it was found.
+        authorities: files of CA certificates.
+        client: the client's certificate, and its key.
+    """
+
+    folders: tuple[Path, ...]
+    authorities: tuple[Path, ...]
+    client: tuple[Path, Path] | None
+
+    def context(self, *, with_client: bool) -> ssl.SSLContext:
+        """For connections that trust these besides the usual ones.
+
+        Raises:
+            RegistryError: a file cannot be read, or is none of its kind.
+        """
+        context = create_urllib3_context()
+        file = self.folders[0]
+        try:
+            for file in self.authorities:
+                context.load_verify_locations(file)
+            if with_client and self.client:
+                file = self.client[1]
+                context.load_cert_chain(*self.client)
+        except OSError as error:  # ssl's errors are OSErrors
+            raise RegistryError(
+                f"{file}, which is for a registry's TLS, cannot be used: {error.strerror or error}.",
+                "See that this user may read it and that it is in PEM form, or remove it.",
+            ) from error
+        return context
+
+
+def engine_certificates(registry: str, environ: Mapping[str, str] = os.environ) -> EngineCertificates | None:
+    """The certificates for a registry in the engine's `certs.d`, also of an engine without root; None for none.
+
+    Raises:
+        RegistryError: a client's certificate has no key.
+    """
+    own = Path(environ.get("HOME") or home())
+    settings = Path(environ.get("XDG_CONFIG_HOME") or own / ".config")
+    roots = (own / ".docker", settings / "docker", Path("/etc/docker"))
+    folders = tuple(folder for root in roots if (folder := root / "certs.d" / registry).is_dir())
+    files = [path for folder in folders for path in sorted(folder.iterdir())]
+    pairs = [(path, path.with_suffix(".key")) for path in files if path.suffix == ".cert"]
+    for certificate, key in pairs:
+        if not key.exists():
+            raise RegistryError(
+                f"The client certificate {certificate} for the registry {registry} has no key {key.name} beside it.",
+                "Put the key there; files with certificates of CAs end in .crt.",
+            )
+    found = EngineCertificates(
+        folders=folders,
+        authorities=tuple(path for path in files if path.suffix == ".crt"),
+        client=pairs[0] if pairs else None,
+    )
+    return found if found.authorities or found.client else None
+
+
+def follow(
+    session: requests.Session,
+    method: str,
+    url: str,
+    *,
+    auth: Callable[[PreparedRequest], PreparedRequest],
+    params: Any = None,
+    **more: Any,
+) -> Response:
+    """Send a request, and again to where it is redirected.
+
+    Args:
+        session: sends it.
+        method: of HTTP.
+        url: where to.
+        auth: puts credentials on each request, or not, by its URL.
+        params: the query of the first request; a redirect has its own.
+        more: for `requests`, the same with each request.
+
+    Raises:
+        RegistryError: it leads from TLS to plain http, to an address that is none, or in circles.
+        requests.RequestException: the host cannot be reached.
+    """
+    for _ in range(_MOST_REDIRECTS + 1):
+        answer = session.request(method, url, auth=auth, params=params, allow_redirects=False, **more)
+        target = answer.headers.get("Location", "")
+        if not target or answer.status_code not in (_OF_READS if method in ("GET", "HEAD") else _OF_ALL):
+            return answer
+        target = urljoin(answer.url, target)
+        stay_protected(answer.url, target)
+        url, params = target, None
+    raise RegistryError(
+        f"{host_of(url)} redirected a request of a registry more than {_MOST_REDIRECTS} times.",
+        "Check the name of the image, and whether a proxy or a login page answers in the registry's place.",
+    )
+
+
+def stay_protected(url: str, target: str) -> None:
+    """Check that a URL does not lead from TLS to something else.
+
+    Raises:
+        RegistryError: it does.
+    """
+    scheme = origin_of(target)[0]
+    if scheme not in _PORTS or (origin_of(url)[0] == "https" and scheme != "https"):
+        raise RegistryError(
+            f"{host_of(url)} leads from {origin_of(url)[0]} to {scheme}://{host_of(target)}, which is not protected by "
+            "TLS; nothing was sent there.",
+            "Ask who runs the registry to set its external address to https:// (behind a proxy: X-Forwarded-Proto).",
+        )
+
+
+def origin_of(url: str) -> tuple[str, str, int]:
+    r"""Scheme, host and port of a URL, as the library that connects to it reads it.
+
+    `urllib.parse` reads some URLs differently: of `https://a\@b/` it takes b for the host, and requests connects to a.
+
+    Raises:
+        RegistryError: it is no absolute URL.
+    """
+    try:
+        parts = parse_url(url)
+    except LocationParseError:
+        parts = None
+    if parts is None or not parts.scheme or not parts.host:
+        raise RegistryError("A registry led to an address that is no URL.", "Ask who runs the registry.")
+    scheme = parts.scheme.lower()
+    return scheme, parts.host.lower(), parts.port or _PORTS.get(scheme, 0)
+
+
+def shown_url(url: str) -> str:
+    """A URL for messages: its query, which at other origins may be a signature, is left out."""
+    return f"{origin_of(url)[0]}://{host_of(url)}{urlsplit(url).path}"
+
+
+def host_of(url: str) -> str:
+    """Host and port of a URL, for messages: nothing that may be a password."""
+    scheme, host, port = origin_of(url)
+    return host if port == _PORTS.get(scheme) else f"{host}:{port}"
+
+
+def unreachable(reference: Reference, error: Exception) -> RegistryError:
+    """The error for a connection that could not be made or broke off."""
+    words = _innermost(error)
+    reason = f"The registry {reference.registry} cannot be asked: {words}."
+    if "WRONG_VERSION_NUMBER" in words or "record layer failure" in words:
+        return RegistryError(reason, f"If it speaks plain http, write http://{reference.name}.")
+    if "CERTIFICATE_VERIFY_FAILED" in words:
+        return RegistryError(
+            f"{reason} {_trusted(reference)}",
+            f"Point SSL_CERT_FILE to a bundle with the CA that signed its certificate, or put that CA into "
+            f"/etc/docker/certs.d/{reference.registry}/ca.crt.",
+        )
+    return RegistryError(
+        reason, "Check the name, the network, and HTTPS_PROXY and NO_PROXY; or whether the registry runs at all."
+    )
+
+
+def status_of(answer: Response, said: str = "") -> str:
+    """An answer in messages: status, the host's own words, how often it was asked, how long it wants us to wait."""
+    words = f"status {answer.status_code} {answer.reason}".rstrip() + (f" ({said})" if said else "")
+    retries = getattr(answer.raw, "retries", None)
+    if retries is not None and retries.history:
+        words += f", asked {len(retries.history) + 1} times"
+    if wait := answer.headers.get("Retry-After"):
+        words += f"; it wants to be asked again after {wait}{' s' if wait.strip().isdigit() else ''}"
+    return words
+
+
+def _trusted(reference: Reference) -> str:
+    bundle, given = ca_bundle(), engine_certificates(reference.registry)
+    found = [str(bundle) if bundle else "the ones that come with requests", *(given.authorities if given else ())]
+    return f"The CA certificates of {', '.join(map(str, found))} are trusted."
+
+
+class _Adapter(HTTPAdapter):
+    """Requests with our retries and, where there is one, a TLS context of ours."""
+
+    def __init__(self, retries: Retry, context: ssl.SSLContext | None) -> None:
+        self._tls: dict[str, Any] = {"ssl_context": context} if context else {}
+        super().__init__(max_retries=retries)
+
+    def init_poolmanager(self, connections: int, maxsize: int, block: bool = False, **more: Any) -> None:
+        super().init_poolmanager(connections, maxsize, block, **more, **self._tls)
+
+    def proxy_manager_for(self, proxy: str, **more: Any) -> Any:
+        return super().proxy_manager_for(proxy, **more, **self._tls)
+
+
+class _Retries(Retry):
+    """Waits as long as the host asks for; if that is too long, its answer stands."""
+
+    def get_retry_after(self, response: BaseHTTPResponse) -> float | None:
+        try:
+            return super().get_retry_after(response)
+        except InvalidHeader:  # neither seconds nor a date: as if there were none
+            return None
+
+    def increment(self, *args: Any, **more: Any) -> Self:
+        response = more.get("response")
+        if response is not None and (self.get_retry_after(response) or 0) > _LONGEST_WAIT_S:
+            raise MaxRetryError(more["_pool"], "", ResponseError("it wants to be left alone for too long"))
+        return super().increment(*args, **more)
+
+    def sleep_for_retry(self, response: BaseHTTPResponse) -> bool:
+        wait_s = self.get_retry_after(response) or 0
+        if wait_s > 1:
+            _log.warning("A registry answered with status %s; asking again in %.0f s.", response.status, wait_s)
+        return super().sleep_for_retry(response)
+
+
+def _innermost(error: BaseException) -> str:
+    """The system's own words, from under the layers of HTTP libraries."""
+    while True:
+        inner = error.__cause__ or error.__context__ or getattr(error, "reason", None)
+        if not isinstance(inner, BaseException):
+            return re.sub(r"://[^/@\s]*@", "://***@", str(error)).rstrip(".")
+        error = inner

@@ -1,0 +1,258 @@
+"""Pushing an engine's image to a registry: by the engine, or with zstd by buildx; then verified there."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any, Protocol
+
+from skyward.builder.docker.command import find_command
+from skyward.builder.events import Report, note
+from skyward.builder.registry import existence
+from skyward.builder.registry.auth import login, logins_for, registry_credentials
+from skyward.builder.registry.cache import leave_cache
+from skyward.builder.registry.client import RegistryClient
+from skyward.builder.registry.ecr import ensure_repository, is_ecr
+from skyward.builder.registry.existence import Exists
+from skyward.builder.registry.manifests import ImageManifest, find_image
+from skyward.builder.registry.reference import Reference, parse_reference
+from skyward.builder.registry.timeouts import Patience
+from skyward.errors import ConfigError, EngineError, RegistryError
+
+_SAY_EVERY_S = 2.0
+_THERE = ("Layer already exists", "Mounted from")
+# what engines answer, and what to do
+_KNOWN = (
+    (
+        r"unauthorized|denied|authentication required|no basic auth|insufficient_scope",
+        "Log in with `docker login {registry}`, and make sure that this user may push to {name}, and that it exists.",
+    ),
+    (
+        r"HTTP response to HTTPS client",
+        'The engine wants TLS of it: name it under "insecure-registries" in the engine\'s daemon.json.',
+    ),
+    (
+        r"x509|certificate",
+        "The engine does not trust its certificate: put the CA into /etc/docker/certs.d/{registry}/ca.crt there.",
+    ),
+    (r"name unknown|repository .*not (found|exist)", "Create the repository {name} first."),
+    (r"no space left", "Free some space where the registry keeps its images."),
+)
+_OUTPUT = "type=image,push=true,compression=zstd,force-compression=true,oci-mediatypes=true"
+_PROBE_LIMIT_S = 20
+
+
+class PushingEngine(Protocol):
+    """An engine that can push."""
+
+    def push(
+        self, image: str, repository: str, tag: str, auth: Mapping[str, str], waiting: Callable[[float], None]
+    ) -> Iterator[Mapping[str, Any]]:
+        """Push an image as `repository:tag`; gives the engine's messages. `waiting` is called while it is silent."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pushed:
+    """An image that is in a registry now.
+
+    Attributes:
+        reference: `repository@digest`, which nodes run.
+        digest: of its manifest.
+        size_bytes: of all its layers as the registry keeps them.
+        sent_bytes: of the layers that the registry did not have.
+        content: digest of what runs, see `skyward.builder.contents`.
+    """
+
+    reference: str
+    digest: str
+    size_bytes: int
+    sent_bytes: int
+    content: str
+
+
+def push(image: str, target: str, *, platform: str, engine: PushingEngine, report: Report) -> Pushed:
+    """Push an image of an engine, and see that the registry has it.
+
+    On the engine the image keeps the name of the target as a second one.
+
+    Args:
+        image: its tag on the engine.
+        target: where to, with a tag.
+        platform: of the image, such as "linux/amd64".
+        engine: has the image, and reaches the registry.
+        report: receives progress.
+
+    Raises:
+        ConfigError: the target is not the name of an image, or has a digest.
+        ImageNotFoundError: the engine does not have the image.
+        RegistryError: the registry cannot be reached or refuses; credentials cannot be had.
+        EngineError: the engine does not answer.
+    """
+    reference = prepare(target)
+    credentials = registry_credentials(reference.registry)
+    auth = credentials.for_engine(reference.registry) if credentials else {}
+    progress = _Progress(reference, report)
+    patience = Patience(reference, f"The engine's push of {reference}", report)
+    with closing(engine.push(image, reference.name, reference.tag, auth, patience)) as messages:  # type: ignore[type-var]
+        for message in messages:
+            if "error" in message:
+                raise refused(reference, str(message["error"]))
+            progress.feed(message)
+    found = find_pushed(reference, platform)
+    return Pushed(
+        reference=f"{reference.name}@{found.digest}",
+        digest=found.digest,
+        size_bytes=sum(size for _, _, size in found.layers),
+        sent_bytes=_sent_bytes(found, progress.states),
+        content=found.content,
+    )
+
+
+def prepare(target: str) -> Reference:
+    """The reference to push to; its repository is created where the registry needs that.
+
+    Raises:
+        ConfigError: the target is not the name of an image, or has a digest.
+        RegistryError: the repository cannot be made.
+    """
+    reference = parse_reference(target)
+    if reference.digest:
+        raise ConfigError(f"An image cannot be pushed to {target!r}: its digest follows from its content. Give a tag.")
+    if is_ecr(reference.registry):
+        ensure_repository(reference)
+    return reference
+
+
+def find_pushed(reference: Reference, platform: str) -> ImageManifest:
+    """The image that was pushed, as the registry has it; it is known from now on, and what next builds start from.
+
+    Raises:
+        RegistryError: the registry does not have it, or cannot be asked.
+    """
+    with RegistryClient(reference) as client:
+        found = find_image(client, reference.tag, platform)
+    if found is None:
+        raise RegistryError(
+            f"The engine says that it pushed {reference}, but the registry has no such image for {platform}.",
+            "The engine may reach another registry by that name than this machine does.",
+        )
+    existence.remember(reference, platform, found.digest, found.tagged, found.content)
+    leave_cache(found, reference, platform)
+    return found
+
+
+class _Progress:
+    """Follows a push; `states` is the last word on each layer, by its short name."""
+
+    def __init__(self, reference: Reference, report: Report) -> None:
+        self.states: dict[str, str] = {}
+        self._bytes: dict[str, tuple[int, int]] = {}
+        self._report, self._to = report, reference
+        self._next_s = monotonic() + _SAY_EVERY_S
+        report(note(f"pushing {reference}"))
+
+    def feed(self, message: Mapping[str, Any]) -> None:
+        """Process a message of the engine."""
+        name, detail = message.get("id"), message.get("progressDetail") or {}
+        if not name or name == self._to.tag:
+            return
+        self.states[name] = str(message.get("status", ""))
+        if "total" in detail:
+            self._bytes[name] = int(detail.get("current", 0)), int(detail["total"])
+        if monotonic() >= self._next_s:
+            self._next_s = monotonic() + _SAY_EVERY_S
+            done = sum(state.startswith(("Pushed", *_THERE)) for state in self.states.values())
+            sent, total = (sum(pair[i] for pair in self._bytes.values()) / 1e6 for i in (0, 1))
+            sent = min(sent, total)  # engines count what they compress, and tell a layer's size beforehand
+            self._report(note(f"pushing: {done} of {len(self.states)} layers, {sent:.0f} of {total:.0f} MB"))
+
+
+def _sent_bytes(image: ImageManifest, states: Mapping[str, str]) -> int:
+    """Bytes of the layers that were not there. Engines name a layer by its content, newer ones by its blob."""
+    there = {name for name, state in states.items() if state.startswith(_THERE)}
+    short = len("sha256:"), len("sha256:") + 12
+    return sum(
+        size
+        for content, blob, size in image.layers
+        if not there & {content[short[0] : short[1]], blob[short[0] : short[1]]}
+    )
+
+
+def refused(reference: Reference, answer: str) -> RegistryError:
+    """The error for an engine or builder that could not push, with its own words."""
+    advice = next((text for pattern, text in _KNOWN if re.search(pattern, answer, re.IGNORECASE)), "")
+    return RegistryError(
+        f"The engine could not push {reference}. It answered: {answer.strip().rstrip('.')}.",
+        advice.format(registry=reference.registry, name=reference.name)
+        or "Check that the registry runs and that the engine's machine can reach it.",
+    )
+
+
+def push_zstd(image: str, target: str, *, platform: str, report: Report, docker_host: str | None = None) -> Exists:
+    """Push an image of an engine with its layers compressed by zstd, and see that the registry has it so.
+
+    Args:
+        image: its tag on the engine.
+        target: where to, with a tag.
+        platform: of the image, such as "linux/amd64".
+        report: receives progress.
+        docker_host: address of the engine; None for what the docker command takes by itself.
+
+    Raises:
+        ConfigError: the target is not the name of an image, or has a digest.
+        EngineError: there is no buildx here, or the engine cannot compress so.
+        RegistryError: the registry cannot be reached or refuses.
+    """
+    environment = {**os.environ, **({"DOCKER_HOST": docker_host} if docker_host else {})}
+    cli = _able_cli(environment)
+    reference = prepare(target)
+    report(note(f"pushing {reference} with zstd"))
+    words = [cli, "buildx", "build", "--builder", "default", "--progress=plain", "--provenance=false"]
+    words += ["--platform", platform, "--output", f"{_OUTPUT},name={reference.name}:{reference.tag}", "-"]
+    with login(logins_for([reference.registry])) as known:
+        done = subprocess.run(
+            words,
+            input=f"FROM {image}\n",
+            env=environment | known,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+    if done.returncode:
+        raise refused(reference, "\n".join(done.stdout.strip().splitlines()[-5:]))
+    found = find_pushed(reference, platform)
+    kinds = {layer["mediaType"].rpartition("+")[2] for layer in found.document["layers"]}
+    if kinds - {"zstd"}:
+        raise RegistryError(f"The image {reference} was to be compressed with zstd, but the registry has {kinds}.")
+    return Exists(found.digest, f"{reference.name}@{found.digest}")
+
+
+def _able_cli(environment: dict[str, str]) -> str:
+    """A docker command with buildx, whose engine can compress so."""
+    command = find_command(environment)
+    if not command.is_buildx:
+        raise EngineError(
+            f"Compressing layers with zstd takes the docker command with its buildx plugin; {command.words[0]} has "
+            "none. Install buildx, or push with gzip."
+        )
+    asked = [command.words[0], "info", "--format", "{{json .DriverStatus}}"]
+    try:
+        done = subprocess.run(
+            asked, env=environment, capture_output=True, text=True, timeout=_PROBE_LIMIT_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise EngineError(f"The engine was silent for {_PROBE_LIMIT_S} s when asked to describe itself.") from error
+    if "io.containerd.snapshotter" not in done.stdout:
+        found = done.stderr.strip() or "it keeps its images in a store of its own"
+        raise EngineError(
+            f'The engine cannot compress layers with zstd: {found}. Set {{"features": '
+            '{"containerd-snapshotter": true}} in its daemon.json (Docker 23 or newer), or push with gzip.'
+        )
+    return command.words[0]

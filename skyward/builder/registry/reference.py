@@ -1,0 +1,126 @@
+"""Image references by Docker's rules: `registry/repository:tag@digest`, with defaults for omitted parts."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass, replace
+
+from skyward.errors import ConfigError
+
+DOCKER_HUB = "docker.io"
+_HUB_HOST = "registry-1.docker.io"
+_COMPONENT = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_REPOSITORY = re.compile(rf"{_COMPONENT}(?:/{_COMPONENT})*")
+_LABEL = r"(?:[a-zA-Z0-9]|[a-zA-Z0-9][a-zA-Z0-9-]*[a-zA-Z0-9])"
+_REGISTRY = re.compile(rf"(?:{_LABEL}(?:\.{_LABEL})*|\[[a-fA-F0-9:]+\])(?::[0-9]+)?")
+_TAG = re.compile(r"[\w][\w.-]{0,127}", re.ASCII)
+DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_LONGEST_NAME = 255
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """One image in a registry.
+
+    Attributes:
+        registry: host and port as they stand in the name; "docker.io" where the name has none.
+        repository: path within the registry.
+        tag: "latest" where neither tag nor digest was given; "" beside a digest.
+        digest: `sha256:...`, or "".
+        plain_http: whether the registry is spoken to without TLS.
+    """
+
+    registry: str
+    repository: str
+    tag: str = ""
+    digest: str = ""
+    plain_http: bool = False
+
+    @property
+    def name(self) -> str:
+        """Registry and repository, as `docker` takes them."""
+        return f"{self.registry}/{self.repository}"
+
+    @property
+    def wanted(self) -> str:
+        """The digest, else the tag: the last part of the manifest's URL."""
+        return self.digest or self.tag
+
+    @property
+    def url(self) -> str:
+        """The base URL of the registry's API."""
+        host = _HUB_HOST if self.registry == DOCKER_HUB else self.registry
+        return f"{'http' if self.plain_http else 'https'}://{host}"
+
+    def at(self, digest: str) -> Reference:
+        """The same repository by digest."""
+        return replace(self, tag="", digest=digest)
+
+    def __str__(self) -> str:
+        return self.name + (f":{self.tag}" if self.tag else "") + (f"@{self.digest}" if self.digest else "")
+
+
+def parse_reference(text: str) -> Reference:
+    """Read a reference; `http://` or `https://` in front decides how its registry is spoken to.
+
+    Raises:
+        ConfigError: it is not a reference; the message says which part is wrong.
+    """
+    scheme, _, name = text.rpartition("://")
+    if scheme not in ("", "http", "https"):
+        raise _wrong(text, f"{scheme}:// cannot stand in front of it; https:// and http:// can")
+    name, at, digest = name.partition("@")
+    if at and not DIGEST.fullmatch(digest):
+        raise _wrong(text, "what follows the @ must be sha256: and 64 hexadecimal digits")
+    registry, path = _split_registry(name)
+    repository, colon, tag = path.partition(":")
+    if colon and not _TAG.fullmatch(tag):
+        raise _wrong(text, f"{tag!r} is no tag: letters, digits, '_', '.' and '-', at most 128")
+    if not _REGISTRY.fullmatch(registry):
+        raise _wrong(text, f"{registry!r} is no registry: a host name, and a port if it has one")
+    if not _REPOSITORY.fullmatch(repository) or len(f"{registry}/{repository}") > _LONGEST_NAME:
+        why = "lower-case letters, digits, and single '.', '_', '__' or '-' between them, parted by '/'"
+        raise _wrong(text, f"{repository!r} is no repository: {why}")
+    return Reference(
+        registry=registry,
+        repository=repository,
+        tag=tag or ("" if digest else "latest"),
+        digest=digest,
+        plain_http=scheme == "http" or (not scheme and is_loopback(registry)),
+    )
+
+
+def with_tag(where: str, tag: str) -> str:
+    """The repository that `--push` names, with a tag put to it unless it has one.
+
+    Raises:
+        ConfigError: it is not the name of a repository.
+    """
+    reference = parse_reference(where)
+    has_tag = reference.digest or where.endswith(f":{reference.tag}")
+    return where if has_tag else f"{where}:{tag}"
+
+
+def is_loopback(registry: str) -> bool:
+    """Whether a registry's host is this machine's loopback interface."""
+    host = re.sub(r":\d+$", "", registry).strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+def _split_registry(name: str) -> tuple[str, str]:
+    """The registry, and the rest: the first part is one if it looks like a host."""
+    first, slash, rest = name.partition("/")
+    is_host = slash and (any(sign in first for sign in ".:[") or first == "localhost" or first != first.lower())
+    registry, path = (first, rest) if is_host else (DOCKER_HUB, name)
+    if registry in (DOCKER_HUB, f"index.{DOCKER_HUB}"):
+        return DOCKER_HUB, path if "/" in path else f"library/{path}"
+    return registry, path
+
+
+def _wrong(text: str, why: str) -> ConfigError:
+    shown = re.sub(r"://[^/@\s]*@", "://***@", text)
+    return ConfigError(f"{shown!r} is not the name of an image: {why}. An example: registry.example.com/team/name:tag.")

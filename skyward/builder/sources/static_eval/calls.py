@@ -1,0 +1,475 @@
+"""What calls in a script do: those of its own functions and classes are followed, Skyward's values are made."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from typing import Any
+
+from skyward.builder.sources.declared import PluginUse, ProviderUse
+from skyward.builder.sources.static_eval import known
+from skyward.builder.sources.static_eval.expressions import MOST
+from skyward.builder.sources.static_eval.reading import Frame, PoolCall, Reading, short
+from skyward.builder.sources.static_eval.values import (
+    CONTAINERS,
+    Bound,
+    Class,
+    Function,
+    Instance,
+    Method,
+    Module,
+    Partial,
+    Reference,
+    Scope,
+    Super,
+    Unknown,
+    same,
+)
+from skyward.model.image import Image
+
+_DEEPEST = 12  # calls inside of calls that are followed
+_DATACLASS = ("dataclasses.dataclass",)
+_MADE = "is made when the script runs"
+
+
+class Arguments:
+    """What a call is given. `rest` is something unknown that was given as `*it` or `**it`."""
+
+    __slots__ = ("args", "kwargs", "rest")
+
+    def __init__(self, args: list[Any], kwargs: dict[str, Any], rest: Unknown | None = None) -> None:
+        self.args, self.kwargs, self.rest = args, kwargs, rest
+
+    def all(self) -> list[Any]:
+        """Every value."""
+        return [*self.args, *self.kwargs.values()]
+
+
+class Calls:
+    """Follows calls."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+        self._active: list[tuple[Function, int]] = []
+        self._creations: dict[int, ast.expr] = {}
+
+    def function(
+        self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, scope: Scope, owner: Class | None
+    ) -> Function:
+        """A function where it is defined; its defaults are evaluated now."""
+        value = self._reading.expressions.value
+        names = [each.arg for each in (*node.args.posonlyargs, *node.args.args)]
+        given = dict(zip(names[len(names) - len(node.args.defaults) :], node.args.defaults, strict=True))
+        given |= {each.arg: one for each, one in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True) if one}
+        defaults = {name: value(default, scope) for name, default in given.items()}
+        found = Function(node, scope, self._reading.module, defaults, owner)
+        self._reading.functions[id(found)] = found
+        return found
+
+    def call_of(self, node: ast.Call, scope: Scope) -> Any:
+        """The result of a call."""
+        expressions = self._reading.expressions
+        called = expressions.called(node.func, scope)
+        if isinstance(called, Reference) and called.name == "builtins.super" and not node.args:
+            return self._super(scope)
+        args, rest = expressions.values(node.args, scope)
+        kwargs: dict[str, Any] = {}
+        for keyword in node.keywords:
+            found = expressions.value(keyword.value, scope)
+            if keyword.arg is not None:
+                kwargs[keyword.arg] = found
+            elif isinstance(found, dict) and all(isinstance(name, str) for name in found):
+                kwargs |= found
+            else:
+                self._reading.escape(found, node)
+                rest = found if isinstance(found, Unknown) else self._reading.unknown(keyword.value, "is no constant")
+        return self.call(called, Arguments(args, kwargs, rest), node)
+
+    def call(self, called: Any, arguments: Arguments, node: ast.expr) -> Any:
+        """The result of calling a value."""
+        if isinstance(called, Reference):
+            return self._reference(called.name, arguments, node)
+        if isinstance(called, Method):
+            return self._method(called, arguments, node)
+        if isinstance(called, Function):
+            return self._follow(called, arguments, node)
+        if isinstance(called, Bound):
+            inner = Arguments([called.owner, *arguments.args], arguments.kwargs, arguments.rest)
+            return self._follow(called.function, inner, node)
+        if isinstance(called, Class):
+            return self._instance(called, arguments, node)
+        if isinstance(called, Partial):
+            merged = Arguments([*called.args, *arguments.args], called.kwargs | arguments.kwargs, arguments.rest)
+            return self.call(called.called, merged, node)
+        return self._opaque(called, arguments, node)
+
+    def follow(self, function: Function, args: list[Any], kwargs: dict[str, Any], node: ast.AST) -> Any:
+        """The result of a function of the script."""
+        return self._follow(function, Arguments(args, kwargs), node)
+
+    def pool_of(self, partial: Partial) -> None:
+        """Note the pool of a `functools.partial(ComputePool, ...)` that others may call."""
+        assert isinstance(partial.called, Reference)
+        self._pool(partial.called.name, Arguments(partial.args, partial.kwargs), partial.node)
+
+    def explore(self, function: Function) -> None:
+        """Follow a function as if somebody had called it with anything."""
+        owner = function.owner
+        args: list[Any] = []
+        if owner is not None and function.kind == "function":
+            args = [self._somebody(owner, function)]
+        elif owner is not None and function.kind == "class":
+            args = [owner]
+        rest = Unknown("is a parameter", about="the argument")
+        result = self._follow(function, Arguments(args, {}, rest), function.node, is_iterated=True)
+        self._reading.escape(result, function.node)
+
+    def _somebody(self, owner: Class, function: Function) -> Instance:
+        """An instance of which nobody knows how it was made: what is assigned to attributes anywhere is unknown."""
+        reading = self._reading
+        instance = Instance(owner, Scope(("some", owner.node)))
+        reading.born(instance, function.node)
+        for name in reading.stored:
+            why = f"is an attribute that is assigned when the script runs ({reading.stored[name]})"
+            instance.scope.values[name] = Unknown(why)
+            for each in owner.lineage:  # what it is before, may be changed all the same
+                if name in each.scope.values:
+                    reading.escape(each.scope.values[name], function.node)
+        return instance
+
+    def _super(self, scope: Scope) -> Any:
+        here: Scope | None = scope
+        while here is not None and not (isinstance(here.key, tuple) and here.key[0] == "call"):
+            here = here.parent
+        function = next((each for each, _ in reversed(self._active)), None)
+        if here is None or function is None or function.owner is None:
+            return Unknown("is no constant")
+        args = function.node.args.args
+        return Super(function.owner, here.values.get(args[0].arg) if args else None)
+
+    def _reference(self, name: str, arguments: Arguments, node: ast.expr) -> Any:
+        """The result of calling something that is not of the script, known by its full name."""
+        reading = self._reading
+        if name in known.POOLS:
+            return self._pool(name, arguments, node)
+        if name in known.EVERYTHING or (name == "builtins.vars" and not arguments.args):
+            for each in arguments.all():
+                reading.escape(each, node)
+            reading.everything = reading.unknown(node, "may change any name of the script")
+            return Unknown(_MADE)
+        if name in _DATACLASS and not arguments.args:
+            return Reference(name)
+        if name == "functools.partial" and arguments.args and arguments.rest is None:
+            return Partial(arguments.args[0], arguments.args[1:], arguments.kwargs, node)
+        if name == "dataclasses.replace" and isinstance(next(iter(arguments.args), None), Image):
+            reading.used.add(id(arguments.args[0]))
+            return self._made(_replaced, arguments, node, is_image=True)
+        if name in ("builtins.setattr", "builtins.delattr", "builtins.object.__setattr__"):
+            return self._set_attribute(arguments, node)
+        if name == "builtins.getattr" and arguments.rest is None and _is_name(arguments.args):
+            return reading.expressions.attribute(arguments.args[0], arguments.args[1], node)
+        if known.is_plugin(name) or known.is_provider(name):
+            return (self._plugin if known.is_plugin(name) else self._provider)(name, arguments, node)
+        if make := known.maker(name):
+            return self._made(make, arguments, node, is_image=name.startswith("skyward.Image"))
+        if known.is_harmless(name) or (name.startswith("builtins.") and name[9:].endswith(("Error", "Exit"))):
+            return Unknown(_MADE, is_harmless=True)
+        return self._opaque(Reference(name), arguments, node)
+
+    def _made(self, make: Callable[..., Any], arguments: Arguments, node: ast.expr, *, is_image: bool) -> Any:
+        """One of Skyward's values, or what a built-in function gives."""
+        every = arguments.all()
+        unknown = arguments.rest or self._reading.unknown_in(every)
+        if (
+            unknown is None
+            and make in _ORDERED
+            and any(isinstance(each, set | frozenset) and len(each) > 1 for each in every)
+        ):
+            unknown = Unknown("depends on the order of a set, which changes from run to run; sorted(...) has one")
+        if unknown is not None:
+            for each in every:
+                if not isinstance(each, (*CONTAINERS, tuple)) or self._reading.unknown_in(each):
+                    self._reading.escape(each, node)
+            about = unknown.about or self._reading.about(node)
+            return Unknown(unknown.why, about=about, mistake=unknown.mistake, is_image=is_image)
+        result = self._reading.expressions.applied(node, make, *arguments.args, **arguments.kwargs)
+        if isinstance(result, Unknown):
+            return Unknown(result.why, about=result.about, mistake=result.mistake, is_image=is_image)
+        return list(result) if type(result).__name__ in _LAZY else result
+
+    def _plugin(self, name: str, arguments: Arguments, node: ast.expr) -> Any:
+        if unknown := arguments.rest or self._reading.unknown_in(arguments.all()):
+            return Unknown(unknown.why, about=unknown.about or self._reading.about(node), mistake=unknown.mistake)
+        module = self._reading.module.source
+        where = f"{module.path}, {module.place(node.lineno)}"
+        # as they are now: the script may go on to change a list that it has given
+        return PluginUse(
+            name=name.rpartition(".")[2],
+            args=tuple(map(_copied, arguments.args)),
+            kwargs={key: _copied(value) for key, value in arguments.kwargs.items()},
+            where=where,
+        )
+
+    def _provider(self, name: str, arguments: Arguments, node: ast.expr) -> Any:
+        if arguments.rest or self._reading.unknown_in(arguments.all()):
+            return Unknown(_MADE, is_harmless=True)
+        source = self._reading.module.source
+        return ProviderUse(
+            name=name.rpartition(".")[2],
+            args=tuple(map(_copied, arguments.args)),
+            kwargs={key: _copied(value) for key, value in arguments.kwargs.items()},
+            where=f"{source.path}, {source.place(node.lineno)}",
+        )
+
+    def _pool(self, name: str, arguments: Arguments, node: ast.expr) -> Any:
+        self._reading.made(PoolCall(node, self._reading.module, name, arguments))
+        first = next(iter(arguments.args), None)
+        if name == "skyward.pool" and isinstance(first, Function):  # as a bare decorator
+            return first
+        pool = Unknown("is a pool", is_harmless=True)
+        pool.is_pool = True
+        return pool
+
+    def decorate(self, decorator: Any, value: Any, node: ast.expr) -> Any:
+        """What a decorator makes of a function or class."""
+        name = decorator.name if isinstance(decorator, Reference) else ""
+        if isinstance(value, Function) and name in (
+            "builtins.staticmethod",
+            "builtins.classmethod",
+            "builtins.property",
+        ):
+            value.kind = {"staticmethod": "static", "classmethod": "class", "property": "property"}[name[9:]]
+            return value
+        if isinstance(value, Class) and name in _DATACLASS:
+            value.dataclass = True
+            return value
+        if isinstance(decorator, Unknown) and decorator.is_pool:
+            return value
+        if isinstance(decorator, Unknown) and decorator.is_harmless:
+            return Unknown(_MADE, is_harmless=True)
+        if name.startswith("skyward.") and name not in known.POOLS:
+            return Unknown(_MADE, is_harmless=True)
+        return self.call(decorator, Arguments([value], {}), node)
+
+    def _set_attribute(self, arguments: Arguments, node: ast.expr) -> Any:
+        reading, args = self._reading, arguments.args
+        if _is_name(args) and len(args) == 3 and isinstance(args[0], Instance | Class | Module):
+            reading.statements.store(args[0], args[1], args[2], node)
+            return None
+        if args and isinstance(args[0], Module | Reference | Unknown):
+            reading.everything = reading.unknown(node, "may change any name")
+        for each in args:
+            reading.escape(each, node)
+        return None
+
+    def _method(self, called: Method, arguments: Arguments, node: ast.expr) -> Any:
+        owner, name, reading = called.owner, called.name, self._reading
+        if isinstance(owner, Super):
+            made = self._creations.get(id(owner.instance), node)
+            cls = owner.instance.cls if isinstance(owner.instance, Instance) else owner.owner
+            return self._pool(cls.pool, arguments, made)
+        if isinstance(owner, Image):
+            reading.used.add(id(owner))
+            return self._made(getattr(owner, name), arguments, node, is_image=True)
+        if name in ("join", "pop") and any(map(_is_unordered, (owner, *arguments.args))):
+            reading.escape(owner, node)
+            return Unknown("depends on the order of a set, which changes from run to run; sorted(...) has one")
+        if not known.changes(owner, name):
+            if name in ("get", "copy", "index", "count") and arguments.rest is None and not isinstance(owner, str):
+                return _gentle(reading, node, getattr(owner, name), arguments)
+            return self._made(getattr(owner, name), arguments, node, is_image=False)
+        return self._change(owner, name, arguments, node)
+
+    def _change(self, owner: Any, name: str, arguments: Arguments, node: ast.expr) -> Any:
+        """Call a method that changes its container."""
+        reading, place = self._reading, self._reading.place(node)
+        reading.born(owner, node)
+        args = arguments.args
+        unknown = arguments.rest
+        if unknown is None and name in ("extend", "update") and args:
+            items = args[0] if isinstance(owner, dict) else reading.expressions.items(args[0], node)
+            unknown = items if isinstance(items, Unknown) else None
+            if unknown is None and hasattr(items, "__len__") and len(owner) + len(items) > MOST:
+                unknown = Unknown("is too long", about=reading.about(node))
+        if unknown is None and name in ("insert", "remove", "pop", "sort", "discard", "setdefault"):
+            unknown = reading.unknown_in([*args[: 2 if name != "insert" else 1], *arguments.kwargs.values()])
+            if any(isinstance(each, Function | Bound) for each in arguments.all()):
+                unknown = Unknown("is no constant", about=reading.about(node))
+        if name in ("remove", "sort", "index") and unknown is None:
+            unknown = reading.unknown_in(owner)
+        reading.state.touch(owner, place)
+        if unknown is None:
+            try:
+                return getattr(owner, name)(*args, **arguments.kwargs)
+            except (TypeError, ValueError, LookupError, AttributeError) as error:
+                module = reading.module.source
+                unknown = Unknown(
+                    "is wrong", mistake=f"{module.path}, {place}: `{short(node)}`: {type(error).__name__}: {error}"
+                )
+        reading.escape([owner, *arguments.all()], node, f"is changed by `{short(node)}` ({place}): {unknown}")
+        return unknown
+
+    def _follow(self, function: Function, arguments: Arguments, node: ast.AST, *, is_iterated: bool = False) -> Any:
+        """The result of a function of the script, whose body is read with these arguments.
+
+        The body of a generator function is read where somebody iterates over what it gives.
+        """
+        reading = self._reading
+        if not is_iterated and any(isinstance(each, ast.Yield | ast.YieldFrom) for each in _own(function.node)):
+            reading.expose(function)
+            for each in arguments.all():
+                reading.escape(each, node)
+            return Unknown(_MADE)
+        depths = [unsure for each, unsure in self._active if each.node is function.node]
+        if len(depths) > 1 and reading.unsure > depths[0]:
+            return Unknown(_MADE)  # once more changes nothing: what the calls around it change is unknown already
+        if len(self._active) >= _DEEPEST:
+            reading.everything = reading.unknown(node, "goes too deep to be followed, and may change any name")
+            return Unknown(_MADE)
+        function.is_called = True
+        scope = Scope(("call", function.node), function.scope)
+        reading.born(scope, function.node)
+        module, reading.module = reading.module, function.module
+        frame = Frame(reading.state.depth)
+        reading.frames.append(frame)
+        reading.state.begin()
+        self._active.append((function, reading.unsure))
+        try:
+            self._bind(function, arguments, scope, node)
+            ended = self._body(function, scope, frame)
+        finally:
+            self._active.pop()
+            reading.frames.pop()
+            reading.module = module
+            changes = reading.state.end()
+        if frame.early:
+            reading.state.join([changes, *frame.early])
+        else:
+            reading.state.apply(changes)
+        results = frame.results if ended else [*frame.results, None]
+        if all(same(each, results[0]) for each in results):
+            return results[0]
+        for each in results:
+            reading.escape(each, node)
+        return Unknown("is one of several values, and only a run can tell which")
+
+    def _body(self, function: Function, scope: Scope, frame: Frame) -> bool:
+        """Read a function's body; whether it surely ends by a `return`."""
+        reading = self._reading
+        if isinstance(function.node, ast.Lambda):
+            frame.results.append(reading.expressions.value(function.node.body, scope))
+            return True
+        return reading.statements.run(function.node.body, scope) is not None
+
+    def _bind(self, function: Function, arguments: Arguments, scope: Scope, node: ast.AST) -> None:
+        """Bind the parameters."""
+        reading, spec = self._reading, function.node.args
+        place = reading.place(function.node)
+        names = [each.arg for each in (*spec.posonlyargs, *spec.args)]
+        given = dict(zip(names, arguments.args, strict=False))
+        kwargs = dict(arguments.kwargs)
+        extra = arguments.args[len(names) :]
+        for name in [*names, *(each.arg for each in spec.kwonlyargs)]:
+            if name in kwargs:
+                given[name] = kwargs.pop(name)
+        for name in [*names, *(each.arg for each in spec.kwonlyargs)]:
+            if name not in given:
+                missing = Unknown(f"is a parameter of `{function.name}`, made when the script runs")
+                given[name] = missing if arguments.rest else function.defaults.get(name, missing)
+        unknown = Unknown(f"is a parameter of `{function.name}`, made when the script runs")
+        if spec.vararg:
+            given[spec.vararg.arg] = unknown if arguments.rest else tuple(extra)
+        if spec.kwarg:
+            given[spec.kwarg.arg] = unknown if arguments.rest else kwargs
+            reading.born(given[spec.kwarg.arg], function.node)
+        if (extra and not spec.vararg) or (kwargs and not spec.kwarg):
+            for each in (*extra, *kwargs.values()):
+                reading.escape(each, node)
+        for name, value in given.items():
+            reading.state.bind(scope, name, value, place)
+
+    def _instance(self, cls: Class, arguments: Arguments, node: ast.expr) -> Any:
+        """An instance of a class of the script."""
+        reading = self._reading
+        instance = Instance(cls, Scope(("instance", node)))
+        reading.born(instance, node)
+        reading.born(instance.scope, node)
+        makers = [each.scope.values[name] for each in cls.lineage for name in ("__init__", "__new__", "__post_init__")
+                  if name in each.scope.values]  # fmt: skip
+        if cls.pool:
+            self._creations[id(instance)] = node
+            if not makers:
+                self._pool(cls.pool, arguments, node)
+        elif not cls.is_known or cls.dataclass or any(each.dataclass for each in cls.lineage):
+            reading.escape([*arguments.all(), cls], node, f"is given to {cls.name}({reading.place(node)})")
+            return Unknown(_MADE)
+        first = next((each for each in makers if isinstance(each, Function) and each.name == "__init__"), None)
+        if any(each is not first and not _is_init(each) for each in makers):
+            reading.escape([*arguments.all(), instance], node)
+            return Unknown(_MADE)
+        if first is not None:
+            self._follow(first, Arguments([instance, *arguments.args], arguments.kwargs, arguments.rest), node)
+        return instance
+
+    def _opaque(self, called: Any, arguments: Arguments, node: ast.expr) -> Any:
+        """The result of calling what is not followed: it may change what it is given."""
+        reading = self._reading
+        if isinstance(called, Unknown) and called.is_harmless:
+            return Unknown(_MADE, is_harmless=True)
+        for each in arguments.all():
+            reading.escape(each, node)
+        if isinstance(called, Reference):
+            if called.name.startswith("builtins."):
+                return Unknown(_MADE)
+            return Unknown("calls something other than skyward's own names")
+        if isinstance(called, Unknown):
+            return Unknown(called.why, about=called.about, mistake=called.mistake)
+        return Unknown(_MADE)
+
+
+_ORDERED = (list, tuple, str, repr, enumerate, zip)  # what they make of a set depends on its order
+_LAZY = ("dict_items", "dict_keys", "dict_values", "enumerate", "list_reverseiterator", "reversed", "zip")
+
+
+def _replaced(image: Image, **fields: Any) -> Image:
+    from dataclasses import replace
+
+    return replace(image, **fields)
+
+
+def _is_unordered(value: Any) -> bool:
+    return isinstance(value, set | frozenset) and len(value) > 1
+
+
+def _is_init(value: Any) -> bool:
+    return isinstance(value, Function) and value.name == "__init__"
+
+
+def _is_name(args: list[Any]) -> bool:
+    """Whether the second argument is the name of an attribute."""
+    return len(args) >= 2 and isinstance(args[1], str)
+
+
+def _gentle(reading: Reading, node: ast.expr, method: Callable[..., Any], arguments: Arguments) -> Any:
+    """The result of a method that may give an element, or a copy, of a container that holds unknown ones too."""
+    if unknown := reading.unknown_in(arguments.args[:1]):
+        return unknown
+    return reading.expressions.applied(node, lambda: method(*arguments.args, **arguments.kwargs))
+
+
+def _copied(value: Any) -> Any:
+    """A value with its containers copied."""
+    if isinstance(value, dict):
+        return {key: _copied(each) for key, each in value.items()}
+    return type(value)(map(_copied, value)) if isinstance(value, list | set | tuple) else value
+
+
+def _own(node: ast.AST) -> list[ast.AST]:
+    """The nodes of a function's own body, without those of functions inside."""
+    found, todo = [], list(ast.iter_child_nodes(node))
+    while todo:
+        each = todo.pop()
+        found.append(each)
+        if not isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+            todo += ast.iter_child_nodes(each)
+    return found

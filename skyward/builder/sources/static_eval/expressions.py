@@ -1,0 +1,476 @@
+"""What expressions of a script mean."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import operator
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from skyward.builder.sources.static_eval import known
+from skyward.builder.sources.static_eval.reading import Reading, short
+from skyward.builder.sources.static_eval.values import (
+    ABSENT,
+    CONTAINERS,
+    Bound,
+    Class,
+    Function,
+    Instance,
+    Method,
+    Module,
+    Reference,
+    Scope,
+    Super,
+    Unknown,
+    same,
+)
+from skyward.errors import ConfigError
+from skyward.model.image import Image
+
+OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.BitAnd: operator.and_,
+    ast.BitOr: operator.or_,
+    ast.BitXor: operator.xor,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Mult: operator.mul,
+    ast.Sub: operator.sub,
+}
+_SIGNS: dict[type[ast.unaryop], Callable[[Any], Any]] = {
+    ast.Invert: operator.invert,
+    ast.UAdd: operator.pos,
+    ast.USub: operator.neg,
+}
+_CONVERSIONS: dict[int, Callable[[Any], Any]] = {115: str, 114: repr, 97: ascii}  # of f-strings: !s, !r, !a
+_COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda one, other: one in other,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.NotEq: operator.ne,
+    ast.NotIn: lambda one, other: one not in other,
+}
+_PLAIN = (str, bytes, int, float, bool, type(None), tuple, *CONTAINERS)
+MOST = 100_000  # a text or list may have as many parts
+_ENVIRONMENT = ("os.environ", "os.getenv", "os.getenvb")
+_FROM_ENVIRONMENT = (
+    "is read from the environment when the script runs; `ComputePool(env=...)` gives nodes variables without becoming "
+    "part of the image"
+)
+
+
+class Expressions:
+    """Evaluates expressions."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+
+    def value(self, node: ast.expr, scope: Scope) -> Any:
+        """The value of an expression; an `Unknown` where only a run can tell."""
+        return self._shown(self.called(node, scope), node)
+
+    def called(self, node: ast.expr, scope: Scope) -> Any:
+        """The same for what is only called: a function may be, without anybody else getting hold of it."""
+        reading = self._reading
+        reading.step()
+        read = getattr(self, f"_{type(node).__name__.lower()}", None)
+        found = read(node, scope) if read else self._opaque(node, scope)
+        if isinstance(found, CONTAINERS):
+            reading.born(found, node)
+            found = reading.doubt(found, None) or found
+        if isinstance(found, Unknown) and not found.about:
+            is_pool = found.is_pool
+            found = reading.unknown(
+                node, found.why, is_image=found.is_image, is_harmless=found.is_harmless, mistake=found.mistake
+            )
+            found.is_pool = is_pool
+        return found
+
+    def _shown(self, value: Any, node: ast.expr) -> Any:
+        """A value that goes elsewhere: from then on anybody may call a function."""
+        if isinstance(value, Function):
+            self._reading.expose(value)
+        elif isinstance(value, Bound):
+            self._reading.escape(value, node)
+        return value
+
+    def values(self, nodes: Iterable[ast.expr], scope: Scope) -> tuple[list[Any], Unknown | None]:
+        """The values of elements or arguments, starred ones item by item; and the first starred one that is unknown."""
+        values: list[Any] = []
+        unknown: Unknown | None = None
+        for node in nodes:
+            found = self.value(node.value if isinstance(node, ast.Starred) else node, scope)
+            items = self.items(found, node.value) if isinstance(node, ast.Starred) else [found]
+            if isinstance(items, Unknown):
+                unknown = unknown or items
+            else:
+                values += items
+        return values, unknown
+
+    def items(self, value: Any, node: ast.expr) -> list[Any] | Unknown:
+        """What iterating over a value gives."""
+        if isinstance(value, list | tuple | str | range | dict):
+            return [*value] if len(value) <= MOST else self._reading.unknown(node, "has too many items")
+        if isinstance(value, set | frozenset) and len(value) <= 1:
+            return [*value]
+        if isinstance(value, set | frozenset):
+            return self._reading.unknown(node, "is a set, whose order changes from run to run; sorted(...) has one")
+        if isinstance(value, Unknown):
+            return value
+        self._reading.escape(value, node)
+        return self._reading.unknown(node, "is no list of constants")
+
+    def read(self, name: str, scope: Scope) -> Any:
+        """The value of a name."""
+        home, value = self._reading.lookup(name, scope)
+        if home is not None:
+            return self._reading.doubt(home, name) or value
+        if name == "__name__":
+            module = self._reading.module
+            return "__main__" if module is self._reading.main else module.source.path.stem
+        if name == "__file__":
+            return str(self._reading.module.source.path)
+        if hasattr(builtins, name):
+            return Reference(f"builtins.{name}")
+        return Unknown("is bound nowhere in this script")
+
+    def attribute(self, owner: Any, name: str, node: ast.expr) -> Any:
+        """The value of an attribute."""
+        if isinstance(owner, Unknown):
+            return Unknown(owner.why, about=owner.about, is_harmless=owner.is_harmless, mistake=owner.mistake)
+        if isinstance(owner, Reference):
+            return self.reference(f"{owner.name}.{name}")
+        if isinstance(owner, Module):
+            return self._of_module(owner, name)
+        if isinstance(owner, Instance | Class):
+            return self._of_class(owner, name, node)
+        if isinstance(owner, Super):
+            return self._of_super(owner, name)
+        if known.has_method(owner, name):
+            return Method(owner, name)
+        if field := known.attribute(owner, name):
+            self._reading.used.add(id(owner))
+            return field[0]
+        self._reading.escape(owner, node)
+        return Unknown("is no name of skyward's")
+
+    def reference(self, name: str) -> Any:
+        """What a dotted name stands for: a file beside the script, a constant, or the name as it is."""
+        if name in self._reading.loaded:
+            return self._reading.loaded[name]
+        name = known.full_name(name)
+        if name.startswith(_ENVIRONMENT):
+            return Unknown(_FROM_ENVIRONMENT)
+        if name.startswith(known.BACK_DOORS):
+            self._reading.everything = Unknown("leads to any name of the script", about=f"`{name}`")
+        return known.CONSTANTS.get(name, Reference(name))
+
+    def applied(self, node: ast.AST, apply: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The result of an operation on values; where one of them is unknown, so is the result."""
+        if unknown := self._reading.unknown_in((args, kwargs)):
+            return unknown
+        try:
+            return apply(*args, **kwargs)
+        except (ConfigError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+            kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
+            reason = kind + str(error).removeprefix("Image: ")
+            module = self._reading.module.source
+            sentence = f"{module.path}, {module.place(getattr(node, 'lineno', 1))}: `{short(node)}`: {reason}"
+            return Unknown("is wrong", mistake=sentence)
+
+    def operated(self, node: ast.AST, kind: type[ast.operator], left: Any, right: Any) -> Any:
+        """The result of a binary operator."""
+        apply = OPERATORS.get(kind)
+        if apply is None or not self._are_plain(node, left, right):
+            return next((each for each in (left, right) if isinstance(each, Unknown)), Unknown("is no constant"))
+        if kind in (ast.Mult, ast.Add) and _length(kind, left, right) > MOST:
+            return Unknown("is too long")
+        return self.applied(node, apply, left, right)
+
+    def _are_plain(self, node: ast.AST, *values: Any) -> bool:
+        """Whether operators on values run no code of the user's; what others get hold of may change."""
+        for each in values:
+            if not isinstance(each, _PLAIN):
+                self._reading.escape(each, node)
+        return all(isinstance(each, _PLAIN) for each in values)
+
+    def _constant(self, node: ast.Constant, _scope: Scope) -> Any:
+        return node.value
+
+    def _list(self, node: ast.List | ast.Tuple | ast.Set, scope: Scope) -> list[Any] | Unknown:
+        values, unknown = self.values(node.elts, scope)
+        if unknown is not None:
+            self._reading.escape(values, node)
+        return values if unknown is None else unknown
+
+    def _tuple(self, node: ast.Tuple, scope: Scope) -> tuple[Any, ...] | Unknown:
+        found = self._list(node, scope)
+        return found if isinstance(found, Unknown) else tuple(found)
+
+    def _set(self, node: ast.Set, scope: Scope) -> Any:
+        found = self._list(node, scope)
+        return found if isinstance(found, Unknown) else self.applied(node, set, found)
+
+    def _dict(self, node: ast.Dict, scope: Scope) -> Any:
+        values: dict[Any, Any] = {}
+        unknown = None
+        for key, value in zip(node.keys, node.values, strict=True):
+            name = None if key is None else self.value(key, scope)
+            found = self.value(value, scope)
+            if key is not None:
+                unknown = unknown or (name if isinstance(name, Unknown) else None)
+                found = {name: found} if isinstance(name, _PLAIN) and not isinstance(name, CONTAINERS) else Unknown("")
+            if isinstance(found, dict):
+                values |= found
+            else:
+                self._reading.escape(found, node)
+                unknown = unknown or (found if isinstance(found, Unknown) and found.why else Unknown("is no constant"))
+        if unknown is not None:
+            self._reading.escape(values, node)
+        return values if unknown is None else unknown
+
+    def _joinedstr(self, node: ast.JoinedStr, scope: Scope) -> Any:
+        parts = [self.value(part, scope) for part in node.values]
+        return self.applied(node, "".join, parts)
+
+    def _formattedvalue(self, node: ast.FormattedValue, scope: Scope) -> Any:
+        value = self.value(node.value, scope)
+        spec = "" if node.format_spec is None else self.value(node.format_spec, scope)
+        if not self._are_plain(node, value, spec):
+            return value if isinstance(value, Unknown) else Unknown("is no constant")
+        convert = _CONVERSIONS.get(node.conversion, lambda each: each)
+        return self.applied(node, lambda one, other: format(convert(one), other), value, spec)
+
+    def _binop(self, node: ast.BinOp, scope: Scope) -> Any:
+        return self.operated(node, type(node.op), self.value(node.left, scope), self.value(node.right, scope))
+
+    def _unaryop(self, node: ast.UnaryOp, scope: Scope) -> Any:
+        value = self.value(node.operand, scope)
+        if isinstance(node.op, ast.Not):
+            answer = self.truth(value, node)
+            return answer if isinstance(answer, Unknown) else not answer
+        if not self._are_plain(node, value):
+            return value if isinstance(value, Unknown) else Unknown("is no constant")
+        return self.applied(node, _SIGNS[type(node.op)], value)
+
+    def truth(self, value: Any, node: ast.AST) -> bool | Unknown:
+        """Whether a value counts as true."""
+        if isinstance(value, Unknown):
+            return value
+        if isinstance(value, Instance | Reference):
+            self._reading.escape(value, node)
+            return Unknown("is no constant", about=self._reading.about(node))
+        return bool(value)
+
+    def _boolop(self, node: ast.BoolOp, scope: Scope) -> Any:
+        is_and = isinstance(node.op, ast.And)
+        value: Any = None
+        for position, part in enumerate(node.values):
+            value = self.value(part, scope)
+            answer = self.truth(value, part)
+            if isinstance(answer, Unknown):
+                rest = node.values[position + 1 :]  # may be evaluated or not
+                self._reading.statements.perhaps(partial(self._evaluated, rest, scope))
+                return answer
+            if answer is not is_and:
+                return value
+        return value
+
+    def _evaluated(self, nodes: list[ast.expr], scope: Scope) -> None:
+        for node in nodes:
+            self._reading.escape(self.value(node, scope), node)
+
+    def _compare(self, node: ast.Compare, scope: Scope) -> Any:
+        left = self.value(node.left, scope)
+        for sign, part in zip(node.ops, node.comparators, strict=True):
+            right = self.value(part, scope)
+            is_identity = isinstance(sign, ast.Is | ast.IsNot) and (left is None or right is None)
+            found = [each for each in (left, right) if isinstance(each, Unknown)]
+            if found or (not is_identity and not self._are_plain(node, left, right)):
+                return found[0] if found else Unknown("is no constant")
+            answer = self.applied(node, _COMPARISONS[type(sign)], left, right)
+            if answer is not True:
+                return answer
+            left = right
+        return True
+
+    def _ifexp(self, node: ast.IfExp, scope: Scope) -> Any:
+        answer = self.truth(self.value(node.test, scope), node.test)
+        if not isinstance(answer, Unknown):
+            return self.value(node.body if answer else node.orelse, scope)
+        values: list[Any] = []
+        self._reading.statements.either(
+            [lambda: values.append(self.value(node.body, scope)), lambda: values.append(self.value(node.orelse, scope))]
+        )
+        if same(*values):
+            return values[0]
+        for each in values:
+            self._reading.escape(each, node)
+        is_image = any(isinstance(each, Image) or getattr(each, "is_image", False) for each in values)
+        return self._reading.unknown(node, f"depends on what a run finds: {answer}", is_image=is_image)
+
+    def _namedexpr(self, node: ast.NamedExpr, scope: Scope) -> Any:
+        value = self.value(node.value, scope)
+        while isinstance(scope.key, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp) and scope.parent:
+            scope = scope.parent
+        self._reading.state.bind(scope, node.target.id, value, self._reading.place(node))
+        return value
+
+    def _subscript(self, node: ast.Subscript, scope: Scope) -> Any:
+        owner, key = self.value(node.value, scope), self.value(node.slice, scope)
+        if not isinstance(owner, _PLAIN) or isinstance(key, Unknown):
+            for each in (owner, key):
+                self._reading.escape(each, node)
+            return next((each for each in (owner, key) if isinstance(each, Unknown)), Unknown("is no constant"))
+        held: Any = owner  # whose other parts may well be unknown
+        return self.applied(node, lambda each: held[each], key)
+
+    def _slice(self, node: ast.Slice, scope: Scope) -> Any:
+        parts = [None if each is None else self.value(each, scope) for each in (node.lower, node.upper, node.step)]
+        return next((each for each in parts if isinstance(each, Unknown)), slice(*parts))
+
+    def _name(self, node: ast.Name, scope: Scope) -> Any:
+        return self.read(node.id, scope)
+
+    def _attribute(self, node: ast.Attribute, scope: Scope) -> Any:
+        return self.attribute(self.called(node.value, scope), node.attr, node)
+
+    def _of_module(self, owner: Module, name: str) -> Any:
+        value = owner.scope.values.get(name, ABSENT)
+        if value is ABSENT:
+            return Unknown(f"is not bound at the top of {owner.source.path.name}")
+        return self._reading.doubt(owner.scope, name) or value
+
+    def _of_class(self, owner: Instance | Class, name: str, node: ast.expr) -> Any:
+        reading = self._reading
+        if lost := reading.doubt(owner, None):
+            return lost
+        cls = owner.cls if isinstance(owner, Instance) else owner
+        if isinstance(owner, Instance) and name in owner.scope.values:
+            return reading.doubt(owner.scope, name) or owner.scope.values[name]
+        for each in cls.lineage:
+            if name in each.scope.values:
+                value = reading.doubt(each, None) or reading.doubt(each.scope, name) or each.scope.values[name]
+                return self._bound(owner, value, node)
+            if any(isinstance(base, Unknown | Reference) for base in each.bases):
+                break
+        return Unknown(f"is set when the script runs, or by what {cls.name} extends")
+
+    def _bound(self, owner: Any, value: Any, node: ast.expr) -> Any:
+        """What an attribute of a class gives: functions get the instance."""
+        if not isinstance(value, Function) or value.kind == "static":
+            return value
+        cls = owner.cls if isinstance(owner, Instance) else owner
+        if value.kind == "class":
+            return Bound(value, cls)
+        if isinstance(owner, Class):
+            return value
+        if value.kind == "property":
+            return self._reading.calls.follow(value, [owner], {}, node)
+        return Bound(value, owner)
+
+    def _of_super(self, owner: Super, name: str) -> Any:
+        cls = owner.instance.cls if isinstance(owner.instance, Instance) else owner.owner
+        lineage = cls.lineage
+        for each in lineage[lineage.index(owner.owner) + 1 :] if owner.owner in lineage else ():
+            if name in each.scope.values:
+                value = each.scope.values[name]
+                return Bound(value, owner.instance) if isinstance(value, Function) else value
+        if name == "__init__" and cls.pool:
+            return Method(owner, "__init__")
+        return Unknown("is of what the class extends", is_harmless=all(base is None for base in cls.bases))
+
+    def _lambda(self, node: ast.Lambda, scope: Scope) -> Function:
+        return self._reading.calls.function(node, scope, None)
+
+    def _call(self, node: ast.Call, scope: Scope) -> Any:
+        return self._reading.calls.call_of(node, scope)
+
+    def _await(self, node: ast.Await, scope: Scope) -> Any:
+        return self.value(node.value, scope)
+
+    def _listcomp(self, node: ast.ListComp | ast.GeneratorExp | ast.SetComp, scope: Scope) -> Any:
+        values: list[Any] = []
+        unknown = self._each(
+            node, node.generators, Scope(node, scope), lambda at: values.append(self.value(node.elt, at))
+        )
+        return values if unknown is None else unknown
+
+    def _setcomp(self, node: ast.SetComp, scope: Scope) -> Any:
+        found = self._listcomp(node, scope)
+        return found if isinstance(found, Unknown) else self.applied(node, set, found)
+
+    def _generatorexp(self, node: ast.GeneratorExp, scope: Scope) -> Any:
+        found = self._listcomp(node, scope)
+        return found if isinstance(found, Unknown) else tuple(found)
+
+    def _dictcomp(self, node: ast.DictComp, scope: Scope) -> Any:
+        pairs: list[tuple[Any, Any]] = []
+
+        def add(at: Scope) -> None:
+            pairs.append((self.value(node.key, at), self.value(node.value, at)))
+
+        unknown = self._each(node, node.generators, Scope(node, scope), add)
+        if unknown is None and (unknown := self._reading.unknown_in([key for key, _ in pairs])) is None:
+            return self.applied(node, lambda: dict(pairs))
+        return unknown
+
+    def _each(
+        self, node: ast.expr, generators: list[ast.comprehension], scope: Scope, act: Callable[[Scope], Any]
+    ) -> Unknown | None:
+        """Run the loops of a comprehension; why they cannot be told, if they cannot."""
+        if not generators:
+            act(scope)
+            return None
+        first, rest = generators[0], generators[1:]
+        items = self.items(self.value(first.iter, scope), first.iter)
+        if isinstance(items, Unknown):
+            self._unsure(node, generators, scope, act)
+            return items
+        for item in items:
+            self._reading.statements.assign(first.target, item, scope)
+            answers = [self.truth(self.value(test, scope), test) for test in first.ifs]
+            unknown = next((each for each in answers if isinstance(each, Unknown)), None)
+            if unknown is not None:
+                self._unsure(node, generators, scope, act)
+                return unknown
+            if all(answers) and (unknown := self._each(node, rest, scope, act)):
+                return unknown
+        return None
+
+    def _unsure(
+        self, node: ast.expr, generators: list[ast.comprehension], scope: Scope, act: Callable[[Scope], Any]
+    ) -> None:
+        """Follow what a comprehension does, without knowing how often."""
+
+        def once() -> None:
+            for each in generators:
+                self._reading.statements.assign(each.target, self._reading.unknown(node, "is no constant"), scope)
+                for test in each.ifs:
+                    self.value(test, scope)
+            act(scope)
+
+        self._reading.statements.repeatedly(once)
+
+    def _opaque(self, node: ast.expr, scope: Scope) -> Unknown:
+        """An expression that is not followed (`yield`, templates): its parts may go anywhere."""
+        for part in ast.iter_child_nodes(node):
+            if isinstance(part, ast.expr):
+                self._reading.escape(self.value(part, scope), node)
+        return Unknown("is no constant")
+
+
+def _length(kind: type[ast.operator], left: Any, right: Any) -> int:
+    """How long a sum or product of sequences is; 0 for one of numbers."""
+    lengths = [len(each) if hasattr(each, "__len__") else None for each in (left, right)]
+    if kind is ast.Add:
+        return sum(each or 0 for each in lengths)
+    counts = [each for each in (left, right) if isinstance(each, int)]
+    return max((each or 0 for each in lengths), default=0) * max(counts, default=0)

@@ -1,0 +1,141 @@
+"""What is followed of the names that are not the script's own: Skyward's values, plugins and pools, built-in functions.
+
+Everything else that is called may change what it is given, and returns something unknown.
+"""
+
+from __future__ import annotations
+
+import builtins
+import copy
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from skyward.model.accelerator import Accelerator
+from skyward.model.image import Dockerfile, Image, PipIndex
+from skyward.model.spec import Nodes
+from skyward.model.volume import Volume
+
+POOLS = (
+    "skyward.ComputePool",
+    "skyward.pool",
+    "skyward.integrations.JoblibPool",
+    "skyward.integrations.ScikitLearnPool",
+)
+POOL_CLASSES = tuple(name for name in POOLS if name != "skyward.pool")
+PROVIDERS = ("AWS", "Compose", "Docker", "Fallback", "GCP", "Kubernetes", "Local", "SSH", "Slurm", "Swarm")
+_IMAGE = "skyward.Image"
+# these take values and give values, and change neither
+_PURE = (
+    *("abs", "all", "any", "bool", "dict", "divmod", "enumerate", "float", "frozenset", "int", "len", "list", "max"),
+    *("min", "range", "repr", "reversed", "round", "set", "sorted", "str", "sum", "tuple", "zip"),
+)
+VALUES: dict[str, Callable[..., Any]] = {
+    **{f"builtins.{name}": getattr(builtins, name) for name in _PURE},
+    _IMAGE: Image,
+    "skyward.Accelerator": Accelerator,
+    "skyward.Nodes": Nodes,
+    "skyward.PipIndex": PipIndex,
+    "skyward.Volume": Volume,
+    "skyward.model.image.Dockerfile": Dockerfile,
+    "copy.copy": copy.copy,
+    "copy.deepcopy": copy.deepcopy,
+    "collections.OrderedDict": dict,
+}
+CONSTANTS = {
+    "sys.platform": sys.platform,
+    "sys.version_info": tuple(sys.version_info),
+    "typing.TYPE_CHECKING": False,
+    "os.sep": "/",
+}
+# what these packages are given they leave as it is
+_HARMLESS = (
+    *("skyward.", "argparse.", "json.dump", "logging.", "os.path.", "pprint.", "time.", "warnings."),
+    *("builtins.print", "builtins.isinstance", "builtins.id", "builtins.type", "builtins.hash", "builtins.format"),
+)
+# after a call of these any name may mean something else
+EVERYTHING = (
+    *("builtins.exec", "builtins.eval", "builtins.globals", "builtins.locals"),
+    *("runpy.run_path", "runpy.run_module"),
+)
+BACK_DOORS = ("sys.modules", "sys._getframe", "gc.", "inspect.currentframe", "__main__")  # lead to all names
+_CHANGING: dict[type, tuple[str, ...]] = {
+    list: ("append", "extend", "insert", "remove", "pop", "clear", "sort", "reverse"),
+    dict: ("update", "setdefault", "pop", "popitem", "clear"),
+    set: ("add", "update", "remove", "discard", "pop", "clear", "difference_update", "intersection_update",
+          "symmetric_difference_update"),
+}  # fmt: skip
+_READING: dict[type, tuple[str, ...]] = {
+    list: ("copy", "count", "index"),
+    dict: ("copy", "get", "items", "keys", "values"),
+    set: (
+        "copy",
+        "difference",
+        "intersection",
+        "isdisjoint",
+        "issubset",
+        "issuperset",
+        "symmetric_difference",
+        "union",
+    ),
+    tuple: ("count", "index"),
+    str: tuple(name for name in vars(str) if not name.startswith("_") and name not in ("format_map", "maketrans")),
+}
+_ROOT = sys.modules["skyward"]  # an import of it would be one of what stands above
+NAMES = (*(f"skyward.{name}" for name in _ROOT.__all__), *POOLS)  # what `from ... import *` binds
+_INNER = {
+    f"{home}.{name}": f"skyward.{name}"
+    for name, home in vars(_ROOT)["_HOMES"].items()
+    if home != f"skyward.{name}" or name == "pool"
+}
+
+
+def full_name(name: str) -> str:
+    """A dotted name by which Skyward's documents call what it leads to."""
+    if name.startswith("skyward."):
+        name = _INNER.get(name, name).replace("skyward.integrations._joblib.", "skyward.integrations.")
+    return name
+
+
+def maker(name: str) -> Callable[..., Any] | None:
+    """What makes a value when it is called by that name; None for what is not followed."""
+    if name.startswith(f"{_IMAGE}.from_"):
+        found = getattr(Image, name.rpartition(".")[2], None)
+        return found if callable(found) else None
+    return VALUES.get(name)
+
+
+def is_plugin(name: str) -> bool:
+    """Whether it names a function that makes a plugin."""
+    return name.startswith("skyward.plugins.") and name.count(".") == 2 and name.rpartition(".")[2].islower()
+
+
+def is_provider(name: str) -> bool:
+    """Whether it names a class of providers."""
+    return name.removeprefix("skyward.providers.").removeprefix("skyward.") in PROVIDERS and name.startswith("skyward.")
+
+
+def is_harmless(name: str) -> bool:
+    """Whether what it is called with stays as it is."""
+    return name.startswith(_HARMLESS)
+
+
+def changes(owner: Any, method: str) -> bool:
+    """Whether that method changes its object."""
+    return method in _CHANGING.get(type(owner), ())
+
+
+def has_method(owner: Any, method: str) -> bool:
+    """Whether a value has that method, and it is followed."""
+    if isinstance(owner, Image):
+        found = vars(Image).get(method)
+        return callable(found) and not method.startswith("_")
+    return changes(owner, method) or method in _READING.get(type(owner), ())
+
+
+def attribute(owner: Any, name: str) -> tuple[Any, ...]:
+    """A field of one of Skyward's values, alone in a tuple; empty where it has none."""
+    slots = getattr(type(owner), "__dataclass_fields__", {})
+    return (
+        (getattr(owner, name),) if isinstance(owner, Image | PipIndex | Accelerator | Nodes) and name in slots else ()
+    )

@@ -1,0 +1,278 @@
+"""What all parts of one reading share: the state, the file being read, what escaped to code that is not followed."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from skyward.builder.sources.static_eval.known import POOLS
+from skyward.builder.sources.static_eval.state import Changes, State
+from skyward.builder.sources.static_eval.values import (
+    ABSENT,
+    CONTAINERS,
+    Bound,
+    Class,
+    Function,
+    Instance,
+    Method,
+    Module,
+    Partial,
+    Reference,
+    Scope,
+    Unknown,
+)
+from skyward.model.image import Image
+
+if TYPE_CHECKING:
+    from skyward.builder.sources.static_eval.calls import Arguments, Calls
+    from skyward.builder.sources.static_eval.expressions import Expressions
+    from skyward.builder.sources.static_eval.imports import Imports
+    from skyward.builder.sources.static_eval.source import Source
+    from skyward.builder.sources.static_eval.statements import Statements
+
+STEPS = 100_000  # of expressions and statements, two seconds or so: what takes longer is refused
+
+
+class TooLongError(Exception):
+    """A script that takes too many steps to be followed."""
+
+
+class PoolCall:
+    """A call that makes a pool.
+
+    Attributes:
+        node: the call, or the bare decorator.
+        module: the file it stands in.
+        name: of the pool class or function of Skyward's.
+        arguments: what it is given.
+        result: what whoever is told of it makes of it.
+    """
+
+    __slots__ = ("arguments", "module", "name", "node", "result")
+
+    def __init__(self, node: ast.expr, module: Module, name: str, arguments: Arguments) -> None:
+        self.node, self.module, self.name, self.arguments = node, module, name, arguments
+        self.result: Any = None
+
+
+class Frame:
+    """A call that is being followed, or a module: what it may return, and its changes where it returns early."""
+
+    __slots__ = ("depth", "early", "loops", "results")
+
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
+        self.results: list[Any] = []
+        self.early: list[Changes] = []
+        self.loops: list[Loop] = []
+
+
+class Loop:
+    """A loop that is being followed; `early`: changes where it may be left or go on, which only a run can tell."""
+
+    __slots__ = ("depth", "early")
+
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
+        self.early: list[Changes] = []
+
+
+class Reading:
+    """One reading of a script.
+
+    Attributes:
+        module: the file whose code is being read.
+        volatile: names and containers that code nobody follows may change at any time, with the place of that code.
+        stored: attributes that are assigned anywhere, with a place where they are.
+        everything: why no name can be trusted any more, beside those of imports; None while they can.
+        patched: why not even Skyward's own names can; None while they can.
+        births: how many containers, scopes and instances were made.
+        pools: the calls that make pools, in the order in which they were met.
+        functions: all functions that were met.
+        used: ids of the images that a pool or another image is made with.
+    """
+
+    expressions: Expressions
+    calls: Calls
+    statements: Statements
+    imports: Imports
+
+    def __init__(
+        self,
+        main: Module,
+        volatile: dict[tuple[object, str], str],
+        on_pool: Callable[[PoolCall, Reading], None],
+    ) -> None:
+        self._on_pool = on_pool
+        self.main = self.module = main
+        self.volatile = volatile
+        self.state = State()
+        self.loaded: dict[str, Module] = {}
+        self.stored: dict[str, str] = {}
+        self.everything: Unknown | None = None
+        self.patched: Unknown | None = None
+        self.pools: list[PoolCall] = []
+        self.functions: dict[int, Function] = {}
+        self.used: set[int] = set()
+        self.frames = [Frame(0)]
+        self.window: tuple[int, int] | None = None
+        self.unsure = 0  # branches around what is being read that may run or not
+        self.trying = 0  # blocks around it that catch exceptions
+        self.quiet = 0  # calls of pools are not noted: not by another file's import, nor by what is read once more
+        self._sites: dict[int, tuple[ast.AST, int]] = {}
+        self._kept: list[Any] = []
+        self._steps = 0
+        self.births = 0
+
+    def step(self) -> None:
+        """Count one statement or expression.
+
+        Raises:
+            TooLongError: there were too many.
+        """
+        self._steps += 1
+        if self._steps > STEPS:
+            raise TooLongError
+
+    @property
+    def is_long(self) -> bool:
+        """Whether so many steps are done that loops are no longer followed round by round."""
+        return self._steps > STEPS // 2
+
+    def note_stores(self, source: Source) -> None:
+        """Note which attributes a file assigns, of whatever object."""
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
+                self.stored.setdefault(node.attr, source.place(node.lineno))
+
+    def made(self, call: PoolCall) -> None:
+        """Note a call that makes a pool."""
+        if not self.quiet:
+            self.pools.append(call)
+            self._on_pool(call, self)
+
+    def place(self, node: ast.AST) -> str:
+        """Where a node of the current file stands."""
+        return self.module.source.place(getattr(node, "lineno", 1))
+
+    def about(self, node: ast.AST) -> str:
+        """An expression and where it stands."""
+        return f"`{short(node)}` ({self.place(node)})"
+
+    def unknown(self, node: ast.AST, why: str, **more: Any) -> Unknown:
+        """A value that nobody knows, with the expression it belongs to."""
+        return Unknown(why, about=self.about(node), **more)
+
+    def born(self, holder: Any, node: ast.AST) -> None:
+        """Note where a container, scope or instance is made."""
+        if id(holder) not in self._sites:
+            self.births += 1
+            self._sites[id(holder)] = (node, self.births)
+            self._kept.append(holder)
+
+    def site(self, holder: Any) -> tuple[object, int]:
+        """Where a holder was made (for a scope, its key), and as which of all in order."""
+        node, moment = self._sites.get(id(holder), (None, 0))
+        return (holder.key if isinstance(holder, Scope) else node), moment
+
+    def doubt(self, holder: Any, name: str | None) -> Unknown | None:
+        """Why what a name or container holds is not certain; None if it is."""
+        held = holder.values.get(name or "") if isinstance(holder, Scope) else None
+        if self.everything is not None and not isinstance(held, Reference):
+            return self.everything
+        if place := self.volatile.get((self.site(holder)[0], name or "")):
+            return Unknown(f"is changed on {place}, by code that may run at any time")
+        if name is None and (lost := self.state.lost(holder)):
+            return lost
+        if self.window and (place := self.state.changed_between(holder, name, *self.window)):
+            return Unknown(f"is changed on {place}, after the function that uses it could be called")
+        return None
+
+    def expose(self, function: Function) -> None:
+        """Note that code nobody follows may call a function from now on."""
+        if function.exposed is None:
+            function.exposed = self.state.count
+
+    def escape(self, value: Any, node: ast.AST, why: str = "") -> None:
+        """Note that code nobody follows has a value, and may change and call what can be."""
+        if value is None or isinstance(value, str | int | float | Unknown | Reference | Image):
+            return
+        why = why or f"may be changed by `{short(node)}` ({self.place(node)})"
+        todo, seen = [value], set()
+        while todo:
+            each = todo.pop()
+            if id(each) in seen:
+                continue
+            seen.add(id(each))
+            if isinstance(each, (*CONTAINERS, Instance, Class)):
+                self.state.lose(each, why, self.place(node))
+            if isinstance(each, Instance):
+                self.state.lose(each.cls, why, self.place(node))
+            elif isinstance(each, Function):
+                self.expose(each)
+            elif isinstance(each, Module):
+                self.everything = self.unknown(node, "may change any name")
+            elif isinstance(each, Partial) and isinstance(each.called, Reference) and each.called.name in POOLS:
+                self.calls.pool_of(each)
+            todo += _parts(each)
+
+    def unknown_in(self, value: Any) -> Unknown | None:
+        """Something unknown that a value is or holds; None if all of it is certain."""
+        todo, seen = [value], set()
+        while todo:
+            each = todo.pop()
+            if id(each) in seen:
+                continue
+            seen.add(id(each))
+            if isinstance(each, Unknown):
+                return each
+            if isinstance(each, Reference):
+                return Unknown(
+                    f"is or holds `{each.name.removeprefix('builtins.')}`, which is made outside of the script"
+                )
+            if isinstance(each, (Function, Class, Instance, Bound, Module)):
+                return Unknown("is or holds a function, class or instance of the script")
+            if isinstance(each, CONTAINERS) and (doubt := self.doubt(each, None)):
+                return Unknown(doubt.why, about=doubt.about)
+            if isinstance(each, dict):
+                todo += [*each.values(), *each]
+            elif isinstance(each, list | set | tuple):
+                todo += each
+        return None
+
+    def lookup(self, name: str, scope: Scope) -> tuple[Scope | None, Any]:
+        """The scope that binds a name as seen from another, and its value; (None, ABSENT) where none does."""
+        here: Scope | None = scope
+        while here is not None:
+            home = here.shared.get(name, here)
+            if (here is scope or not here.is_class) and name in home.values:
+                return home, home.values[name]
+            here = here.parent
+        return None, ABSENT
+
+
+def _parts(value: Any) -> list[Any]:
+    """What somebody who has a value has with it."""
+    if isinstance(value, dict):
+        return [*value, *value.values()]
+    if isinstance(value, list | set | tuple):
+        return [*value]
+    if isinstance(value, Bound):
+        return [value.function, value.owner]
+    if isinstance(value, Method):
+        return [value.owner]
+    if isinstance(value, Instance):
+        held = [scope.values for scope in (value.scope, *(each.scope for each in value.cls.lineage))]
+        return [each for values in held for name, each in values.items() if name != "__init__"]
+    if isinstance(value, Class):
+        return [*value.scope.values.values(), *value.bases]
+    if isinstance(value, Partial):
+        return [value.called, *value.args, *value.kwargs.values()]
+    return []
+
+
+def short(node: ast.AST) -> str:
+    """An expression's text, cut where it is long."""
+    text = ast.unparse(node)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,499 @@
+"""What statements of a script do, one after the other; where several ways are possible, each of them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+from skyward.builder.sources.static_eval import known
+from skyward.builder.sources.static_eval.expressions import MOST
+from skyward.builder.sources.static_eval.reading import Loop, Reading
+from skyward.builder.sources.static_eval.state import Changes
+from skyward.builder.sources.static_eval.values import (
+    ABSENT,
+    CONTAINERS,
+    Bound,
+    Class,
+    Function,
+    Instance,
+    Module,
+    Reference,
+    Scope,
+    Unknown,
+)
+
+
+class End(Enum):
+    """How a block ends before its last statement."""
+
+    RETURN = 1
+    RAISE = 2
+    BREAK = 3
+    CONTINUE = 4
+
+
+_MOST_ROUNDS = 3  # until a loop that runs nobody knows how often changes nothing more
+
+
+class Statements:
+    """Follows statements."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+
+    def run(self, block: list[ast.stmt], scope: Scope) -> End | None:
+        """Follow a block; how it surely ends early, if it does."""
+        for statement in block:
+            self._reading.step()
+            follow = getattr(self, f"_{type(statement).__name__.lower()}", None)
+            end: End | None = follow(statement, scope) if follow else None
+            # at the top what follows a `raise` is read all the same: it is there for a reason
+            if end is not None and not (end is End.RAISE and not self._reading.unsure):
+                return end
+        return None
+
+    def perhaps(self, act: Callable[[], Any]) -> None:
+        """Follow what may happen or not."""
+        self.either([act, lambda: None])
+
+    def either(self, ways: list[Callable[[], Any]], *, agree: bool = True) -> End | None:
+        """Follow several ways of which one is taken; how all of them end early, if they do."""
+        reading, state = self._reading, self._reading.state
+        through: list[Changes] = []
+        ends: list[End] = []
+        for way in ways:
+            state.begin()
+            reading.unsure += 1
+            end = way()
+            reading.unsure -= 1
+            if end is End.RAISE and not reading.trying:
+                ends.append(end)
+                state.end()
+                continue
+            if end is End.RETURN:
+                reading.frames[-1].early.append(state.since(reading.frames[-1].depth))
+            elif end in (End.BREAK, End.CONTINUE):
+                loop = reading.frames[-1].loops[-1]
+                loop.early.append(state.since(loop.depth))
+            changes = state.end()
+            if isinstance(end, End) and end is not End.RAISE:
+                ends.append(end)
+            else:
+                through.append(changes)
+        if not through:
+            return next((end for end in ends if end is not End.RAISE), End.RAISE)
+        state.join(through, agree=agree)
+        return None
+
+    def repeatedly(self, act: Callable[[], Any]) -> None:
+        """Follow what happens nobody knows how often: whatever it changes is unknown from its begin on."""
+        reading, state = self._reading, self._reading.state
+        reading.quiet += 1
+        for _ in range(_MOST_ROUNDS):
+            loop = self._round(act)
+            state.join([loop[0], *loop[1], {}], agree=False)
+        reading.quiet -= 1
+        changes, early = self._round(act)
+        state.join([changes, *early, {}], agree=False)
+
+    def _round(self, act: Callable[[], Any]) -> tuple[Changes, list[Changes]]:
+        reading, state = self._reading, self._reading.state
+        loop = Loop(state.depth)
+        reading.frames[-1].loops.append(loop)
+        state.begin()
+        reading.unsure += 1
+        end = act()
+        if end is End.RETURN:
+            reading.frames[-1].early.append(state.since(reading.frames[-1].depth))
+        reading.unsure -= 1
+        reading.frames[-1].loops.pop()
+        return state.end(), loop.early
+
+    def assign(self, target: ast.expr, value: Any, scope: Scope) -> None:
+        """Assign a value to a target."""
+        reading, expressions = self._reading, self._reading.expressions
+        if isinstance(target, ast.Name):
+            reading.state.bind(scope, target.id, value, reading.place(target))
+        elif isinstance(target, ast.Starred):
+            self.assign(target.value, value, scope)
+        elif isinstance(target, ast.Tuple | ast.List):
+            self._unpack(target, value, scope)
+        elif isinstance(target, ast.Attribute):
+            self.store(expressions.value(target.value, scope), target.attr, value, target)
+        elif isinstance(target, ast.Subscript):
+            self._store_item(target, value, scope)
+
+    def store(self, owner: Any, name: str, value: Any, node: ast.expr) -> None:
+        """Assign a value to an attribute."""
+        reading = self._reading
+        place = reading.place(node)
+        if isinstance(owner, Instance | Class | Module):
+            reading.state.bind(owner.scope, name, value, place)
+            return
+        if isinstance(owner, Reference) and owner.name.startswith("skyward"):
+            reading.patched = reading.unknown(node, "replaces a name of skyward's own")
+        reading.escape([owner, value], node)
+
+    def _store_item(self, target: ast.Subscript, value: Any, scope: Scope) -> None:
+        reading = self._reading
+        owner = reading.expressions.value(target.value, scope)
+        key = reading.expressions.value(target.slice, scope)
+        if not isinstance(owner, CONTAINERS) or isinstance(key, Unknown | Instance):
+            reading.escape([owner, value, key], target)
+            return
+        reading.state.touch(owner, reading.place(target))
+        try:
+            owner[key] = value  # type: ignore[index]
+        except (TypeError, LookupError, ValueError):
+            reading.escape([owner, value], target)
+
+    def _unpack(self, target: ast.Tuple | ast.List, value: Any, scope: Scope) -> None:
+        items = self._reading.expressions.items(value, target)
+        stars = [place for place, each in enumerate(target.elts) if isinstance(each, ast.Starred)]
+        fits = not isinstance(items, Unknown) and (
+            len(items) >= len(target.elts) - 1 if stars else len(items) == len(target.elts)
+        )
+        if isinstance(items, Unknown) or not fits:
+            self._reading.escape(value, target)
+            unknown = items if isinstance(items, Unknown) else Unknown("does not unpack")
+            for each in target.elts:
+                self.assign(each, unknown, scope)
+            return
+        if stars:
+            after = len(target.elts) - stars[0] - 1
+            middle = items[stars[0] : len(items) - after]
+            self._reading.born(middle, target)
+            items = [*items[: stars[0]], middle, *items[len(items) - after :]]
+        for each, item in zip(target.elts, items, strict=True):
+            self.assign(each, item, scope)
+
+    def _assign(self, node: ast.Assign, scope: Scope) -> None:
+        value = self._reading.expressions.value(node.value, scope)
+        for target in node.targets:
+            self.assign(target, value, scope)
+
+    def _annassign(self, node: ast.AnnAssign, scope: Scope) -> None:
+        if node.value is not None:
+            self.assign(node.target, self._reading.expressions.value(node.value, scope), scope)
+
+    def _augassign(self, node: ast.AugAssign, scope: Scope) -> None:
+        reading, expressions = self._reading, self._reading.expressions
+        loaded = ast.copy_location(_loaded(node.target), node.target)
+        held, given = expressions.value(loaded, scope), expressions.value(node.value, scope)
+        in_place = {ast.Add: (list,), ast.BitOr: (dict, set), ast.BitAnd: (set,), ast.Sub: (set,), ast.BitXor: (set,)}
+        if not isinstance(held, in_place.get(type(node.op), ())):
+            if isinstance(held, CONTAINERS):
+                reading.escape(held, node)
+            self.assign(node.target, expressions.operated(node, type(node.op), held, given), scope)
+            return
+        reading.state.touch(held, reading.place(node))
+        items = given if isinstance(held, dict | set) else expressions.items(given, node.value)
+        if isinstance(items, Unknown) or not isinstance(items, (*CONTAINERS, tuple, frozenset)):
+            reading.escape([held, given], node)
+        elif isinstance(held, list) and len(held) + len(items) > MOST:
+            reading.escape(held, node)
+        elif isinstance(held, list):
+            held += list(items)
+        elif isinstance(held, dict):
+            held.update(items)
+        else:
+            made = expressions.operated(node, type(node.op), held, items)
+            held.clear()
+            held.update(made if isinstance(made, set) else ())
+        self.assign(node.target, held, scope)
+
+    def _delete(self, node: ast.Delete, scope: Scope) -> None:
+        reading = self._reading
+        for target in node.targets:
+            if isinstance(target, ast.Name):
+                gone = Unknown(f"is deleted on {reading.place(node)}")
+                reading.state.bind(scope, target.id, gone, reading.place(node))
+                continue
+            if isinstance(target, ast.Attribute):
+                reading.escape(reading.expressions.value(target.value, scope), node)
+                continue
+            if not isinstance(target, ast.Subscript):
+                continue
+            owner = reading.expressions.value(target.value, scope)
+            key = reading.expressions.value(target.slice, scope)
+            if not isinstance(owner, CONTAINERS) or isinstance(key, Unknown | Instance):
+                reading.escape(owner, node)
+                continue
+            reading.state.touch(owner, reading.place(node))
+            try:
+                del owner[key]  # type: ignore[union-attr]
+            except (TypeError, LookupError):
+                reading.escape(owner, node)
+
+    def _expr(self, node: ast.Expr, scope: Scope) -> None:
+        self._reading.expressions.called(node.value, scope)
+
+    def _return(self, node: ast.Return, scope: Scope) -> End:
+        value = None if node.value is None else self._reading.expressions.value(node.value, scope)
+        self._reading.frames[-1].results.append(value)
+        return End.RETURN
+
+    def _raise(self, node: ast.Raise, scope: Scope) -> End:
+        for each in (node.exc, node.cause):
+            if each is not None:
+                self._reading.expressions.value(each, scope)
+        return End.RAISE
+
+    def _break(self, _node: ast.Break, _scope: Scope) -> End:
+        return End.BREAK
+
+    def _continue(self, _node: ast.Continue, _scope: Scope) -> End:
+        return End.CONTINUE
+
+    def _assert(self, node: ast.Assert, scope: Scope) -> None:
+        self._reading.expressions.value(node.test, scope)
+
+    def _if(self, node: ast.If, scope: Scope) -> End | None:
+        expressions = self._reading.expressions
+        answer = expressions.truth(expressions.value(node.test, scope), node.test)
+        if isinstance(answer, Unknown):
+            return self.either([lambda: self.run(node.body, scope), lambda: self.run(node.orelse, scope)])
+        return self.run(node.body if answer else node.orelse, scope)
+
+    def _match(self, node: ast.Match, scope: Scope) -> End | None:
+        self._reading.escape(self._reading.expressions.value(node.subject, scope), node)
+
+        def way(case: ast.match_case) -> End | None:
+            for each in ast.walk(case.pattern):
+                name = getattr(each, "rest", None) or getattr(each, "name", None)
+                if isinstance(name, str):
+                    self._reading.state.bind(scope, name, Unknown("is bound by a match"), self._reading.place(node))
+            if case.guard is not None:
+                self._reading.expressions.value(case.guard, scope)
+            return self.run(case.body, scope)
+
+        return self.either([*(lambda case=case: way(case) for case in node.cases), lambda: None])
+
+    def _while(self, node: ast.While, scope: Scope) -> None:
+        expressions = self._reading.expressions
+        answer = expressions.truth(expressions.value(node.test, scope), node.test)
+        if answer is False:
+            self.run(node.orelse, scope)
+            return
+
+        def once() -> End | None:
+            expressions.value(node.test, scope)
+            return self.run(node.body, scope)
+
+        self.repeatedly(once)
+        if node.orelse:
+            self.perhaps(lambda: self.run(node.orelse, scope))
+
+    def _for(self, node: ast.For | ast.AsyncFor, scope: Scope) -> End | None:
+        expressions = self._reading.expressions
+        found = expressions.value(node.iter, scope)
+        items = expressions.items(found, node.iter)
+        if (
+            not isinstance(items, Unknown)
+            and not self._reading.is_long
+            and (done := self._each(node, items, scope)) is not None
+        ):
+            return done[0]
+        self._reading.escape(found, node)
+        why = items if isinstance(items, Unknown) else Unknown("is one of several values, and may not be reached")
+
+        def once() -> End | None:
+            self.assign(node.target, self._reading.unknown(node.target, why.why), scope)
+            return self.run(node.body, scope)
+
+        self.repeatedly(once)
+        if node.orelse:
+            self.perhaps(lambda: self.run(node.orelse, scope))
+        return None
+
+    _asyncfor = _for
+
+    def _each(self, node: ast.For | ast.AsyncFor, items: list[Any], scope: Scope) -> tuple[End | None] | None:
+        """Follow a loop over known items; None, with nothing done, if only a run can tell when it is left."""
+        reading, state = self._reading, self._reading.state
+        loop = Loop(state.depth)
+        reading.frames[-1].loops.append(loop)
+        frame, pools = reading.frames[-1], len(reading.pools)
+        before = len(frame.results), len(frame.early)
+        state.begin()
+        end: End | None = None
+        for item in items:
+            self.assign(node.target, item, scope)
+            end = self.run(node.body, scope)
+            if loop.early or end in (End.BREAK, End.RETURN, End.RAISE):
+                break
+            end = None
+        else:
+            end = self.run(node.orelse, scope)
+        frame.loops.pop()
+        changes = state.end()
+        if loop.early:
+            del reading.pools[pools:], frame.results[before[0] :], frame.early[before[1] :]
+            return None
+        state.apply(changes)
+        return (None if end is End.BREAK else end,)
+
+    def _with(self, node: ast.With | ast.AsyncWith, scope: Scope) -> End | None:
+        reading, expressions = self._reading, self._reading.expressions
+        catches = False
+        left: list[Any] = []
+        for item in node.items:
+            value = expressions.value(item.context_expr, scope)
+            if isinstance(value, Instance) and (value.cls.is_known or value.cls.pool):
+                entered = self._entered(value, item.context_expr)
+                left.append((value, item.context_expr))
+                if item.optional_vars is not None:
+                    self.assign(item.optional_vars, entered, scope)
+                continue
+            called = item.context_expr.func if isinstance(item.context_expr, ast.Call) else item.context_expr
+            name = expressions.called(called, scope) if isinstance(called, ast.Name | ast.Attribute) else None
+            catches |= isinstance(name, Reference) and name.name in ("contextlib.suppress", "pytest.raises")
+            reading.escape(value, item.context_expr)
+            if item.optional_vars is not None:
+                entered = value if isinstance(value, Unknown) else Unknown("is made when the script runs")
+                self.assign(item.optional_vars, entered, scope)
+        if catches:
+            return self._tried(node.body, [[]], [], scope)
+        end = self.run(node.body, scope)
+        for value, expression in reversed(left):
+            leave = expressions.attribute(value, "__exit__", expression)
+            if isinstance(leave, Bound):
+                self._reading.calls.follow(leave.function, [value, *[Unknown("is an error")] * 3], {}, expression)
+        return end
+
+    _asyncwith = _with
+
+    def _entered(self, value: Instance, node: ast.expr) -> Any:
+        """What an instance of a class of the script gives for `as name`."""
+        enter = self._reading.expressions.attribute(value, "__enter__", node)
+        if isinstance(enter, Bound):
+            return self._reading.calls.follow(enter.function, [value], {}, node)
+        return Unknown("is a pool" if value.cls.pool else "is made when the script runs", is_harmless=True)
+
+    def _try(self, node: ast.Try, scope: Scope) -> End | None:
+        handlers = [] if self._cannot_fail(node) else node.handlers
+        bodies = [[_bound_error(each), *each.body] if each.name else each.body for each in handlers]
+        if handlers:
+            end = self._tried(node.body, bodies, node.orelse, scope)
+        else:
+            end = self.run([*node.body, *node.orelse], scope)
+        last = self.run(node.finalbody, scope)
+        return last or end
+
+    _trystar = _try
+
+    def _tried(
+        self, body: list[ast.stmt], handlers: list[list[ast.stmt]], orelse: list[ast.stmt], scope: Scope
+    ) -> End | None:
+        """Follow a block that an exception may leave anywhere: handlers find what it changes unknown."""
+        reading, state = self._reading, self._reading.state
+        state.begin()
+        reading.trying += 1
+        reading.unsure += 1
+        end = self.run(body, scope)
+        if end is End.RETURN:
+            reading.frames[-1].early.append(state.since(reading.frames[-1].depth))
+        reading.unsure -= 1
+        reading.trying -= 1
+        changes = state.end()
+
+        def well() -> End | None:
+            state.apply(changes)
+            return end or self.run(orelse, scope)
+
+        def ill(handler: list[ast.stmt]) -> End | None:
+            state.join([changes, {}], agree=False)
+            return self.run(handler, scope)
+
+        return self.either([well, *(lambda each=each: ill(each) for each in handlers)])
+
+    def _cannot_fail(self, node: ast.Try) -> bool:
+        """Whether a block only imports Skyward, which is here, and binds constants."""
+        for each in node.body:
+            if isinstance(each, ast.Import):
+                if any(alias.name.partition(".")[0] != "skyward" for alias in each.names):
+                    return False
+            elif isinstance(each, ast.ImportFrom):
+                if each.level or (each.module or "").partition(".")[0] != "skyward":
+                    return False
+            elif not isinstance(each, ast.Pass) and not (
+                isinstance(each, ast.Assign)
+                and isinstance(each.value, ast.Constant)
+                and all(isinstance(target, ast.Name) for target in each.targets)
+            ):
+                return False
+        return True
+
+    def _global(self, node: ast.Global, scope: Scope) -> None:
+        for name in node.names:
+            scope.shared[name] = scope.module()
+
+    def _nonlocal(self, node: ast.Nonlocal, scope: Scope) -> None:
+        for name in node.names:
+            home, _ = self._reading.lookup(name, scope.parent) if scope.parent else (None, ABSENT)
+            if home is not None:
+                scope.shared[name] = home
+
+    def _import(self, node: ast.Import, scope: Scope) -> None:
+        self._reading.imports.run(node, scope)
+
+    def _importfrom(self, node: ast.ImportFrom, scope: Scope) -> None:
+        self._reading.imports.run_from(node, scope)
+
+    def _functiondef(self, node: ast.FunctionDef | ast.AsyncFunctionDef, scope: Scope) -> None:
+        reading = self._reading
+        owner = scope.key if scope.is_class and isinstance(scope.key, Class) else None
+        decorators = [(each, reading.expressions.called(each, scope)) for each in node.decorator_list]
+        value: Any = reading.calls.function(node, scope, owner)
+        for expression, decorator in reversed(decorators):
+            value = reading.calls.decorate(decorator, value, expression)
+        reading.state.bind(scope, node.name, value, reading.place(node))
+
+    _asyncfunctiondef = _functiondef
+
+    def _classdef(self, node: ast.ClassDef, scope: Scope) -> None:
+        reading = self._reading
+        decorators = [(each, reading.expressions.value(each, scope)) for each in node.decorator_list]
+        bases = [reading.expressions.called(each, scope) for each in node.bases]
+        bases += [reading.expressions.value(each.value, scope) for each in node.keywords]
+        pools = [each.pool for each in bases if isinstance(each, Class)]
+        pools += [each.name for each in bases if isinstance(each, Reference) and each.name in known.POOL_CLASSES]
+        mine = Scope(None, scope, is_class=True)
+        cls = Class(node, [_base(each) for each in bases], next(filter(None, pools), ""), mine)
+        mine.key = cls
+        reading.born(cls, node)
+        reading.born(mine, node)
+        self.run(node.body, mine)
+        mine.key = node
+        for name, value in mine.values.items():
+            implicit = name.startswith("__") and name != "__init__"  # operators and statements call these
+            if isinstance(value, Function) and (implicit or not (cls.is_known or cls.pool)):
+                reading.expose(value)
+        found: Any = cls
+        for expression, decorator in reversed(decorators):
+            found = reading.calls.decorate(decorator, found, expression)
+        reading.state.bind(scope, node.name, found, reading.place(node))
+
+
+def _base(value: Any) -> Any:
+    """A base class as its class keeps it: None for one without attributes of its own that matter."""
+    plain = ("builtins.object", "abc.ABC", "typing.Protocol", *known.POOL_CLASSES)
+    return None if isinstance(value, Reference) and value.name in plain else value
+
+
+def _loaded(target: ast.expr) -> ast.expr:
+    """The target of an assignment as an expression that is read."""
+    if isinstance(target, ast.Name):
+        return ast.Name(target.id, ast.Load())
+    if isinstance(target, ast.Attribute):
+        return ast.Attribute(target.value, target.attr, ast.Load())
+    assert isinstance(target, ast.Subscript)
+    return ast.Subscript(target.value, target.slice, ast.Load())
+
+
+def _bound_error(handler: ast.ExceptHandler) -> ast.stmt:
+    """What `except ... as name` does: it binds the name to something unknown."""
+    made = ast.Assign([ast.Name(handler.name or "_", ast.Store())], ast.Yield(None))
+    return ast.fix_missing_locations(ast.copy_location(made, handler))

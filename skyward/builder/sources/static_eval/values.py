@@ -1,0 +1,202 @@
+"""The values of a script that is read: Python's own for constants and containers, and these for everything else.
+
+They are plain classes, since a dataclass takes longer to define than most scripts take to read.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from skyward.builder.sources.static_eval.source import Source
+
+CONTAINERS = (list, dict, set)
+
+
+class Absent:
+    """The content of a name that is not bound."""
+
+
+ABSENT = Absent()
+
+
+class Unknown:
+    """A value that only a run of the script can tell.
+
+    Attributes:
+        why: the rest of a sentence about it, such as "is made when the script runs".
+        about: the expression that it belongs to and where that stands; "" until it is read somewhere.
+        mistake: a whole sentence, where the expression is wrong in any run.
+        is_image: whether it would be an image, were all known.
+        is_harmless: whether calls of it, or of its attributes, leave their arguments as they are.
+        is_pool: whether it is a pool that was noted; as a decorator it leaves the function as it is.
+    """
+
+    __slots__ = ("about", "is_harmless", "is_image", "is_pool", "mistake", "why")
+
+    def __init__(
+        self, why: str, *, about: str = "", mistake: str = "", is_image: bool = False, is_harmless: bool = False
+    ) -> None:
+        self.why, self.about, self.mistake = why, about, mistake
+        self.is_image, self.is_harmless = is_image, is_harmless
+        self.is_pool = False
+
+    def __str__(self) -> str:
+        return self.mistake or f"{self.about} {self.why}"
+
+
+class Reference:
+    """What a dotted name leads to by way of imports, such as `skyward.Image`."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Reference) and other.name == self.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+class Scope:
+    """The names of a module, a function's call, a class or an instance.
+
+    Attributes:
+        key: the same for the scope of the same code in each reading of the script.
+        parent: where names that are not bound here are looked up.
+        shared: names declared `global` or `nonlocal`, with the scope that has them.
+        is_class: whether functions inside do not see its names.
+    """
+
+    __slots__ = ("is_class", "key", "parent", "shared", "values")
+
+    def __init__(self, key: object, parent: Scope | None = None, *, is_class: bool = False) -> None:
+        self.key, self.parent, self.is_class = key, parent, is_class
+        self.values: dict[str, Any] = {}
+        self.shared: dict[str, Scope] = {}
+
+    def module(self) -> Scope:
+        """The outermost scope."""
+        return self if self.parent is None else self.parent.module()
+
+
+class Module:
+    """A file that is read: the script itself, or one beside it that it imports."""
+
+    __slots__ = ("scope", "source")
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.scope = Scope(str(source.path))
+
+
+class Function:
+    """A function or lambda of the script.
+
+    Attributes:
+        node: its definition.
+        scope: the one it was defined in.
+        defaults: values of the parameters that have one, by name.
+        owner: the class it is a method of.
+        kind: "function", or what `@property`, `@staticmethod` and `@classmethod` make of it.
+        exposed: number of the change before which nobody unknown could call it; None if nobody can.
+        is_called: whether a call of it was followed.
+    """
+
+    __slots__ = ("defaults", "exposed", "is_called", "kind", "module", "name", "node", "owner", "scope")
+
+    def __init__(
+        self,
+        node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda,
+        scope: Scope,
+        module: Module,
+        defaults: dict[str, Any],
+        owner: Class | None,
+    ) -> None:
+        self.node, self.scope, self.module, self.defaults, self.owner = node, scope, module, defaults, owner
+        self.name = "lambda" if isinstance(node, ast.Lambda) else node.name
+        self.kind = "function"
+        self.exposed: int | None = None
+        self.is_called = False
+
+
+class Class:
+    """A class of the script. `pool` is the pool class of Skyward's that it extends, by its full name; else ""."""
+
+    __slots__ = ("bases", "dataclass", "name", "node", "pool", "scope")
+
+    def __init__(self, node: ast.ClassDef, bases: list[Any], pool: str, scope: Scope) -> None:
+        self.node, self.name, self.bases, self.pool, self.scope = node, node.name, bases, pool, scope
+        self.dataclass = False
+
+    @property
+    def lineage(self) -> list[Class]:
+        """The class and those it extends, in the order in which attributes are looked up (for single inheritance)."""
+        found = [self]
+        for base in self.bases:
+            found += [each for each in base.lineage if each not in found] if isinstance(base, Class) else []
+        return found
+
+    @property
+    def is_known(self) -> bool:
+        """Whether all that it extends is followed."""
+        return all(isinstance(base, Class) and base.is_known for base in self.bases if base is not None)
+
+
+class Instance:
+    """An instance of a class of the script."""
+
+    __slots__ = ("cls", "scope")
+
+    def __init__(self, cls: Class, scope: Scope) -> None:
+        self.cls, self.scope = cls, scope
+
+
+class Bound:
+    """A function of the script with its first argument."""
+
+    __slots__ = ("function", "owner")
+
+    def __init__(self, function: Function, owner: Any) -> None:
+        self.function, self.owner = function, owner
+
+
+class Method:
+    """A method of a value that is known: of a text, a container, an image."""
+
+    __slots__ = ("name", "owner")
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self.owner, self.name = owner, name
+
+
+class Super:
+    """`super()` in a method."""
+
+    __slots__ = ("instance", "owner")
+
+    def __init__(self, owner: Class, instance: Any) -> None:
+        self.owner, self.instance = owner, instance
+
+
+class Partial:
+    """`functools.partial(...)`."""
+
+    __slots__ = ("args", "called", "kwargs", "node")
+
+    def __init__(self, called: Any, args: list[Any], kwargs: dict[str, Any], node: ast.expr) -> None:
+        self.called, self.args, self.kwargs, self.node = called, args, kwargs, node
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two values may stand for each other: one object, or equal values that nothing can change."""
+    if one is other:
+        return True
+    if type(one) is not type(other) or isinstance(one, (*CONTAINERS, Unknown)):
+        return False
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)

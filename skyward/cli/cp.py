@@ -1,0 +1,276 @@
+"""`skyward cp`: files and folders into a node, and out of one."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from queue import SimpleQueue
+from threading import Semaphore
+from typing import TYPE_CHECKING
+
+import click
+
+from skyward.builder.events import readable
+from skyward.cli.node_target import NodeTarget, find_node
+from skyward.cli.places import Place, place_options
+from skyward.errors import ConfigError, SkywardError
+from skyward.nodes.program import OUTPUT, Program
+from skyward.runner.tree import CopyError, Destination, name_of, pack, size_of, unpack
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+_PROGRAM = ("python3", "-m", "skyward.runner.entry.copy")
+_ENV = {"PYTHONSAFEPATH": "1"}  # the node's files are no modules for it
+_PARTS = 32  # of a stream that have come and were not read
+_SHOW_AFTER_S = 1.0
+_LINE_EACH_S = 5.0
+_MOST_NAMED = 20
+
+
+@dataclass(frozen=True, slots=True)
+class RemotePath:
+    """A path in a node, as `POOL:NODE:PATH` names it; relative ones begin where calls run."""
+
+    pool: str
+    node: str | None
+    path: str
+
+    @classmethod
+    def parse(cls, text: str) -> RemotePath | None:
+        """The path in a node that a text names; None for one here, also where it has a slash before any colon."""
+        found = re.fullmatch(r"([^:/]+):([^:/]*):(.*)", text, re.DOTALL)
+        return cls(found[1], found[2] or None, found[3]) if found else None
+
+
+@click.command()
+@click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
+@click.argument("destination")
+@place_options
+def command(sources: tuple[str, ...], destination: str, places: Sequence[Place]) -> int:
+    """Copy files and folders into a node (`skyward cp data POOL:2:/data`), or out of one
+    (`skyward cp POOL:2:/out .`).
+
+    As `cp -r` does: a DESTINATION that is a folder gets the copy inside, under its own name; any other becomes the
+    copy, and its parent must exist. `SOURCE/.` is what is in a folder, without the folder. A slash at the end of SOURCE
+    changes nothing. Modes and times are kept, links stay links. A file appears when it is whole.
+    """
+    into, origins = RemotePath.parse(destination), [RemotePath.parse(source) for source in sources]
+    remote = [each for each in origins if each is not None]
+    if into is not None and not remote:
+        for source in sources:
+            if not os.path.lexists(source):
+                raise ConfigError(f"{source} does not exist here; nothing was copied.")
+        return _put(find_node(places, into.pool, into.node), sources, into.path)
+    if into is None and len(remote) == len(sources):
+        if len({(each.pool, each.node) for each in remote}) > 1:
+            raise ConfigError("skyward cp copies out of one node at a time.")
+        first = remote[0]
+        return _get(find_node(places, first.pool, first.node), [each.path or "." for each in remote], destination)
+    raise ConfigError(
+        "skyward cp copies from here to a node, or from a node to here: one side has the form POOL:NODE:PATH; found "
+        f"{' '.join((*sources, destination))}."
+    )
+
+
+def _put(target: NodeTarget, sources: Sequence[str], destination: str) -> int:
+    with target.enter() as access, _Report(target).shown() as report:
+        report.total = size_of(sources)
+        program = Program(access, [*_PROGRAM, "put", destination, str(len(sources))], report.hear, env=_ENV)
+        try:
+            pack(sources, _Input(program, report), report.note)
+            program.end_input()
+            report.status = program.wait().status
+        except _EndedError:
+            report.status = program.wait().status  # it has said why
+        except CopyError as error:
+            report.error = str(error)
+        finally:
+            program.close()
+        return report.finish()
+
+
+def _get(target: NodeTarget, paths: Sequence[str], destination: str) -> int:
+    try:
+        into = Destination(destination, several=len(paths) > 1)
+    except CopyError as error:
+        raise ConfigError(f"{error} Nothing was copied.") from error
+    with target.enter() as access, _Report(target).shown() as report:
+        output = _Output(report)
+        program = Program(access, [*_PROGRAM, "get", *paths], output.put, env=_ENV)
+        program.at_end(output.end)
+        try:
+            unpack(output, into, report.note, {name_of(path) for path in paths})
+            output.skip()
+            report.status = program.wait().status
+        except CopyError as error:
+            if output.has_ended:
+                report.status = program.wait().status  # which knows better why it broke off
+            report.error = report.error or str(error)
+        finally:
+            output.stop()
+            program.close()
+        return report.finish()
+
+
+class _EndedError(Exception):
+    """The program in the node has ended before all was sent."""
+
+
+class _Input:
+    """The node's end of a copy as a file that is written to."""
+
+    def __init__(self, program: Program, report: _Report) -> None:
+        self._program, self._report = program, report
+
+    def write(self, data: bytes) -> int:
+        if not self._program.write(data):
+            raise _EndedError
+        self._report.advance(len(data))
+        return len(data)
+
+
+class _Output:
+    """What the node's end of a copy sends as a file that is read; as much as fits waits here."""
+
+    def __init__(self, report: _Report) -> None:
+        self._report = report
+        self._parts: SimpleQueue[bytes] = SimpleQueue()
+        self._room = Semaphore(_PARTS)
+        self._rest = b""
+        self._ended = self._stopped = False
+
+    def put(self, stream: int, data: bytes) -> None:
+        """Take what has come (a thread of its own)."""
+        if stream != OUTPUT:
+            self._report.hear(stream, data)
+        elif not self._stopped:
+            self._room.acquire()
+            self._parts.put(data)
+
+    def end(self) -> None:
+        """Take the end."""
+        self._parts.put(b"")
+
+    def read(self, count: int) -> bytes:
+        """So many bytes; fewer at the end."""
+        found = bytearray(self._rest[:count])
+        self._rest = self._rest[count:]
+        while len(found) < count and not self._ended:
+            part = self._parts.get()
+            if not part:
+                self._ended = True
+                break
+            self._room.release()
+            self._report.advance(len(part))
+            missing = count - len(found)
+            found += part[:missing]
+            self._rest = part[missing:]
+        return bytes(found)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the end was read."""
+        return self._ended
+
+    def skip(self) -> None:
+        """Read to the end."""
+        while self.read(1 << 20):
+            pass
+
+    def stop(self) -> None:
+        """Let whoever gives more not wait for room any longer."""
+        self._stopped = True
+        self._room.release(_PARTS)
+
+
+class _Report:
+    """What is known of a copy, and shown of it: a bar on a terminal, else a line every few seconds."""
+
+    def __init__(self, target: NodeTarget) -> None:
+        self._target = target
+        self._line = b""
+        self._unread: list[str] = []  # lines of the program in the node that are not its own
+        self._bar: Progress | None = None
+        self._begun = self._shown = time.monotonic()
+        self.total, self._bytes = 0, 0
+        self.failures: list[str] = []
+        self.copied, self.status = 0, 0
+        self.error = ""
+
+    @contextmanager
+    def shown(self) -> Iterator[_Report]:
+        """Show progress in this block, once it takes longer."""
+        try:
+            yield self
+        finally:
+            if self._bar is not None:
+                self._bar.stop()
+
+    def note(self, file: str, why: str) -> None:
+        """Take note of a file that was not copied."""
+        self.failures.append(f"{file} {why}")
+
+    def hear(self, _: int, data: bytes) -> None:
+        """Take note of what the program in the node tells."""
+        *lines, self._line = (self._line + data).split(b"\n")
+        for line in lines:
+            try:
+                about = json.loads(line)
+                assert isinstance(about, dict)
+            except (ValueError, AssertionError):
+                self._unread.append(line.decode(errors="replace"))
+                continue
+            self.total, self.copied = about.get("total", self.total), about.get("copied", self.copied)
+            self.error = about.get("error", self.error)
+            if "file" in about:
+                self.note(about["file"], about["why"])
+
+    def advance(self, count: int) -> None:
+        """Show that so many bytes more were copied."""
+        self._bytes += count
+        now = time.monotonic()
+        if now - self._begun < _SHOW_AFTER_S or now - self._shown < (0.1 if sys.stderr.isatty() else _LINE_EACH_S):
+            return
+        self._shown = now
+        if not sys.stderr.isatty():
+            click.echo(f"skyward: copied {readable(self._bytes)} of {readable(self.total)}", err=True)
+            return
+        if self._bar is None:
+            self._bar = _bar()
+            self._bar.add_task("copying", total=None)
+            self._bar.start()
+        self._bar.update(self._bar.task_ids[0], completed=min(self._bytes, self.total), total=self.total or None)
+
+    def finish(self) -> int:
+        """The exit status; says what was not copied.
+
+        Raises:
+            SkywardError: the copy broke off.
+        """
+        if self.error:
+            raise SkywardError(f"The copy was not made, or not to its end: {self.error} ({self._target.title})")
+        if self.status:
+            said = "\n".join(self._unread[-_MOST_NAMED:])
+            raise SkywardError(
+                f"The copy broke off: its program in {self._target.title} ended with {self.status}.\n{said}"
+            )
+        for failure in self.failures[:_MOST_NAMED]:
+            click.echo(f"skyward: not copied: {failure}", err=True)
+        if len(self.failures) > _MOST_NAMED:
+            click.echo(f"skyward: and {len(self.failures) - _MOST_NAMED} more were not copied", err=True)
+        return 1 if self.failures else 0
+
+
+def _bar() -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (BarColumn(None), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(compact=True))
+    return Progress(*columns, console=Console(stderr=True), transient=True, expand=True)

@@ -1,0 +1,44 @@
+"""`skyward exec`: one command in a node, on this process' standard streams."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+
+from skyward.cli.node_target import find_node
+from skyward.cli.places import Place, place_options
+from skyward.cli.terminal import run_in_node
+from skyward.errors import ConfigError
+
+
+class _AfterDashes(click.Command):
+    """A command that gets all that stands after the first `--` as it is."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        own, words = (args, []) if "--" not in args else (args[: args.index("--")], args[args.index("--") + 1 :])
+        ctx.meta["words"] = words
+        return super().parse_args(ctx, own)
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "-- COMMAND [WORD]..."]
+
+
+@click.command(cls=_AfterDashes)
+@click.argument("pool")
+@click.argument("node", required=False)
+@click.option("-t", "--tty", "in_terminal", is_flag=True, help="Give the command a terminal.")
+@place_options
+@click.pass_context
+def command(context: click.Context, pool: str, node: str | None, in_terminal: bool, places: Sequence[Place]) -> int:
+    """Run a command in NODE of POOL, without a shell between: `skyward exec POOL 1 -- nvidia-smi`.
+
+    It has the environment and the working directory of calls, and this command's standard input, output and error,
+    each by itself. Signals reach it. Its exit status is this command's, 128 and the number if a signal has ended it,
+    127 and 126 if it was not found or cannot be run. What it has started ends with it.
+    """
+    words: list[str] = context.meta["words"]
+    if not words:
+        raise ConfigError("skyward exec takes a command after two dashes: `skyward exec POOL NODE -- nvidia-smi`.")
+    with find_node(places, pool, node).enter() as access:
+        return run_in_node(access, words, in_terminal=in_terminal)

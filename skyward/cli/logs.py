@@ -1,0 +1,131 @@
+"""`skyward logs`: what a run has printed, while it runs and after its end.
+
+With `--json` standard output has one object per line and nothing else: the entries of the journal, each with `event`
+("output") and `run`. Those of the program have `t`, `stream` and `text`; those of nodes also `pool`, `node`, `rank` and
+`call`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import click
+
+from skyward.cli.runs import Printer, called, host_options, seconds_of
+from skyward.errors import RunNotFoundError
+from skyward.model.ssh import SshHost
+from skyward.records.journal import Entry
+from skyward.records.pools import runs_of_pool
+from skyward.runs.find import FoundRun, find_run
+from skyward.runs.follow import follow
+from skyward.runs.losses import Losses
+
+INTERRUPTED = 130
+
+
+@click.command()
+@click.argument("run", metavar="RUN|POOL")
+@click.option("--follow", "-f", "goes_on", is_flag=True, help="Go on until the run ends, or Ctrl-C.")
+@click.option("--since", metavar="DURATION", help="Only the last 90s, 10m, 2h or 1d.")
+@click.option("--nodes", is_flag=True, help="What its nodes printed, with the node before each line.")
+@click.option("--node", type=int, help="What this node printed.")
+@click.option("--rank", type=int, help="What this rank printed.")
+@click.option("--call", type=int, help="What this call printed, by its number in the pool.")
+@click.option("--pool", help="What the nodes of this pool printed.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, one object per line.")
+@host_options
+def command(
+    run: str,
+    goes_on: bool,
+    since: str | None,
+    nodes: bool,
+    node: int | None,
+    rank: int | None,
+    call: int | None,
+    pool: str | None,
+    as_json: bool,
+    hosts: Sequence[SshHost],
+) -> int:
+    """Show what a run or a pool has printed, also after its end.
+
+    Of a run that is what its program printed, with what came from nodes among it; with --nodes, or a
+    node, rank, call or pool, what nodes printed alone. Every program that opens a pool is a run.
+    """
+    begin = time.time() - seconds_of(since) if since else 0.0
+    found, pool = _find(run, pool, hosts)
+    given = {"node": node, "rank": rank, "call": call, "pool": pool}
+    wanted = {name: value for name, value in given.items() if value is not None}
+    printer = Printer(as_json=as_json, run=found.record.id)
+    lines = Lines(printer)
+    try:
+        of_nodes = nodes or bool(wanted) or not found.place.segments(f"{found.record.id}/output")
+        for entry in _entries(found, "nodes" if of_nodes else "output", printer, goes_on=goes_on):
+            fields = entry.fields
+            if entry.skipped:
+                printer.note(f"{entry.skipped} bytes are gone before this: the oldest go when a record is full.")
+            if fields.get("t", begin) >= begin and all(fields.get(name) == value for name, value in wanted.items()):
+                (lines if of_nodes and not as_json else printer).entry(fields)
+    except KeyboardInterrupt:
+        if not goes_on:
+            raise
+        return INTERRUPTED
+    finally:
+        lines.finish()
+        found.place.close()
+    return 0
+
+
+class Lines:
+    """Prints what nodes printed, line by line, with the rank before each: what came in pieces is put together."""
+
+    def __init__(self, printer: Printer) -> None:
+        self._printer = printer
+        self._begun: dict[tuple[Any, ...], tuple[Mapping[str, Any], str]] = {}
+
+    def entry(self, fields: Mapping[str, Any]) -> None:
+        """Print the whole lines of an entry; the rest waits for what follows of the same call and stream."""
+        key = tuple(fields.get(name) for name in ("pool", "rank", "call", "stream"))
+        _, begun = self._begun.pop(key, (fields, ""))
+        text = begun + str(fields.get("text", ""))
+        whole, rest = text[: text.rfind("\n") + 1], text[text.rfind("\n") + 1 :]
+        if rest:
+            self._begun[key] = fields, rest
+        if whole:
+            self._printer.entry({**fields, "text": whole}, prefix=_prefix(fields))
+
+    def finish(self) -> None:
+        """Print the lines that have no end."""
+        for fields, rest in self._begun.values():
+            self._printer.entry({**fields, "text": rest}, prefix=_prefix(fields))
+        self._begun.clear()
+
+
+def _find(name: str, pool: str | None, hosts: Sequence[SshHost]) -> tuple[FoundRun, str | None]:
+    """The run of this name, or else the run of the pool of this identifier, with that."""
+    try:
+        return find_run(name, hosts), pool
+    except RunNotFoundError:
+        pools = runs_of_pool(name)
+        if len(pools) != 1:
+            raise
+    run, only = pools[0]
+    return find_run(run), only
+
+
+def _entries(found: FoundRun, name: str, printer: Printer, *, goes_on: bool) -> Iterator[Entry]:
+    if goes_on:
+        losses = Losses(found.place.name, found.record.id, printer.note)
+        state = yield from follow(found.place, found.record, name, losses)
+    else:
+        yield from found.place.entries(found.record.id, name)
+        state = found.place.state(found.record)
+    if state.phase == "killed":
+        printer.note(f"{found.record.id} is gone from {found.place.name} and has not said how it ended.")
+    elif not state.is_final and not goes_on:
+        printer.note(f"{found.record.id} still runs; {called(found, 'logs -f')} goes on.")
+
+
+def _prefix(fields: Mapping[str, Any]) -> str:
+    return f"[{fields.get('rank', fields.get('node', '?'))}] "

@@ -1,0 +1,77 @@
+"""`skyward run`: a program as `python` would run it, with its output kept; `--detach` lets it go on alone.
+
+With `--detach --json` standard output is one object: `event` "run", and what the run's record has: `id`, `place`,
+`program`, `arguments`, `started` and so on, see `skyward.records.run`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+
+import click
+
+from skyward.errors import ConfigError
+from skyward.records.prune import prune
+from skyward.runs.launch import Launch, run_here
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.option("-m", "is_module", is_flag=True, help="PROGRAM is the name of a module, as for python -m.")
+@click.option("-d", "--detach", "is_detached", is_flag=True, help="Let it go on alone, beside its pools, and return.")
+@click.option("--name", metavar="RUN", help="Name of the run. [default: the program's and four characters]")
+@click.option(
+    "--env", "variables", metavar="NAME", multiple=True, help="With --detach: a variable that the program needs there."
+)
+@click.option(
+    "--keep",
+    metavar="TIME",
+    help="With --detach: how long a rented machine waits for its results to be fetched. [default: 1h]",
+)
+@click.option("--json", "as_json", is_flag=True, help="With --detach: print the run as a JSON object.")
+@click.argument("program")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENTS]...")
+def command(
+    program: str,
+    arguments: tuple[str, ...],
+    is_module: bool,
+    is_detached: bool,
+    name: str | None,
+    variables: tuple[str, ...],
+    keep: str | None,
+    as_json: bool,
+) -> int:
+    """Run a program as `python PROGRAM ARGUMENTS` does, and keep what it prints.
+
+    Everything after PROGRAM is the program's own. Exit status is the program's. With --detach the program runs
+    where its pools are: in a process of its own for sky.Local, in a container of this machine's engine for
+    sky.Docker, of the first host's for sky.SSH and sky.AWS. It goes on when this machine's terminal, or where its pools
+    are elsewhere the machine itself, is gone; `skyward attach RUN` shows what it prints, `skyward down RUN` ends it.
+    """
+    prune()
+    launch = Launch.of(program, arguments, is_module=is_module, name=name)
+    if not is_detached:
+        if as_json or variables or keep is not None:
+            raise ConfigError("--env, --keep and --json belong to --detach; in the foreground they mean nothing.")
+        if sys.stderr.isatty():
+            click.echo(f"skyward: run {launch.id}", err=True)
+        return run_here(launch)
+    from skyward.builder.events import as_lines
+    from skyward.cli.runs import seconds_of
+    from skyward.runs.detach import detach
+
+    record = detach(launch, variables, None if keep is None else seconds_of(keep), as_lines(_say))
+    if as_json:
+        click.echo(json.dumps({"event": "run", **asdict(record)}))
+        return 0
+    click.echo(record.id)
+    _say(f"it runs {_WHERE.get(record.place, f'on {record.place}')}; `skyward attach {record.id}` shows what it prints")
+    return 0
+
+
+_WHERE = {"local": "in a process of its own", "docker": "in a container of this machine"}
+
+
+def _say(line: str) -> None:
+    click.echo(f"skyward: {line}", err=True)

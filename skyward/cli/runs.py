@@ -1,0 +1,107 @@
+"""What the commands on runs share: the options that say where a run is, and how its output is printed."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import click
+
+from skyward.errors import ConfigError
+from skyward.model.ssh import SshHost
+from skyward.runs.find import FoundRun
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def host_options(command: Callable[..., int]) -> Callable[..., int]:
+    """The options that name machines where runs may be; the command gets them as `hosts`."""
+
+    @click.option("--host", "--ssh", "names", multiple=True, metavar="HOST", help="Look at this machine: user@host.")
+    @click.option("--key", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Private key for SSH.")
+    @click.option(
+        "--known-hosts",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="The only host keys to trust for SSH.",
+    )
+    @wraps(command)
+    def with_hosts(*args: Any, names: tuple[str, ...], key: Path | None, known_hosts: Path | None, **more: Any) -> int:
+        own_key, known = (None if path is None else str(path.absolute()) for path in (key, known_hosts))
+        addresses = (name if "://" in name else f"ssh://{name}" for name in names)
+        hosts = [replace(SshHost.parse(address), key=own_key, known_hosts=known) for address in addresses]
+        return command(*args, hosts=hosts, **more)
+
+    return with_hosts
+
+
+def seconds_of(text: str) -> float:
+    """The duration of a text such as "90s", "10m", "2h" or "1d".
+
+    Raises:
+        ConfigError: it is none.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
+    if not found:
+        raise ConfigError(f"A duration is written as 90s, 10m, 2h or 1d; found {text!r}.")
+    return float(found[1]) * _UNITS[found[2] or "s"]
+
+
+def duration_text(seconds: float) -> str:
+    """A duration for people, such as "41 s", "12 min", "3.5 h"."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 172800 else f"{seconds / 86400:.0f} days"
+
+
+def called(found: FoundRun, command: str) -> str:
+    """How a command on a run is called from here."""
+    where = "" if found.is_known_here else f" --host {found.place.name}"
+    return f"`skyward {command} {found.record.id}{where}`"
+
+
+class Printer:
+    """Prints what a program printed: standard output to standard output, byte by byte, and notes of our own."""
+
+    def __init__(self, *, as_json: bool, run: str) -> None:
+        self._as_json, self._run = as_json, run
+        self._ends_line = True
+
+    def entry(self, fields: Mapping[str, Any], *, prefix: str = "") -> None:
+        """Print an entry of a journal of output."""
+        if self._as_json:
+            self.event("output", **fields)
+            return
+        text = str(fields.get("text", ""))
+        if prefix:
+            text = "".join(f"{prefix}{line}" for line in text.splitlines(keepends=True))
+            text += "" if text.endswith("\n") else "\n"
+        stream = sys.stderr if fields.get("stream") == "err" else sys.stdout
+        stream.buffer.write(text.encode("utf-8", "replace"))
+        stream.flush()
+        self._ends_line = text.endswith("\n")
+
+    def end_line(self) -> None:
+        """Have the next note stand on a line of its own, where standard error is a terminal."""
+        if sys.stderr.isatty():
+            self._ends_line = False
+
+    def note(self, text: str) -> None:
+        """Say something of our own, on standard error."""
+        click.echo(f"{'' if self._ends_line else chr(10)}skyward: {text}", err=True)
+        self._ends_line = True
+
+    def line(self, text: str) -> None:
+        """Print a line of our own, on standard output."""
+        click.echo(text)
+
+    def event(self, event: str, **about: Any) -> None:
+        """Print an object of JSON."""
+        click.echo(json.dumps({"event": event, "run": self._run, **about}, ensure_ascii=False))

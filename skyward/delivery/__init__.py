@@ -1,0 +1,15 @@
+"""How an image reaches the engines that run it. It knows engines, hosts and registries, and no provider.
+
+The entry point is `deliver` in `deliver.py`:
+
+    delivered = deliver(image, cluster, ImageTarget(engine=find_engine()), report)
+    delivered = deliver(image, cluster, ImageTarget(engine=find_engine(), machines=machines), report)
+    delivered = deliver(image, cluster, ImageTarget(engine=find_engine(), registry="registry.example.com/team"), report)
+
+The first image is built on the engine that runs it. The second one is sent to machines, or pulled by them with
+`registry=`. The third one is pulled by whatever runs it, such as a swarm, from `delivered.reference`.
+
+Read `deliver.py` (the order of the steps) first, then `registry.py` (find the image in a registry, else build and push
+it), `stream.py` (send it from this machine, or have each machine pull it), and `peer.py` (machines pass it on to each
+other). `disk.py` says how much room an image takes on a machine, `signatures.py` when a signature can be verified.
+"""

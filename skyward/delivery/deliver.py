@@ -1,0 +1,242 @@
+"""`deliver`: the image of a pool made available to the engines that run it, built and pushed where it has to be.
+
+An engine has an image if the image's content is what was built or is in the registry (`skyward.builder.contents`);
+that it has the tag is not enough. After a delivery to machines each of them is asked what it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from skyward.builder import ensure, plan_for
+from skyward.builder.contents import is_known, note_use
+from skyward.builder.events import Report, note
+from skyward.builder.store import EngineImages, ImageFacts, facts_of
+from skyward.delivery import stream
+from skyward.delivery.peer import can_receive, relay
+from skyward.delivery.prepared import Prepared, prepared_image
+from skyward.delivery.signatures import check_verifiable
+from skyward.engine import EngineAddress, Images
+from skyward.errors import ImageError
+from skyward.image import Plan
+from skyward.model.image import Image
+from skyward.model.spec import Cluster
+from skyward.model.ssh import SshHost
+from skyward.nodes.ssh_host import Machine
+from skyward.ssh.connection import uses_paramiko
+from skyward.ssh.preflight import check_disk, refuse
+from skyward.system.futures import ThreadPoolExecutor
+
+_AT_ONCE = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageTarget:
+    """The engine that builds an image, and the machines or the registry that get it.
+
+    Attributes:
+        engine: builds the image if nobody has it, and pushes it.
+        docker_host: how the docker command reaches that engine; None for an engine of this machine.
+        machines: the hosts that run the image; none of them: `engine` runs it, or whoever pulls it from the registry.
+        registry: repository that the image goes through; None for none.
+    """
+
+    engine: EngineAddress
+    docker_host: SshHost | None = None
+    machines: Sequence[Machine] = ()
+    registry: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivered:
+    """An image that can be run.
+
+    Attributes:
+        tag: its name on the machines, or on the engine that has built it.
+        reference: `repository@digest` where it went to a registry for others to pull, else the id on that engine.
+        auth: credentials for the registry, in the form in which an engine takes them.
+        user: the user that the image names; "" for none.
+    """
+
+    tag: str
+    reference: str = ""
+    auth: Mapping[str, str] = field(default_factory=dict, repr=False)
+    user: str = ""
+
+
+def deliver(image: Image, cluster: Cluster, target: ImageTarget, report: Report) -> Delivered:
+    """Make an image available to a target, whatever else has its name there.
+
+    Args:
+        image: plugins applied.
+        cluster: what it is compiled for.
+        target: who gets it.
+        report: receives progress.
+
+    Raises:
+        ConfigError: its signature is to be verified, and it does not come from a registry.
+        ProviderError: a machine has no room for it.
+        ImageError: it cannot be built, pushed, pulled, or sent to a machine.
+        EngineError: an engine refuses or does not answer.
+    """
+    check_verifiable(image, target.registry)
+    store = EngineImages(Images(target.engine), report)
+    if (ready := prepared_image(image, cluster.spec)) and (found := _where_wanted(ready, target, store)):
+        return found
+    plan = plan_for(image, store, python=cluster.spec.python, platform=image.platform or cluster.spec.platform)
+    delivery = _Delivery(plan, target, store, report)
+    if target.machines:
+        delivered = delivery.to_machines()
+    elif target.registry:
+        delivered = delivery.to_registry(target.registry)
+    else:
+        delivered = delivery.to_engine()
+    note_use(plan.tag)
+    return delivered
+
+
+def _where_wanted(ready: Prepared, target: ImageTarget, store: EngineImages) -> Delivered | None:
+    """An image that was delivered before, if everybody who is to run it has it as it was, or pulls it by its digest."""
+    if target.registry and not target.machines:
+        from skyward.delivery.registry import engine_login  # brings requests, which most deliveries do not need
+
+        if "@" not in ready.reference:
+            return None
+        return Delivered(tag=ready.tag, reference=ready.reference, auth=engine_login(target.registry), user=ready.user)
+    if target.machines:
+        found = [machine.engine.image(ready.tag) for machine in target.machines]
+        facts = [facts_of(each) if each else None for each in found]
+    else:
+        facts = [store.inspect(ready.tag)]
+    if not all(is_known(ready.tag, each) for each in facts):
+        return None
+    return Delivered(tag=ready.tag, reference=facts[0].id if facts[0] else "", user=ready.user)
+
+
+class _Delivery:
+    """One image on its way to one target."""
+
+    def __init__(self, plan: Plan, target: ImageTarget, store: EngineImages, report: Report) -> None:
+        self._plan, self._store, self._report = plan, store, report
+        self._engine, self._machines, self._registry = target.engine, target.machines, target.registry
+        self._is_local = target.docker_host is None
+        self._docker_host = target.docker_host or target.engine.url
+
+    def to_engine(self) -> Delivered:
+        """Build it unless the engine has it."""
+        plan = self._plan
+        facts = ensure(plan, self._store, self._report, docker_host=self._docker_host)
+        return Delivered(tag=plan.tag, reference=facts.id, user=plan.user)
+
+    def to_registry(self, registry: str) -> Delivered:
+        """Build and push it unless the registry has it."""
+        from skyward.delivery.registry import put_in_registry  # brings requests, which most deliveries do not need
+
+        plan = self._plan
+        found = put_in_registry(plan, registry, self._store, self._report, self._docker_host)
+        return Delivered(tag=plan.tag, reference=found.reference, auth=found.auth, user=plan.user)
+
+    def to_machines(self) -> Delivered:
+        """Bring it to the machines that do not have it."""
+        tag = self._plan.tag
+        before = self._look(self._machines)
+        contents = {facts.content if facts and is_known(tag, facts) else None for facts in before.values()}
+        # a signature is of what the registry has: it is asked even where all machines have the image
+        if None in contents or len(contents) > 1 or self._plan.image.verify:
+            expected = self._pull(before, self._registry) if self._registry else self._send(before)
+            self._check(expected)
+        return Delivered(tag=tag, user=self._plan.user)
+
+    def _look(self, machines: Sequence[Machine]) -> dict[Machine, ImageFacts | None]:
+        """The image that each machine has under the tag."""
+
+        def look(machine: Machine) -> ImageFacts | None:
+            found = machine.engine.image(self._plan.tag)
+            return facts_of(found) if found else None
+
+        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="skyward-image") as threads:
+            return dict(zip(machines, threads.map(look, machines), strict=True))
+
+    def _check(self, expected: str) -> None:
+        """Check that each machine has what was delivered."""
+        tag, after = self._plan.tag, self._look(self._machines)
+        wrong = [machine.name for machine, facts in after.items() if facts is None or facts.content != expected]
+        if wrong:
+            raise ImageError(
+                f"After {tag} was delivered to {', '.join(wrong)}, another image had that name there, or none. "
+                "Something else moves or removes the tag; try again."
+            )
+
+    def _pull(self, before: Mapping[Machine, ImageFacts | None], registry: str) -> str:
+        """Let the machines that lack it pull it from the registry; gives the digest of its content."""
+        from skyward.delivery.registry import put_in_registry  # brings requests, which most deliveries do not need
+
+        plan = self._plan
+        found = put_in_registry(plan, registry, self._store, self._report, self._docker_host)
+        if not self._is_local:
+            before = self._look(self._machines)  # the machine that builds may have it now
+        lacking = self._lacking(before, found.content)
+        facts = self._store.inspect(plan.tag)
+        if facts is not None:
+            self._check_room(lacking, facts.size)
+        if lacking:
+            stream.pull(found.reference, plan.tag, found.auth, lacking, self._report)
+        return found.content
+
+    def _send(self, before: dict[Machine, ImageFacts | None]) -> str:
+        """Send it to the machines that lack it; gives the digest of its content.
+
+        It is sent once, from the engine that builds or a machine that has it, and machines pass it on to each other.
+        """
+        source, facts = self._source(before)
+        if not self._is_local:  # the machine that builds may have it now
+            before |= self._look([each for each in self._machines if each.engine_address is self._engine])
+        tag, report = self._plan.tag, self._report
+        lacking = self._lacking(before, facts.content)
+        self._check_room(lacking, facts.size)
+        if lacking and source is self._engine and self._is_local:
+            lacking = stream.send_missing_layers(source, tag, lacking, report)
+        having = [machine for machine in self._machines if machine not in lacking]
+        if lacking and not having:
+            stream.send(source, tag, facts.size, lacking[:1], report)
+            having, lacking = lacking[:1], lacking[1:]
+        # the sessions that have hosts give and receive are OpenSSH's
+        near = [machine for machine in lacking if can_receive(machine.address) and not uses_paramiko()]
+        left = [machine for machine in lacking if machine not in near]
+        if near:
+            left += relay(having[0], tag, facts.size, near, report)
+        if left:
+            stream.send(source, tag, facts.size, left, report)
+        return facts.content
+
+    def _source(self, before: Mapping[Machine, ImageFacts | None]) -> tuple[EngineAddress, ImageFacts]:
+        """An engine that has the image, which is built if there is none."""
+        facts = self._store.inspect(self._plan.tag)
+        if facts is None or not is_known(self._plan.tag, facts):
+            for machine, found in before.items():
+                if found and is_known(self._plan.tag, found):
+                    return machine.engine_address, found
+            facts = ensure(self._plan, self._store, self._report, docker_host=self._docker_host)
+        return self._engine, facts
+
+    def _lacking(self, before: Mapping[Machine, ImageFacts | None], expected: str) -> list[Machine]:
+        """The machines that do not have this content; another image under the same tag there is reported."""
+        lacking = {machine: facts for machine, facts in before.items() if facts is None or facts.content != expected}
+        for machine, facts in lacking.items():
+            if facts is not None:
+                replaced = (
+                    f"{self._plan.tag} was another image on {machine.name} ({facts.id[:19]}); ours takes its place"
+                )
+                self._report(note(replaced))
+        return list(lacking)
+
+    def _check_room(self, machines: Sequence[Machine], size: int) -> None:
+        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="skyward-disk") as threads:
+            free = list(threads.map(Machine.free_bytes, machines))
+        findings = [
+            finding
+            for machine, room in zip(machines, free, strict=True)
+            for finding in check_disk(machine.name, room, size)
+        ]
+        refuse(findings, len(self._machines))

@@ -1,0 +1,36 @@
+"""The room that an image needs on the disk of a machine that is rented for it."""
+
+from __future__ import annotations
+
+import math
+
+from skyward.model.image import Image
+from skyward.model.spec import Cluster
+
+FLOOR_GB = 50  # also where the size of the image is not known
+_SCRATCH_GB = 30  # for what nodes write
+_IMAGE_FACTOR = 2.5  # the image unpacked, and its compressed layers (40 to 100 % of that) while it is pulled or loaded
+
+
+def room_gb(image_bytes: int | None) -> int:
+    """Gigabytes for an image of that size unpacked (None: not known) and for what nodes write."""
+    return (
+        FLOOR_GB if image_bytes is None else max(FLOOR_GB, _SCRATCH_GB + math.ceil(_IMAGE_FACTOR * image_bytes / 1e9))
+    )
+
+
+def built_size(image: Image, cluster: Cluster) -> int | None:
+    """Bytes of the image on this machine's engine; None if it has not been built there.
+
+    Raises:
+        ImageError: the image cannot be compiled, which is better known before machines are rented.
+        EngineMissingError: this machine has no engine.
+    """
+    from skyward.builder import plan_for
+    from skyward.builder.store import EngineImages
+    from skyward.engine import Images, find_engine
+
+    store = EngineImages(Images(find_engine()))
+    plan = plan_for(image, store, python=cluster.spec.python, platform=image.platform or cluster.spec.platform)
+    facts = store.inspect(plan.tag)
+    return facts.size or None if facts else None

@@ -1,0 +1,19 @@
+# install [--python-platform TARGET] FILE...: installs the packages of requirements files.
+#
+# FILE=URL takes its packages from that index alone; NAME.source.txt is one package that is built here.
+. /run/steps/uv_pip.sh
+for given; do
+    file=/run/requirements/${given%%=*}
+    case $given in
+    *=*)
+        (unset UV_CONFIG_FILE && uv_pip --require-hashes -r "$file" --no-config --default-index "$(address_of "${given#*=}")")
+        ;;
+    *.source.txt)
+        name=${given%.source.txt}
+        set -- --no-binary "$name" -r "$file"
+        ! grep -q -e --hash= "$file" || set -- --require-hashes "$@" # a commit of a repository has none
+        uv_build "$name" "$@"
+        ;;
+    *) uv_pip --require-hashes -r "$file" ;;
+    esac
+done

@@ -1,0 +1,35 @@
+# python VERSION [bring]: makes /opt/venv of that Python: the base's own, or one that uv or apt brings.
+wanted=$1
+bring=${2:-}
+
+minor() {
+    "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null
+}
+find_python() {
+    for name in "${VIRTUAL_ENV:+$VIRTUAL_ENV/bin/python}" "${CONDA_PREFIX:+$CONDA_PREFIX/bin/python}" \
+        python python3 "python$wanted"; do
+        python=$(command -v "$name") && [ "$(minor "$python")" = "$wanted" ] && return
+    done
+    return 1
+}
+bring_python() {
+    [ "$bring" ] || return
+    if UV_CACHE_DIR=/run/cache/uv /run/uv/bin/uv python install \
+        --no-progress --no-bin --install-dir /opt/python "$wanted"; then
+        python=$(echo /opt/python/cpython-"$wanted".*/bin/python"$wanted")
+        "$python" -m compileall -q --invalidation-mode unchecked-hash "${python%/bin/*}/lib/python$wanted" || :
+        return
+    fi
+    command -v apt-get >/dev/null && apt-get -o Acquire::Languages=none update -qq && \
+        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \
+        --no-install-recommends "python$wanted" "python$wanted-venv" && find_python && . /run/steps/forget_apt.sh
+}
+
+python=/opt/venv/bin/python
+if [ "$(minor $python)" != "$wanted" ] && ! find_python && ! bring_python; then
+    found=$(minor python || minor python3) && found="Python $found" || found="no Python"
+    why=${bring:+, which neither uv could download nor apt install}
+    echo "skyward: the base has $found, wanted is Python $wanted$why" >&2
+    exit 1
+fi
+"$python" /run/steps/make_venv.py

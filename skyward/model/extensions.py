@@ -1,0 +1,115 @@
+"""Extensions by name: the built-in ones, and those that installed packages offer as entry points of a group.
+
+Nothing is imported until it is asked for by name.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from typing import Any
+
+from skyward.errors import SkywardError, UnknownNameError
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extensions:
+    """The extensions of one kind.
+
+    Attributes:
+        kind: what they are, in messages: "plugin".
+        result: what calling one gives: "Plugin".
+        group: the entry points' group, which is also the package whose attributes they are: "skyward.plugins".
+        built_in: where those are that are part of skyward, by name.
+        error: raised for one that cannot be loaded.
+    """
+
+    kind: str
+    result: str
+    group: str
+    built_in: Mapping[str, str]
+    error: type[SkywardError]
+    _reported: set[EntryPoint] = field(default_factory=set, init=False, repr=False, compare=False)
+
+    def names(self) -> list[str]:
+        """The names of all that can be had, sorted. A broken offer is logged once and left out."""
+        return sorted(name for name, offers in self._offers().items() if any(map(self._is_usable, offers)))
+
+    def load(self, name: str) -> Callable[..., Any]:
+        """The function or class of that name.
+
+        Raises:
+            UnknownNameError: there is none; the message offers names that come close.
+            SkywardError: several packages offer it, or the one that does cannot be imported.
+        """
+        offers = self._offers().get(name, [])
+        if not offers:
+            raise UnknownNameError(self._unknown(name))
+        if len(offers) > 1:
+            raise self.error(
+                f"The {self.kind} name {name!r} is taken more than once: by {' and by '.join(map(_source, offers))}. "
+                "Uninstall one of them."
+            )
+        title = f"The {self.kind} {name!r} of {_source(offers[0])}"
+        try:
+            factory = offers[0].load()
+        except Exception as error:  # whatever importing a third party's module raises
+            raise self.error(f"{title} cannot be loaded: {type(error).__name__}: {error}") from error
+        if not callable(factory):
+            found = type(factory).__name__
+            raise self.error(f"{title} must be a function that returns a {self.result}; found {found}.")
+        made: Callable[..., Any] = factory
+        return made
+
+    def _offers(self) -> dict[str, list[EntryPoint]]:
+        offers: dict[str, list[EntryPoint]] = defaultdict(list)
+        for name, value in self.built_in.items():
+            offers[name].append(EntryPoint(name, value, self.group))
+        for offer in entry_points(group=self.group):
+            offers[offer.name].append(offer)
+        return offers
+
+    def _is_usable(self, offer: EntryPoint) -> bool:
+        """Whether an offer may hold what it says, as far as can be told without importing it."""
+        written = f"sky.{self.group.rpartition('.')[2]}.{offer.name}"
+        if offer.name in vars(sys.modules[self.group]) or _is_importable(f"{self.group}.{offer.name}"):
+            reason = f"{written} is part of skyward itself"
+        elif not offer.name.isidentifier() or offer.name.startswith("_"):
+            reason = f"{offer.name!r} cannot be written as {written}"
+        elif not EntryPoint.pattern.fullmatch(offer.value):
+            reason = f"{offer.value!r} is not of the form module:function"
+        elif not _is_importable(offer.module.partition(".")[0]):
+            reason = f"there is no module {offer.module.partition('.')[0]!r}"
+        else:
+            return True
+        if offer not in self._reported:
+            self._reported.add(offer)
+            _log.warning("%s %r of %s is left out: %s.", self.kind.capitalize(), offer.name, _source(offer), reason)
+        return False
+
+    def _unknown(self, name: str) -> str:
+        known = self.names()
+        close = get_close_matches(name, known, n=3)
+        hint = f"Did you mean {' or '.join(map(repr, close))}? " if close else ""
+        listed = f"Known {self.kind}s: {', '.join(known)}." if known else f"No {self.kind} is installed."
+        return f"There is no {self.kind} {name!r}. {hint}{listed}"
+
+
+def _is_importable(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except (ImportError, ValueError):  # a module in sys.modules without a spec
+        return package in sys.modules
+
+
+def _source(offer: EntryPoint) -> str:
+    package = f"the package {offer.dist.name} {offer.dist.version}" if offer.dist else "skyward"
+    return f"{package} ({offer.value})"

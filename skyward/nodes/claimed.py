@@ -1,0 +1,198 @@
+"""Nodes whose program waits for its client (`skyward.runner.entry.swarm_task`): claimed, started, reached, ended.
+
+Tasks of a swarm, jobs of Slurm and pods of Kubernetes are such nodes. They differ in how a socket leads there, and in
+who knows how one has ended.
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from skyward.errors import ProviderError, WireError
+from skyward.nodes.node import Exit, Launch, exit_of
+from skyward.runner.entry.swarm_task import CLAIM, EXIT, HEADER, OPEN, START, STOP
+from skyward.system import socket, threading
+from skyward.wire.tls import end_point, plain_end
+
+_END_S = 10.0
+_LINE_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A program that waits, and this client's connection to it.
+
+    Attributes:
+        session: the connection by which this client has claimed it.
+        channel: what names its TLS certificate, for the handshakes inside.
+        free_port: a port on its machine that nobody uses.
+        busy: whether another connection had claimed it before; then this one may only end it.
+    """
+
+    session: socket.socket = field(repr=False)
+    channel: bytes
+    free_port: int
+    busy: bool
+
+
+def claim(sock: socket.socket, context: ssl.SSLContext, name: str) -> Claim | None:
+    """Claim the program that a socket leads to; None if it does not answer yet.
+
+    Args:
+        sock: leads to it; closed if it cannot be claimed.
+        context: this client's identity towards it.
+        name: of the thread that serves the connection.
+
+    Raises:
+        ssl.SSLCertVerificationError: another program listens there.
+    """
+    try:
+        tls = context.wrap_socket(sock)
+    except OSError as error:
+        sock.close()
+        if isinstance(error, ssl.SSLCertVerificationError):
+            raise
+        return None
+    try:
+        tls.sendall(f"{CLAIM}\n".encode())
+        greeting = json.loads(_line(tls))
+    except (OSError, ValueError):
+        tls.close()
+        return None
+    shown = end_point(tls.getpeercert(binary_form=True) or b"")
+    return Claim(plain_end(tls, name), shown, int(greeting["port"]), bool(greeting["busy"]))
+
+
+def open_through(sock: socket.socket, context: ssl.SSLContext, address: str, *, where: str, name: str) -> socket.socket:
+    """A socket that leads, encrypted, to an address that a node's runner has announced.
+
+    Args:
+        sock: leads to the node's program; closed if it leads no further.
+        context: this client's identity towards it.
+        address: what the runner has announced.
+        where: the same in words, for errors.
+        name: of the thread that serves the connection.
+
+    Raises:
+        WireError: nothing listens there any more.
+    """
+    try:
+        tls = context.wrap_socket(sock)
+        tls.sendall(f"{OPEN} {address}\n".encode())
+        answer = _line(tls)
+    except OSError as error:
+        sock.close()
+        raise WireError(f"{where} cannot be reached: {error}.") from error
+    if answer != "ok":
+        tls.close()
+        raise WireError(f"{where} cannot be reached: {answer or 'it has ended.'}")
+    return plain_end(tls, name)
+
+
+def end(session: socket.socket, how: str) -> None:
+    """Have a claimed program end at once, whatever it does: RESTART where another is to be started for it, or STOP."""
+    try:
+        session.sendall(f"{json.dumps({'do': how})}\n".encode())
+        session.shutdown(socket.SHUT_WR)
+    except OSError:
+        pass  # it has ended
+
+
+class ClaimedProcess(ABC):
+    """A runner in a program that was claimed.
+
+    Args:
+        launch: what it is to be.
+        claim: the program.
+        title: what it is, for messages, such as "task 1f2e on stand1".
+
+    Attributes:
+        ending: what it is told in the end.
+
+    Raises:
+        ProviderError: the program has ended.
+    """
+
+    ending: ClassVar[str] = STOP
+
+    def __init__(self, launch: Launch, claim: Claim, title: str) -> None:
+        self._session, self.channel, self.title = claim.session, claim.channel, title
+        self._code: int | None = None
+        self._ended = threading.Event()
+        order = {"do": START, **launch.order}
+        try:
+            self._session.sendall(json.dumps(order).encode() + b"\n")
+        except OSError as error:
+            raise ProviderError(
+                f"Node {launch.node} of pool {launch.pool} cannot be started: its {title} has ended ({error})."
+            ) from error
+
+    @abstractmethod
+    def dial(self, address: str) -> socket.socket:
+        """A socket that leads, encrypted, to an address that the runner announced."""
+
+    @abstractmethod
+    def how_lost(self) -> Exit:
+        """What is known of a program that has ended without telling how."""
+
+    def how_exited(self, code: int) -> Exit:
+        """How it ended, from the exit status that it has told."""
+        return exit_of(code)
+
+    def is_unreachable(self) -> bool:
+        """Whether what leads there is gone, so that nobody need wait for its answer."""
+        return False
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it has not told its end, as one on a machine that is gone."""
+        return self._code is None
+
+    def output(self) -> Iterator[bytes]:
+        """What the runner prints; its exit status comes last."""
+        try:
+            yield from self._messages()
+        finally:
+            self._ended.set()
+
+    def wait(self, timeout_s: float) -> Exit | None:
+        """How the runner ended, None if it still runs after `timeout_s`."""
+        if not self._ended.wait(timeout_s):
+            return None
+        return self.how_lost() if self._code is None else self.how_exited(self._code)
+
+    def end(self) -> None:
+        """End the runner at once."""
+        end(self._session, self.ending)
+        self._ended.wait(0 if self.is_unreachable() else _END_S)
+        with suppress(OSError):  # it has ended
+            self._session.shutdown(socket.SHUT_RDWR)
+        self._ended.wait(_END_S)
+        self._session.close()
+
+    def _messages(self) -> Iterator[bytes]:
+        stream = self._session.makefile("rb")
+        while len(header := stream.read(HEADER.size)) == HEADER.size:
+            kind, size = HEADER.unpack(header)
+            data = stream.read(size)
+            if kind == EXIT:
+                self._code = json.loads(data)["code"]
+            else:
+                yield data
+
+
+def _line(tls: ssl.SSLSocket) -> str:
+    """The first line of a program's answer; it says no more before it is answered."""
+    said = b""
+    while not said.endswith(b"\n") and len(said) < _LINE_BYTES:
+        data = tls.recv(1)
+        if not data:
+            break
+        said += data
+    return said.decode(errors="replace").strip()

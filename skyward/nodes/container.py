@@ -1,0 +1,417 @@
+"""Nodes as containers that a pool starts, on the Docker engine of this or another machine."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Any, Protocol
+
+from skyward.engine import Container, ContainerSpec, Engine, Watch
+from skyward.engine.container import ACCOUNTS
+from skyward.errors import ImageError, PoolClosedError, ProviderError
+from skyward.model.instance import ENV_VAR
+from skyward.model.protocol import DISMISS, RUN_DIR_VAR, SETTINGS_VAR
+from skyward.model.resource import Resource
+from skyward.model.rights import ACCOUNT, ACCOUNT_ID, HOME, WORK_DIR, Rights
+from skyward.nodes.node import Exit, Launch, RunnerNode, exit_of
+from skyward.nodes.process_id import USER, ProcessId, current_user
+from skyward.system import socket, threading, time
+from skyward.system.futures import ThreadPoolExecutor
+
+POOL, NODE, OWNER, OWNER_ID = "skyward.pool", "skyward.node", "skyward.owner", "skyward.owner-id"
+RUN_DIR = "/run/skyward"  # where a container sees its node's directory
+COMMAND = ("/opt/venv/bin/python", "-m", "skyward.runner")
+_log = logging.getLogger(__name__)
+_DISMISSED_S = 3.0  # how long a node may take to end when it is told to
+_LOOK_S = 0.05
+_FIRST_LOOK_S = 3.0  # after that, an engine without news of a container is asked whether it is frozen
+_GIB = 1024**3
+
+
+class RunDirectory(Protocol):
+    """A node's run directory, on this or another machine."""
+
+    @property
+    def path(self) -> PurePath:
+        """Where it is on that machine."""
+        ...
+
+    def dial(self, address: str) -> socket.socket:
+        """A connected socket to an address that the node announced."""
+        ...
+
+    def remove(self) -> None:
+        """Remove the directory; nothing happens if it is gone."""
+        ...
+
+    def is_lost(self) -> bool:
+        """Whether its machine is lost, so that nothing can be asked or removed there."""
+        ...
+
+    def loss_reason(self) -> str:
+        """What has become of its machine, to complete "Node 1 ..."; "" if it is not lost."""
+        ...
+
+
+class PoolContainers:
+    """The containers of a pool on one engine: starts them, watches for their ends, and starts none in a pool that ends.
+
+    Args:
+        pool: identifier of the pool.
+        engine: the engine.
+        rights: the user and the capabilities of their programs.
+        client: user and group id of this client on the engine's machine.
+        keep: writes a small file that containers can mount, on the engine's machine, until the pool ends; its path.
+    """
+
+    def __init__(
+        self, pool: str, engine: Engine, rights: Rights, client: tuple[int, int], keep: Callable[[bytes], Path]
+    ) -> None:
+        self.pool, self.engine = pool, engine
+        self._rights, self._client, self._keep = rights, client, keep
+        self._image_lock = threading.Lock()
+        self._images: dict[str, _ImageSettings] = {}
+        self._gate = threading.Condition()
+        self._starts, self._closed = 0, False
+        self.ids: dict[int, str] = {}  # of the last container of each node
+        self.watch: Watch = engine.watch({POOL: pool})
+
+    def start(
+        self,
+        launch: Launch,
+        make_directory: Callable[[int | None], RunDirectory],
+        gpus: int | tuple[int, ...] | None,
+        labels: Mapping[str, str] | None = None,
+        machine_bytes: int | None = None,
+    ) -> RunnerNode:
+        """Start the container of one node.
+
+        Args:
+            launch: what to start.
+            make_directory: makes the node's run directory for the user whose number it is given, to whom it is to
+                belong; None where only the image knows the number, or this client may not give files away.
+            gpus: the node's, by their number or their indexes.
+            labels: further labels.
+            machine_bytes: memory of the engine's machine, where that is another one.
+
+        Raises:
+            EngineError: the engine refuses; nothing is left.
+            ProviderError: the launch names no image.
+            ImageError: the engine has another image by its name than the one that was delivered.
+            PoolClosedError: the pool is ending.
+        """
+        with self._starting():
+            directory = make_directory(self._owner_of(launch))
+            try:
+                container = self._run(launch, directory, gpus, labels or {}, machine_bytes)
+            except BaseException:
+                directory.remove()
+                raise
+        self.ids[launch.node] = container.id
+        process = ContainerProcess(lambda: self, container, launch.name, directory)
+        return RunnerNode(launch, process, directory=_readable(directory))
+
+    @contextmanager
+    def _starting(self) -> Iterator[None]:
+        """Around each start: closing waits for starts under way, and no other begins after it."""
+        with self._gate:
+            if self._closed:
+                raise PoolClosedError(f"Pool {self.pool} is ending; no node of it can be started.")
+            self._starts += 1
+        try:
+            yield
+        finally:
+            with self._gate:
+                self._starts -= 1
+                self._gate.notify_all()
+
+    def _run(
+        self,
+        launch: Launch,
+        directory: RunDirectory,
+        gpus: int | tuple[int, ...] | None,
+        labels: Mapping[str, str],
+        machine_bytes: int | None,
+    ) -> Container:
+        settings = self._settings_of(launch)
+        self._check_image(launch, settings.reference)
+        owner = ProcessId.of(os.getpid())
+        own = {POOL: launch.pool, NODE: str(launch.node), USER: current_user()}
+        own |= {OWNER: owner.for_people, OWNER_ID: owner.text}
+        return self.engine.run(
+            ContainerSpec(
+                image=settings.reference,
+                command=COMMAND,
+                name=launch.name,
+                labels={**own, **labels},
+                env={
+                    **launch.env,
+                    ENV_VAR: launch.compute_pool,
+                    SETTINGS_VAR: launch.runner,
+                    RUN_DIR_VAR: RUN_DIR,
+                },
+                mounts=((Path(directory.path), RUN_DIR),),
+                accounts=settings.accounts,
+                working_dir=settings.working_dir,
+                user=settings.user,
+                privileges=self._rights.privileges,
+                gpus=gpus,
+                cpus=launch.cpus,
+                memory_bytes=None if launch.memory_gb is None else int(launch.memory_gb * _GIB),
+                machine_bytes=machine_bytes,
+                mounts_file_systems=launch.mounts,
+                quiet=launch.quiet,
+            )
+        )
+
+    def shut(self) -> None:
+        """Let no further container be started, and wait for those being made."""
+        with self._gate:
+            self._closed = True
+            self._gate.wait_for(lambda: self._starts == 0, timeout=30)
+
+    def close(self) -> None:
+        """Remove all containers of the pool, and stop watching.
+
+        Raises:
+            EngineError: the engine is gone or refuses.
+        """
+        self.shut()
+        with ExitStack() as last:
+            last.callback(self.engine.close_idle)
+            last.callback(self.watch.close)
+            remove_all(self.engine, self.pool)
+
+    def let_go(self) -> None:
+        """Leave all containers running, and stop watching."""
+        self.shut()
+        self.watch.close()
+        self.engine.close_idle()
+
+    def _owner_of(self, launch: Launch) -> int | None:
+        """The number of the user to whom a node's directory is to belong; see `start`."""
+        number = self._settings_of(launch).runs_as.partition(":")[0]
+        known = number.isdecimal() and (self._client[0] == 0 or int(number) == self._client[0])
+        return int(number) if known else None
+
+    def _settings_of(self, launch: Launch) -> _ImageSettings:
+        """How containers of a launch's image are run; the engine is asked once."""
+        image = launch.image
+        if image is None:
+            raise ProviderError(
+                f"Node {launch.node} of pool {launch.pool} has no image, and this provider runs images."
+            )
+        with self._image_lock:
+            if image not in self._images:
+                config = (self.engine.image(image) or {}).get("Config") or {}
+                user = user_of(
+                    self._rights,
+                    config.get("User") or "",
+                    self._client,
+                    mounts=launch.mounts,
+                    rootless=self.engine.is_rootless,
+                )
+                runs_as = user or config["User"]
+                self._images[image] = _ImageSettings(
+                    reference=image,
+                    # an empty one: at / every top-level directory would be importable as a package
+                    working_dir=config.get("WorkingDir") or WORK_DIR,
+                    user=user,
+                    runs_as=runs_as,
+                    accounts=self._accounts(image, runs_as),
+                )
+            return self._images[image]
+
+    def _check_image(self, launch: Launch, tag: str) -> None:
+        """Compare the engine's image with the one that was delivered."""
+        from skyward.builder.contents import is_known, known_contents  # sky.Local() never loads the builder
+        from skyward.builder.store import facts_of
+
+        found = self.engine.image(tag)
+        if found and known_contents(tag) and not is_known(tag, facts_of(found)):
+            raise ImageError(
+                f"Node {launch.node} of pool {launch.pool} was not started: the Docker engine at {self.engine.url} has "
+                f"another image as {tag} ({found['Id'][:19]}) than the one that was delivered there. Something else "
+                "moves that tag; open the pool again, which replaces the image."
+            )
+
+    def _accounts(self, image: str, user: str) -> Path | None:
+        """A list of accounts for a user number that the image has none for, because many libraries look it up."""
+        uid, _, gid = user.partition(":")
+        if not uid.isdecimal() or int(uid) in (0, ACCOUNT_ID):
+            return None
+        known = [line for line in self.engine.read(image, ACCOUNTS).decode(errors="replace").splitlines() if line]
+        if any(line.split(":")[2:3] == [uid] for line in known):
+            return None
+        others = [line for line in known if not line.startswith(f"{ACCOUNT}:")]
+        own = f"{ACCOUNT}:x:{uid}:{gid if gid.isdecimal() else 0}::{HOME}:/bin/sh"
+        return self._keep("".join(f"{line}\n" for line in (*others, own)).encode())
+
+
+@dataclass(frozen=True, slots=True)
+class _ImageSettings:
+    """How containers of an image are run.
+
+    Attributes:
+        reference: of the image.
+        working_dir: where they start.
+        user: the user to run their programs as, None for the user that the image names.
+        runs_as: the user that they run as.
+        accounts: file to mount over the image's list of accounts, None for its own.
+    """
+
+    reference: str
+    working_dir: str
+    user: str | None
+    runs_as: str
+    accounts: Path | None
+
+
+def user_of(
+    rights: Rights,
+    image_user: str,
+    client: tuple[int, int] = (0, 0),
+    *,
+    mounts: bool = False,
+    rootless: bool = False,
+) -> str | None:
+    """The user that a container's programs run as, None for the user that its image names.
+
+    Where neither caller nor image names one, it is the client's own user, so that files in shared directories belong to
+    them. Where that is root, or nothing is shared, it is the user of skyward's images. Mounting file systems takes
+    root: fusermount3 helps other users only where the machine lets them open /dev/fuse. An engine that the client
+    runs without root gives containers other users than it has: only their root is the client's user.
+    """
+    if rights.user is not None:
+        return rights.user
+    if mounts:
+        return _joined((0, 0))
+    if image_user:
+        return None
+    if rootless:
+        return _joined((0, 0))
+    return _joined(client if client[0] else (ACCOUNT_ID, ACCOUNT_ID))
+
+
+def _joined(ids: tuple[int, int]) -> str:
+    return f"{ids[0]}:{ids[1]}"
+
+
+def adopted(
+    containers: Callable[[], PoolContainers], launch: Launch, container_id: str, directory: RunDirectory, agent: str
+) -> RunnerNode:
+    """A node whose container an earlier client has started, whether or not it still runs. Asks no engine."""
+    process = ContainerProcess(containers, _AdoptedContainer(container_id), launch.name, directory)
+    return RunnerNode(launch, process, agent, _readable(directory))
+
+
+def _readable(directory: RunDirectory) -> Path | None:
+    """A run directory that is on this machine."""
+    return directory.path if isinstance(directory.path, Path) else None
+
+
+@dataclass(frozen=True, slots=True)
+class _AdoptedContainer:
+    """A container that another client has started, and which prints nothing that concerns this one."""
+
+    id: str
+
+    def output(self) -> Iterator[bytes]:
+        return iter(())
+
+
+class ContainerProcess:
+    """A runner in its container.
+
+    Args:
+        containers: gives those of the pool, where its engine is needed.
+        container: the container.
+        name: of the node.
+        directory: its run directory.
+    """
+
+    channel = b""  # unix sockets; to another machine SSH's, see SECURITY.md
+
+    def __init__(
+        self,
+        containers: Callable[[], PoolContainers],
+        container: Container | _AdoptedContainer,
+        name: str,
+        directory: RunDirectory,
+    ) -> None:
+        self._containers, self._container, self._directory = containers, container, directory
+        self.title = f"container {name}"
+
+    def output(self) -> Iterator[bytes]:
+        """What the container prints."""
+        return self._container.output()
+
+    def dial(self, address: str) -> socket.socket:
+        """A connected socket to an address that the runner announced."""
+        return self._directory.dial(address)
+
+    def wait(self, timeout_s: float) -> Exit | None:
+        """How the container ended, None if it still runs after `timeout_s`, or at once where the engine is frozen."""
+        ending = self._containers().watch.ending(self._container.id, min(timeout_s, _FIRST_LOOK_S))
+        if ending is None and timeout_s > _FIRST_LOOK_S and not self._containers().engine.is_frozen():
+            ending = self._containers().watch.ending(self._container.id, timeout_s - _FIRST_LOOK_S)
+        if ending is None:
+            return None
+        if ending.code is None:
+            gone = f"is unreachable: the Docker engine at {self._containers().engine.url} is gone"
+            return Exit(code=None, text=self._directory.loss_reason() or gone)
+        return exit_of(ending.code, oom=ending.oom)
+
+    def end(self) -> None:
+        """End the container at once, wait until it is gone, and remove the node's directory."""
+        if not self._directory.is_lost():
+            self._containers().engine.remove(self._container.id)
+        self._directory.remove()
+
+
+def remove_all(engine: Engine, pool: str) -> None:
+    """Remove all containers of a pool, several at a time; the first failure is raised when all have been tried."""
+    found = engine.containers(f"{POOL}={pool}")
+    if not found:
+        return
+    with ThreadPoolExecutor(min(8, len(found)), thread_name_prefix="skyward-remove") as threads:
+        tries = [threads.submit(engine.remove, container["Id"]) for container in found]
+    failures = [error for error in (t.exception() for t in tries) if error]
+    for error in failures:
+        _log.warning("A container of pool %s could not be removed: %s", pool, error)
+    if failures:
+        raise failures[0]
+
+
+def dismiss_all(engine: Engine, pool: str) -> None:
+    """Remove all containers of another client's pool, with an exit status by which it does not replace them."""
+    for container in engine.containers(f"{POOL}={pool}", state="running"):
+        engine.signal(container["Id"], DISMISS)
+    deadline = time.monotonic() + _DISMISSED_S
+    while engine.containers(f"{POOL}={pool}", state="running") and time.monotonic() < deadline:
+        time.sleep(_LOOK_S)
+    remove_all(engine, pool)
+
+
+def describe(found: Sequence[Mapping[str, Any]], host: str = "") -> list[Resource]:
+    """Containers of pools as an engine lists them, in the form of `Provider.find`."""
+    resources = [
+        Resource(
+            pool=each["Labels"][POOL],
+            node=int(each["Labels"].get(NODE, -1)),
+            name=each["Names"][0].lstrip("/") if each["Names"] else "",
+            state=each["State"],
+            owner=each["Labels"].get(OWNER, ""),
+            user=each["Labels"].get(USER, ""),
+            image=each["Image"],
+            id=each["Id"],
+        )
+        for each in found
+    ]
+    for resource in resources if host else ():
+        resource["host"] = host
+    return resources

@@ -1,0 +1,349 @@
+"""Hosts and nodes as the pool uses them: a host starts nodes, one runner each, reaches them and removes them.
+
+`RunnerNode` is every node of ours: when it is ready, how it is reached, its last lines, how it ended. Processes,
+containers, containers of a compose file and tasks of a swarm differ in their `RunnerProcess` alone.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from skyward.errors import NodeStartError, SkywardError
+from skyward.model.accelerator import Accelerator
+from skyward.model.protocol import ANNOUNCEMENT
+from skyward.runner.output_log import Unfinished, log_name, unfinished
+from skyward.system import socket, threading
+
+_LAST_NEWS_S = 2.0  # from the end of a runner's output until its exit status is known, and the other way round
+_LINES = 40
+_LINE_CHARS = 2000
+_UNFINISHED_BYTES = 64 * 1024  # of a line without an end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What a host needs to start one node.
+
+    Attributes:
+        pool: identifier of the pool; becomes the label `skyward.pool`.
+        node: index of the node; becomes the label `skyward.node`.
+        name: name of the container or process: `skyward-<pool>-<node>`.
+        image: reference of the image to run, None where nodes are plain processes.
+        compute_pool: the node's COMPUTE_POOL document.
+        runner: the runner's own settings (JSON), injected as SKYWARD_RUNNER.
+        key: the secret key of this start of the node, known to it and to the client. It reaches the node through a
+            file that only its owner can read, never by environment, label or command line.
+        env: the user's run-time environment.
+        mounts: whether the node may mount file systems, which takes a container with more rights than usual.
+        quiet: whether the pool shows nothing, so that notices which ask for no action are left out.
+    """
+
+    pool: str
+    node: int
+    name: str
+    image: str | None
+    compute_pool: str
+    runner: str
+    key: bytes = field(repr=False)
+    env: Mapping[str, str] = field(default_factory=dict)
+    accelerator: Accelerator | None = None
+    cpus: float | None = None
+    memory_gb: float | None = None
+    mounts: bool = False
+    quiet: bool = False
+
+    @property
+    def order(self) -> dict[str, Any]:
+        """What a container that is there already needs to run the node: see `skyward.runner.entry.launch`."""
+        return {
+            "compute_pool": self.compute_pool,
+            "runner": self.runner,
+            "key": self.key.hex(),
+            "env": dict(self.env),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Announcement:
+    """The addresses of a runner's agent and workers, which it prints once it listens.
+
+    An address is `unix:<file name in the run directory>` or `tcp:<ip>:<port>`; only the node's host can resolve it.
+    """
+
+    agent: str
+    workers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exit:
+    """How a node ended.
+
+    Attributes:
+        code: its exit status; None where it is not known.
+        signal: number of the signal that ended it.
+        oom: whether the kernel killed it because it was out of memory.
+        text: the same in words, to complete a sentence that starts with the node: "ended with exit status 1".
+        log: its last lines.
+    """
+
+    code: int | None
+    signal: int | None = None
+    oom: bool = False
+    text: str = ""
+    log: str = ""
+
+
+class Node(Protocol):
+    """A started task-runner."""
+
+    @property
+    def channel(self) -> bytes:
+        """What names the encrypted channel that `connect` leads through, for the handshake; empty if there is none."""
+        ...
+
+    def wait_ready(self, timeout_s: float) -> Announcement:
+        """Block until the runner has announced itself.
+
+        Raises:
+            NodeStartError: it ended, or said nothing in time; the message holds its last lines.
+        """
+        ...
+
+    def connect(self, address: str) -> socket.socket:
+        """A connected, blocking stream socket to an announced address."""
+        ...
+
+    def wait_exit(self, timeout_s: float) -> Exit | None:
+        """How it ended; None if it still runs after `timeout_s`."""
+        ...
+
+    def unfinished(self, worker: int) -> Sequence[Unfinished]:
+        """Beginnings of lines that a worker had printed when the node ended; none where nobody can read them."""
+        ...
+
+    def remove(self) -> None:
+        """End it at once if it runs, and remove what it leaves. Does nothing the second time."""
+        ...
+
+
+class Host(Protocol):
+    """A machine that can run nodes."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def address(self) -> str: ...  # IP address at which the other hosts' nodes reach this host
+    def claim_port(self) -> int:
+        """A TCP port on this host that no other pool gets while this one lives."""
+        ...
+
+    def start(self, launch: Launch) -> Node: ...
+
+
+class RunnerProcess(Protocol):
+    """A node's runner as what runs it: a process, a container, a task. Here is all in which kinds of node differ."""
+
+    @property
+    def title(self) -> str:
+        """What runs it, for messages, such as "container skyward-1f2e-0"."""
+        ...
+
+    @property
+    def channel(self) -> bytes:
+        """What names the encrypted channel that `dial` leads through, for the handshake; empty if there is none."""
+        ...
+
+    def output(self) -> Iterable[bytes]:
+        """What it prints, until it ends; read once, in a thread of its own."""
+        ...
+
+    def dial(self, address: str) -> socket.socket:
+        """A connected socket to an address that it announced."""
+        ...
+
+    def wait(self, timeout_s: float) -> Exit | None:
+        """How it ended, without its last lines; None if it still runs after `timeout_s`.
+
+        What nobody can know any more is an `Exit` without a code: then its text says what was lost.
+        """
+        ...
+
+    def end(self) -> None:
+        """End it at once if it runs, and remove what it leaves. Does nothing the second time."""
+        ...
+
+
+class RunnerNode:
+    """A node (`skyward.nodes.node.Node`) whose runner is a process of any kind.
+
+    Args:
+        launch: what it was started with.
+        process: its runner.
+        agent: address at which its agent is known to listen, of a node that another client has started.
+        directory: its run directory, where this client can read it.
+    """
+
+    def __init__(
+        self, launch: Launch, process: RunnerProcess, agent: str | None = None, directory: Path | None = None
+    ) -> None:
+        self._process, self._directory = process, directory
+        self._known = None if agent is None else Announcement(agent=agent, workers=())
+        self._subject = f"Node {launch.node} of pool {launch.pool} ({process.title})"
+        self._output = NodeOutput(process.output(), launch.name)
+
+    @property
+    def channel(self) -> bytes:
+        """What names the encrypted channel that `connect` leads through; empty if there is none."""
+        return self._process.channel
+
+    def wait_ready(self, timeout_s: float) -> Announcement:
+        """Block until the runner has announced itself.
+
+        Raises:
+            NodeStartError: it ended, or said nothing in time; the message holds its last lines.
+        """
+        announcement = self._known or self._output.wait_announcement(timeout_s)
+        if announcement:
+            return announcement
+        ended = self.wait_exit(_LAST_NEWS_S) if self._output.ended else None
+        raise start_failure(self._subject, ended, timeout_s, self._output.tail)
+
+    def connect(self, address: str) -> socket.socket:
+        """A connected, blocking socket to an address the node announced."""
+        connected = self._process.dial(address)
+        connected.settimeout(None)
+        return connected
+
+    def wait_exit(self, timeout_s: float) -> Exit | None:
+        """How the node ended, with its last lines; None if it still runs after `timeout_s`."""
+        ended = self._process.wait(timeout_s)
+        if ended is None:
+            return None
+        self._output.join(_LAST_NEWS_S)
+        return replace(ended, log=self._output.tail)
+
+    def unfinished(self, worker: int) -> Sequence[Unfinished]:
+        """Beginnings of lines that a worker had printed when the node ended; none where this client cannot read them.
+
+        That is so on other machines, and where the programs of a container run as somebody else than the client.
+        """
+        if self._directory is None:
+            return ()
+        try:
+            return unfinished(self._directory, log_name(worker))
+        except PermissionError:
+            return ()
+
+    def remove(self) -> None:
+        """End the runner at once if it runs, and remove what it leaves. Does nothing the second time."""
+        self._process.end()
+        self._output.join(_LAST_NEWS_S)
+
+
+class NodeOutput:
+    """Reads what a node prints until it ends, from a thread of its own.
+
+    Args:
+        chunks: the output; iterated over until it ends, because a node that nobody reads blocks.
+        name: name of the node, for the thread.
+    """
+
+    def __init__(self, chunks: Iterable[bytes], name: str) -> None:
+        self._news = threading.Condition()
+        self._announcement: Announcement | None = None
+        self._failure: SkywardError | None = None
+        self._ended = False
+        self._lines: deque[str] = deque(maxlen=_LINES)
+        self._thread = threading.Thread(target=self._read, args=(chunks,), name=f"{name}-output", daemon=True)
+        self._thread.start()
+
+    def wait_announcement(self, timeout_s: float) -> Announcement | None:
+        """The announcement; None if the output ended without one or nothing came in time.
+
+        Raises:
+            SkywardError: the output cannot be read, or the announcement is not of this protocol.
+        """
+        with self._news:
+            self._news.wait_for(lambda: self._announcement or self._failure or self._ended, timeout_s)
+            if self._failure:
+                raise self._failure
+            return self._announcement
+
+    @property
+    def ended(self) -> bool:
+        """Whether there will be no more."""
+        return self._ended
+
+    @property
+    def tail(self) -> str:
+        """The last lines that were not the announcement."""
+        with self._news:
+            return "\n".join(self._lines)
+
+    def join(self, timeout_s: float) -> None:
+        """Wait until the last byte is read."""
+        self._thread.join(timeout_s)
+
+    def _read(self, chunks: Iterable[bytes]) -> None:
+        failure: SkywardError | None = None
+        rest = b""
+        try:
+            for chunk in chunks:
+                *lines, rest = (rest + chunk).split(b"\n")
+                rest = rest[-_UNFINISHED_BYTES:]
+                self._take(lines)
+            self._take([rest] if rest else [])
+        except SkywardError as error:
+            failure = error
+        with self._news:
+            self._ended, self._failure = True, failure
+            self._news.notify_all()
+
+    def _take(self, lines: list[bytes]) -> None:
+        for line in lines:
+            text = line.decode(errors="replace").rstrip("\r")
+            # the other stream may have left half a line before it
+            before, mark, after = text.partition(ANNOUNCEMENT)
+            announcement = parse_announcement(mark + after) if mark else None
+            with self._news:
+                if before:
+                    self._lines.append(before[-_LINE_CHARS:])
+                if announcement:
+                    self._announcement = announcement
+                    self._news.notify_all()
+
+
+def exit_of(code: int, *, oom: bool = False) -> Exit:
+    """How a runner ended, from its exit status as a shell or an engine gives it: 128 and the number for signals."""
+    number = code - 128 if code > 128 else None
+    names = {s.value: s.name for s in signal.Signals}
+    if oom:
+        text = "was killed by the kernel because it used more memory than it may (out of memory)"
+    elif number in names:
+        text = f"was ended by signal {number} ({names[number]})"
+    else:
+        number, text = None, f"ended with exit status {code}"
+    return Exit(code=code, signal=number, oom=oom, text=text)
+
+
+def start_failure(subject: str, ended: Exit | None, timeout_s: float, log: str) -> NodeStartError:
+    """Why a node is not ready: it ended as `ended` says, or is silent; with its last lines."""
+    what = f"{ended.text} before it was ready" if ended else f"was not ready within {timeout_s:g} s and still runs"
+    return NodeStartError(f"{subject} {what}. " + (f"Its last lines:\n{log}" if log else "It printed nothing."))
+
+
+def parse_announcement(line: str) -> Announcement | None:
+    """The announcement in a line of a runner's standard output, None if it is another line."""
+    if not line.startswith(ANNOUNCEMENT):
+        return None
+    try:
+        document = json.loads(line.removeprefix(ANNOUNCEMENT))
+        return Announcement(agent=document["agent"], workers=tuple(document["workers"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise NodeStartError(f"A node announced itself in an unknown form ({error}): {line!r}.") from None

@@ -1,0 +1,206 @@
+"""Nodes as plain processes of this interpreter on this machine, without a container."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from skyward.errors import NodeStartError
+from skyward.model.instance import ENV_VAR
+from skyward.model.protocol import DISMISS, PROCESSES_VAR, RUN_DIR_VAR, SETTINGS_VAR, WORK_FOLDER
+from skyward.nodes.gpus import gpus_of
+from skyward.nodes.node import Exit, Launch, exit_of
+from skyward.nodes.process_id import ProcessId
+from skyward.nodes.run_directory import note_process, noted_process
+from skyward.runner.config import GPUS_VAR
+from skyward.runner.ending import wait_unreaped
+from skyward.system import socket, threading, time
+from skyward.wire.listen import dial
+
+_GRACE_S = 1.0  # from the request to end to the kill
+_DISMISSED_S = 3.0  # how long a node of another client may take to end when it is told to
+_LOOK_S = 0.02
+
+
+class LocalProcess:
+    """A runner as a process, with its workers in a session and process group of its own.
+
+    Args:
+        launch: what to run.
+        directory: the node's run directory.
+
+    Raises:
+        NodeStartError: the process could not be started.
+    """
+
+    channel = b""  # a unix socket of this machine
+
+    def __init__(self, launch: Launch, directory: Path) -> None:
+        work = directory / WORK_FOLDER
+        self._directory = directory
+        self.title = f"process {launch.name}"
+        try:
+            work.mkdir()
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "skyward.runner"],
+                cwd=work,
+                env=environment_of(launch, directory),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C in the terminal is the client's alone
+            )
+        except OSError as error:
+            raise NodeStartError(
+                f"Node {launch.node} of pool {launch.pool} ({self.title}) could not be started: {error}."
+            ) from error
+        try:
+            note_process(directory, self._process.pid, node=launch.node, name=launch.name)
+        except OSError as error:  # the pool was closed meanwhile, and has removed the directory
+            _signal_group(self._process.pid, signal.SIGKILL)
+            self._process.communicate()
+            raise NodeStartError(
+                f"Node {launch.node} of pool {launch.pool} ({self.title}) was started and could not be noted in its "
+                f"directory {directory}: {error}. It has been ended."
+            ) from error
+        self._reaping = threading.Lock()  # a signal must not reach a process number that is free again
+        self._ended = threading.Event()
+        self._silent = threading.Event()  # its output has ended
+        self._asked = False  # to end
+        threading.Thread(target=self._wait, name=f"{launch.name}-end", daemon=True).start()
+
+    def output(self) -> Iterator[bytes]:
+        """What the process and its workers print."""
+        pipe = self._process.stdout
+        assert pipe is not None
+        with pipe:
+            while chunk := os.read(pipe.fileno(), 65536):
+                yield chunk
+        self._silent.set()
+
+    def dial(self, address: str) -> socket.socket:
+        """A connected socket to an address that the runner announced."""
+        return dial(self._directory, address)
+
+    def wait(self, timeout_s: float) -> Exit | None:
+        """How the process ended, None if it still runs after `timeout_s`."""
+        if not self._ended.wait(timeout_s):
+            return None
+        code = self._process.returncode
+        return exit_of(128 - code if code < 0 else code)
+
+    def ask_to_end(self) -> None:
+        """Ask the process and its group to end, without waiting. Does nothing the second time."""
+        if not self._asked:
+            self._asked = True
+            self._signal(signal.SIGTERM)
+
+    def end(self) -> None:
+        """End the process and everything it started, by force after a short grace, and remove its directory."""
+        self.ask_to_end()
+        self._ended.wait(_GRACE_S)
+        self._signal(signal.SIGKILL)
+        self._ended.wait()
+        self._silent.wait(_GRACE_S)  # until the rest of the group has ended too
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _signal(self, number: int) -> None:
+        with self._reaping:
+            if not self._ended.is_set():
+                _signal_group(self._process.pid, number)
+
+    def _wait(self) -> None:
+        """When the first process has ended, the rest of its group goes too, as in a container."""
+        wait_unreaped(self._process.pid)
+        with self._reaping:
+            _signal_group(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._ended.set()
+
+
+class AdoptedProcess:
+    """The runner of a node that another process of this user has started. It is nobody's child here.
+
+    Args:
+        name: of the node.
+        directory: its run directory, which names the process.
+    """
+
+    channel = b""
+
+    def __init__(self, name: str, directory: Path) -> None:
+        self.title, self._directory = f"process {name}", directory
+        self._process = noted_process(directory)
+
+    def output(self) -> Iterator[bytes]:
+        """Nothing: what it prints goes to the client that has started it."""
+        return iter(())
+
+    def dial(self, address: str) -> socket.socket:
+        """A connected socket to an address that the runner announced."""
+        return dial(self._directory, address)
+
+    def wait(self, timeout_s: float) -> Exit | None:
+        """That the process has ended, None if it still runs after `timeout_s`; its status is its parent's to know."""
+        deadline = time.monotonic() + timeout_s
+        while not self._is_gone():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return None
+            time.sleep(min(_LOOK_S, left))
+        return Exit(code=None, text="has ended")
+
+    def end(self) -> None:
+        """End the process and everything it started, by force after a short grace, and remove its directory."""
+        if self._process is not None and not self._is_gone():
+            _signal_group(self._process.pid, signal.SIGTERM)
+            if self.wait(_GRACE_S) is None:
+                _signal_group(self._process.pid, signal.SIGKILL)
+                self.wait(_GRACE_S)
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _is_gone(self) -> bool:
+        return self._process is None or self._process.is_gone()
+
+
+def dismiss(processes: Sequence[ProcessId]) -> None:
+    """End runners of another client, with an exit status that tells that client not to replace their nodes."""
+    for process in processes:
+        if not process.is_gone():
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.Signals[DISMISS])
+    deadline = time.monotonic() + _DISMISSED_S
+    while not all(process.is_gone() for process in processes) and time.monotonic() < deadline:
+        time.sleep(_LOOK_S)
+    for process in processes:
+        if not process.is_gone():
+            _signal_group(process.pid, signal.SIGKILL)
+
+
+def environment_of(launch: Launch, directory: Path) -> dict[str, str]:
+    """The client's environment, the pool's, and the path to every module the client can import."""
+    own = Path(__file__).parents[2]  # an editable install may not show in sys.path
+    paths = [launch.env.get("PYTHONPATH", ""), *(str(Path(entry).absolute()) for entry in sys.path), str(own)]
+    variables = {
+        **os.environ,
+        **launch.env,
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, paths))),
+        ENV_VAR: launch.compute_pool,
+        SETTINGS_VAR: launch.runner,
+        RUN_DIR_VAR: str(directory),
+        PROCESSES_VAR: "1",
+    }
+    if launch.accelerator:
+        variables[GPUS_VAR] = ",".join(map(str, gpus_of(launch)))
+    return variables
+
+
+def _signal_group(pid: int, number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(pid, number)

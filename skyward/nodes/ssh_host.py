@@ -1,0 +1,290 @@
+"""A machine reached by SSH, for one pool: its watchdog and engine, its containers, and how its loss is noticed."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from skyward.builder.store import EngineImages
+from skyward.engine import Engine, Images
+from skyward.engine.limits import limits_by
+from skyward.errors import EngineError, SkywardError
+from skyward.model.rights import Rights
+from skyward.model.ssh import SshHost
+from skyward.nodes.container import OWNER_ID, PoolContainers, RunDirectory, adopted
+from skyward.nodes.node import Launch, RunnerNode
+from skyward.ssh.connection import ForwardedEngine
+from skyward.ssh.watchdog import WATCHDOG, Facts, Watchdog
+from skyward.system import socket, threading
+from skyward.wire.listen import dial
+
+_log = logging.getLogger(__name__)
+_REASON_S = 1.5  # until the reason of a loss is known: which ended first, the connection or the engine
+
+
+class Machine:
+    """One machine, for one pool. `open` waits for the connection; `go` makes the first change there.
+
+    Args:
+        host: where it is.
+        pool: identifier of the pool.
+        folder: a private directory here for the sockets of its connection.
+        lease_s: how long what it runs outlives a silent client.
+        slot: number of the machine in the pool.
+        attempt: how often the pool has connected to it before. `go` removes what earlier attempts have left.
+        rights: the user and the capabilities of programs in its containers.
+    """
+
+    def __init__(
+        self,
+        host: SshHost,
+        pool: str,
+        folder: Path,
+        lease_s: float,
+        slot: int = 0,
+        attempt: int = 0,
+        rights: Rights | None = None,
+    ) -> None:
+        self._pool, self._lease_s, self._rights = pool, lease_s, rights or Rights()
+        self._folder = folder
+        folder.mkdir(mode=0o700)
+        self.watchdog = Watchdog(host, folder, pool, lease_s, slot, attempt)
+        self.connection = self.watchdog.connection
+        self.host, self.name = host, host.name
+        self._containers: PoolContainers | None = None
+        self._lock = threading.Lock()
+        self._forwards: dict[str, Path] = {}
+        self.directories: dict[int, PurePosixPath] = {}  # of its nodes, by index: the last that each has had
+        self._loss_known = threading.Event()  # the reason is set
+        self._changed = False  # something may have been made there
+        self._closing = False
+        self._loss_reason = ""
+        self._head_port: int | None = None
+
+    def open(self) -> Facts:
+        """Wait for the connection; the facts that its watchdog reports.
+
+        Raises:
+            ProviderError: it cannot be reached; the message says why.
+        """
+        self.facts = self.watchdog.facts()
+        return self.facts
+
+    @property
+    def address(self) -> str:
+        """IP address at which the other machines reach it: the one at which its sshd was reached."""
+        return self.facts.address or "127.0.0.1"
+
+    @cached_property
+    def engine_address(self) -> ForwardedEngine:
+        """The address of its engine: a forwarded socket here."""
+        return self.connection.engine(self.facts.socket)
+
+    @cached_property
+    def engine(self) -> Engine:
+        """Its engine."""
+        return Engine.at(self.engine_address, limits_by(self.facts.status, self.facts.limits))
+
+    @cached_property
+    def info(self) -> Mapping[str, Any]:
+        """What its engine reports of itself."""
+        return self.engine.info
+
+    @property
+    def images(self) -> EngineImages:
+        """The images of its engine."""
+        return EngineImages(Images(self.engine_address))
+
+    def go(self, name: str | None = None, *, adopts: bool = False) -> None:
+        """Make the pool's directory there, and watch connection and engine from now on.
+
+        Args:
+            name: that of a pool which may be kept; None where the pool has none.
+            adopts: whether an earlier client of the pool has made the directory.
+        """
+        self._changed = True
+        if adopts:
+            self.watchdog.adopt()
+        else:
+            self.watchdog.go()
+        if name is not None:
+            self.watchdog.outlast()
+        self._containers = PoolContainers(self._pool, self.engine, self._rights, self.facts.user, self.watchdog.keep)
+        threading.Thread(target=self._watch_engine, name=f"engine-{self.name}", daemon=True).start()
+        self.connection.at_end(self._on_end)
+
+    def claim_head_port(self) -> int:
+        """A port for the pool's head on this machine; one claimed for an earlier head is released."""
+        earlier, self._head_port = self._head_port, self.watchdog.port()
+        if earlier is not None:
+            self.watchdog.free_port(earlier)
+        return self._head_port
+
+    def free_bytes(self) -> int | None:
+        """Free bytes on the engine's disk; None if they are not known."""
+        return self.watchdog.free_bytes(str(self.info.get("DockerRootDir", "/var/lib/docker")))
+
+    def start(self, launch: Launch, gpus: tuple[int, ...] | None) -> RunnerNode:
+        """Start the container of one node.
+
+        Raises:
+            EngineError: the engine refuses, or the machine is gone.
+        """
+        containers = self._containers
+        if containers is None or self.is_gone:
+            raise EngineError(
+                f"Node {launch.node} cannot be started: its host {self.name} {self._loss_reason or 'is gone'}."
+            )
+        self._follow_lease(launch)
+        # another machine's process numbers mean nothing there, so no owner is named by number
+        labels = {WATCHDOG: self.watchdog.label, OWNER_ID: ""}
+
+        def directory(owner: int | None) -> RunDirectory:
+            path = self.directories[launch.node] = self.watchdog.add(launch.node, launch.key, owner)
+            return _HostDirectory(self, path)
+
+        return containers.start(launch, directory, gpus, labels, int(self.info["MemTotal"]))
+
+    def adopt(self, launch: Launch, about: Mapping[str, Any], agent: str) -> RunnerNode:
+        """A node whose container an earlier client has started there."""
+        containers = self._containers
+        assert containers is not None
+        self._follow_lease(launch)
+        path = self.directories[launch.node] = PurePosixPath(about["directory"])
+        containers.ids[launch.node] = str(about["container"])
+        return adopted(lambda: containers, launch, str(about["container"]), _HostDirectory(self, path), agent)
+
+    def about(self, node: int) -> Mapping[str, Any]:
+        """What `adopt` needs to find a node of this machine again."""
+        assert self._containers is not None
+        slot, attempt = self.watchdog.label.split(".")
+        return {
+            "host": self.name,
+            "slot": int(slot),
+            "attempt": int(attempt),
+            "directory": str(self.directories[node]),
+            "container": self._containers.ids[node],
+        }
+
+    def leave(self, keep_s: float) -> None:
+        """Leave everything there to the next client, and end the connection.
+
+        Raises:
+            SkywardError: that machine does not answer; its watchdog, or the lease of its nodes, ends what runs there.
+        """
+        self._closing = True
+        if self.is_gone or self._containers is None:
+            self.connection.kill()
+            return
+        self._containers.let_go()
+        self.watchdog.leave(keep_s)
+
+    def dial(self, directory: PurePosixPath, address: str) -> socket.socket:
+        """A connected socket to an address that a node there announced."""
+        scheme, _, rest = address.partition(":")
+        remote = str(directory / PurePosixPath(rest).name) if scheme == "unix" else rest
+        with self._lock:
+            if remote not in self._forwards:
+                self._forwards[remote] = self.connection.forward(remote)
+            local = self._forwards[remote]
+        return dial(local.parent, f"unix:{local.name}")
+
+    # its end -----------------------------------------------------------------------------------------------------
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it is lost."""
+        return bool(self._loss_reason) or self.connection.ended.is_set()
+
+    def why_gone(self) -> str:
+        """Why it is lost, to complete "Node 1 ..."; "" if it is not."""
+        self._loss_known.wait(_REASON_S)
+        return self._loss_reason
+
+    def why_out_of_reach(self) -> str:
+        """Why its connection has ended, to complete "Node 1 ..."; "" if it has not."""
+        if not self.connection.ended.wait(_REASON_S):
+            return ""
+        why = self.connection.why or "without a reason given"
+        return f"is out of reach: the SSH connection to {self.name} ended ({why})"
+
+    def close(self) -> None:
+        """Remove the pool's containers there, have the watchdog remove the rest, and end the connection.
+
+        On a machine that is lost nothing can be removed: its watchdog, or the lease of its nodes, ends what runs there.
+
+        Raises:
+            EngineError: the engine refuses.
+        """
+        if self._containers is not None:
+            self._containers.shut()
+        self._closing = True
+        if self.is_gone or not self._changed:
+            self.connection.kill()
+            return
+        try:
+            if self._containers is not None:
+                self._containers.close()
+        except SkywardError:
+            if not self.is_gone:
+                self.connection.close()
+                raise
+        self.watchdog.end()
+
+    def _watch_engine(self) -> None:
+        """Give the machine up when its engine is gone, which then neither ends containers nor reports their end."""
+        assert self._containers
+        while self._containers.watch.ending("", 3600.0) is None:
+            pass
+        if self._closing or self.connection.ended.wait(_REASON_S / 3):
+            return
+        self._give_up(f"is lost: the Docker engine on {self.name} is gone")
+        self.connection.kill()
+
+    def _on_end(self) -> None:
+        why = self.connection.why or "without a reason given"
+        self._give_up(f"is lost: the SSH connection to {self.name} ended ({why})")
+
+    def _give_up(self, reason: str) -> None:
+        with self._lock:
+            if self._closing or self._loss_reason:
+                return
+            self._loss_reason = reason
+        self._loss_known.set()
+        _log.warning(
+            "Host %s of pool %s %s. What runs there ends within %g s of its client's silence.",
+            *(self.name, self._pool, reason, self._lease_s),
+        )
+
+    def _follow_lease(self, launch: Launch) -> None:
+        """Give the watchdog the lease of the nodes."""
+        lease_s = float(json.loads(launch.runner)["lease_s"])
+        if lease_s != self._lease_s:
+            self._lease_s = lease_s
+            self.watchdog.lease(lease_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _HostDirectory:
+    """A node's directory on its machine."""
+
+    machine: Machine
+    path: PurePosixPath
+
+    def dial(self, address: str) -> socket.socket:
+        return self.machine.dial(self.path, address)
+
+    def remove(self) -> None:
+        if not self.machine.is_gone:
+            self.machine.watchdog.drop(self.path)
+
+    def is_lost(self) -> bool:
+        return self.machine.is_gone
+
+    def loss_reason(self) -> str:
+        return self.machine.why_gone()

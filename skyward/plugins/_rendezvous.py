@@ -1,0 +1,164 @@
+"""The rendezvous of a framework's ranks: the address and port of rank 0, and the network interface that leads there.
+
+A framework whose ranks cannot reach each other waits for minutes, and its error does not say which ones. Here every
+rank connects to rank 0 once before the framework does, and the error names those that could not. Standard library only.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import socket
+import struct
+import threading
+import time
+
+from skyward.errors import PluginError
+from skyward.model.instance import InstanceInfo
+from skyward.runtime.group import gather
+
+_TRY_S = 10.0  # for a node to answer
+_PAUSE_S = 0.1
+_SIOCGIFADDR = 0x8915  # netdevice(7)
+_SIOCGIFNETMASK = 0x891B
+_ADDRESS = slice(20, 24)  # of struct ifreq: 16 bytes of name, then sockaddr_in with family and port before the address
+_ANY_PORT = 9  # nothing is sent to it
+
+
+def rendezvous(
+    info: InstanceInfo, name: str, timeout_s: float | None = None, *, port: int | None = None
+) -> tuple[str, int]:
+    """Agree on the address and port at which rank 0 serves a framework. Every rank of the pool calls it.
+
+    Args:
+        info: this rank's place.
+        name: the framework, as errors call it.
+        timeout_s: how long to wait for the other ranks; see `skyward.runtime.group.gather`.
+        port: on rank 0, the port on which the framework listens already. None reserves a free one and releases it
+            at the end, for the framework to open it.
+
+    Returns:
+        The head's address as the other nodes reach it, and the port.
+
+    Raises:
+        PluginError: a rank is missing, or cannot reach rank 0: the message names it.
+    """
+    leading = info.global_worker_index == 0
+    reserved = _Reserved(listen(info.head_addr)) if leading and port is None else None
+    try:
+        own = reserved.port if reserved else port
+        found: int = gather(own, name=f"{name}: port", timeout_s=timeout_s)[0]
+        trouble = None if leading else _trouble(info.head_addr, found)
+        report = None if trouble is None else f"rank {info.global_worker_index} on node {info.node} ({trouble})"
+        failures = [each for each in gather(report, name=f"{name}: reach", timeout_s=timeout_s) if each is not None]
+    finally:
+        if reserved:
+            reserved.release()
+    if failures:
+        raise PluginError(
+            f"{name}: {', '.join(failures)} cannot reach rank 0 on node 0 at {info.head_addr}, TCP port {found}. "
+            "Nodes must reach each other on every TCP port: look at the firewalls and security groups between them, "
+            "and at whether that address is in the network they share."
+        )
+    return info.head_addr, found
+
+
+def listen(address: str, preferred: int = 0) -> socket.socket:
+    """A listening socket at an address of this machine only, or everywhere if it has no such address itself.
+
+    On a port of the kernel's choice if the preferred one is taken.
+    """
+    try:
+        return socket.create_server((address, preferred))
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE and preferred:
+            return listen(address)
+        if error.errno != errno.EADDRNOTAVAIL or not address:  # the head's address is translated on the way here
+            raise
+        return listen("", preferred)
+
+
+class _Reserved:
+    """A TCP port that is listened on until it is released, so that the others can try to connect."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self.port: int = listener.getsockname()[1]
+        threading.Thread(target=self._accept, name=f"skyward rendezvous {self.port}", daemon=True).start()
+
+    def release(self) -> None:
+        """Close the port."""
+        self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts, which closing alone does not
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                peer, _ = self._listener.accept()
+            except OSError:
+                return  # released
+            with peer:
+                peer.settimeout(_TRY_S)
+                try:
+                    peer.recv(1)  # the peer closes first: the side that does keeps the port busy for a minute
+                except OSError:
+                    continue
+
+
+def _trouble(address: str, port: int) -> str | None:
+    """Why a TCP connection cannot be made, None if it can."""
+    deadline = time.monotonic() + _TRY_S
+    while True:
+        try:
+            with socket.create_connection((address, port), max(_PAUSE_S, deadline - time.monotonic())):
+                return None
+        except OSError as error:
+            if time.monotonic() + _PAUSE_S >= deadline or isinstance(error, ConnectionRefusedError):
+                return str(error)
+            time.sleep(_PAUSE_S)  # a route that is still being set up
+
+
+def interface_of(info: InstanceInfo) -> str | None:
+    """The interface over which this node reaches the others, for a framework's settings; None if it is not known.
+
+    The one the pool knows of, else the one that owns the address from which the head is reached.
+    """
+    if info.network.interface is not None:
+        return info.network.interface
+    address = source_address(info.head_addr)
+    return None if address is None else owner_of(address)
+
+
+def source_address(destination: str) -> str | None:
+    """The IPv4 address of this machine from which packets to another go; None if there is no way there."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((destination, _ANY_PORT))  # of a datagram socket this asks for the route and sends nothing
+        except OSError:
+            return None
+        address: str = probe.getsockname()[0]
+        return address
+
+
+def owner_of(address: str) -> str | None:
+    """The interface that has this IPv4 address, else the one whose network it lies in (a second address of it)."""
+    wanted = struct.unpack("!I", socket.inet_aton(address))[0]
+    neighbour = None
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            found, mask = _number(probe, _SIOCGIFADDR, name), _number(probe, _SIOCGIFNETMASK, name)
+            if found == wanted:
+                return name
+            if found is not None and mask and found & mask == wanted & mask:
+                neighbour = neighbour or name
+    return neighbour
+
+
+def _number(probe: socket.socket, request: int, name: str) -> int | None:
+    """An interface's first address, or its mask; None if it has none."""
+    try:
+        answer = fcntl.ioctl(probe.fileno(), request, struct.pack("256s", name.encode()[:15]))
+    except OSError:
+        return None
+    number: int = struct.unpack("!I", answer[_ADDRESS])[0]
+    return number

@@ -1,1 +1,0 @@
-"""Pools: lifecycle, scheduling, node health. Knows no provider by name."""

@@ -1,0 +1,139 @@
+"""EC2's catalogue: the instance types that a pool can run on, where they are offered, and their prices."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from skyward.errors import ConfigError, ProviderError
+from skyward.model.accelerator import Accelerator
+from skyward.providers.aws.api import Api
+from skyward.providers.base import PoolRequest
+from skyward.providers.cloud.machine_types import suitable
+from skyward.providers.cloud.protocol import MachineOffer, MachineType, Market
+from skyward.system.futures import ThreadPoolExecutor
+
+_log = logging.getLogger(__name__)
+# families that have a GPU, by its common name
+_FAMILIES: Mapping[str, tuple[str, ...]] = {
+    "T4": ("g4dn",), "T4G": ("g5g",), "A10G": ("g5",), "L4": ("g6", "gr6"), "L40S": ("g6e",),
+    "K80": ("p2",), "V100": ("p3", "p3dn"), "A100": ("p4d", "p4de"), "A100-80GB": ("p4de",),
+    "H100": ("p5",), "H200": ("p5e", "p5en"), "B200": ("p6-b200",), "B300": ("p6-b300",),
+}  # fmt: skip
+_CPU_FAMILIES = {
+    "linux/amd64": ("c7i", "m7i", "r7i", "c7a", "m7a", "r7a", "c6i", "m6i", "r6i", "c6a", "m6a", "r6a"),
+    "linux/arm64": ("c8g", "m8g", "r8g", "c7g", "m7g", "r7g", "c6g", "m6g", "r6g"),
+}
+# selects one of the many prices that the list has for a type: Linux without extras, on shared machines
+_PRICE_FILTER = {"operatingSystem": "Linux", "tenancy": "Shared", "preInstalledSw": "NA", "capacitystatus": "Used"}
+
+
+def find_types(api: Api, request: PoolRequest) -> list[MachineType]:
+    """The instance types of the region that are large enough for a pool's nodes; see `suitable`.
+
+    Raises:
+        ConfigError: AWS has no such accelerator.
+        ProviderError: the region has no such type, or it has too few GPUs or another architecture.
+    """
+    machine, platform = request.machine, request.platform
+    names = (machine,) if machine else tuple(f"{family}.*" for family in _families(request.accelerator, platform))
+    filters = [{"Name": "instance-type", "Values": list(names)}, {"Name": "bare-metal", "Values": ["false"]}]
+    listed = list(map(_machine_type, api.all("ec2", "describe_instance_types", "InstanceTypes", Filters=filters)))
+    return suitable(listed, request, api.region)
+
+
+def _families(accelerator: Accelerator | None, platform: str) -> Sequence[str]:
+    if accelerator is None:
+        return _CPU_FAMILIES[platform]
+    if accelerator.name not in _FAMILIES:
+        raise ConfigError(
+            f"sky.AWS() knows no machine with the accelerator {accelerator.name!r}; it knows "
+            f"{', '.join(sorted(_FAMILIES))}. Or name the instance type (machine='p5.48xlarge')."
+        )
+    return _FAMILIES[accelerator.name]
+
+
+def _machine_type(found: Mapping[str, Any]) -> MachineType:
+    gpus = found.get("GpuInfo", {}).get("Gpus", ())
+    architectures = found["ProcessorInfo"]["SupportedArchitectures"]
+    return MachineType(
+        name=found["InstanceType"],
+        cpus=found["VCpuInfo"]["DefaultVCpus"],
+        memory_gb=found["MemoryInfo"]["SizeInMiB"] / 1024,
+        platform="linux/arm64" if "arm64" in architectures else "linux/amd64",
+        gpus=sum(gpu["Count"] for gpu in gpus if gpu["Manufacturer"] == "NVIDIA"),
+    )
+
+
+def find_offers(
+    api: Api, types: Sequence[MachineType], zones: Sequence[str], markets: Sequence[Market]
+) -> list[MachineOffer]:
+    """The offers of these types in these zones and markets: in the order of the types, then of the zones.
+
+    Raises:
+        ProviderError: no zone has any of the types.
+    """
+    by_name = {each.name: each for each in types}
+    found = api.all(
+        "ec2",
+        "describe_instance_type_offerings",
+        "InstanceTypeOfferings",
+        LocationType="availability-zone",
+        Filters=[{"Name": "instance-type", "Values": list(by_name)}],
+    )
+    offered = {(each["InstanceType"], each["Location"]) for each in found}
+    places = [(each, zone) for each in types for zone in sorted(zones) if (each.name, zone) in offered]
+    if not places:
+        raise ProviderError(
+            f"No availability zone of {api.region} that has a default subnet offers {', '.join(by_name)}. Name another "
+            "region or type."
+        )
+    on_demand = _on_demand_prices(api, list(by_name)) if "on-demand" in markets else {}
+    spot = _spot_prices(api, list(by_name)) if "spot" in markets else {}
+    offers = []
+    for each, zone in places:
+        if "on-demand" in markets:
+            hourly = on_demand.get(each.name)
+            offers.append(MachineOffer(type=each, market="on-demand", zone=zone, hourly=hourly))
+        if (each.name, zone) in spot:  # a type without a price is not sold on the spot market
+            offers.append(MachineOffer(type=each, market="spot", zone=zone, hourly=spot[each.name, zone]))
+    return offers
+
+
+def _on_demand_prices(api: Api, types: Sequence[str]) -> dict[str, float]:
+    """USD per hour by type. A warning says why prices are missing."""
+    try:
+        with ThreadPoolExecutor(max(1, len(types)), thread_name_prefix="skyward-price") as threads:
+            prices = list(threads.map(lambda name: _on_demand_price(api, name), types))
+    except ProviderError as error:
+        _log.warning("Prices on demand are not known: %s", error)
+        return {}
+    return {name: price for name, price in zip(types, prices, strict=True) if price is not None}
+
+
+def _on_demand_price(api: Api, name: str) -> float | None:
+    wanted = {**_PRICE_FILTER, "instanceType": name, "regionCode": api.region}
+    filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in wanted.items()]
+    found = api.call("pricing", "get_products", ServiceCode="AmazonEC2", Filters=filters)["PriceList"]
+    for product in map(json.loads, found):
+        if product.get("product", {}).get("attributes", {}).get("marketoption", "OnDemand") != "OnDemand":
+            continue  # capacity that is reserved in advance
+        for term in product.get("terms", {}).get("OnDemand", {}).values():
+            for dimension in term["priceDimensions"].values():
+                price = float(dimension["pricePerUnit"].get("USD", 0))
+                if price > 0 and dimension["unit"] == "Hrs":
+                    return price
+    return None
+
+
+def _spot_prices(api: Api, types: Sequence[str]) -> Mapping[tuple[str, str], float]:
+    """USD per hour at present, by type and zone."""
+    asked = {"InstanceTypes": list(types), "ProductDescriptions": ["Linux/UNIX", "Linux/UNIX (Amazon VPC)"]}
+    pages = api.all("ec2", "describe_spot_price_history", "SpotPriceHistory", StartTime=datetime.now(UTC), **asked)
+    prices: dict[tuple[str, str], float] = {}
+    for found in pages:  # the newest first
+        prices.setdefault((found["InstanceType"], found["AvailabilityZone"]), float(found["SpotPrice"]))
+    return prices

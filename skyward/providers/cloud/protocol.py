@@ -1,0 +1,272 @@
+"""The protocol of a cloud's API, and the values that the generic code and a cloud exchange.
+
+A cloud implements `Cloud` and `Launcher` with single calls of its API. The order of these calls, retries, waiting, keys
+and cost are the generic code's, in the other modules of this package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final, Literal, Protocol
+
+from skyward.errors import ProviderError
+from skyward.model.resource import Resource
+
+if TYPE_CHECKING:
+    from skyward.providers.base import PoolRequest
+
+Market = Literal["spot", "on-demand"]
+State = Literal["pending", "running", "stopped", "ending", "ended"]
+GONE: Final = "gone"  # code of a machine that is not listed any more while it starts
+
+
+class RefusedError(ProviderError):
+    """The cloud refused a call.
+
+    Attributes:
+        code: the cloud's own word for the reason, such as "InsufficientInstanceCapacity".
+    """
+
+    def __init__(self, message: str, code: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineType:
+    """A type of machine.
+
+    Attributes:
+        name: such as "g5.xlarge".
+        cpus: number of virtual processors.
+        memory_gb: memory in GiB.
+        platform: "linux/amd64" or "linux/arm64".
+        gpus: number of NVIDIA GPUs.
+    """
+
+    name: str
+    cpus: int
+    memory_gb: float
+    platform: str
+    gpus: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineOffer:
+    """One way to get a pool's machines: all of one type, in one zone, in one market.
+
+    Attributes:
+        type: the machine type.
+        market: "spot" is cheaper, and the cloud may take the machine back after a short notice.
+        zone: availability zone, such as "us-east-1a".
+        hourly: price of one machine in USD per hour; None where the cloud does not publish it.
+    """
+
+    type: MachineType
+    market: Market
+    zone: str
+    hourly: float | None
+
+    @property
+    def key(self) -> tuple[str, str, Market]:
+        """What stays the same when prices move."""
+        return (self.type.name, self.zone, self.market)
+
+    def cost(self, nodes: int) -> float | None:
+        """USD per hour for this many machines."""
+        return None if self.hourly is None else self.hourly * nodes
+
+    def text(self, nodes: int) -> str:
+        """A description with the price for this many machines."""
+        cost = self.cost(nodes)
+        price = "at an unknown price" if cost is None else f"for {cost:.3f} USD per hour"
+        return f"{nodes} x {self.type.name} ({self.market}) in {self.zone} {price}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchRequest:
+    """A request for machines of one offer; the cloud launches all of them or none.
+
+    Attributes:
+        token: identifies the request. A cloud that gets the same token twice launches nothing the second time.
+        nodes: number of machines.
+        offer: their type, market and zone.
+        user_data: cloud-init's configuration.
+        longest_s: seconds after which the pool's budget is spent whatever becomes of its other machines; a cloud that
+            can end a machine at a given time does that. None for no limit.
+    """
+
+    token: str
+    nodes: int
+    offer: MachineOffer
+    user_data: str
+    longest_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance:
+    """A machine as the cloud describes it.
+
+    Attributes:
+        id: such as "i-0123".
+        pool: the pool that it is tagged with.
+        index: its number within its launch.
+        state: what it is doing; "ending" and "ended" machines cost nothing any more.
+        type: name of the machine type.
+        market: market that it was rented in.
+        address: where the client reaches it; "" while it has no address.
+        owner: the client that launched it, as `pid@host`.
+        user: the user who launched it.
+        hourly: USD per hour at its launch; None where no price was known.
+        launched: time of the launch, in seconds since the epoch.
+        reason: why it has ended, in the cloud's words.
+        code: the cloud's code for that, as of a refused call.
+    """
+
+    id: str
+    pool: str
+    index: int
+    state: State
+    type: str
+    market: Market
+    address: str = ""
+    owner: str = ""
+    user: str = ""
+    hourly: float | None = None
+    launched: float = 0.0
+    reason: str = ""
+    code: str = ""
+
+    @property
+    def exists(self) -> bool:
+        """Whether somebody still has to end it."""
+        return self.state not in ("ending", "ended")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """What the cloud is going to do with a machine.
+
+    Attributes:
+        action: such as "terminate".
+        at: when.
+    """
+
+    action: str
+    at: datetime
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until then, by the clock of this machine."""
+        return (self.at - datetime.now(UTC)).total_seconds()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstStart:
+    """What machines of a cloud do at their first start, beyond what all machines do.
+
+    Attributes:
+        read_notice: body of a POSIX shell function that prints the notice of the machine's end, and prints nothing
+            while there is none. It may use `ask`, which is curl with a short timeout. It runs every two seconds.
+        parse_notice: reads what that printed; a ValueError, KeyError or TypeError means that it cannot be read.
+        open_metadata: whether containers may reach the metadata service of their machine.
+        open_ports: ports of 169.254.169.254 that stay open to everybody, such as 53 where it is the name server too.
+        files: text of further files, by path; they are there before sshd starts.
+        commands: further shell commands.
+    """
+
+    read_notice: str
+    parse_notice: Callable[[str], Notice]
+    open_metadata: bool = False
+    open_ports: Sequence[int] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
+    commands: Sequence[str] = ()
+
+
+class Cloud(Protocol):
+    """The API of a cloud in one region, with the settings of one provider.
+
+    Every method may raise ProviderError when the cloud cannot be reached, and RefusedError when it refuses.
+    """
+
+    @property
+    def name(self) -> str:
+        """The cloud in sentences, such as "AWS"."""
+        ...
+
+    @property
+    def region(self) -> str:
+        """The region in sentences."""
+        ...
+
+    @property
+    def no_room(self) -> frozenset[str]:
+        """The codes of a RefusedError, and of a machine that ended at once, after which another offer may succeed."""
+        ...
+
+    @property
+    def first_start(self) -> FirstStart:
+        """What machines of this cloud do at their first start."""
+        ...
+
+    def offers(self, request: PoolRequest, markets: Sequence[Market]) -> Sequence[MachineOffer]:
+        """All offers that have what a pool requests, in any order.
+
+        Raises:
+            ConfigError: the cloud has no such accelerator.
+            ProviderError: the region has no such machine.
+        """
+        ...
+
+    def launcher(self, request: PoolRequest, room_gb: int) -> Launcher:
+        """Look up what the pool's machines boot from and which network they join. Creates nothing.
+
+        Args:
+            request: the pool.
+            room_gb: size of the root disk beyond what the machine image takes.
+        """
+        ...
+
+    def instances(self, pool: str | None = None) -> Sequence[Instance]:
+        """The machines of a pool, or of all pools, by tag; also those that are ending.
+
+        Those that have ended are listed for a while as "ended", or not at all.
+        """
+        ...
+
+    def terminate(self, ids: Sequence[str]) -> None:
+        """End machines. Those that do not exist any more are ignored."""
+        ...
+
+    def others(self, pool: str | None = None) -> Sequence[Resource]:
+        """What else is tagged with a pool, or with any pool, such as a security group: with `node` -1.
+
+        Also what is only being made. `seen` is when the pool's client last noted that it is alive.
+        """
+        ...
+
+    def remove(self, name: str) -> bool:
+        """Remove one of these; False if that has to wait for machines that are ending."""
+        ...
+
+
+class Launcher(Protocol):
+    """Launches the machines of one pool."""
+
+    def prepare(self) -> None:
+        """Create what the machines need, such as a security group, tagged with the pool."""
+        ...
+
+    def launch(self, request: LaunchRequest) -> Sequence[str]:
+        """Launch machines; their ids in node order."""
+        ...
+
+    def renew(self) -> None:
+        """Note at the cloud that the pool's client is alive; called every ten minutes, and before a replacement.
+
+        Raises:
+            PoolClosedError: another client has ended the pool.
+        """
+        ...

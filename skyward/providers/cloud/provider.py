@@ -1,0 +1,162 @@
+"""The base class of providers that rent machines from a cloud: the settings and methods that all of them share."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import ClassVar, Literal
+
+from skyward.delivery.disk import FLOOR_GB, built_size, room_gb
+from skyward.errors import ConfigError, ProviderError
+from skyward.model.resource import Resource
+from skyward.model.rights import Rights
+from skyward.model.ssh import SshHost
+from skyward.nodes.access import NodeAccess
+from skyward.nodes.run_directory import pool_directories
+from skyward.providers.base import Allocation, Capabilities, Offer, PoolRequest, Provider
+from skyward.providers.cloud import resources
+from skyward.providers.cloud.allocation import CloudAllocation
+from skyward.providers.cloud.boot_guard import USER
+from skyward.providers.cloud.keys import PoolKeys
+from skyward.providers.cloud.offers import find_offers, strategy_of
+from skyward.providers.cloud.protocol import Cloud
+from skyward.providers.ssh import SSH, SshAllocation
+from skyward.ssh.handed import handed_hosts
+
+
+@dataclass(frozen=True)
+class CloudProvider(Provider):
+    """A provider that rents machines; see `sky.AWS` for the meaning of the fields."""
+
+    capabilities: ClassVar[Capabilities] = Capabilities(mounts=True, rents=True, default_lease_s=300.0)
+    region: str | None = None
+    _: KW_ONLY
+    disk_gb: int | None = None
+    use_private_ip: bool = False
+    registry: str | None = None
+    build: Literal["local", "remote"] = "local"
+    user: str | None = None
+    privileges: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        title = f"sky.{type(self).__name__}"
+        region: object = getattr(self, "region", None)
+        if region is not None and not isinstance(region, str):
+            raise ConfigError(f"{title}: region is a text, the provider's name for it; found {region!r}.")
+        if self.build not in ("local", "remote"):
+            raise ConfigError(f"{title}: build must be 'local' or 'remote'; found {self.build!r}.")
+        if self.disk_gb is not None and self.disk_gb <= 0:
+            raise ConfigError(f"{title}: disk_gb is a number of GB above 0; found {self.disk_gb!r}.")
+        if self.registry is not None:
+            from skyward.builder.registry.reference import parse_reference
+
+            parse_reference(self.registry)
+        object.__setattr__(self, "privileges", Rights.of(title, self.user, self.privileges).privileges)
+
+    @abstractmethod
+    def cloud(self) -> Cloud:
+        """The API of the cloud, with these settings."""
+
+    def check(self, request: PoolRequest) -> None:
+        """Refuse an unknown `allocation=`.
+
+        Raises:
+            ConfigError: there is no such allocation.
+        """
+        super().check(request)
+        strategy_of(request.allocation)
+
+    def offers(self, request: PoolRequest) -> Sequence[Offer]:
+        """The offers for a pool, in the order in which they are tried.
+
+        Raises:
+            ConfigError: the cloud has no such accelerator.
+            ProviderError: there is no offer, or none within `max_hourly_cost`.
+        """
+        nodes, found = request.nodes, find_offers(self.cloud(), request)
+        return [
+            Offer(
+                text=each.text(nodes),
+                hourly_cost=each.cost(nodes),
+                machine=each.type.name,
+                market=each.market,
+                zone=each.zone,
+            )
+            for each in found
+        ]
+
+    def open(self, request: PoolRequest) -> Allocation:
+        """The machines of a pool; none is rented yet. In a detached run they are those that were rented for it.
+
+        Raises:
+            ConfigError: fewer were rented for the run.
+        """
+        handed = handed_hosts()
+        if not handed:
+            return self.rent(request)
+        if request.nodes > len(handed):
+            raise ConfigError(
+                f"This pool asks for {request.nodes} machines, and {len(handed)} were rented for its detached run: "
+                "write its nodes= with a constant, from which that is known before the run."
+            )
+        return self.ssh_allocation(request, list(handed.values()))
+
+    def rent(self, request: PoolRequest) -> CloudAllocation:
+        """Machines that are rented for a pool; none is yet."""
+        return CloudAllocation(self, self.cloud(), request)
+
+    def find(self) -> Sequence[Resource]:
+        """Every machine of every pool in the region: pool, node, name, state, owner, user, type, market, host.
+
+        And its cost in USD: `hourly`, the price at its launch, and `cost` so far; None where no price was known.
+        What is left of a pool without machines is found too; its node is -1.
+
+        Raises:
+            ProviderError: the cloud cannot be reached.
+        """
+        return resources.find(self.cloud())
+
+    def enter(self, node: Resource) -> NodeAccess:
+        """A way into a node, with the keys of its pool, which lie on the client's machine while that runs.
+
+        Raises:
+            ProviderError: the keys are not here, or the machine cannot be reached or has no such node.
+        """
+        folder = next((each for each in pool_directories() if each.pool == f"{node['pool']}.{self.name}"), None)
+        if folder is None:
+            raise ProviderError(
+                f"The keys of pool {node['pool']} are not here: they are kept by the process that has opened the pool, "
+                "for its user and on its machine alone. Run this command there."
+            )
+        keys, address = PoolKeys(folder.path), str(node.get("host"))
+        ssh = SSH(f"{USER}@{address}", key=keys.login_key, known_hosts=keys.known_hosts)
+        found = [each for each in ssh.find() if (each["pool"], each["node"]) == (node["pool"], node["node"])]
+        if not found:
+            raise ProviderError(f"Machine {node['name']} of pool {node['pool']} runs no node {node['node']} now.")
+        return ssh.enter(found[0])
+
+    def destroy(self, pool_id: str) -> None:
+        """End everything of a pool at the cloud, whoever started it, and wait until it is gone. Idempotent.
+
+        Raises:
+            ProviderError: the cloud cannot be reached, or machines do not end; names them.
+        """
+        resources.destroy(self.cloud(), pool_id)
+
+    def ssh_allocation(self, request: PoolRequest, hosts: Sequence[SshHost]) -> SshAllocation:
+        """The allocation of machines that run, as any others that are reached by SSH."""
+        rights = Rights.of(f"sky.{type(self).__name__}", self.user, self.privileges)
+        everything = replace(request, at_least=None)  # all machines cost money, so none of them is left out
+        return SshAllocation(everything, hosts, registry=self.registry, build=self.build, rights=rights)
+
+    def disk_room_gb(self, request: PoolRequest) -> int:
+        """Size of a root disk beyond the machine image; at least `FLOOR_GB`.
+
+        Raises:
+            ImageError: the pool's image cannot be had, which is better known before machines are rented.
+            EngineMissingError: there is no engine here.
+        """
+        if self.disk_gb is not None or self.build == "remote":
+            return FLOOR_GB  # the caller has decided; or the machines will be the first to know the image's size
+        return room_gb(built_size(request.image, request.cluster))

@@ -1,0 +1,206 @@
+"""The project of a compose file: brought up and down by Docker Compose, inspected through the engine."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from skyward.engine import Engine, EngineAddress, find_engine
+from skyward.engine.liveness import check_alive
+from skyward.errors import ProviderError
+from skyward.nodes.container import POOL
+from skyward.providers.compose.node import Standby
+from skyward.system import time
+
+PROJECT = "com.docker.compose.project"  # labels that compose gives to what it makes
+GPUS = "skyward.gpus"  # a label of services whose containers have GPUs for themselves
+_NUMBER = "com.docker.compose.container-number"
+_SERVICE = "com.docker.compose.service"
+_UP_LIMIT_S, _DOWN_LIMIT_S = 600.0, 120.0
+_GRACE_S = 2  # for containers to end by themselves
+_ASK_S = 3.0  # how often the engine is asked whether it is frozen: compose would wait for ever
+_LAST_LINES = 15
+
+
+@dataclass(frozen=True)
+class Project:
+    """One compose file under one name.
+
+    Attributes:
+        file: the file.
+        name: the project's name.
+    """
+
+    file: Path
+    name: str
+
+    @cached_property
+    def address(self) -> EngineAddress:
+        """The engine that the docker CLI would use."""
+        return find_engine()
+
+    @property
+    def engine(self) -> Engine:
+        """That engine; raises EngineMissingError if it does not answer."""
+        return Engine.connect(self.address.url)
+
+    def containers(self) -> Sequence[Mapping[str, Any]]:
+        """All its containers, in any state."""
+        return self.engine.containers(f"{PROJECT}={self.name}")
+
+    def is_up(self) -> bool:
+        """Whether anything of it runs."""
+        return any(each["State"] == "running" for each in self.containers())
+
+    def is_of(self, pool: str) -> bool:
+        """Whether a pool has brought it up, and it has not been brought down since."""
+        return any(each["Labels"].get(POOL) == pool for each in self.containers())
+
+    def nodes(self) -> list[Standby]:
+        """Its running containers that can become nodes, in the order in which compose numbers them.
+
+        Raises:
+            ProviderError: one has no address of its own.
+        """
+        return [_standby(each) for each in self.node_containers() if each["State"] == "running"]
+
+    def node_containers(self) -> list[Mapping[str, Any]]:
+        """Its containers that are nodes when they run, in the order in which compose numbers them."""
+        return sorted((each for each in self.containers() if POOL in each["Labels"]), key=_order)
+
+    @contextmanager
+    def locked(self) -> Iterator[int]:
+        """A lock by which one client at a time finds out whether the project is up, and brings it up.
+
+        Gives its file descriptor, for `up`: compose holds the lock until it ends.
+        """
+        with self.file.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield file.fileno()
+
+    def check(self) -> None:
+        """Check that it can be brought up here.
+
+        Raises:
+            ProviderError: there is no Docker Compose, or the engine has no bridge network.
+        """
+        self.command  # noqa: B018 - looks for it, and caches the answer
+        if not self.engine.has_bridge():
+            raise ProviderError(
+                f"The Docker engine at {self.address.url} has no bridge network (it runs with --bridge=none), and the "
+                f"nodes of {self.file} need one, on which each has an address. Use an engine with the default bridge, "
+                "or sky.Docker(), whose nodes share this machine's network."
+            )
+
+    def up(self, *locks: int, **variables: str) -> None:
+        """Bring it up; variables are for the file's `${NAME}`.
+
+        Compose outlives a client that is killed, and holds the locks until it ends.
+
+        Raises:
+            ProviderError: compose failed; the message has its last lines.
+        """
+        self._compose(("up", "--detach"), _UP_LIMIT_S, variables, locks)
+
+    def down(self) -> None:
+        """Remove its containers and its network; its volumes stay. Raises ProviderError, EngineMissingError."""
+        self.containers()  # compose would wait for ever for an engine that is frozen
+        self._compose(("down", "--timeout", str(_GRACE_S)), _DOWN_LIMIT_S, {})
+
+    def _compose(
+        self, words: Sequence[str], limit_s: float, variables: Mapping[str, str], locks: Sequence[int] = ()
+    ) -> None:
+        command = [*self.command, "--file", str(self.file), "--project-name", self.name, *words]
+        action = f"`{' '.join((*self.command, words[0]))}` of {self.file} (project {self.name})"
+        with subprocess.Popen(
+            command,
+            env={**os.environ, **variables, "DOCKER_HOST": self.address.url},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            pass_fds=locks,
+            start_new_session=True,  # Ctrl-C in the terminal is the client's alone
+        ) as program:
+            try:
+                said = self._output(program, limit_s)
+            except subprocess.TimeoutExpired:
+                raise ProviderError(f"{action} did not end within {limit_s:g} s and was stopped.") from None
+            finally:
+                if program.poll() is None:
+                    os.killpg(program.pid, signal.SIGKILL)
+        if program.returncode:
+            last = "\n".join(said.strip().splitlines()[-_LAST_LINES:])
+            raise ProviderError(f"{action} ended with exit status {program.returncode}. Its last lines:\n{last}")
+
+    def _output(self, program: subprocess.Popen[str], limit_s: float) -> str:
+        """What compose prints until it ends; it may take its time as long as the engine is alive."""
+        deadline = time.monotonic() + limit_s
+        while True:
+            try:
+                return program.communicate(timeout=_ASK_S)[0]
+            except subprocess.TimeoutExpired:
+                if time.monotonic() > deadline:
+                    raise
+            check_alive(self.address.path, self.address.url)
+
+    @cached_property
+    def command(self) -> tuple[str, ...]:
+        """Docker Compose: version 2 as part of the docker command, else docker-compose."""
+        docker = os.environ.get("SKYWARD_DOCKER_CLI") or "docker"
+        for command in ((docker, "compose"), ("docker-compose",)):
+            try:
+                done = subprocess.run([*command, "version"], capture_output=True, stdin=subprocess.DEVNULL, check=False)
+            except OSError:
+                continue
+            if done.returncode == 0:
+                return command
+        raise ProviderError(
+            f"{self.file} is not up, and there is no Docker Compose to bring it up: neither `{docker} compose` nor "
+            "`docker-compose` works. Install docker-compose, or the compose plugin of docker."
+        )
+
+
+def project_name(file: Path, env: Mapping[str, str] = os.environ) -> str:
+    """The name that compose gives to a file's project by default: `COMPOSE_PROJECT_NAME`, else the folder's name.
+
+    Raises:
+        ProviderError: the folder's name has no character that a project's name may have.
+    """
+    name = env.get("COMPOSE_PROJECT_NAME") or re.sub(r"[^-_a-z0-9]", "", file.parent.name.lower()).lstrip("-_")
+    if not name:
+        raise ProviderError(
+            f"The folder of {file} gives no name for a project. Name it: sky.Compose(..., project=NAME)."
+        )
+    return name
+
+
+def _order(container: Mapping[str, Any]) -> tuple[str, int]:
+    labels = container["Labels"]
+    return labels.get(_SERVICE, ""), int(labels.get(_NUMBER, 0))
+
+
+def _standby(container: Mapping[str, Any]) -> Standby:
+    name = container["Names"][0].lstrip("/")
+    networks = container["NetworkSettings"]["Networks"] or {}
+    address = next((each["IPAddress"] for each in networks.values() if each["IPAddress"]), None)
+    if address is None:
+        raise ProviderError(
+            f"Container {name} has no IP address of its own (networks: {', '.join(networks) or 'none'}), and nodes of "
+            "a compose file find each other by their addresses: put its service on a bridge network."
+        )
+    labels = container["Labels"]
+    gpus = labels.get(GPUS, "0")
+    if not gpus.isdigit():
+        raise ProviderError(f"Container {name} has the label {GPUS}={gpus}, which is no number of GPUs.")
+    return Standby(container["Id"], name, address, container["Image"], labels[POOL], int(gpus))

@@ -1,0 +1,188 @@
+"""Calls of Compute Engine's API by Google's own library, with clients made when first used, and errors as sentences.
+
+No other module imports `google`. Credentials are Application Default Credentials: GOOGLE_APPLICATION_CREDENTIALS, those
+of `gcloud auth application-default login`, or the service account of the machine.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from importlib.util import find_spec
+from typing import Any
+from urllib.parse import urlsplit
+
+from skyward.errors import ConfigError, ProviderError
+from skyward.providers.cloud.protocol import RefusedError
+from skyward.system import threading, time
+
+MIN_COUNT = "VM_MIN_COUNT_NOT_REACHED"  # of a launch as a whole; other errors say why
+_SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+_QUOTA = ("QUOTA_EXCEEDED", "quotaExceeded")
+_NOT_ALLOWED = ("forbidden", "PERMISSIONS_ERROR")
+_CALL_S, _RETRY_S = 150.0, 20.0  # Google answers a call that waits for an operation after two minutes
+_OPERATION_S = 900.0
+_lock = threading.Lock()
+
+
+def check_installed() -> None:
+    """Raise ConfigError if Google's library is not installed; it is not imported, which takes two seconds."""
+    try:
+        found = find_spec("google.cloud.compute_v1")
+    except ModuleNotFoundError:
+        found = None
+    if found is None:
+        raise ConfigError("sky.GCP() needs google-cloud-compute. Install it with `pip install 'skyward[gcp]'`.")
+
+
+class Api:
+    """Compute Engine for one region and project.
+
+    Args:
+        place: region, such as "us-central1", or "PROJECT/REGION"; without a region that of CLOUDSDK_COMPUTE_REGION, the
+            variable of gcloud, and without a project that of the credentials.
+    """
+
+    def __init__(self, place: str | None) -> None:
+        self._project, _, self._region = (place or "").rpartition("/")
+        self._clients: dict[str, Any] = {}
+
+    @cached_property
+    def region(self) -> str:
+        """The region, or a ConfigError that none is named."""
+        found = self._region or os.environ.get("CLOUDSDK_COMPUTE_REGION")
+        if not found:
+            raise ConfigError(
+                "No region of Google Cloud is named. Write sky.GCP('us-central1'), or set CLOUDSDK_COMPUTE_REGION."
+            )
+        return found
+
+    @cached_property
+    def project(self) -> str:
+        """The project's id, or a ConfigError that none is named."""
+        found = self._project or self._default[1]
+        if not found:
+            raise ConfigError(
+                "No project of Google Cloud is named. Write sky.GCP('PROJECT/REGION'), or set GOOGLE_CLOUD_PROJECT."
+            )
+        return str(found)
+
+    @cached_property
+    def _default(self) -> tuple[Any, str | None]:
+        """The credentials, and the project that they name."""
+        check_installed()
+        import google.auth
+        from google.auth.exceptions import DefaultCredentialsError
+
+        try:
+            found: tuple[Any, str | None] = google.auth.default(scopes=[_SCOPE])
+        except DefaultCredentialsError as error:
+            raise ConfigError(
+                f"sky.GCP() found no credentials: {error} Run `gcloud auth application-default login`, or name a key "
+                "file in GOOGLE_APPLICATION_CREDENTIALS."
+            ) from None
+        return found
+
+    def _client(self, service: str) -> Any:
+        credentials = self._default[0]
+        from google.cloud import compute_v1
+
+        with _lock:
+            if service not in self._clients:
+                made = getattr(compute_v1, "".join(map(str.capitalize, service.split("_"))) + "Client")
+                options = {"api_endpoint": _endpoint("COMPUTE")}
+                self._clients[service] = made(credentials=credentials, client_options=options)
+            return self._clients[service]
+
+    def call(self, service: str, method: str, **fields: Any) -> Any:
+        """Make one call, such as ("instances", "bulk_insert_unary"), in the project unless `project` names another.
+
+        Raises:
+            RefusedError: Google refuses.
+            ProviderError: Google does not answer.
+            ConfigError: library, credentials, region or project are missing.
+        """
+        client = self._client(service)
+        from google.api_core.retry import Retry
+
+        request = {"project": self.project, **fields}  # each call may be repeated: see the tokens and names
+        with _in_sentences(f"{method.removesuffix('_unary')} {service}".replace("_", " ")):
+            return getattr(client, method)(request=request, retry=Retry(timeout=_RETRY_S), timeout=_CALL_S)
+
+    def all(self, service: str, method: str = "list", **fields: Any) -> Iterator[Any]:
+        """The items in all pages of an answer; for `aggregated_list` pairs of a zone and what it has."""
+        pages = self.call(service, method, **fields)
+        with _in_sentences(f"{method} {service}".replace("_", " ")):
+            yield from pages
+
+    def finish(self, operation: Any) -> None:
+        """Wait until an operation has ended.
+
+        Raises:
+            RefusedError: it has failed.
+            ProviderError: it does not end.
+        """
+        deadline = time.monotonic() + _OPERATION_S
+        name, zone = operation.name, operation.zone.rpartition("/")[2]
+        while operation.status.name != "DONE":
+            if time.monotonic() > deadline:
+                raise ProviderError(f"Google has not finished {operation.operation_type} {name} in {_OPERATION_S:g} s.")
+            service, where = ("zone_operations", {"zone": zone}) if zone else ("global_operations", {})
+            operation = self.call(service, "wait", operation=name, **where)
+        errors = list(operation.error.errors)
+        if errors and errors[0].code == MIN_COUNT:
+            group = f'operationGroupId="{operation.operation_group_id}"'
+            for each in self.all("zone_operations", zone=zone, filter=group):
+                errors += each.error.errors
+        if errors:
+            why = next((each for each in errors if each.code != MIN_COUNT), errors[0])
+            raise _refused(operation.operation_type, why.code, why.message)
+
+    def price_list(self, **query: str) -> dict[str, Any]:
+        """A page of the public price list of Compute Engine, as the Cloud Billing API has it."""
+        credentials = self._default[0]
+        from google.auth.transport.requests import AuthorizedSession
+
+        endpoint = _endpoint("CLOUDBILLING") or "https://cloudbilling.googleapis.com"
+        with _in_sentences("list prices"), AuthorizedSession(credentials) as session:
+            answer = session.get(f"{endpoint}/v1/services/6F81-5844-456A/skus", params=query, timeout=_CALL_S)
+            if not answer.ok:
+                raise _refused("list prices", str(answer.status_code), answer.text[:300])
+            found: dict[str, Any] = answer.json()
+            return found
+
+
+def _endpoint(service: str) -> str | None:
+    """Scheme and host of a service where gcloud's variable names another than Google's public one."""
+    given = urlsplit(os.environ.get(f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{service}", ""))
+    return f"{given.scheme}://{given.netloc}" if given.netloc else None
+
+
+@contextmanager
+def _in_sentences(doing: str) -> Iterator[None]:
+    """Raise Google's errors as ours."""
+    from google.api_core.exceptions import GoogleAPICallError, GoogleAPIError
+    from google.auth.exceptions import GoogleAuthError
+    from requests import RequestException
+
+    try:
+        yield
+    except GoogleAPICallError as error:
+        first = next((each for each in error.errors if isinstance(each, dict)), {})
+        raise _refused(doing, str(first.get("reason", error.code)), str(first.get("message", error.message))) from None
+    except (GoogleAPIError, GoogleAuthError, RequestException) as error:
+        raise ProviderError(
+            f"Google Cloud was asked to {doing}; that failed: {str(error).rstrip('.')}. Check the credentials "
+            "(`gcloud auth application-default login`) and the network."
+        ) from None
+
+
+def _refused(doing: str, code: str, said: str) -> RefusedError:
+    text = f"Google Cloud was asked to {doing} and refused: {code}: {said.strip().rstrip('.')}."
+    if code in _QUOTA:
+        text += " Ask for a higher limit at https://console.cloud.google.com/iam-admin/quotas, or use another region."
+    if code in _NOT_ALLOWED:
+        text += " `skyward gcp policy` prints the role that the identity needs."
+    return RefusedError(text, code)

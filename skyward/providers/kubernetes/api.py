@@ -1,0 +1,251 @@
+"""The API server of a cluster as this provider uses it: one namespace, documents as JSON, errors as sentences.
+
+Whatever a kubeconfig can say (certificates, tokens, programs that make tokens, proxies) the package `kubernetes`
+understands; it takes 0.4 s to import, so that happens when the first pool is opened.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from skyward.errors import ConfigError, ProviderError
+
+Document = Mapping[str, Any]
+_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # where a pod has its own rights
+_CONNECT_S, _READ_S = 5.0, 15.0  # the second is between two packets
+_UNKNOWN_USER, _FORBIDDEN, _GONE = 401, 403, 404
+
+
+class NotFoundError(ProviderError):
+    """What was asked for is not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterAddress:
+    """Which cluster, and which part of it.
+
+    Attributes:
+        context: of the kubeconfig; None for its current one, or for the cluster that this process runs in.
+        namespace: None for that of the context, or of the pod that this process runs in.
+        kubeconfig: file; None for what `KUBECONFIG` names, else `~/.kube/config`.
+    """
+
+    context: str | None = None
+    namespace: str | None = None
+    kubeconfig: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """It in words."""
+        return f"Kubernetes ({self.context or 'the current context'})"
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether this process is in a pod of the cluster itself, and so reaches the addresses of pods."""
+        named = self.context or self.kubeconfig or os.environ.get("KUBECONFIG")
+        return not named and "KUBERNETES_SERVICE_HOST" in os.environ and (_ACCOUNT / "token").exists()
+
+
+class ClusterApi:
+    """Connections to an API server.
+
+    Args:
+        address: which one.
+        folder: a private directory, for certificates that a kubeconfig has inline.
+
+    Raises:
+        ConfigError: the client library is not installed, or the kubeconfig cannot be used.
+    """
+
+    def __init__(self, address: ClusterAddress, folder: Path) -> None:
+        try:
+            from kubernetes import client, config
+            from kubernetes.client.rest import RESTClientObject
+        except ImportError as error:
+            raise ConfigError(
+                "sky.Kubernetes speaks with the API server through the package kubernetes: "
+                "`pip install 'skyward[kubernetes]'`."
+            ) from error
+        self.is_inside = address.is_inside
+        self.configuration = client.Configuration()
+        namespace = ""
+        try:
+            if self.is_inside:
+                config.load_incluster_config(client_configuration=self.configuration)
+                namespace = (_ACCOUNT / "namespace").read_text().strip()
+            else:
+                # the library reads the variable once, when it is imported
+                file = str(address.kubeconfig) if address.kubeconfig else os.environ.get("KUBECONFIG") or None
+                config.load_kube_config(
+                    file,
+                    address.context,
+                    self.configuration,
+                    persist_config=False,
+                    temp_file_path=str(folder),
+                )
+                contexts, current = config.list_kube_config_contexts(file)
+                named = next((each for each in contexts if each["name"] == address.context), current)
+                namespace = named["context"].get("namespace", "")
+        except (config.ConfigException, OSError) as error:
+            raise ConfigError(
+                f"There is no way to a Kubernetes cluster: {str(error).rstrip('.')}. Name a kubeconfig with "
+                "sky.Kubernetes(kubeconfig=...) or KUBECONFIG, and one of its contexts with context=."
+            ) from error
+        self.namespace = address.namespace or namespace or "default"
+        self.url = str(self.configuration.host)
+        self._pool = RESTClientObject(self.configuration).pool_manager  # of urllib3, with certificates and proxies
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._pool.clear()
+
+    # documents -------------------------------------------------------------------------------------------------
+
+    def create(self, kind: str, document: Document) -> Document:
+        """Make an object in the namespace; `kind` is "pods" or "secrets"."""
+        made: Document = self._call("POST", kind, body=document)
+        return made
+
+    def get(self, kind: str, name: str) -> Document | None:
+        """An object; None if there is none of that name."""
+        try:
+            found: Document = self._call("GET", f"{kind}/{name}")
+        except NotFoundError:
+            return None
+        return found
+
+    def listed(self, kind: str, labels: str = "", fields: str = "") -> Sequence[Document]:
+        """The objects that have these labels, and these values of fields."""
+        query = {"labelSelector": labels, "fieldSelector": fields}
+        found: Sequence[Document] = self._call("GET", kind, query={k: v for k, v in query.items() if v})["items"]
+        return found
+
+    def patch(self, kind: str, name: str, change: Document) -> None:
+        """Merge something into an object."""
+        self._call("PATCH", f"{kind}/{name}", body=change, content="application/merge-patch+json")
+
+    def delete(self, kind: str, name: str, grace_s: int | None = None) -> None:
+        """Delete an object; nothing happens if it is not there."""
+        options: dict[str, Any] = {"propagationPolicy": "Background"}
+        if grace_s is not None:
+            options["gracePeriodSeconds"] = grace_s
+        try:
+            self._call("DELETE", f"{kind}/{name}", body=options)
+        except NotFoundError:
+            return
+
+    def log(self, pod: str, lines: int = 20) -> str:
+        """The last lines that a pod has printed; "" if there are none to be had."""
+        try:
+            said: bytes = self._call("GET", f"pods/{pod}/log", query={"tailLines": lines}, parsed=False)
+            return said.decode(errors="replace").strip()
+        except ProviderError:
+            return ""  # its container was never made, or its machine is gone
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, Any] | None = None,
+        body: Document | None = None,
+        content: str = "application/json",
+        parsed: bool = True,
+    ) -> Any:
+        from urllib3 import Timeout
+        from urllib3.exceptions import HTTPError
+
+        url = f"{self.url}/api/v1/namespaces/{self.namespace}/{path}"
+        headers = {"Accept": "application/json, */*", "Content-Type": content, **self._credentials()}
+        data = None if body is None else json.dumps(body).encode()
+        try:
+            answer = self._pool.request(
+                method,
+                f"{url}?{urlencode(query)}" if query else url,
+                body=data,
+                headers=headers,
+                timeout=Timeout(connect=_CONNECT_S, read=_READ_S),
+            )
+        except (HTTPError, OSError) as error:
+            raise ProviderError(
+                f"The API server at {self.url} does not answer ({_last_cause(error)}). Check that it runs and that "
+                "this machine reaches it: `kubectl version`."
+            ) from error
+        if not 200 <= answer.status < 300:
+            raise self._refusal(method, path, answer.status, _message(answer))
+        return json.loads(answer.data) if parsed else answer.data
+
+    def _credentials(self) -> dict[str, str]:
+        """The header with this user's token, which the kubeconfig's program may make anew; nothing for certificates."""
+        found = self.configuration.auth_settings().get("BearerToken")
+        return {found["key"]: found["value"]} if found and found["value"] else {}
+
+    def _refusal(self, method: str, path: str, status: int, message: str) -> ProviderError:
+        """An answer of the API server that is no success, as an error with what to do."""
+        if status == _GONE:
+            return NotFoundError(f"There is no {path} in namespace {self.namespace} of {self.url}: {message}.")
+        if status == _FORBIDDEN and "exceeded quota" in message:
+            return ProviderError(
+                f"The quota of namespace {self.namespace} has no room: {message}. Ask for less (nodes=, cpu=, "
+                "memory_gb=), delete what is not needed, or have the quota raised: `kubectl describe quota`."
+            )
+        if status == _FORBIDDEN and "violates PodSecurity" in message:
+            return ProviderError(
+                f"Namespace {self.namespace} refuses the pod: {message}. Nodes keep the restricted profile unless "
+                "patch= or user= of sky.Kubernetes ask for more; leave those out."
+            )
+        if status == _FORBIDDEN and "is forbidden: User" in message:
+            return ProviderError(
+                f"This user may not do what takes a pool in namespace {self.namespace}: {message}. "
+                f"`skyward kubernetes role --namespace {self.namespace}` prints the Role to be granted."
+            )
+        if status == _UNKNOWN_USER:
+            return ProviderError(
+                f"The API server at {self.url} does not know this user: {message}. Log in again; `kubectl auth whoami` "
+                "says as whom."
+            )
+        return ProviderError(f"The API server at {self.url} refuses {method} {path}: {message}.")
+
+    # websockets ------------------------------------------------------------------------------------------------
+
+    def websocket(self, path: str, query: Sequence[tuple[str, str]]) -> Any:
+        """A WebSocket to a subresource of a pod that speaks the protocol of channels.
+
+        Raises:
+            ProviderError: it is refused, or the server cannot be reached.
+        """
+        from kubernetes.stream.ws_client import create_websocket
+        from websocket import WebSocketException
+
+        headers = {"sec-websocket-protocol": "v4.channel.k8s.io", **self._credentials()}
+        base = self.url.replace("http", "ws", 1)
+        url = f"{base}/api/v1/namespaces/{self.namespace}/{path}?{urlencode(query)}"
+        try:
+            return create_websocket(self.configuration, url, headers)
+        except (WebSocketException, OSError) as error:
+            raise ProviderError(
+                f"The API server at {self.url} gives no way to {path}: {_first_line(error)}."
+            ) from error
+
+
+def _message(answer: Any) -> str:
+    try:
+        text = json.loads(answer.data)["message"]
+    except (ValueError, KeyError, TypeError):
+        text = f"status {answer.status} {answer.reason}"
+    return " ".join(str(text).split()).rstrip(".")
+
+
+def _last_cause(error: BaseException) -> str:
+    reason = getattr(error, "reason", None)
+    return _first_line(reason if isinstance(reason, BaseException) else error)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -1,0 +1,350 @@
+"""Documents for the API server: the pod of a node, the Secrets of a pool, and the Role that all of it takes. Pure."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from skyward.errors import ProviderError
+from skyward.model.accelerator import Accelerator
+from skyward.model.rights import ACCOUNT_ID, WORK_DIR
+from skyward.nodes.container import COMMAND, OWNER, OWNER_ID, POOL
+from skyward.nodes.process_id import USER, ProcessId, current_user
+from skyward.runner.entry.kubernetes_pod import ADDRESS_VAR, IDENTITY, POD_VAR, SECRET_DIR
+from skyward.wire.tls import Identity
+
+CONTAINER = "node"  # name of a pod's container
+KIND = "skyward.kind"  # label that tells the Secrets of a pool apart
+_STOP_S = 10  # a node that is asked to end takes 5 s for its workers
+# What a pool does in its namespace, and nothing beyond. The API server asks "create" of WebSockets from 1.35 on.
+RULES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("pods", ("create", "get", "list", "patch", "delete")),
+    ("pods/log", ("get",)),
+    ("pods/portforward", ("get", "create")),
+    ("pods/exec", ("get", "create")),
+    ("secrets", ("create", "get", "list", "delete")),
+    ("events", ("list",)),
+)
+# Labels by which clusters tell the GPUs of a machine: NVIDIA's feature discovery, Google's, Karpenter's. In the first,
+# memory and form are part of the name.
+_PRODUCTS: Mapping[str, Sequence[str]] = {
+    "T4": ("Tesla-T4",),
+    "L4": ("NVIDIA-L4",),
+    "L40": ("NVIDIA-L40",),
+    "L40S": ("NVIDIA-L40S",),
+    "A10": ("NVIDIA-A10",),
+    "A10G": ("NVIDIA-A10G",),
+    "A30": ("NVIDIA-A30",),
+    "A40": ("NVIDIA-A40",),
+    "V100": ("Tesla-V100-SXM2-16GB", "Tesla-V100-SXM2-32GB", "Tesla-V100-PCIE-16GB", "Tesla-V100-PCIE-32GB"),
+    "P4": ("Tesla-P4",),
+    "P100": ("Tesla-P100-PCIE-16GB", "Tesla-P100-SXM2-16GB"),
+    "K80": ("Tesla-K80",),
+    "A100": (
+        *("NVIDIA-A100-SXM4-40GB", "NVIDIA-A100-PCIE-40GB", "NVIDIA-A100-SXM4-80GB", "NVIDIA-A100-PCIE-80GB"),
+        "NVIDIA-A100-80GB-PCIe",
+    ),
+    "A100-80GB": ("NVIDIA-A100-SXM4-80GB", "NVIDIA-A100-PCIE-80GB", "NVIDIA-A100-80GB-PCIe"),
+    "H100": ("NVIDIA-H100-80GB-HBM3", "NVIDIA-H100-PCIe", "NVIDIA-H100-NVL"),
+    "H200": ("NVIDIA-H200", "NVIDIA-H200-NVL"),
+    "GH200": ("NVIDIA-GH200-480GB", "NVIDIA-GH200-144G-HBM3e"),
+    "B200": ("NVIDIA-B200",),
+}
+_GOOGLE: Mapping[str, str] = {
+    **{name: f"nvidia-tesla-{name.lower()}" for name in ("T4", "V100", "P4", "P100", "K80", "A100")},
+    "L4": "nvidia-l4",
+    "A100-80GB": "nvidia-a100-80gb",
+    "H100": "nvidia-h100-80gb",
+    "H200": "nvidia-h200-141gb",
+    "B200": "nvidia-b200",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodRequest:
+    """What every pod of a pool asks for.
+
+    Attributes:
+        pool: identifier of the pool.
+        image: reference, by digest.
+        platform: OCI platform of that image.
+        user: number of the user and of its group that programs run as.
+        lease_s: how long a pod waits for its client.
+        inside: whether the client comes to the pod's address, and not through the API server.
+        cpus, memory_gb: of a node; None for what the cluster gives. The memory in GiB.
+        shm_bytes: size of /dev/shm; None for the cluster's own limit.
+        accelerator: GPUs of a node.
+        gpu_resource: name by which the cluster counts GPUs, such as "nvidia.com/gpu".
+        gpu_labels: labels of the machines with these GPUs; None for those that clusters usually have.
+        node_selector, tolerations, priority_class, service_account: as in the specification of a pod.
+        pull_secret: name of the Secret with the registry's credentials; "" for none.
+        patch: merged into the document at last.
+    """
+
+    pool: str
+    image: str
+    platform: str
+    user: tuple[int, int] = (ACCOUNT_ID, ACCOUNT_ID)
+    lease_s: float
+    inside: bool = False
+    cpus: float | None = None
+    memory_gb: float | None = None
+    shm_bytes: int | None = None
+    accelerator: Accelerator | None = None
+    gpu_resource: str = "nvidia.com/gpu"
+    gpu_labels: Mapping[str, str] | None = None
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: Sequence[Mapping[str, Any]] = ()
+    priority_class: str | None = None
+    service_account: str | None = None
+    pull_secret: str = ""
+    patch: Mapping[str, Any] = field(default_factory=dict)
+
+
+def owner_name(pool: str) -> str:
+    """Name of the Secret that owns all of a pool."""
+    return f"skyward-{pool}"
+
+
+def pod_name(pool: str, number: int) -> str:
+    """Name of a pod, and of the Secret with its key. No number is used twice."""
+    return f"skyward-{pool}-{number}"
+
+
+def owner_secret(pool: str, owner: ProcessId) -> dict[str, Any]:
+    """The Secret that owns all of a pool. It holds nothing: pods and Secrets are all that a pool needs a right for."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": owner_name(pool), "labels": {POOL: pool, KIND: "pool"}, "annotations": _who(owner)},
+    }
+
+
+def pod_secret(pool: str, number: int, identity: Identity, owned: Mapping[str, Any]) -> dict[str, Any]:
+    """The Secret of one pod: its certificate, with the private key."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {
+            "name": pod_name(pool, number),
+            "labels": {POOL: pool, KIND: "pod"},
+            "ownerReferences": [owned],
+        },
+        "data": {IDENTITY: _encoded(json.dumps(asdict(identity)))},
+    }
+
+
+def pull_secret(pool: str, auth: Mapping[str, str], image: str, owned: Mapping[str, Any]) -> dict[str, Any]:
+    """The Secret with which machines pull the image; `auth` has the form in which an engine takes credentials."""
+    user, password = auth.get("username", ""), auth.get("password", "")
+    if auth.get("identitytoken"):
+        user, password = "<token>", auth["identitytoken"]
+    entry = {"username": user, "password": password, "auth": _encoded(f"{user}:{password}")}
+    registry = auth.get("serveraddress") or image.partition("/")[0]
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "type": "kubernetes.io/dockerconfigjson",
+        "metadata": {
+            "name": f"skyward-{pool}-pull",
+            "labels": {POOL: pool, KIND: "pull"},
+            "ownerReferences": [owned],
+        },
+        "data": {".dockerconfigjson": _encoded(json.dumps({"auths": {registry: entry}}))},
+    }
+
+
+def owner_reference(secret: Mapping[str, Any]) -> dict[str, Any]:
+    """What makes an object go with a pool's own Secret; the cluster's garbage collector sees to that."""
+    about = secret["metadata"]
+    return {"apiVersion": "v1", "kind": "Secret", "name": about["name"], "uid": about["uid"]}
+
+
+def pod(
+    request: PodRequest, number: int, owner: ProcessId, owned: Mapping[str, Any], avoided: Collection[str]
+) -> dict[str, Any]:
+    """The pod of a node. Which node it is becomes one of its labels once that is known.
+
+    Args:
+        request: what all pods of the pool ask for.
+        number: of the pod.
+        owner: this client.
+        owned: the reference to what owns the pod.
+        avoided: machines that it must not be on.
+    """
+    document: dict[str, Any] = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": pod_name(request.pool, number),
+            "labels": {POOL: request.pool},
+            "annotations": _who(owner),
+            "ownerReferences": [owned],
+        },
+        "spec": {
+            "restartPolicy": "Never",  # one that has ended is replaced by one of another name
+            "terminationGracePeriodSeconds": _STOP_S,
+            "enableServiceLinks": False,
+            "automountServiceAccountToken": request.service_account is not None,
+            "securityContext": _pod_rights(request.user),
+            "nodeSelector": {**_platform(request.platform), **request.node_selector},
+            "tolerations": [dict(each) for each in request.tolerations],
+            "volumes": _volumes(request, number),
+            "containers": [_container(request, number)],
+        },
+    }
+    spec = document["spec"]
+    if terms := _machines(request, avoided):
+        required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+        spec["affinity"] = {"nodeAffinity": required}
+    if request.priority_class:
+        spec["priorityClassName"] = request.priority_class
+    if request.service_account:
+        spec["serviceAccountName"] = request.service_account
+    if request.pull_secret:
+        spec["imagePullSecrets"] = [{"name": request.pull_secret}]
+    merged: dict[str, Any] = merge(document, request.patch)
+    return merged
+
+
+def _container(request: PodRequest, number: int) -> dict[str, Any]:
+    settings = {
+        "pool": request.pool,
+        "number": number,
+        "lease_s": request.lease_s,
+        "inside": request.inside,
+        "gains_privileges": False,
+    }
+    return {
+        "name": CONTAINER,
+        "image": request.image,
+        "command": [COMMAND[0], "-m", "skyward.runner.entry.kubernetes_pod"],
+        "env": [
+            {"name": POD_VAR, "value": json.dumps(settings)},
+            {"name": ADDRESS_VAR, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        ],
+        "resources": _resources(request),
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "volumeMounts": [
+            {"name": "identity", "mountPath": str(SECRET_DIR), "readOnly": True},
+            {"name": "shm", "mountPath": "/dev/shm"},
+            {"name": "work", "mountPath": WORK_DIR},
+        ],
+    }
+
+
+def _pod_rights(user: tuple[int, int]) -> dict[str, Any]:
+    """What the restricted profile of https://kubernetes.io/docs/concepts/security/pod-security-standards/ asks for."""
+    return {
+        "runAsNonRoot": user[0] != 0,
+        "runAsUser": user[0],
+        "runAsGroup": user[1],
+        "fsGroup": user[1],
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def _volumes(request: PodRequest, number: int) -> list[dict[str, Any]]:
+    shm: dict[str, Any] = {"medium": "Memory"}
+    if request.shm_bytes is not None:
+        shm["sizeLimit"] = str(request.shm_bytes)
+    return [
+        {"name": "identity", "secret": {"secretName": pod_name(request.pool, number), "defaultMode": 0o440}},
+        {"name": "shm", "emptyDir": shm},
+        {"name": "work", "emptyDir": {}},
+    ]
+
+
+def _resources(request: PodRequest) -> dict[str, Any]:
+    """The limits are requested as well, so that no machine is given more than it has."""
+    limits: dict[str, str] = {}
+    if request.cpus is not None:
+        limits["cpu"] = f"{round(request.cpus * 1000)}m"
+    if request.memory_gb is not None:
+        limits["memory"] = f"{round(request.memory_gb * 1024)}Mi"
+    if request.accelerator is not None:
+        limits[request.gpu_resource] = str(request.accelerator.count)
+    return {"requests": limits, "limits": limits} if limits else {}
+
+
+def _platform(platform: str) -> dict[str, str]:
+    system, _, processor = platform.partition("/")
+    return {"kubernetes.io/os": system, "kubernetes.io/arch": processor.partition("/")[0]}
+
+
+def _machines(request: PodRequest, avoided: Collection[str]) -> list[dict[str, Any]]:
+    """Terms of which a machine has to fulfil one: the labels of its GPUs, each together with not being avoided."""
+    fields = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in sorted(avoided)]
+    labels = [[]] if request.accelerator is None else _gpu_terms(request.accelerator, request.gpu_labels)
+    terms = []
+    for expressions in labels:
+        term: dict[str, Any] = {}
+        if expressions:
+            term["matchExpressions"] = expressions
+        if fields:
+            term["matchFields"] = fields
+        terms.append(term)
+    return [term for term in terms if term]
+
+
+def _gpu_terms(accelerator: Accelerator, labels: Mapping[str, str] | None) -> list[list[dict[str, Any]]]:
+    if labels is not None:
+        return [[{"key": key, "operator": "In", "values": [value]} for key, value in labels.items()]]
+    name = accelerator.name
+    known = {
+        "nvidia.com/gpu.product": list(_PRODUCTS.get(name, ())),
+        "cloud.google.com/gke-accelerator": [_GOOGLE[name]] if name in _GOOGLE else [],
+        "karpenter.k8s.aws/instance-gpu-name": [name.lower().partition("-")[0]] if name in _PRODUCTS else [],
+    }
+    terms = [[{"key": key, "operator": "In", "values": values}] for key, values in known.items() if values]
+    if not terms:
+        raise ProviderError(
+            f"It is not known by which label clusters tell machines with {name}. Say it: "
+            "sky.Kubernetes(gpu_labels={'LABEL': 'VALUE'}), or gpu_labels={} for any machine with GPUs."
+        )
+    return terms
+
+
+def merge(document: Any, change: Any) -> Any:
+    """A document with a change merged into it.
+
+    Objects are merged by key, and lists of objects that have names by name; None removes; anything else replaces.
+    """
+    if isinstance(document, Mapping) and isinstance(change, Mapping):
+        merged = {key: value for key, value in document.items() if change.get(key, value) is not None}
+        for key, value in change.items():
+            if value is not None:
+                merged[key] = merge(document.get(key), value)
+        return merged
+    if _has_names(document) and _has_names(change):
+        new = {each["name"]: each for each in change}
+        kept = [merge(each, new.pop(each["name"], {})) for each in document]
+        return [*kept, *(merge({}, each) for each in new.values())]
+    return change
+
+
+def _has_names(value: Any) -> bool:
+    return (
+        isinstance(value, list | tuple) and bool(value) and all(isinstance(e, Mapping) and "name" in e for e in value)
+    )
+
+
+def role(namespace: str, name: str = "skyward") -> str:
+    """The Role that a user of `sky.Kubernetes` needs, as YAML."""
+    lines = ["apiVersion: rbac.authorization.k8s.io/v1", "kind: Role", "metadata:", f"  name: {name}"]
+    lines += [f"  namespace: {namespace}", "rules:"]
+    for resource, verbs in RULES:
+        lines += ['  - apiGroups: [""]', f"    resources: [{resource}]", f"    verbs: [{', '.join(verbs)}]"]
+    return "\n".join(lines)
+
+
+def _who(owner: ProcessId) -> dict[str, str]:
+    """Annotations: labels could not hold every name."""
+    return {USER: current_user(), OWNER: owner.for_people, OWNER_ID: owner.text}
+
+
+def _encoded(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()

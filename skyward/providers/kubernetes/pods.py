@@ -1,0 +1,294 @@
+"""The pods of one pool: made, watched until each runs and answers this client, reached, given up."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from skyward.builder.events import Report, note
+from skyward.errors import NodeStartError, PoolClosedError, ProviderError
+from skyward.nodes.certificate import identities
+from skyward.nodes.claimed import Claim, claim, end, open_through
+from skyward.nodes.container import NODE, POOL
+from skyward.nodes.process_id import ProcessId
+from skyward.providers.kubernetes import manifest, reasons
+from skyward.providers.kubernetes.api import ClusterApi, Document
+from skyward.providers.kubernetes.channels import forward
+from skyward.providers.kubernetes.manifest import PodRequest
+from skyward.runner.entry.swarm_task import STOP, keep_alive, ports
+from skyward.system import socket, threading, time
+from skyward.system.futures import ThreadPoolExecutor
+from skyward.wire.tls import Identity
+
+_LOOKS_S = (0.1, 1.0)  # between two looks at the pods: the first, and the longest
+_EVENTS_S = 2.0  # between two looks at the events of pods that wait
+_SAY_AFTER_S = 3.0  # what is waited for is not worth a line before
+_ANSWER_S = 60.0  # how long a pod that runs may not answer
+_AVOID_S = 90.0  # after this time the cluster knows by itself that a machine is lost
+_DIAL_S = 10.0
+_AT_ONCE = 16
+
+
+@dataclass(slots=True)
+class Pod:
+    """A pod of this pool.
+
+    Attributes:
+        number: of the pod.
+        name: in the cluster.
+        context: the client's identity towards it.
+        claim: once it waits to become a node.
+        machine: name of the machine that it is on, in the cluster.
+        address: its IP address.
+        port: where its program listens.
+    """
+
+    number: int
+    name: str
+    identity: Identity = field(repr=False)
+    context: ssl.SSLContext = field(repr=False)
+    claim: Claim | None = None
+    machine: str = ""
+    address: str = ""
+    port: int = 0
+    silent_since: float | None = None
+
+
+class Pods:
+    """The pods of one pool.
+
+    Args:
+        api: the way to the cluster.
+        request: what each of them asks for.
+        owner: the Secret that owns them, as the API server has it.
+        room_s: how long the cluster may have no room for one.
+        report: is told what is waited for.
+        ended: is set when the pool has ended, for which nobody waits any more.
+    """
+
+    def __init__(
+        self,
+        api: ClusterApi,
+        request: PodRequest,
+        owner: Document,
+        room_s: float,
+        report: Report,
+        ended: threading.Event,
+    ) -> None:
+        self._api, self._request, self._room_s, self._report, self._ended = api, request, room_s, report, ended
+        self._owner, self._owned = owner["metadata"]["name"], manifest.owner_reference(owner)
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()  # guards what follows
+        self._pods: list[Pod] = []
+        self._avoided: dict[str, float] = {}  # machines that were lost, and when
+
+    # making ----------------------------------------------------------------------------------------------------
+
+    def make(self, count: int) -> list[Pod]:
+        """Make so many pods, each after its Secret: a pod whose Secret is missing waits without a word.
+
+        Raises:
+            ProviderError: the API server refuses one; the message has its words.
+        """
+        client, theirs = identities("Kubernetes", self._request.pool, count)
+        me, avoided = ProcessId.of(os.getpid()), self._avoided_now()
+        pods = []
+        for identity in client:
+            number = next(self._numbers)
+            name = manifest.pod_name(self._request.pool, number)
+            pods.append(Pod(number, name, identity, identity.context(server=False)))
+        with self._lock:
+            self._check_open()
+            self._pods += pods
+
+        def create(pod: Pod, identity: Identity) -> None:
+            self._check_open()
+            self._api.create("secrets", manifest.pod_secret(self._request.pool, pod.number, identity, self._owned))
+            self._api.create("pods", manifest.pod(self._request, pod.number, me, self._owned, avoided))
+
+        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix=f"skyward-{self._request.pool}-make") as threads:
+            list(threads.map(create, pods, theirs))
+        return pods
+
+    def avoid(self, machine: str) -> None:
+        """Have pods that are made from now on avoid a machine, which is lost."""
+        with self._lock:
+            self._avoided[machine] = time.monotonic()
+
+    def _avoided_now(self) -> list[str]:
+        now = time.monotonic()
+        with self._lock:
+            self._avoided = {machine: since for machine, since in self._avoided.items() if now - since < _AVOID_S}
+            return list(self._avoided)
+
+    def _check_open(self) -> None:
+        if self._ended.is_set():
+            raise PoolClosedError(f"Pool {self._request.pool} has ended; no pod is waited for any more.")
+
+    # waiting ---------------------------------------------------------------------------------------------------
+
+    def wait(self, pods: Sequence[Pod]) -> None:
+        """Wait until all of these pods run and this client has claimed them.
+
+        Raises:
+            ProviderError: one can never run.
+            NodeStartError: one has ended.
+            PoolClosedError: the pool has ended, or another client has ended it.
+        """
+        began = time.monotonic()
+        looked, said, events, look_s = began, "", list[Document](), _LOOKS_S[0]
+        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix=f"skyward-{self._request.pool}-claim") as threads:
+            while missing := [pod for pod in pods if pod.claim is None]:
+                found = self._look(missing)
+                waited_s = time.monotonic() - began
+                if time.monotonic() - looked > _EVENTS_S:
+                    looked, events = time.monotonic(), list(self._api.listed("events"))
+                    said = self._say(missing, found, events, said) if waited_s > _SAY_AFTER_S else said
+                for pod in missing:
+                    self._check(pod, found.get(pod.name), events, waited_s)
+                running = [pod for pod in missing if _runs(found[pod.name])]
+                list(threads.map(lambda pod: self._claim(pod, found[pod.name]), running))  # noqa: B023 - at once
+                if all(pod.claim for pod in pods):
+                    return
+                look_s = _LOOKS_S[0] if running else min(look_s * 1.2, _LOOKS_S[1])
+                if self._ended.wait(look_s):
+                    self._check_open()
+
+    def _look(self, pods: Sequence[Pod]) -> dict[str, Document]:
+        """These pods as the API server has them now."""
+        found = {each["metadata"]["name"]: each for each in self._api.listed("pods", f"{POOL}={self._request.pool}")}
+        if any(pod.name not in found for pod in pods) and not self.exists():
+            raise PoolClosedError(f"Pool {self._request.pool} was ended by another client: its Secret is gone.")
+        return found
+
+    def _check(self, pod: Pod, document: Document | None, events: Sequence[Document], waited_s: float) -> None:
+        """Raise the error of a pod for which waiting is in vain."""
+        if document is None:
+            raise NodeStartError(f"The pod {pod.name} was deleted by somebody else before it was a node.")
+        pod.machine = str(document["spec"].get("nodeName", ""))
+        pod.address = str(document["status"].get("podIP", ""))
+        problem = reasons.start_problem(document, _of(pod, events), waited_s, self._room_s)
+        if isinstance(problem, NodeStartError):
+            lines = self._api.log(pod.name)
+            said = f"Its last lines:\n{lines}" if lines else "It printed nothing."
+            raise NodeStartError(f"{problem} {said}")
+        if problem is not None:
+            raise problem
+        if _runs(document):
+            pod.silent_since = pod.silent_since or time.monotonic()
+            if time.monotonic() - pod.silent_since > _ANSWER_S:
+                way = "at its address" if self._request.inside else "through the API server's port forwarding"
+                raise NodeStartError(
+                    f"The pod {pod.name} runs on {pod.machine}, but does not answer {way} after {_ANSWER_S:g} s. "
+                    f"Check network policies. Its last lines:\n{self._api.log(pod.name)}"
+                )
+
+    def _say(self, missing: Sequence[Pod], found: dict[str, Document], events: list[Document], said: str) -> str:
+        """Tell what is waited for, when that has changed."""
+        parts = [
+            f"{pod.name}: {reasons.waits(found[pod.name], _of(pod, events))}" for pod in missing if pod.name in found
+        ]
+        text = f"waiting for pods, {'; '.join(parts)}"
+        if text != said:
+            self._report(note(text))
+        return text
+
+    def _claim(self, pod: Pod, document: Document) -> None:
+        """Claim a pod that runs, unless it does not answer yet."""
+        pod.address = str(document["status"].get("podIP", ""))
+        for port in ports(self._request.pool, pod.number):
+            try:
+                found = claim(self._dial(pod, port), pod.context, f"{pod.name}-claim")
+            except ssl.SSLCertVerificationError:
+                continue  # another program has this port; ours took the next one
+            except (OSError, ProviderError):
+                return
+            if found is not None and not found.busy:
+                pod.claim, pod.port = found, port
+            return
+
+    def _dial(self, pod: Pod, port: int) -> socket.socket:
+        """A socket that leads to a pod's program.
+
+        Raises:
+            OSError: there is no way to the pod's address.
+            ProviderError: the API server gives no way.
+        """
+        if self._request.inside:
+            sock = socket.create_connection((pod.address, port), _DIAL_S)
+            keep_alive(sock)
+            return sock
+        sock = forward(self._api, pod.name, port)
+        sock.settimeout(_DIAL_S)
+        return sock
+
+    # reaching and ending ---------------------------------------------------------------------------------------
+
+    def connect(self, pod: Pod, address: str) -> socket.socket:
+        """A socket that leads to one that a node has announced.
+
+        Raises:
+            WireError: nothing listens there any more.
+            ProviderError: the API server gives no way.
+        """
+        where = f"{address} of pod {pod.name} on {pod.machine}"
+        return open_through(self._dial(pod, pod.port), pod.context, address, where=where, name=f"{pod.name}-{address}")
+
+    def name_node(self, pod: Pod, node: int) -> None:
+        """Note in the labels of a pod which node it is, by which `skyward ps` shows it.
+
+        Raises:
+            ProviderError: it is gone.
+        """
+        self._api.patch("pods", pod.name, {"metadata": {"labels": {NODE: str(node)}}})
+
+    def state(self, pod: Pod) -> tuple[Document | None, list[Document]]:
+        """A pod as the API server has it now, None if it has it no more; and its events.
+
+        Raises:
+            ProviderError: the API server cannot be asked.
+        """
+        events = self._api.listed("events", fields=f"involvedObject.name={pod.name}")
+        return self._api.get("pods", pod.name), list(events)
+
+    def seems_well(self, pod: Pod) -> bool:
+        """Whether the cluster takes a pod for running, as one whose machine was lost a moment ago.
+
+        Raises:
+            ProviderError: the API server cannot be asked.
+        """
+        document = self._api.get("pods", pod.name)
+        return document is not None and _runs(document)
+
+    def exists(self) -> bool:
+        """Whether the pool's own Secret is there, which only its end removes.
+
+        Raises:
+            ProviderError: the API server cannot be asked.
+        """
+        return self._api.get("secrets", self._owner) is not None
+
+    def give_up(self, pod: Pod) -> None:
+        """Delete a pod at once, and its Secret; a machine that is gone is not waited for."""
+        self._api.delete("pods", pod.name, grace_s=0)
+        self._api.delete("secrets", pod.name)
+
+    def close(self) -> None:
+        """Tell all claimed pods to end; nothing is waited for."""
+        with self._lock:
+            claims = [pod.claim for pod in self._pods if pod.claim is not None]
+        for each in claims:
+            end(each.session, STOP)
+            each.session.close()
+
+
+def _runs(document: Document) -> bool:
+    about, status = document["metadata"], document["status"]
+    return status.get("phase") == "Running" and bool(status.get("podIP")) and not about.get("deletionTimestamp")
+
+
+def _of(pod: Pod, events: Sequence[Document]) -> list[Document]:
+    return [event for event in events if event.get("involvedObject", {}).get("name") == pod.name]

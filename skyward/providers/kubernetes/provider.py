@@ -1,0 +1,418 @@
+"""`sky.Kubernetes`: nodes as pods of a Kubernetes cluster, and what one pool has there."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from skyward.builder.events import note
+from skyward.engine import find_engine
+from skyward.engine.limits import shm_bytes
+from skyward.errors import ConfigError, PoolClosedError, ProviderError
+from skyward.model.parameters import suggesting
+from skyward.model.resource import Resource
+from skyward.model.rights import ACCOUNT_ID
+from skyward.model.ssh import existing_file
+from skyward.nodes.access import NodeAccess
+from skyward.nodes.node import Host, Launch, RunnerNode
+from skyward.nodes.process_id import ProcessId
+from skyward.nodes.run_directory import PoolDirectory, private_directory, runtime_base, sweep_orphans
+from skyward.providers.base import Allocation, Capabilities, PoolRequest, Provider
+from skyward.providers.kubernetes import manifest, resources
+from skyward.providers.kubernetes.api import ClusterAddress, ClusterApi
+from skyward.providers.kubernetes.node import PodAccess, PodProcess
+from skyward.providers.kubernetes.pods import Pod, Pods
+from skyward.providers.reaper import Reaper
+from skyward.system import threading
+
+_GIB = 1024**3
+_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")  # of objects in a cluster
+_USER = re.compile(r"\d+(:\d+)?")
+
+
+@suggesting("sky.Kubernetes")
+@dataclass(frozen=True, init=False)
+class Kubernetes(Provider):
+    """Pods of a Kubernetes cluster: `sky.Kubernetes(registry="registry.example.com/team/skyward")`.
+
+    Each node is a pod of its own. Nothing is installed in the cluster, and no right beyond one namespace is needed.
+
+    Attributes:
+        address: context, namespace and kubeconfig.
+        registry: repository through which images reach the machines; required to open a pool.
+        user: numbers of the user and the group that functions run as.
+        node_selector: labels that machines must have.
+        tolerations: of the pods, as in their specification.
+        priority: name of the pods' priority class; None for the cluster's default.
+        service_account: whose rights functions have in the cluster; None for none.
+        gpu_resource: name by which the cluster counts GPUs.
+        gpu_labels: labels of machines with the pool's accelerator; None for those that clusters usually have.
+        room_s: seconds for which the cluster may have no room for a pod before that is an error.
+        patch: merged into every pod at last.
+
+    Raises:
+        ConfigError: a value is wrong.
+    """
+
+    name: ClassVar[str] = "kubernetes"
+    capabilities: ClassVar[Capabilities] = Capabilities(default_lease_s=60.0)
+    address: ClusterAddress
+    registry: str | None
+    user: tuple[int, int] | None
+    node_selector: Mapping[str, str]
+    tolerations: Sequence[Mapping[str, Any]]
+    priority: str | None
+    service_account: str | None
+    gpu_resource: str
+    gpu_labels: Mapping[str, str] | None
+    room_s: float
+    patch: Mapping[str, Any]
+
+    def __init__(
+        self,
+        context: str | None = None,
+        *,
+        namespace: str | None = None,
+        kubeconfig: str | os.PathLike[str] | None = None,
+        registry: str | None = None,
+        user: str | None = None,
+        node_selector: Mapping[str, str] | None = None,
+        tolerations: Sequence[Mapping[str, Any]] = (),
+        priority: str | None = None,
+        service_account: str | None = None,
+        gpu_resource: str = "nvidia.com/gpu",
+        gpu_labels: Mapping[str, str] | None = None,
+        room_s: float = 8.0,
+        patch: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Name the cluster.
+
+        Args:
+            context: of the kubeconfig; None for its current one, and in a pod for the cluster of that pod.
+            namespace: None for that of the context.
+            kubeconfig: file; None for what KUBECONFIG names, else ~/.kube/config.
+            registry: as above, such as "registry.example.com/team/skyward".
+            user: number of the user that functions run as, with that of its group if wanted ("1000:1000"). None for
+                the number that the image names, and for an unprivileged one where it names none. "0" is root, which
+                clusters with restricted namespaces refuse.
+            node_selector: labels that machines must have.
+            tolerations: such as [{"key": "gpu", "operator": "Exists"}].
+            priority: name of a priority class.
+            service_account: name of a service account; its token is in the pods then.
+            gpu_resource: as above.
+            gpu_labels: as above; {} for any machine with GPUs.
+            room_s: as above. More where an autoscaler adds machines; once it has said that it adds one, the pool waits
+                for 15 minutes.
+            patch: of the pod, for what has no parameter: {"spec": {"hostNetwork": True}}. Objects are merged, lists of
+                objects with names by name (the container's is "node"), and None removes.
+        """
+        for field, value in (("namespace", namespace), ("priority", priority), ("service_account", service_account)):
+            if value is not None and not _NAME.fullmatch(value):
+                raise ConfigError(f"sky.Kubernetes: {field} is a name that the cluster has; found {value!r}.")
+        if user is not None and not _USER.fullmatch(user):
+            raise ConfigError(
+                "sky.Kubernetes: user is a number, with that of a group if wanted, such as '1000:1000': a cluster does "
+                f"not look names up in images; found {user!r}."
+            )
+        if registry is not None:
+            from skyward.builder.registry.reference import parse_reference
+
+            parse_reference(registry)
+        if room_s < 0:
+            raise ConfigError(f"sky.Kubernetes: room_s is a number of seconds, at least 0; found {room_s!r}.")
+        file = existing_file("sky.Kubernetes", "kubeconfig", kubeconfig)
+        values: dict[str, object] = {
+            "address": ClusterAddress(context, namespace, None if file is None else Path(file)),
+            "registry": registry,
+            "user": None if user is None else _numbers(user),
+            "node_selector": dict(node_selector or {}),
+            "tolerations": tuple(map(dict, tolerations)),
+            "priority": priority,
+            "service_account": service_account,
+            "gpu_resource": gpu_resource,
+            "gpu_labels": None if gpu_labels is None else dict(gpu_labels),
+            "room_s": float(room_s),
+            "patch": dict(patch or {}),
+        }
+        for attribute, given in values.items():
+            object.__setattr__(self, attribute, given)
+
+    def open(self, request: PoolRequest) -> KubernetesAllocation:
+        """The pods of a pool."""
+        return KubernetesAllocation(self, request)
+
+    def find(self) -> Sequence[Resource]:
+        """Every pod of every pool in the namespace: pool, node, name, state, user, owner, image, id, host.
+
+        Raises:
+            ProviderError: the API server refuses or does not answer.
+        """
+        with self.connected() as api:
+            return list(resources.described(api))
+
+    def destroy(self, pool_id: str) -> None:
+        """Remove a pool's Secrets and pods, whoever made them.
+
+        Raises:
+            ProviderError: the API server refuses or does not answer; the pods end by their lease.
+        """
+        with self.connected() as api:
+            resources.clear(api, pool_id)
+
+    def enter(self, node: Resource) -> NodeAccess:
+        """A way into a pod: a program that the API server starts there, as `kubectl exec` does.
+
+        Raises:
+            ProviderError: the API server refuses or does not answer.
+        """
+        with ExitStack() as last:
+            api = last.enter_context(self.connected())
+            return PodAccess(node, api, last.pop_all().close)
+
+    @contextmanager
+    def connected(self) -> Iterator[ClusterApi]:
+        """A way to the API server, for as long as the block lasts."""
+        with private_directory() as folder:
+            api = ClusterApi(self.address, folder)
+            try:
+                yield api
+            finally:
+                api.close()
+
+
+class KubernetesAllocation(Allocation):
+    """What one pool has in a cluster: its own Secret, which owns the others and the pods."""
+
+    def __init__(self, provider: Kubernetes, request: PoolRequest) -> None:
+        super().__init__(request)
+        self._provider = provider
+        self._numbers = itertools.count()
+        self._of_hosts: dict[KubernetesHost, Pod] = {}
+        self._processes: dict[KubernetesHost, PodProcess] = {}
+        self._lock = threading.Lock()
+        self._directory: PoolDirectory | None = None
+        self._api: ClusterApi | None = None
+        self._pods: Pods | None = None
+        self._image: str | None = None
+        self._reaper: Reaper | None = None
+
+    def acquire(self) -> Sequence[Host]:
+        """Check that the API server answers. On which machines the pods are is known after `prepare`.
+
+        Raises:
+            ConfigError: no registry is named, or the kubeconfig cannot be used.
+            ProviderError: the API server refuses or does not answer.
+        """
+        if self._provider.registry is None:
+            raise ConfigError(
+                "The machines of a cluster pull images from a registry: give sky.Kubernetes one that they reach, as "
+                "registry='registry.example.com/team/skyward'."
+            )
+        sweep_orphans()
+        self._directory = directory = PoolDirectory.create(self.request.pool_id, runtime_base())
+        self._api = ClusterApi(self._provider.address, directory.path)
+        resources.sweep(self._api)
+        return [KubernetesHost(self, next(self._numbers)) for _ in range(self.request.fewest)]
+
+    def prepare(self, hosts: Sequence[Host]) -> str | None:
+        """Put the image into the registry unless it is there, make the pods, and wait until all of them run.
+
+        Raises:
+            ImageError: the image cannot be had.
+            ProviderError: the API server refuses, or a pod can never run.
+            NodeStartError: a pod ends instead of waiting.
+        """
+        if self._image is not None:  # else it is for a host that has been replaced
+            return self._image
+        self._pods, image = self._begin()
+        made = self._pods.make(len(hosts))
+        self._pods.wait(made)
+        with self._lock:
+            self.check_open()
+            for host, pod in zip(hosts, made, strict=True):
+                assert isinstance(host, KubernetesHost)
+                self._of_hosts[host] = pod
+        self._image = image
+        return image
+
+    def _begin(self) -> tuple[Pods, str]:
+        """Deliver the image, and make the Secrets that all pods need."""
+        from skyward.delivery.deliver import ImageTarget, deliver
+
+        request, api, pool = self.request, self._api, self.request.pool_id
+        assert api
+        target = ImageTarget(engine=find_engine(), registry=self._provider.registry)
+        delivered = deliver(request.image, request.cluster, target, request.report)
+        with self._lock:
+            self.check_open()
+            self._reaper = Reaper(self._provider, pool)
+            owner = api.create("secrets", manifest.owner_secret(pool, ProcessId.of(os.getpid())))
+            pull = ""
+            if delivered.auth:
+                owned = manifest.owner_reference(owner)
+                secret = manifest.pull_secret(pool, delivered.auth, delivered.reference, owned)
+                pull = str(api.create("secrets", secret)["metadata"]["name"])
+        wanted = self._wanted(delivered.reference, delivered.user, pull)
+        return Pods(api, wanted, owner, self._provider.room_s, request.report, self.ended), delivered.reference
+
+    def _wanted(self, image: str, image_user: str, pull: str) -> manifest.PodRequest:
+        """What every pod of this pool asks for."""
+        request, provider = self.request, self._provider
+        assert self._api
+        return manifest.PodRequest(
+            pool=request.pool_id,
+            image=image,
+            platform=request.image.platform or request.platform,
+            user=provider.user or _user_of(image_user),
+            lease_s=request.lease_s,
+            inside=self._api.is_inside,
+            cpus=request.cpus,
+            memory_gb=request.memory_gb,
+            shm_bytes=shm_bytes(int(request.memory_gb * _GIB)) if request.memory_gb else None,
+            accelerator=request.accelerator,
+            gpu_resource=provider.gpu_resource,
+            gpu_labels=provider.gpu_labels,
+            node_selector=provider.node_selector,
+            tolerations=provider.tolerations,
+            priority_class=provider.priority,
+            service_account=provider.service_account,
+            pull_secret=pull,
+            patch=provider.patch,
+        )
+
+    def replace(self, lost: Host | None) -> Host:
+        """A new pod, after the lost one is deleted. It avoids the machine if that was lost with its pod.
+
+        Raises:
+            ProviderError: the API server refuses, or the pod can never run.
+            NodeStartError: the pod ends instead of waiting.
+            PoolClosedError: the pool has ended, or another client has ended it.
+        """
+        with self._lock:
+            self.check_open()
+            pods = self._pods
+            pod = self._of_hosts.get(lost) if isinstance(lost, KubernetesHost) else None
+            process = self._processes.get(lost) if isinstance(lost, KubernetesHost) else None
+        if pods is None:
+            raise PoolClosedError(f"Pool {self.request.pool_id} has not begun, and cannot replace a node.")
+        if not pods.exists():
+            raise PoolClosedError(f"Pool {self.request.pool_id} was ended by another client: its Secret is gone.")
+        if pod is not None:
+            self._give_up(pods, pod, process)
+        (made,) = pods.make(1)
+        try:
+            pods.wait([made])
+        except ProviderError:
+            pods.give_up(made)
+            raise
+        host = KubernetesHost(self, next(self._numbers))
+        with self._lock:
+            self.check_open()
+            self._of_hosts[host] = made
+        return host
+
+    def _give_up(self, pods: Pods, pod: Pod, process: PodProcess | None) -> None:
+        """Delete a lost pod, and avoid its machine if the cluster still takes the pod for running there."""
+        if process is not None and process.is_lost and pods.seems_well(pod):
+            pods.avoid(pod.machine)
+            self.request.report(note(f"{pod.machine} is avoided: {pod.name} was lost with it"))
+        pods.give_up(pod)
+
+    def pod_of(self, host: KubernetesHost) -> Pod:
+        """The pod that a host stands for, after `prepare`."""
+        return self._of_hosts[host]
+
+    def start(self, host: KubernetesHost, launch: Launch) -> RunnerNode:
+        """Make the pod the node.
+
+        Raises:
+            ProviderError: the pod has ended.
+        """
+        with self._lock:
+            self.check_open()
+            assert self._pods
+            process = PodProcess(self._pods, self._of_hosts[host], launch)
+            self._processes[host] = process
+            return RunnerNode(launch, process)
+
+    def release(self) -> None:
+        """Remove the pods and Secrets; the reaper goes on with what could not be removed.
+
+        Raises:
+            ProviderError: the API server refuses or does not answer; the pods end by their lease.
+        """
+        with self._lock:  # after whoever was just making them
+            api, pods, reaper = self._api, self._pods, self._reaper
+        with ExitStack() as last:
+            if self._directory is not None:
+                last.callback(self._directory.remove)
+            if api is not None:
+                last.callback(api.close)
+                if pods is not None:
+                    pods.close()
+                if reaper is not None:
+                    reaper.relieve(lambda: resources.clear(api, self.request.pool_id))
+
+
+@dataclass(frozen=True, slots=True)
+class KubernetesHost:
+    """The machine that a pod is on, as the host of one node. Which one is known once the pod runs.
+
+    Attributes:
+        allocation: the pool's.
+        number: of the host among those of the pool.
+    """
+
+    allocation: KubernetesAllocation
+    number: int
+
+    @property
+    def name(self) -> str:
+        """The machine's name in the cluster."""
+        return self.allocation.pod_of(self).machine
+
+    @property
+    def address(self) -> str:
+        """The pod's IP address."""
+        return self.allocation.pod_of(self).address
+
+    def claim_port(self) -> int:
+        """A port there on which nobody listened when the pod was claimed."""
+        claim = self.allocation.pod_of(self).claim
+        assert claim
+        return claim.free_port
+
+    def start(self, launch: Launch) -> RunnerNode:
+        """Make the pod the node.
+
+        Raises:
+            ProviderError: the pod has ended.
+        """
+        return self.allocation.start(self, launch)
+
+
+def _numbers(user: str) -> tuple[int, int]:
+    number, _, group = user.partition(":")
+    return int(number), int(group or number)
+
+
+def _user_of(image_user: str) -> tuple[int, int]:
+    """The user of an image by number; the unprivileged one of skyward's images where it names none, or root.
+
+    Raises:
+        ConfigError: it names one by name.
+    """
+    if image_user.partition(":")[0] in ("", "0", "root"):
+        return ACCOUNT_ID, ACCOUNT_ID
+    if not _USER.fullmatch(image_user):
+        raise ConfigError(
+            f"The image runs as {image_user!r}, and a cluster takes numbers alone. Give sky.Kubernetes the number as "
+            "user='1000:1000'."
+        )
+    return _numbers(image_user)

@@ -1,0 +1,202 @@
+"""What a pool has to know of a cluster before it submits a job: one question to the login node, and its checks."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+
+from skyward.errors import ProviderError
+from skyward.model.protocol import PLATFORMS
+from skyward.providers.base import PoolRequest
+from skyward.providers.slurm.login import Login
+
+_TOOLS = ("apptainer", "podman")
+# Nothing is changed but that the folder is made. A name or number that a command does not tell is left empty.
+_SCRIPT = r"""
+say() { printf 'skyward %s %s\n' "$1" "$2"; }
+folder=@FOLDER@
+case $folder in '~') folder=$HOME ;; '~/'*) folder=$HOME/${folder#??} ;; esac
+(umask 077; mkdir -p "$folder") && say shared "$(cd "$folder" && pwd -P)"
+say slurm "$(sbatch --version 2>/dev/null)"
+say machine "$(uname -s) $(uname -m)"
+say libc "$(getconf GNU_LIBC_VERSION 2>/dev/null)"
+for name in python@PYTHON@ python3; do
+    found=$(command -v $name) && [ "$("$found" -c 'import sys; print("%d.%d" % sys.version_info[:2])')" = @PYTHON@ ] &&
+        say python "$found" && break
+done
+for name in @TOOLS@; do command -v $name >/dev/null 2>&1 && say tool $name; done
+scontrol show config 2>/dev/null | sed -n 's/^\(SlurmctldHost\|SlurmctldPort\)[^=]*= */skyward \1 /p'
+sinfo -h -o '%R|%P|%a|%l|%G' 2>/dev/null | sed 's/^/skyward partition /'
+exit 0
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partition:
+    """A partition of a cluster.
+
+    Attributes:
+        name: its name.
+        is_default: whether jobs that name none go there.
+        state: "up", or why it takes no jobs.
+        limit: of a job's time, in Slurm's words.
+        gres: generic resources of its nodes, in Slurm's words; a line for each kind of node.
+    """
+
+    name: str
+    is_default: bool
+    state: str
+    limit: str
+    gres: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterFacts:
+    """What the login node tells.
+
+    Attributes:
+        login: its name.
+        version: of Slurm, such as "22.05.8".
+        shared: absolute path of the folder on the shared disk.
+        platform: OCI platform of the login node, which its compute nodes are taken to have as well.
+        libc: its C library, such as "glibc 2.36".
+        interpreter: the Python of the client's version there; "" if there is none.
+        tools: what it has to run containers: "apptainer", "podman".
+        controllers: where Slurm's controllers are, as `host:port`.
+        partitions: those that it lists.
+    """
+
+    login: str
+    version: str
+    shared: str
+    platform: str
+    libc: str
+    interpreter: str
+    tools: tuple[str, ...]
+    controllers: tuple[str, ...]
+    partitions: tuple[Partition, ...]
+
+    def python(self, minor: str) -> str:
+        """The path of Python there.
+
+        Raises:
+            ProviderError: it has none of this version.
+        """
+        if self.interpreter:
+            return self.interpreter
+        raise ProviderError(
+            f"There is no Python {minor} on the login node {self.login}, and functions travel as bytecode of this "
+            f"client's version. Have `python{minor}` in the PATH of commands there (a module loaded in ~/.profile is "
+            "not), or run the client on a version that the cluster has."
+        )
+
+    def partition(self, name: str | None) -> Partition:
+        """The partition of that name, or the default one.
+
+        Raises:
+            ProviderError: there is none, or it takes no jobs.
+        """
+        found = [each for each in self.partitions if (each.name == name if name else each.is_default)]
+        names = ", ".join(dict.fromkeys(each.name for each in self.partitions)) or "none"
+        if not found:
+            what = f"no partition {name!r}" if name else "no default partition"
+            raise ProviderError(f"The cluster of {self.login} has {what}. Its partitions: {names}. Name one.")
+        if found[0].state != "up":
+            raise ProviderError(
+                f"Partition {found[0].name} of {self.login} takes no jobs: it is {found[0].state}. Others: {names}."
+            )
+        return found[0]
+
+
+def ask(login: Login, folder: str, python: str) -> ClusterFacts:
+    """Ask the login node.
+
+    Raises:
+        ProviderError: it has no Slurm, no controller answers, or the folder cannot be made.
+    """
+    script = _SCRIPT.replace("@FOLDER@", shlex.quote(folder)).replace("@PYTHON@", python)
+    return facts_in(login.run(script.replace("@TOOLS@", " ".join(_TOOLS))), login.address.name, folder)
+
+
+def facts_in(text: str, login: str, folder: str) -> ClusterFacts:
+    """The facts in the answer of a login node.
+
+    Raises:
+        ProviderError: something is missing that every pool takes.
+    """
+    found: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        mark, _, rest = line.partition(" ")
+        name, _, value = rest.partition(" ")
+        if mark == "skyward":
+            found.setdefault(name, []).append(value.strip())
+
+    def one(name: str) -> str:
+        return (found.get(name) or [""])[0]
+
+    if not one("slurm"):
+        raise ProviderError(
+            f"There is no sbatch on {login}: it is no login node of a Slurm cluster, or Slurm is not in the PATH of "
+            "commands there."
+        )
+    if not one("SlurmctldHost"):
+        raise ProviderError(f"Slurm's controller does not answer {login}. `scontrol ping` there says more.")
+    if not one("shared"):
+        raise ProviderError(
+            f"The folder {folder} cannot be made on {login}. Give sky.Slurm(folder=...) one on a disk that all "
+            "nodes share."
+        )
+    system, _, machine = one("machine").partition(" ")
+    if system != "Linux" or machine not in PLATFORMS:
+        raise ProviderError(
+            f"The login node {login} is {one('machine')}; packages are made for Linux on amd64 and arm64."
+        )
+    port = one("SlurmctldPort").partition("-")[0] or "6817"
+    return ClusterFacts(
+        login=login,
+        version=one("slurm").rpartition(" ")[2],
+        shared=one("shared"),
+        platform=PLATFORMS[machine],
+        libc=one("libc"),
+        interpreter=one("python"),
+        tools=tuple(found.get("tool", ())),
+        controllers=tuple(f"{_address(host)}:{port}" for host in found["SlurmctldHost"]),
+        partitions=_partitions(found.get("partition", [])),
+    )
+
+
+def _address(host: str) -> str:
+    """The address in `host(address)`, or the host alone."""
+    inner = re.fullmatch(r"[^(]+\(([^)]+)\)", host)
+    return inner[1] if inner else host
+
+
+def _partitions(lines: list[str]) -> tuple[Partition, ...]:
+    found: dict[str, Partition] = {}
+    for line in lines:
+        fields = line.split("|")
+        if len(fields) != 5:
+            continue
+        name, shown, state, limit, gres = fields
+        known = found.get(name)
+        found[name] = Partition(
+            name=name,
+            is_default=shown.endswith("*"),
+            state=state,
+            limit=limit,
+            gres=f"{known.gres}\n{gres}" if known else gres,
+        )
+    return tuple(found.values())
+
+
+def check_room(request: PoolRequest, cluster: ClusterFacts, partition: str | None) -> Partition:
+    """The partition that a pool's jobs go to.
+
+    Raises:
+        ProviderError: there is none, or it takes no jobs; or the image is for another kind of machine.
+    """
+    wanted = request.image.platform or request.platform
+    if wanted != cluster.platform:
+        raise ProviderError(f"The nodes of {cluster.login} are {cluster.platform}, and the image is for {wanted}.")
+    return cluster.partition(partition)

@@ -1,0 +1,463 @@
+"""The jobs of one pool: submitted, watched in the queue until each runs and answers this client, reached, cancelled.
+
+One thread asks the login node for all of them, often while something is waited for and seldom otherwise.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shlex
+import ssl
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+
+from skyward.builder.events import Report, note
+from skyward.errors import NodeStartError, PoolClosedError, ProviderError, SkywardError, WireError
+from skyward.nodes.certificate import identities
+from skyward.nodes.claimed import Claim, claim, end, open_through
+from skyward.nodes.process_id import ProcessId, current_user
+from skyward.providers.slurm.environment import Environment, archive_of
+from skyward.providers.slurm.login import Login, quoted
+from skyward.providers.slurm.queue import FORMAT, JobRequest, QueuedJob, name_of, queued_jobs
+from skyward.runner.entry.slurm_job import ADDRESS, IDENTITY, SETTINGS
+from skyward.runner.entry.swarm_task import STOP
+from skyward.system import socket, threading, time
+from skyward.wire.tls import Identity
+
+_LOOKS_S = (0.25, 5.0)  # between two looks at the queue while something is waited for: the first, and the longest
+_IDLE_S = 20.0  # between two looks when nothing is
+_CLEAR_S = 60.0  # until cancelled jobs have left the queue
+_ANSWER_S = 60.0  # how long a job that runs may not answer
+_EXCLUDE_S = 900.0  # after this time Slurm knows by itself that a machine is lost
+_NEVER_S = 2.0  # for so long a reason stands before it is believed: Slurm gives passing ones to new jobs
+_NOTICE_S, _NOTICE_SHARE = 300.0, 0.25  # before a time limit: so long, or this share of it if that is less
+_LIST = f"SLURM_TIME_FORMAT=%s squeue -h -t all -o {shlex.quote(FORMAT)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimedJob:
+    """A job that runs and waits to become a node.
+
+    Attributes:
+        id: its number in Slurm.
+        folder: its folder on the shared disk.
+        machine: name of its node.
+        address: IP address of that node in the cluster.
+        port: where the job listens.
+        claim: this client's connection to it.
+        context: the client's identity towards it.
+    """
+
+    id: str
+    folder: str
+    machine: str
+    address: str
+    port: int
+    claim: Claim
+    context: ssl.SSLContext = field(repr=False)
+
+
+@dataclass(slots=True)
+class _Job:
+    """One that was submitted."""
+
+    id: str
+    folder: str
+    identity: Identity
+    claim: ClaimedJob | None = None
+    seen: QueuedJob | None = None
+    limit_s: float | None = None
+    silent_since: float | None = None
+    hopeless_since: float | None = None
+    noticed: bool = False
+    given_up: bool = False
+
+
+class Jobs:
+    """The jobs of one pool.
+
+    Args:
+        login: the way to the cluster.
+        request: what each of them asks for.
+        environment: what they run.
+        folder: of the pool, on the shared disk.
+        settings: what each of them is told, beside its certificate.
+        report: is told what is waited for.
+        on_time: is told that a claimed job is about to reach its time limit, with the seconds that are left.
+        ended: is set when the pool has ended, for which nobody waits any more.
+    """
+
+    def __init__(
+        self,
+        login: Login,
+        request: JobRequest,
+        environment: Environment,
+        folder: str,
+        settings: Mapping[str, object],
+        report: Report,
+        on_time: Callable[[ClaimedJob, float], None],
+        ended: threading.Event,
+    ) -> None:
+        self._login, self._request, self._environment, self.folder = login, request, environment, folder
+        self._settings, self._report, self._on_time, self._ended = dict(settings), report, on_time, ended
+        self._numbers = itertools.count()
+        self._changed = threading.Condition()  # guards what follows
+        self._jobs: dict[str, _Job] = {}
+        self._ready: deque[ClaimedJob] = deque()
+        self._failures: deque[SkywardError] = deque()
+        self._waiting = 0
+        self._lost: dict[str, float] = {}  # machines that new jobs avoid, and since when
+        self._said = ""
+        self._watching = False
+
+    # submitting ------------------------------------------------------------------------------------------------
+
+    def submit(self, count: int) -> None:
+        """Submit so many jobs at once.
+
+        Raises:
+            ProviderError: Slurm refuses them; the message has its words.
+            PoolClosedError: the pool has ended, or another client has ended it: its folder is gone.
+        """
+        numbers = [next(self._numbers) for _ in range(count)]
+        client, theirs = identities("Slurm", self._request.pool, count)
+        files = {}
+        for number, identity in zip(numbers, theirs, strict=True):
+            files[f"{number}/{IDENTITY}"] = json.dumps(asdict(identity)).encode()
+            files[f"{number}/{SETTINGS}"] = json.dumps(self._settings).encode()
+        lines = ["umask 077", f"cd {shlex.quote(self.folder)} || exit 4", "tar -xf - || exit 1"]
+        for number in numbers:
+            folder = f"{self.folder}/{number}"
+            words = quoted(self._request.words(folder, self._labels(-1), self._excluded()))
+            lines.append(f"printf '%s %s\\n' {shlex.quote(self._environment.script)} {folder} | {words} || exit 3")
+        with self._changed:
+            self._check_open()
+            try:
+                said = self._login.run("\n".join(lines), archive_of(files))
+            except ProviderError as error:
+                raise self._refusal(error) from error
+            ids = [line.partition(";")[0] for line in said.split() if line.partition(";")[0].isdigit()]
+            for number, job, identity in zip(numbers, ids, client, strict=True):
+                self._jobs[job] = _Job(job, f"{self.folder}/{number}", identity)
+            self._changed.notify_all()
+            if not self._watching:
+                self._watching = True
+                threading.Thread(target=self._watch, name=f"skyward-{self._request.pool}-queue", daemon=True).start()
+
+    def _refusal(self, error: ProviderError) -> ProviderError | PoolClosedError:
+        text = str(error)
+        if "status 4:" in text:
+            return PoolClosedError(f"Pool {self._request.pool} was ended by another client: its folder is gone.")
+        if "status 3:" in text:
+            why = text.partition("status 3:")[2].replace("sbatch: error:", "").strip()
+            return ProviderError(f"Slurm refuses the jobs of pool {self._request.pool}: {' '.join(why.split())}.")
+        return error
+
+    def _labels(self, node: int) -> dict[str, str]:
+        owner = ProcessId.of(os.getpid()).for_people
+        return {
+            "pool": self._request.pool,
+            "node": str(node),
+            "user": current_user(),
+            "owner": owner,
+            "image": self._environment.reference,
+        }
+
+    def _excluded(self) -> list[str]:
+        now = time.monotonic()
+        self._lost = {machine: since for machine, since in self._lost.items() if now - since < _EXCLUDE_S}
+        return list(self._lost)
+
+    def avoid(self, machine: str) -> None:
+        """Have jobs that are submitted from now on avoid a machine, which is lost."""
+        with self._changed:
+            self._lost[machine] = time.monotonic()
+
+    # waiting ---------------------------------------------------------------------------------------------------
+
+    def take(self) -> ClaimedJob:
+        """A job that runs and belongs to no node yet; one is submitted if too few are on their way.
+
+        Raises:
+            ProviderError: it can never run, and was cancelled; or the login node is gone.
+            NodeStartError: it ended before it was ready.
+            PoolClosedError: the pool has ended.
+        """
+        with self._changed:
+            self._waiting += 1
+            try:
+                self._check_open()
+                on_their_way = sum(not job.given_up and job.claim is None for job in self._jobs.values())
+                if on_their_way + len(self._ready) < self._waiting:
+                    self.submit(1)
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._ready or self._failures or self._ended.is_set())
+                self._check_open()
+                if self._ready:
+                    return self._ready.popleft()
+                raise self._failures.popleft()
+            finally:
+                self._waiting -= 1
+
+    def wake(self) -> None:
+        """Let those who wait notice that the pool has ended."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def _check_open(self) -> None:
+        if self._ended.is_set():
+            raise PoolClosedError(f"Pool {self._request.pool} has ended; no job is waited for any more.")
+
+    def _watch(self) -> None:
+        """Look at the queue until the pool ends (a thread)."""
+        look_s = _LOOKS_S[0]
+        while not self._ended.is_set():
+            try:
+                changed = self._look()
+            except SkywardError as error:
+                changed = True
+                if gone := self._login.why_gone():
+                    with self._changed:  # whoever waits is told; what runs is known to be lost by its own connections
+                        self._failures.extend([ProviderError(f"The login node {gone}.")] * self._waiting)
+                        self._changed.notify_all()
+                    return
+                self._report(note(f"the queue could not be read and is asked again: {error}"))
+            with self._changed:
+                is_waiting = any(job.claim is None and not job.given_up for job in self._jobs.values())
+                look_s = _LOOKS_S[0] if changed else min(look_s * 1.3, _LOOKS_S[1])
+                if not self._ended.is_set():
+                    self._changed.wait(look_s if is_waiting else self._idle_s())
+
+    def _idle_s(self) -> float:
+        """Until the next look where nothing is waited for: in time for the next job whose limit comes near."""
+        notices = [
+            job.seen.left_s - _notice_s(job.limit_s) + 0.5
+            for job in self._jobs.values()
+            if job.claim and not job.noticed and job.seen and job.seen.left_s is not None
+        ]
+        return max(0.25, min([_IDLE_S, *notices]))
+
+    def _look(self) -> bool:
+        """Read the queue and the addresses of jobs, and act on it; whether anything has changed."""
+        name = name_of(self._request.pool)
+        script = f"{_LIST} -n {name} || exit 1\necho; cd {shlex.quote(self.folder)} 2>/dev/null || exit 0\n"
+        script += f'for file in */{ADDRESS}; do [ -f "$file" ] && echo "address ${{file%/*}} $(cat "$file")"; done\n'
+        script += "date +now\\ %s"
+        said = self._login.run(script)
+        found = {job.id: job for job in queued_jobs(said)}
+        addresses = {}
+        now = 0.0
+        for line in said.splitlines():
+            word, _, rest = line.partition(" ")
+            if word == "address":
+                number, _, document = rest.partition(" ")
+                addresses[f"{self.folder}/{number}"] = json.loads(document)
+            elif word == "now":
+                now = float(rest)
+        with self._changed:
+            jobs = list(self._jobs.values())
+        changed = False
+        for job in jobs:
+            before, job.seen = job.seen, found.get(job.id, job.seen)
+            changed |= before is None or (job.seen is not None and before.state != job.seen.state)
+            if job.limit_s is None and job.seen is not None:
+                job.limit_s = job.seen.left_s
+            if job.claim is None and not job.given_up:
+                changed |= self._advance(job, addresses.get(job.folder), is_listed=job.id in found)
+            elif job.claim is not None:
+                self._tell_time(job)
+        self._say(jobs, now)
+        return changed
+
+    def _advance(self, job: _Job, address: Mapping[str, str | int] | None, *, is_listed: bool) -> bool:
+        """Claim a job that runs, or note why it never will; whether that has come to something."""
+        seen, problem = job.seen, None
+        who = f"Job {job.id} of pool {self._request.pool}"
+        if self._is_hopeless(job):
+            assert seen is not None
+            self._cancel(job)
+            problem = ProviderError(f"{who} can never run (Slurm: {seen.reason}), and was cancelled. {seen.advice}")
+        elif (seen is not None and seen.has_ended) or (seen is not None and not is_listed):
+            lines = self._login.run(f"tail -n 20 {shlex.quote(job.folder)}/output 2>/dev/null; exit 0").strip()
+            said = f"Its last lines:\n{lines}" if lines else "It printed nothing."
+            problem = NodeStartError(f"{who} {seen.how_ended} before it was a node. {said}")
+        elif address is not None and (claim := self._claim(job, address)) is not None:
+            with self._changed:
+                job.claim = claim
+                self._ready.append(claim)
+                self._changed.notify_all()
+            return True
+        elif seen is not None and not seen.waits:
+            now = time.monotonic()
+            job.silent_since = job.silent_since or now
+            if now - job.silent_since > _ANSWER_S:
+                self._cancel(job)
+                problem = NodeStartError(
+                    f"{who} runs on {seen.machine} and cannot be reached from {self._login.address.name} after "
+                    f"{_ANSWER_S:g} s. It was cancelled. Check that the folder {self.folder} is on a disk that all "
+                    "nodes share, and that the firewalls between login node and compute nodes let connections through."
+                )
+        if problem is None:
+            return False
+        with self._changed:
+            job.given_up = True
+            self._failures.append(problem)
+            self._changed.notify_all()
+        return True
+
+    def _is_hopeless(self, job: _Job) -> bool:
+        """Whether a job has waited for some time for what does not come."""
+        if job.seen is None or not job.seen.never_runs:
+            job.hopeless_since = None
+            return False
+        job.hopeless_since = job.hopeless_since or time.monotonic()
+        return time.monotonic() - job.hopeless_since >= _NEVER_S
+
+    def _claim(self, job: _Job, found: Mapping[str, str | int]) -> ClaimedJob | None:
+        """Claim a job that listens; None if it does not answer yet."""
+        address, port, context = str(found["address"]), int(found["port"]), job.identity.context(server=False)
+        try:
+            taken = claim(self._login.dial(address, port), context, f"skyward-{self._request.pool}-{job.id}")
+        except OSError:
+            return None
+        if taken is None:
+            return None
+        return ClaimedJob(
+            id=job.id,
+            folder=job.folder,
+            machine=str(found["machine"]),
+            address=address,
+            port=port,
+            claim=taken,
+            context=context,
+        )
+
+    def _tell_time(self, job: _Job) -> None:
+        """Tell of a job that is about to reach its time limit, once."""
+        left, claim = job.seen.left_s if job.seen else None, job.claim
+        if job.noticed or claim is None or left is None or job.seen is None or job.seen.state != "RUNNING":
+            return
+        if left <= _notice_s(job.limit_s):
+            job.noticed = True
+            self._on_time(claim, left)
+
+    def _say(self, jobs: list[_Job], now: float) -> None:
+        """Tell what is waited for, when that has changed."""
+        parts = []
+        for job in jobs:
+            if job.claim is None and not job.given_up and job.seen is not None and job.seen.waits:
+                why = f" ({job.seen.reason})" if job.seen.reason not in ("", "None") else ""
+                parts.append(f"job {job.id}{why}{_expected(job.seen.start, now)}")
+        text = f"waiting in the queue: {', '.join(parts)}" if parts else ""
+        if text and text != self._said:
+            self._report(note(text))
+        self._said = text
+
+    # reaching and ending ---------------------------------------------------------------------------------------
+
+    def connect(self, job: ClaimedJob, address: str) -> socket.socket:
+        """A socket that leads to one that a node has announced.
+
+        Raises:
+            WireError: nothing listens there any more.
+        """
+        where = f"{address} of job {job.id} on {job.machine} ({job.address}:{job.port})"
+        try:
+            sock = self._login.dial(job.address, job.port)
+        except OSError as error:
+            raise WireError(f"{where} cannot be reached: {error}.") from error
+        return open_through(sock, job.context, address, where=where, name=f"skyward-{self._request.pool}-{address}")
+
+    def name_node(self, claim: ClaimedJob, node: int) -> None:
+        """Note in the comment of a job which node it is, by which `skyward ps` shows it.
+
+        Raises:
+            ProviderError: the job has ended.
+        """
+        comment = ",".join(f"skyward.{name}={value}" for name, value in self._labels(node).items())
+        self._login.run(quoted(["scontrol", "update", f"jobid={claim.id}", f"comment={comment}"]))
+
+    def state(self, job: str) -> QueuedJob | None:
+        """A job as the queue shows it now; None if Slurm has forgotten it.
+
+        Raises:
+            ProviderError: the login node cannot be asked.
+        """
+        found = queued_jobs(self._login.run(f"{_LIST} -n {name_of(self._request.pool)}"))
+        return next((each for each in found if each.id == job), None)
+
+    def is_due(self, claim: ClaimedJob) -> bool:
+        """Whether a job is about to reach its time limit, and may still finish what it runs."""
+        return self._jobs[claim.id].noticed
+
+    def exists(self) -> bool:
+        """Whether the pool's folder is there, which only its end removes.
+
+        Raises:
+            ProviderError: the login node cannot be asked.
+        """
+        return self._login.run(f"[ -d {shlex.quote(self.folder)} ] && echo there; exit 0").strip() == "there"
+
+    def cancel(self, claim: ClaimedJob) -> None:
+        """End a job, whatever it does."""
+        self._cancel(self._jobs[claim.id])
+
+    def _cancel(self, job: _Job) -> None:
+        self._login.run(f"scancel {job.id} 2>/dev/null; exit 0")
+
+    def close(self) -> None:
+        """Tell all claimed jobs to end; nothing is waited for."""
+        with self._changed:
+            claims = [job.claim for job in self._jobs.values() if job.claim is not None]
+            self._changed.notify_all()
+        for each in claims:
+            end(each.claim.session, STOP)
+            each.claim.session.close()
+
+
+def clear(login: Login, folder: str, pool: str) -> None:
+    """Cancel the jobs of a pool, wait until they have left the queue, and remove its folder. Idempotent.
+
+    The folder goes first: that it is gone tells the pool's client that nothing is to be started any more.
+
+    Raises:
+        ProviderError: the login node cannot be asked, or jobs are still there after a minute.
+    """
+    if not pool.isalnum():
+        return
+    name = name_of(pool)
+    script = f"""
+rm -rf {shlex.quote(folder)}
+tries=0
+while left=$(squeue -h -n {name} -o %i | tr '\\n' ' ') && [ -n "${{left% }}" ]; do
+    [ $((tries % 20)) -eq 0 ] && scancel $left 2>/dev/null
+    [ $tries -ge {int(_CLEAR_S * 5)} ] && echo "jobs $left do not end" >&2 && exit 1
+    tries=$((tries + 1)); sleep 0.2
+done
+rm -rf {shlex.quote(folder)}
+"""
+    login.run(script, timeout_s=2 * _CLEAR_S)
+
+
+def listed(login: Login) -> list[QueuedJob]:
+    """The jobs of all pools that have not ended.
+
+    Raises:
+        ProviderError: the login node cannot be asked.
+    """
+    return [job for job in queued_jobs(login.run(_LIST)) if "pool" in job.labels and not job.has_ended]
+
+
+def _notice_s(limit_s: float | None) -> float:
+    return min(_NOTICE_S, (limit_s or 0.0) * _NOTICE_SHARE)
+
+
+def _expected(start: float | None, now: float) -> str:
+    if start is None or not now:
+        return ""
+    minutes = max(0, round((start - now) / 60))
+    when = f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
+    return f", estimated to start in {when}"

@@ -1,0 +1,99 @@
+"""A node in a job: told what to be, listened to, reached, asked after when it is gone; and the way in for others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from skyward.errors import ProviderError, SkywardError
+from skyward.model.resource import Resource
+from skyward.nodes.access import NodeAccess, ProcessStream
+from skyward.nodes.claimed import ClaimedProcess
+from skyward.nodes.node import Exit, Launch
+from skyward.providers.slurm.jobs import ClaimedJob, Jobs
+from skyward.providers.slurm.login import Login
+from skyward.system import socket, time
+
+_END_S = 10.0
+_REASON_S = 3.0  # how long Slurm may take to tell how a job ended
+_LOOK_S = 0.2
+
+
+class SlurmProcess(ClaimedProcess):
+    """A runner in a job.
+
+    Args:
+        login: the way to the cluster.
+        jobs: those of the pool.
+        job: the job, claimed.
+        launch: what it is to be.
+
+    Raises:
+        ProviderError: the job has ended.
+    """
+
+    def __init__(self, login: Login, jobs: Jobs, job: ClaimedJob, launch: Launch) -> None:
+        self._login, self._jobs, self._job = login, jobs, job
+        title = f"job {job.id} on {job.machine}"
+        try:
+            jobs.name_node(job, launch.node)
+        except ProviderError as error:
+            raise ProviderError(
+                f"Node {launch.node} of pool {launch.pool} cannot be started: its {title} has ended ({error})."
+            ) from error
+        super().__init__(launch, job.claim, title)
+
+    def dial(self, address: str) -> socket.socket:
+        """A socket that leads, encrypted, to an address that the runner announced."""
+        return self._jobs.connect(self._job, address)
+
+    def is_unreachable(self) -> bool:
+        """Whether the login node is gone."""
+        return bool(self._login.why_gone())
+
+    def how_lost(self) -> Exit:
+        """What Slurm knows of a job that exited without reporting."""
+        deadline = time.monotonic() + _REASON_S
+        try:
+            while True:
+                job = self._jobs.state(self._job.id)
+                if job is None or job.has_ended:
+                    text = job.how_ended if job else "has ended, and Slurm has forgotten how"
+                    return Exit(code=None, oom=job is not None and job.state == "OUT_OF_MEMORY", text=text)
+                if time.monotonic() > deadline:
+                    break
+                time.sleep(_LOOK_S)
+        except SkywardError:
+            pass  # the login node is gone, which is said below
+        gone = self._login.why_gone()
+        return Exit(code=None, text=gone or f"is lost: its connection to {self._job.machine} ended")
+
+
+class SlurmAccess(NodeAccess):
+    """Into a node, by a step of its job.
+
+    Args:
+        node: as `Provider.find` lists it.
+        login: the way to the cluster.
+        session: the words that start the program of a session there.
+        close: ends what leads there.
+    """
+
+    def __init__(self, node: Resource, login: Login, session: str, close: Callable[[], None]) -> None:
+        super().__init__(node, f"job {node['id']}", close)
+        self._login, self._job, self._session = login, node["id"], session
+        self.cwd = "/tmp"  # a job is processes among others of its machine
+
+    def open_session(self) -> ProcessStream:
+        """Start the program."""
+        words = f"exec srun --quiet --jobid={self._job} --overlap --nodes=1 --ntasks=1 {self._session}"
+        return ProcessStream(self._login.command("sh", "-c", words), end_s=_END_S)
+
+    def loss_reason(self) -> str:
+        """Whether the job has ended, or the login node is gone."""
+        if gone := self._login.why_gone():
+            return gone
+        try:
+            state = self._login.run(f"squeue -h -j {self._job} -o %T 2>/dev/null; exit 0").strip()
+        except SkywardError as error:
+            return f"is gone: {str(error).rstrip('.')}"
+        return "" if state in ("RUNNING", "COMPLETING", "SUSPENDED") else "has ended"

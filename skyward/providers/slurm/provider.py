@@ -1,0 +1,443 @@
+"""`sky.Slurm`: nodes as jobs of a Slurm cluster, and what one pool has there."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from skyward.builder.events import note
+from skyward.errors import ConfigError, PoolClosedError, ProviderError
+from skyward.model.parameters import suggesting
+from skyward.model.resource import Resource
+from skyward.model.ssh import existing_file
+from skyward.nodes.access import NodeAccess
+from skyward.nodes.node import Host, Launch, RunnerNode
+from skyward.nodes.run_directory import PoolDirectory, private_directory, runtime_base, sweep_orphans
+from skyward.providers.base import Allocation, Capabilities, PoolRequest, PreemptionNotice, Provider
+from skyward.providers.reaper import Reaper
+from skyward.providers.slurm.cluster import ClusterFacts, ask, check_room
+from skyward.providers.slurm.environment import Environment, check_image, virtual_environment
+from skyward.providers.slurm.jobs import ClaimedJob, Jobs, clear, listed
+from skyward.providers.slurm.login import Login, LoginAddress
+from skyward.providers.slurm.node import SlurmAccess, SlurmProcess
+from skyward.providers.slurm.queue import JobRequest, gres_for
+from skyward.system import threading
+
+_TIME = re.compile(r"\d+(:\d{1,2}){0,2}|\d+-\d{1,2}(:\d{1,2}){0,2}")  # sbatch(1), --time
+_NAME = re.compile(r"[\w.,@+-]+")
+_FOLDER = re.compile(r"(~|/)[\w./@+-]*")
+_FRESH_MIN = 10  # a folder of a pool this young may be one whose jobs are just being submitted
+_SESSION = "session"  # file in a pool's folder: the command that enters its nodes
+
+
+@suggesting("sky.Slurm")
+@dataclass(frozen=True, init=False)
+class Slurm(Provider):
+    """Jobs of a Slurm cluster: `sky.Slurm("user@login", partition="gpu", time="4:00:00")`.
+
+    Each node is a job of its own. All are submitted at once and start as they come.
+
+    Attributes:
+        login: the cluster's login node; None, the default, is this machine.
+        partition, account, qos: where the jobs run and who pays, in the cluster's names; None for its defaults.
+        time: limit of each job, as sbatch takes it ("4:00:00", "2-12"); None for the partition's default.
+        renew: whether a node whose time is nearly over gets a successor. Otherwise the pool ends with its last job.
+        folder: on a disk that all machines of the cluster share; "~" is the home directory there.
+        image_mode: "venv": the packages of the image are installed into a virtual environment in that folder.
+
+    Raises:
+        ConfigError: a value is wrong.
+    """
+
+    name: ClassVar[str] = "slurm"
+    capabilities: ClassVar[Capabilities] = Capabilities(default_lease_s=60.0)
+    login: LoginAddress
+    partition: str | None
+    account: str | None
+    qos: str | None
+    time: str | None
+    renew: bool
+    folder: str
+    image_mode: Literal["venv"]
+
+    def __init__(
+        self,
+        login: str | None = None,
+        *,
+        partition: str | None = None,
+        account: str | None = None,
+        qos: str | None = None,
+        time: str | None = None,
+        renew: bool = False,
+        folder: str = "~/.cache/skyward",
+        image_mode: Literal["venv"] = "venv",
+        key: str | os.PathLike[str] | None = None,
+        known_hosts: str | os.PathLike[str] | None = None,
+    ) -> None:
+        """Name the cluster.
+
+        Args:
+            login: as "user@host:port", or an alias of the SSH configuration; None for this machine.
+            partition: where the jobs run.
+            account: who pays.
+            qos: quality of service.
+            time: limit of each job.
+            renew: whether a node whose time is nearly over gets a successor.
+            folder: on a disk that all machines of the cluster share.
+            image_mode: how the image runs.
+            key: file of the private key for SSH; None for what agent and SSH configuration offer.
+            known_hosts: file of the only host keys to trust, also of jump hosts; None for what the SSH configuration
+                trusts.
+        """
+        files = (existing_file("sky.Slurm", "key", key), existing_file("sky.Slurm", "known_hosts", known_hosts))
+        for field, value in (("partition", partition), ("account", account), ("qos", qos)):
+            if value is not None and not _NAME.fullmatch(value):
+                raise ConfigError(f"sky.Slurm: {field} is a name that the cluster has; found {value!r}.")
+        if time is not None and not _TIME.fullmatch(time):
+            raise ConfigError(
+                f"sky.Slurm: time is a limit as sbatch takes it, such as '4:00:00' or '2-12' (days and hours); found "
+                f"{time!r}."
+            )
+        if not _FOLDER.fullmatch(folder):
+            raise ConfigError(f"sky.Slurm: folder is an absolute path, or starts with ~; found {folder!r}.")
+        if image_mode != "venv":
+            raise ConfigError(f"sky.Slurm: image_mode must be 'venv'; found {image_mode!r}.")
+        values: dict[str, object] = {
+            "login": LoginAddress.of(login, *files),
+            "partition": partition,
+            "account": account,
+            "qos": qos,
+            "time": time,
+            "renew": bool(renew),
+            "folder": folder,
+            "image_mode": image_mode,
+        }
+        for attribute, given in values.items():
+            object.__setattr__(self, attribute, given)
+
+    def check(self, request: PoolRequest) -> None:
+        """Refuse what it can never give.
+
+        Raises:
+            ConfigError: the request contradicts what the provider is.
+        """
+        super().check(request)
+        check_image(request.image)
+
+    def open(self, request: PoolRequest) -> SlurmAllocation:
+        """The jobs of a pool."""
+        return SlurmAllocation(self, request)
+
+    def find(self) -> Sequence[Resource]:
+        """Every job of every pool that has not ended: pool, node, name, state, user, owner, image, id, host.
+
+        Raises:
+            ProviderError: the login node cannot be reached, or its controller does not answer.
+        """
+        with self.connected() as login:
+            return [
+                Resource(
+                    pool=job.labels["pool"],
+                    node=int(job.labels.get("node", "-1")),
+                    name=f"job {job.id}",
+                    state=job.state.lower(),
+                    user=job.labels.get("user", job.user),
+                    owner=job.labels.get("owner", ""),
+                    image=job.labels.get("image", ""),
+                    id=job.id,
+                    host=job.machine,
+                )
+                for job in listed(login)
+            ]
+
+    def destroy(self, pool_id: str) -> None:
+        """Cancel a pool's jobs, and remove its folder, whoever made them.
+
+        Raises:
+            ProviderError: the login node cannot be reached; jobs that run end by their lease.
+        """
+        with self.connected() as login:
+            clear(login, f"{self._shared(login)}/pools/{pool_id}", pool_id)
+
+    def enter(self, node: Resource) -> NodeAccess:
+        """A way into a node: a step of its job, which `srun --overlap` starts.
+
+        Raises:
+            ProviderError: the login node cannot be reached, or the pool has ended.
+        """
+        with ExitStack() as last:
+            login = last.enter_context(self.connected())
+            file = f"{self._shared(login)}/pools/{node['pool']}/{_SESSION}"
+            session = login.run(f"cat {shlex.quote(file)} 2>/dev/null; exit 0").strip()
+            if not session:
+                raise ProviderError(f"Pool {node['pool']} has ended, or its folder {file} is another user's.")
+            return SlurmAccess(node, login, session, last.pop_all().close)
+
+    @contextmanager
+    def connected(self) -> Iterator[Login]:
+        """A way to the login node, for as long as the block lasts."""
+        with private_directory() as folder:
+            login = Login(self.login, folder)
+            try:
+                yield login
+            finally:
+                login.close()
+
+    def _shared(self, login: Login) -> str:
+        """The absolute path of the folder there."""
+        quoted = re.sub(r"^~", '"$HOME"', self.folder)
+        return login.run(f"cd {quoted} 2>/dev/null && pwd -P; exit 0").strip() or self.folder
+
+
+class SlurmAllocation(Allocation):
+    """What one pool has in a cluster: the way to its login node, its folder there, and its jobs."""
+
+    def __init__(self, provider: Slurm, request: PoolRequest) -> None:
+        super().__init__(request)
+        self._provider = provider
+        self._numbers = itertools.count()
+        self._claims: dict[SlurmHost, ClaimedJob] = {}
+        self._processes: dict[SlurmHost, SlurmProcess] = {}
+        self._lock = threading.Lock()
+        self._directory: PoolDirectory | None = None
+        self._login: Login | None = None
+        self._cluster: ClusterFacts | None = None
+        self._environment: Environment | None = None
+        self._jobs: Jobs | None = None
+        self._reaper: Reaper | None = None
+
+    def acquire(self) -> Sequence[Host]:
+        """Check that the cluster can have such jobs. On which machines they run is known after `prepare`.
+
+        Raises:
+            ProviderError: the login node cannot be reached, no controller answers, there is no such partition, or no
+                node of it has the GPUs.
+        """
+        request, provider = self.request, self._provider
+        sweep_orphans()
+        self._directory = directory = PoolDirectory.create(request.pool_id, runtime_base())
+        self._login = login = Login(provider.login, directory.path)
+        self._cluster = cluster = ask(login, provider.folder, request.cluster.spec.python)
+        partition = check_room(request, cluster, provider.partition)
+        self._gres = gres_for(request.accelerator, partition.gres) if request.accelerator else ""
+        return [SlurmHost(self, next(self._numbers)) for _ in range(request.fewest)]
+
+    def prepare(self, hosts: Sequence[Host]) -> str | None:
+        """Install the image's packages unless they are there, submit all jobs, and wait until enough of them run.
+
+        Raises:
+            ConfigError: the image has what the cluster cannot run.
+            ImageError: packages cannot be had.
+            ProviderError: Slurm refuses the jobs, or too many of them can never run.
+            NodeStartError: jobs end instead of waiting.
+        """
+        if self._environment is not None:  # else it is for a host that has been replaced
+            return self._environment.reference
+        assert self._login and self._cluster
+        request = self.request
+        python = request.cluster.spec.python
+        environment = virtual_environment(self._login, self._cluster, request.image, python, request.report)
+        self._submit(environment)
+        for host in hosts:
+            claim = self._taken()
+            with self._lock:
+                self.check_open()
+                assert isinstance(host, SlurmHost)
+                self._claims[host] = claim
+        self._environment = environment
+        return environment.reference
+
+    def _submit(self, environment: Environment) -> None:
+        """Make the pool's folder, and submit a job for each node."""
+        assert self._login and self._cluster
+        request, provider, login = self.request, self._provider, self._login
+        pools = f"{self._cluster.shared}/pools"
+        folder = f"{pools}/{request.pool_id}"
+        wanted = JobRequest(
+            pool=request.pool_id,
+            partition=provider.partition,
+            account=provider.account,
+            qos=provider.qos,
+            time=provider.time,
+            cpus=request.cpus,
+            memory_gb=request.memory_gb,
+            gres=self._gres,
+        )
+        settings = {
+            "pool": request.pool_id,
+            "lease_s": request.lease_s,
+            "controllers": self._cluster.controllers,
+            "env": dict(environment.env),
+        }
+        with self._lock:
+            self.check_open()
+            self._reaper = Reaper(provider, request.pool_id)
+            self._jobs = jobs = Jobs(
+                login, wanted, environment, folder, settings, request.report, self._on_time, self.ended
+            )
+            script = _MAKE_FOLDER.format(pools=shlex.quote(pools), pool=request.pool_id, minutes=_FRESH_MIN)
+            login.run(f"{script}cat >{shlex.quote(folder)}/{_SESSION}", environment.session.encode())
+            jobs.submit(request.nodes)
+
+    def _taken(self) -> ClaimedJob:
+        assert self._jobs
+        return self._jobs.take()
+
+    def replace(self, lost: Host | None) -> Host:
+        """Wait for a new job in the place of a lost one, on another machine if its machine was lost.
+
+        For a node that never had one it is the next job of the pool that starts.
+
+        Raises:
+            ProviderError: the job can never run.
+            NodeStartError: the job ended before it was ready.
+            PoolClosedError: the pool has ended, another client has ended it, or its time is over.
+        """
+        with self._lock:
+            self.check_open()
+            jobs, claim = self._jobs, self._claims.get(lost) if isinstance(lost, SlurmHost) else None
+            process = self._processes.get(lost) if isinstance(lost, SlurmHost) else None
+        if jobs is None:
+            raise PoolClosedError(f"Pool {self.request.pool_id} has not begun, and cannot replace a node.")
+        if not jobs.exists():
+            raise PoolClosedError(f"Pool {self.request.pool_id} was ended by another client: its folder is gone.")
+        if claim is not None:
+            self._give_up(jobs, claim, process)
+        host = SlurmHost(self, next(self._numbers))
+        claim = jobs.take()
+        with self._lock:
+            if self.ended.is_set():
+                claim.claim.session.close()
+            self.check_open()
+            self._claims[host] = claim
+        return host
+
+    def _give_up(self, jobs: Jobs, claim: ClaimedJob, process: SlurmProcess | None) -> None:
+        """End a lost job, unless it may finish what it runs, and avoid its machine if that was lost."""
+        if jobs.is_due(claim):
+            if not self._provider.renew:
+                self._wait_for_end(jobs, claim)
+            return
+        job = jobs.state(claim.id)
+        is_over = job is not None and job.state == "TIMEOUT"
+        if job is not None and (job.state == "NODE_FAIL" or not job.has_ended) and (process is None or process.is_lost):
+            jobs.avoid(claim.machine)
+            self.request.report(note(f"{claim.machine} is avoided: job {claim.id} was lost with it"))
+        if job is not None and not job.has_ended:
+            jobs.cancel(claim)
+        if is_over and not self._provider.renew:
+            raise self._time_is_over()
+
+    def _wait_for_end(self, jobs: Jobs, claim: ClaimedJob) -> None:
+        """Wait until the time of a job is over, for which there is no successor."""
+        while not self.ended.wait(1.0):
+            job = jobs.state(claim.id)
+            if job is None or job.has_ended:
+                raise self._time_is_over()
+        self.check_open()
+
+    def _time_is_over(self) -> PoolClosedError:
+        return PoolClosedError(
+            f"the time of a job of pool {self.request.pool_id} is over (time={self._provider.time!r}). Ask for more, "
+            "or have such jobs replaced with renew=True."
+        )
+
+    def _on_time(self, claim: ClaimedJob, left_s: float) -> None:
+        """Tell the pool that the time of a job is nearly over: its node is drained, and another asked for."""
+        host = next((host for host, each in self._claims.items() if each is claim), None)
+        if host is not None:
+            text = f"has {left_s:.0f} s left of its time limit (job {claim.id})"
+            self.request.on_preemption(PreemptionNotice(host=host, text=text, left_s=left_s))
+
+    def claim_of(self, host: SlurmHost) -> ClaimedJob:
+        """The job that a host stands for, after `prepare`."""
+        return self._claims[host]
+
+    def start(self, host: SlurmHost, launch: Launch) -> RunnerNode:
+        """Make the job the node.
+
+        Raises:
+            ProviderError: the job has ended.
+        """
+        with self._lock:
+            self.check_open()
+            assert self._login and self._jobs
+            process = SlurmProcess(self._login, self._jobs, self._claims[host], launch)
+            self._processes[host] = process
+            return RunnerNode(launch, process)
+
+    def release(self) -> None:
+        """Cancel the jobs and remove the pool's folder; the reaper goes on with what could not be removed.
+
+        Raises:
+            ProviderError: the login node cannot be asked; jobs that run end by their lease.
+        """
+        if self._jobs is not None:
+            self._jobs.wake()
+        with self._lock:  # after whoever was just submitting
+            jobs, reaper = self._jobs, self._reaper
+        with ExitStack() as last:
+            if self._directory is not None:
+                last.callback(self._directory.remove)
+            if self._login is not None:
+                last.callback(self._login.close)
+            if jobs is not None:
+                jobs.close()
+            if reaper is not None:
+                reaper.relieve(self._clear)
+
+    def _clear(self) -> None:
+        assert self._login and self._cluster
+        clear(self._login, f"{self._cluster.shared}/pools/{self.request.pool_id}", self.request.pool_id)
+
+
+# Folders of pools that have no job any more are left by clients that were killed together with their reaper.
+_MAKE_FOLDER = """
+umask 077
+mkdir -p {pools} && cd {pools} || exit 1
+for old in $(find . -mindepth 1 -maxdepth 1 -type d -mmin +{minutes} 2>/dev/null); do
+    [ -n "$(squeue -h -n "skyward-${{old#./}}" -o %i 2>&1)" ] || rm -rf "$old"
+done
+mkdir {pool} || exit 1
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmHost:
+    """The machine that a job is on, as the host of one node. Which one is known once the job runs.
+
+    Attributes:
+        allocation: the pool's.
+        number: of the host among those of the pool.
+    """
+
+    allocation: SlurmAllocation
+    number: int
+
+    @property
+    def name(self) -> str:
+        """The machine's name."""
+        return self.allocation.claim_of(self).machine
+
+    @property
+    def address(self) -> str:
+        """Its IP address in the cluster."""
+        return self.allocation.claim_of(self).address
+
+    def claim_port(self) -> int:
+        """A port there on which nobody listened when the job was claimed."""
+        return self.allocation.claim_of(self).claim.free_port
+
+    def start(self, launch: Launch) -> RunnerNode:
+        """Make the job the node.
+
+        Raises:
+            ProviderError: the job has ended.
+        """
+        return self.allocation.start(self, launch)

@@ -1,0 +1,261 @@
+"""The client's record of its pools, in the directory of a run: what their nodes print, and what happens to them.
+
+A thread of its own writes. Who reports never waits for the disk: what a disk is too slow for is counted and left out,
+and a disk that takes nothing ends the record, with one warning. Nothing of a pool depends on its record.
+
+The events of a pool are "opening", "opened", "node_ready", "node_lost", "worker_lost", "notice" (a line for people),
+"calls" (how many are `running`, `queued`, `done` and `failed`; at most once a second) and "closed".
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from skyward.records.journal import JournalWriter
+from skyward.records.own_run import run_of_process
+from skyward.records.run import runs_folder
+from skyward.system import threading, time
+
+NODES_BYTES = 256 * 1024**2  # kept of what the nodes of a run print; the oldest goes first
+EVENTS_BYTES = 32 * 1024**2
+POOLS = "pools"  # in a run's directory: an empty file for each of its pools, so that a pool's run is found
+_WAITING = 16 * 1024**2  # characters of output that wait for the disk; what comes beyond is left out
+_ENTRY = 64 * 1024  # characters of output in one entry
+_LINGER_S = 0.02  # how long output is gathered before it is written
+_COUNTS_S = 1.0  # between two entries of how many calls there are
+_LAST_S = 2.0  # how long the end of a pool waits for the disk
+
+Counts = Callable[[], Mapping[str, int]]
+
+
+class _Output(NamedTuple):
+    """What a node has printed: the fields of its entry."""
+
+    t: float
+    pool: str
+    node: int | None
+    rank: int | None
+    call: int | None
+    stream: str
+    text: str
+
+
+class PoolRecord:
+    """The record of one pool; any thread may report to it.
+
+    Args:
+        pool: identifier of the pool.
+        process: this process as `nodes/process_id.py` writes it.
+        warn: told once, with a line, when nothing can be recorded.
+        conceal: makes of the text of an event one without secrets.
+    """
+
+    def __init__(
+        self, pool: str, process: str, warn: Callable[[str], None], conceal: Callable[[str], str] = str
+    ) -> None:
+        self._pool, self._conceal = pool, conceal
+        _writer.begin(pool, process, warn)
+
+    def output(self, text: str, *, node: int, rank: int, call: int | None, error: bool) -> None:
+        """Record what a node printed: whole lines, or a part of one. Secrets have been masked on the node."""
+        stream = "err" if error else "out"
+        _writer.put(_Output(round(time.time(), 3), self._pool, node, rank, call, stream, text), len(text))
+
+    def event(self, event: str, **fields: Any) -> None:
+        """Record that something has happened; texts among the fields are masked."""
+        masked = {name: self._conceal(value) if isinstance(value, str) else value for name, value in fields.items()}
+        _writer.put({"t": round(time.time(), 3), "pool": self._pool, "event": event, **masked})
+
+    def telling(self, tell: Callable[[str], None]) -> Callable[[str], None]:
+        """What tells a line to people and records it."""
+
+        def told(line: str) -> None:
+            tell(line)
+            self.event("notice", text=line)
+
+        return told
+
+    def count(self, counts: Counts) -> None:
+        """Record once a second how many calls there are, where that has changed."""
+        _writer.count(self._pool, counts)
+
+    def close(self, error: str = "") -> None:
+        """Record the pool's end, and the error that it ended by, and wait until all is written, for a short time."""
+        closed = {"t": round(time.time(), 3), "pool": self._pool, "event": "closed", "error": self._conceal(error)}
+        _writer.end(self._pool, closed)
+
+
+class _Writer:
+    """Writes the record of this process's pools, in a thread that is there while one of them is open."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()  # guards what follows
+        self._waiting: deque[_Output | dict[str, Any]] = deque()
+        self._size = self._dropped = 0
+        self._pools: dict[str, Counts | None] = {}  # those that are open
+        self._busy = self._failed = False
+        self._thread: threading.Thread | None = None
+        self._warn: Callable[[str], object] = str
+        self._process = ""
+        self._hurry = threading.Event()  # somebody waits until all is written
+        # of the thread alone
+        self._folder = Path()
+        self._journals: dict[str, JournalWriter] = {}
+        self._counted: dict[str, Mapping[str, int]] = {}  # what was recorded last, by pool
+        self._count_at = 0.0
+
+    def begin(self, pool: str, process: str, warn: Callable[[str], None]) -> None:
+        """A pool is about to open."""
+        with self._changed:
+            self._pools[pool], self._process, self._warn = None, process, warn
+            if self._thread is None and not self._failed:
+                self._thread = threading.Thread(target=self._run, name="skyward-record", daemon=True)
+                self._thread.start()
+
+    def count(self, pool: str, counts: Counts) -> None:
+        """Ask for the pool's counts from now on."""
+        with self._changed:
+            self._pools[pool] = counts
+
+    def put(self, entry: _Output | dict[str, Any], size: int = 0) -> None:
+        """Have an entry written, which has so many characters of output; never blocks."""
+        with self._changed:
+            if self._failed:
+                return
+            if size and self._size + size > _WAITING:
+                self._dropped += size
+                return
+            self._waiting.append(entry)
+            self._size += size
+            if len(self._waiting) == 1:
+                self._changed.notify_all()
+
+    def end(self, pool: str, entry: dict[str, Any]) -> None:
+        """A pool has ended, its last entry being this: wait until its record is written, for a short time."""
+        with self._changed:
+            counts = self._pools.get(pool)
+        last = counts() if counts is not None else None
+        with self._changed:
+            if pool not in self._pools or self._failed:
+                return
+            if last is not None:
+                self._waiting.append(_counts_entry(pool, last))
+            self._waiting.append(entry)
+            del self._pools[pool]
+            self._hurry.set()
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._thread is None or not (self._waiting or self._busy), _LAST_S)
+
+    def _run(self) -> None:
+        try:
+            self._open()
+            while self._wait():
+                self._count()
+                self._hurry.wait(_LINGER_S)
+                self._write()
+        except (OSError, ValueError) as error:  # ValueError: a path that no system call takes
+            with self._changed:
+                self._failed, self._thread = True, None
+                self._waiting.clear()
+                self._changed.notify_all()
+            self._warn(
+                f"nothing more is recorded of this program's pools: {self._folder} cannot be written to ({error}). "
+                "The pools go on."
+            )
+
+    def _open(self) -> None:
+        self._folder = run_of_process(self._process)
+        for name, limit in (("nodes", NODES_BYTES), ("events", EVENTS_BYTES)):
+            self._journals[name] = JournalWriter(self._folder / name, limit=limit, shared=True)
+        (self._folder / POOLS).mkdir(mode=0o700, exist_ok=True)
+
+    def _wait(self) -> bool:
+        """Wait for something to write, at most until calls are counted; False when all is written and no pool open."""
+        with self._changed:
+            self._busy = False
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._waiting or not self._pools, _COUNTS_S)
+            if not self._waiting and not self._pools:
+                for journal in self._journals.values():
+                    journal.close()
+                self._thread = None
+                self._hurry.clear()
+                self._changed.notify_all()
+                return False
+            self._busy = True
+            return True
+
+    def _count(self) -> None:
+        now = time.monotonic()
+        if now < self._count_at:
+            return
+        self._count_at = now + _COUNTS_S
+        with self._changed:
+            pools = dict(self._pools)
+        self._counted = {pool: known for pool, known in self._counted.items() if pool in pools}
+        for pool, counts in pools.items():
+            found = counts() if counts is not None else None
+            if found is not None and found != self._counted.get(pool):
+                self._counted[pool] = found
+                self.put(_counts_entry(pool, found))
+
+    def _write(self) -> None:
+        with self._changed:
+            entries, dropped = list(self._waiting), self._dropped
+            self._waiting.clear()
+            self._size = self._dropped = 0
+            if not self._pools:
+                self._hurry.clear()
+        printed = [entry for entry in entries if isinstance(entry, _Output)]
+        events = [entry for entry in entries if not isinstance(entry, _Output)]
+        for entry in events:
+            if entry["event"] == "opening":
+                (self._folder / POOLS / entry["pool"]).touch(mode=0o600)
+        if dropped:
+            said = f"skyward: {dropped} characters are missing here: they came faster than the disk takes them\n"
+            printed.append(_Output(round(time.time(), 3), "", None, None, None, "err", said))
+        self._journals["nodes"].extend(entry._asdict() for entry in _merged(printed))
+        self._journals["events"].extend(events)
+
+
+def _merged(entries: Iterable[_Output]) -> Iterator[_Output]:
+    """The same entries, with neighbours of one call and stream in one: thousands of lines a second are written so."""
+    for _, alike in groupby(entries, lambda entry: entry[1:-1]):
+        first, texts, size = None, list[str](), 0
+        for entry in alike:
+            if first is not None and size >= _ENTRY:
+                yield first._replace(text="".join(texts))
+                first, texts, size = None, [], 0
+            first = first or entry
+            texts.append(entry.text)
+            size += len(entry.text)
+        if first is not None:
+            yield first._replace(text="".join(texts))
+
+
+def _counts_entry(pool: str, counts: Mapping[str, int]) -> dict[str, Any]:
+    return {"t": round(time.time(), 3), "pool": pool, "event": "calls", **counts}
+
+
+def runs_of_pool(name: str) -> list[tuple[str, str]]:
+    """The pools recorded on this machine whose identifier begins so: of each, that of its run, and its own."""
+    if not name.isalnum():
+        return []
+    return sorted((path.parents[1].name, path.name) for path in runs_folder().glob(f"*/{POOLS}/{name}*"))
+
+
+_writer = _Writer()
+
+
+def _after_fork() -> None:
+    """The record is the parent's; a pool that the child opens has one of its own."""
+    global _writer
+    _writer = _Writer()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,229 @@
+"""Removes what a client has left in a container, for the next: processes, files and System V IPC objects."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import re
+import shutil
+import signal
+import stat
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+
+from skyward.system import time
+
+_PROC = Path("/proc")
+_SHM = "/dev/shm"
+_QUEUES = "/dev/mqueue"
+_FOR_ALL = ("/tmp", "/var/tmp", _SHM, _QUEUES)
+_INITS = ("docker-init", "tini", "dumb-init", "catatonit", "podman-init")  # names of init programs of containers
+_END_S = 5.0
+_STEP_S = 0.02
+_IPC_RMID = 0
+_OCTAL = re.compile(r"\\(\d{3})")
+
+
+class NotCleanError(Exception):
+    """Something that a client has left cannot be removed; the message names it."""
+
+
+def places() -> tuple[Path, ...]:
+    """Where functions write: working directory, home, directories for temporary files, shared memory."""
+    own = (Path.cwd(), Path(os.environ.get("HOME", "/")))
+    return tuple(dict.fromkeys(path for path in (*own, *map(Path, _FOR_ALL)) if path != Path("/")))
+
+
+# files ----------------------------------------------------------------------------------------------------------------
+
+
+def files() -> dict[str, int]:
+    """All files where functions write, with the time of their last change in nanoseconds; 0 for directories."""
+    return {path: _changed(about) for path, about in _walk()}
+
+
+def volumes() -> list[str]:
+    """The mounts where functions write, and below: they outlast the container or are shared, and are not cleaned.
+
+    Only the shared memory and the message queues that the engine has made for this container are cleaned.
+    """
+    own = [str(path) for path in places()]
+    for_this_one = (_SHM, _QUEUES) if _has_own_ipc() else ()
+    points = [point for point, _ in _mounts() if point not in for_this_one]
+    return [point for point in points if any(point == place or point.startswith(f"{place}/") for place in own)]
+
+
+def remove_files(known: Mapping[str, int], keep: Collection[str]) -> None:
+    """Remove files that were added or changed since `files` gave `known`, except for `keep`.
+
+    Raises:
+        NotCleanError: something cannot be removed.
+    """
+    for path, about in list(_walk()):
+        if known.get(path) != _changed(about) and path not in keep:
+            _remove(path)
+
+
+def _changed(about: os.stat_result) -> int:
+    return 0 if stat.S_ISDIR(about.st_mode) else about.st_ctime_ns
+
+
+def _walk() -> Iterator[tuple[str, os.stat_result]]:
+    """Everything in the places, directories before what is in them; volumes and links are not entered."""
+    left = volumes()
+    pending = [str(path) for path in places() if path.is_dir() and str(path) not in left]
+    seen = {*pending, *left}
+    while pending:
+        for entry in _entries(pending.pop()):
+            if entry.path in seen:
+                continue
+            try:
+                about = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue  # removed meanwhile
+            yield entry.path, about
+            if stat.S_ISDIR(about.st_mode):
+                seen.add(entry.path)
+                pending.append(entry.path)
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    try:
+        if Path(folder).stat().st_uid == os.geteuid() and not os.access(folder, os.R_OK | os.X_OK):
+            Path(folder).chmod(0o700)
+        return list(os.scandir(folder))
+    except (FileNotFoundError, PermissionError):
+        return []  # removed meanwhile; or of another user, and functions cannot have written there either
+
+
+def _remove(path: str) -> None:
+    try:
+        if Path(path).is_dir() and not Path(path).is_symlink():
+            for folder, _, _ in os.walk(path):
+                Path(folder).chmod(0o700)
+            shutil.rmtree(path)
+        else:
+            Path(path).unlink()
+    except FileNotFoundError:
+        pass  # with the directory that it was in
+    except OSError as error:
+        raise NotCleanError(f"{path} cannot be removed ({error.strerror}).") from error
+
+
+def mounts() -> list[str]:
+    """The mount points of this process."""
+    return [point for point, _ in _mounts()]
+
+
+def _mounts() -> Iterator[tuple[str, str]]:
+    """The mount points of this process, and the name of what is mounted there."""
+    for line in (_PROC / "self/mountinfo").read_text().splitlines():
+        words, _, rest = line.partition(" - ")
+        yield _OCTAL.sub(lambda code: chr(int(code[1], 8)), words.split()[4]), rest.split()[1]
+
+
+# processes ------------------------------------------------------------------------------------------------------------
+
+
+def is_alone() -> bool:
+    """Whether only this process runs in its container, besides its init and what the engine has started there.
+
+    To be asked before the first client. Where the container shares the machine's processes (`pid: host`), or there is
+    no container, other processes must not be ended.
+    """
+    parents = _parents()
+    own = _line(os.getpid(), parents)
+    by_init = all((_PROC / str(pid) / "comm").read_text().strip() in _INITS for pid in own[1:])
+    return own[-1] == 1 and by_init and all(pid in own or _line(pid, parents)[-1] != 1 for pid in parents)
+
+
+def end_processes() -> None:
+    """End every process of this container except this one, init, and what the engine has started there.
+
+    The latter are clients that ask for the container, and a person's shell: their parent is outside of the container.
+    What a client's programs have started ends, whatever its session and its parent now.
+
+    Raises:
+        NotCleanError: some do not end.
+    """
+    deadline = time.monotonic() + _END_S
+    while left := _clients():
+        for pid in left:
+            _kill(pid)
+        if time.monotonic() > deadline:
+            raise NotCleanError(f"processes do not end: {', '.join(map(str, left))}.")
+        time.sleep(_STEP_S)
+
+
+def _clients() -> list[int]:
+    """The processes that a client has left."""
+    parents = _parents(of_gone=1)  # else a program that forks and exits again and again would never be seen
+    own = _line(os.getpid(), parents)
+    return [pid for pid in parents if pid not in own and _line(pid, parents)[-1] == 1]
+
+
+def _line(pid: int, parents: Mapping[int, int]) -> list[int]:
+    """A process and its ancestors, up to init or to one that the engine has started."""
+    line = [pid]
+    while (parent := parents.get(line[-1], 0)) and parent not in line:
+        line.append(parent)
+    return line
+
+
+def _parents(of_gone: int = 0) -> dict[int, int]:
+    """The parent of each process that has not ended, 0 where that is not in this container.
+
+    Args:
+        of_gone: the parent to give for processes that end meanwhile.
+    """
+    found = {}
+    for pid in (int(path.name) for path in _PROC.iterdir() if path.name.isdecimal()):
+        try:
+            state, parent = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[:2]
+        except (FileNotFoundError, ProcessLookupError):
+            found[pid] = of_gone
+            continue
+        if state not in "ZX":
+            found[pid] = int(parent)
+        elif int(parent) == os.getpid():
+            os.waitpid(pid, os.WNOHANG)  # in a container without an init of its own
+    return found
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass  # it has just ended; or is another user's, and is reported if it does not end
+
+
+# System V IPC ---------------------------------------------------------------------------------------------------------
+
+
+def remove_ipc() -> None:
+    """Remove all shared memory, semaphores and message queues of System V that belong to the container.
+
+    Raises:
+        NotCleanError: one cannot be removed.
+    """
+    if not _has_own_ipc():
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    for kind, remove, *rest in (
+        ("shm", libc.shmctl, _IPC_RMID, None),
+        ("sem", libc.semctl, 0, _IPC_RMID),
+        ("msg", libc.msgctl, _IPC_RMID, None),
+    ):
+        for line in (_PROC / "sysvipc" / kind).read_text().splitlines()[1:]:
+            number = int(line.split()[1])
+            if remove(number, *rest) and ctypes.get_errno() not in (errno.EINVAL, errno.EIDRM):  # it has just gone
+                raise NotCleanError(f"System V {kind} {number} cannot be removed ({os.strerror(ctypes.get_errno())}).")
+
+
+def _has_own_ipc() -> bool:
+    """Whether shared memory, semaphores and queues belong to this container alone, as without `ipc: host`.
+
+    The engine calls the /dev/shm that it makes for a container shm.
+    """
+    return dict(_mounts()).get(_SHM) == "shm"

@@ -1,0 +1,201 @@
+"""The program of a container of a compose file: it waits, and becomes the node of one pool after another.
+
+`python -m skyward.runner.entry.standby` waits for clients. A pool's client runs `... standby take` in the same
+container through the engine; whoever may do that commands the container anyway, so no other proof is asked for. `take`
+claims the container from the waiting process, or ends with EXIT_TAKEN if another client has it. It then reads on
+standard input what the node is to be, and runs it. When that input ends, however the client ended, the node ends at
+once. The waiting process then restores the container to its first state, and the next client can have it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from skyward.runner.entry import cleaning
+from skyward.runner.entry.launch import (
+    adopt_orphans,
+    end_group_with,
+    exit_status,
+    free_port,
+    kill_group,
+    start_runner,
+)
+from skyward.system import select, socket, threading, time
+
+LEASE_VAR = "SKYWARD_STANDBY_LEASE"  # seconds without a client after which the container ends; empty: never
+GREETING = "skyward-standby "  # start of the line by which `take` tells that the container is the client's
+EXIT_TAKEN = 75  # another client has the container
+_SOCKET = Path(tempfile.gettempdir()) / "skyward-standby.sock"  # where `wait` is asked for the container
+_KNOWN = Path(tempfile.gettempdir()) / "skyward-standby.json"  # which files there were before the first client
+_YOURS, _TAKEN = b"y", b"t"
+_PATIENCE_S = 1.0  # how long the next client waits for one that may just be ending
+_START_S = 10.0  # how long `wait` may take to start on a busy machine
+_STEP_S = 0.05
+_END_S = 5.0
+
+
+def wait() -> int:
+    """Let one client after another have the container, until asked to end, or until none has come for the lease.
+
+    Each client finds the container as the first did: processes, files and shared memory of the one before are removed.
+    If that cannot be done, the container ends.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGINT, lambda *_: sys.exit(0))
+    try:
+        clean = _cleaner()
+        _SOCKET.unlink(missing_ok=True)  # of a container that has been started again
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(str(_SOCKET))
+            listener.listen(128)
+            while (client := _next_client(listener)) is not None:
+                with client:
+                    _serve(client, listener)
+                clean()
+                if not _SOCKET.is_socket():
+                    raise cleaning.NotCleanError(f"{_SOCKET}, where clients ask for the container, has been removed.")
+    except cleaning.NotCleanError as error:
+        _say(f"skyward: The container ends, because what its last client left cannot be removed. {error}\n")
+        return 1
+    return 0
+
+
+def _cleaner() -> Callable[[], None]:
+    """A function that restores the container to its state when it was first started."""
+    if not cleaning.is_alone():
+        _say("skyward: Other programs run here, so this container is not cleaned: what clients leave is not removed.\n")
+        return lambda: None
+    try:
+        known = json.loads(_KNOWN.read_text())
+    except FileNotFoundError:
+        known = cleaning.files()
+
+    def clean() -> None:
+        cleaning.end_processes()
+        cleaning.remove_files(known, keep=(str(_SOCKET), str(_KNOWN)))
+        cleaning.remove_ipc()
+        _KNOWN.write_text(json.dumps(known))
+
+    clean()
+    return clean
+
+
+def _next_client(listener: socket.socket) -> socket.socket | None:
+    """The next client that asks for the container; None when none has for the lease."""
+    listener.settimeout(float(os.environ.get(LEASE_VAR) or 0) or None)
+    try:
+        client, _ = listener.accept()
+    except TimeoutError:
+        return None
+    client.setblocking(True)
+    return client
+
+
+def _serve(client: socket.socket, listener: socket.socket) -> None:
+    """Let a client have the container until it ends; others that ask meanwhile are refused after a moment."""
+    if not _tell(client, _YOURS):
+        return
+    both = select.poll()
+    both.register(client, select.POLLIN)
+    both.register(listener, select.POLLIN)
+    while all(number != client.fileno() for number, _ in both.poll()):
+        other, _ = listener.accept()
+        with other:
+            ends = select.poll()
+            ends.register(client, select.POLLIN)
+            if not ends.poll(_PATIENCE_S * 1000):
+                _tell(other, _TAKEN)
+
+
+def take() -> int:
+    """Be the node that standard input describes, until it ends."""
+    with _claim() as wait:
+        if wait is None:
+            return EXIT_TAKEN
+        adopt_orphans()
+        run_dir = Path(tempfile.mkdtemp(prefix="skyward-"))
+        try:
+            facts = {"run_dir": str(run_dir), "port": free_port(), "volumes": cleaning.volumes()}
+            _say(f"{GREETING}{json.dumps(facts)}\n")
+            line = sys.stdin.buffer.readline()
+            return _run_node(json.loads(line), run_dir) if line else 0
+        finally:
+            _end_descendants()
+            shutil.rmtree(run_dir, ignore_errors=True)
+
+
+@contextmanager
+def _claim() -> Iterator[socket.socket | None]:
+    """Have the container while this connection to `wait` is open; None if another client has it."""
+    deadline = time.monotonic() + _START_S
+    while True:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            try:
+                sock.connect(str(_SOCKET))
+                answer = sock.recv(1)
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    raise SystemExit(f"No standby listens at {_SOCKET} in this container: {error}") from error
+                answer = b""  # it has just been started
+            if answer == _YOURS:
+                yield sock
+                return
+        if answer == _TAKEN:
+            yield None
+            return
+        time.sleep(_STEP_S)  # also when the client before has just gone
+
+
+def _run_node(order: dict[str, Any], run_dir: Path) -> int:
+    """Run the node's runner to its end; its exit status."""
+    runner = start_runner(order, run_dir, os.environ)
+    threading.Thread(target=_end_with_input, args=(runner,), daemon=True).start()
+    end_group_with(runner)
+    return exit_status(runner)
+
+
+def _end_with_input(runner: subprocess.Popen[bytes]) -> None:
+    """End the runner and all it started when the client is gone (a thread)."""
+    while os.read(0, 4096):
+        pass
+    kill_group(runner)
+
+
+def _end_descendants() -> None:
+    """End what the runner has started, daemons included: the children of each that ends become this process'."""
+    deadline = time.monotonic() + _END_S
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    while time.monotonic() < deadline and (pids := children.read_text().split()):
+        for pid in map(int, pids):
+            try:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+            except (ProcessLookupError, ChildProcessError, PermissionError):
+                pass  # it has just ended
+
+
+def _tell(client: socket.socket, answer: bytes) -> bool:
+    """Answer a client; False if it has gone."""
+    try:
+        client.sendall(answer)
+    except OSError:
+        return False
+    return True
+
+
+def _say(text: str) -> None:
+    os.write(1, text.encode())
+
+
+if __name__ == "__main__":
+    sys.exit(take() if sys.argv[1:] == ["take"] else wait())

@@ -1,0 +1,347 @@
+"""The program of a Swarm task: waits for its pool's client, then runs a node.
+
+A task knows where the engine has placed it, and no other address, so the client has to come to it. It listens at its
+machine's address in the swarm, with TLS 1.3, and accepts only the certificate that came with its secret: the pool's
+client. A connection starts with a line: `claim` has the task for this client, which then sends what the node is to be,
+the node's key included; `open ADDRESS` leads to one of the runner's sockets. The task ends with its runner, or when no
+client has come for the lease.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import ssl
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from skyward.errors import WireError
+from skyward.model.protocol import EXIT_CONFIG, EXIT_LEASE
+from skyward.runner.acceptor import Acceptor, shut
+from skyward.runner.entry.launch import (
+    end_group_with,
+    exit_status,
+    free_port,
+    gain_no_privileges,
+    kill_group,
+    start_runner,
+)
+from skyward.runner.signals import on_signals
+from skyward.system import Empty, SimpleQueue, socket, threading, time
+from skyward.wire.listen import dial, tune
+from skyward.wire.tls import Identity, plain_end, splice
+
+TASK_VAR, SLOT_VAR = "SKYWARD_TASK", "SKYWARD_SLOT"
+SECRET = Path("/run/secrets/skyward")
+CLAIM, OPEN = "claim", "open"  # first word of a connection
+# what a client asks of the task that it has claimed: run this node; end, and let the engine start another; end for good
+START, RESTART, STOP = "start", "restart", "stop"
+OUTPUT, EXIT = 0, 1  # kinds of messages that it gets from then on
+HEADER = struct.Struct("!BI")  # of those messages: kind and length
+EXIT_RESTART = 75  # not 0: the engine is to start the task again
+_WORK_DIR = Path("/work")  # where functions run in images that name no directory of their own
+_HANDSHAKE_S = 10.0
+_LINE_BYTES = 256
+_FLUSH_S = 2.0
+_PORTS = (20_000, 30_000)  # below those that the kernel gives to connections
+
+
+class End(NamedTuple):
+    """The task is to end, with this exit status."""
+
+    status: int
+
+
+class Start(NamedTuple):
+    """The client that has claimed the task wants this node."""
+
+    client: socket.socket
+    order: Mapping[str, Any]
+
+
+def ports(pool: str, slot: int) -> tuple[int, ...]:
+    """The ports of a slot: its task listens at the first of them that is free on its machine."""
+    digest = hashlib.sha256(f"{pool}/{slot}".encode()).digest()
+    first, after = _PORTS
+    return tuple(first + int.from_bytes(digest[at : at + 4]) % (after - first) for at in range(0, 16, 4))
+
+
+def main() -> int:
+    """Run the task to its end; the exit status is 0 if the engine is not to start it again."""
+    if Path.cwd() == Path("/"):  # there every top-level directory would be importable as a package
+        _WORK_DIR.mkdir(exist_ok=True)
+        os.chdir(_WORK_DIR)
+    settings = json.loads(os.environ[TASK_VAR])
+    if not settings["gains_privileges"]:
+        gain_no_privileges()
+    slot = int(os.environ[SLOT_VAR])
+    try:
+        identity = Identity(**json.loads(SECRET.read_text()))
+        listener = listen_at(local_address(settings["managers"]), ports(settings["pool"], slot))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        _log(f"The task for slot {slot} of pool {settings['pool']} cannot wait for its client: {error}")
+        return EXIT_CONFIG
+    return SwarmTask(listener, identity, float(settings["lease_s"])).run()
+
+
+def local_address(managers: list[str]) -> str:
+    """The machine's address in the network in which it reaches a manager of its swarm.
+
+    Raises:
+        OSError: none can be reached.
+    """
+    failure = OSError("no manager of the swarm is known")
+    for manager in managers:
+        host, _, port = manager.rpartition(":")
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:  # sends nothing; the kernel says what it would take
+            try:
+                probe.connect((host.strip("[]"), int(port)))
+                return str(probe.getsockname()[0])
+            except OSError as error:
+                failure = error
+    raise failure
+
+
+def listen_at(address: str, candidates: tuple[int, ...]) -> socket.socket:
+    """A listening socket at the first port that is free.
+
+    Raises:
+        OSError: none of them is.
+    """
+    for port in candidates:
+        sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((address, port))
+            sock.listen(128)
+            return sock
+        except OSError:
+            sock.close()
+    raise OSError(f"all of the ports {', '.join(map(str, candidates))} are in use at {address}")
+
+
+class SwarmTask:
+    """A task before it is a node, and while it is one."""
+
+    def __init__(self, listener: socket.socket, identity: Identity, lease_s: float) -> None:
+        self._listener, self._context, self._lease_s = listener, identity.context(server=True), lease_s
+        self._channel = identity.end_point
+        self._events: SimpleQueue[End | Start | None] = SimpleQueue()  # None: the client has gone, the lease begins
+        self._lock = threading.Lock()  # guards what follows
+        self._client: socket.socket | None = None  # that has claimed the task
+        self._contact = time.monotonic()
+        self._connections: list[threading.Thread] = []
+        self._run_dir: Path | None = None
+        self._runner: subprocess.Popen[bytes] | None = None
+
+    def run(self) -> int:
+        """Wait for the client, then run the node that it describes; the exit status."""
+        on_signals((signal.SIGTERM, signal.SIGINT), self._on_signal)
+        acceptor = Acceptor(
+            self._listener, wrap=self._wrap, authenticate=self._authenticate, serve=self._serve, say=_log
+        )
+        threading.Thread(target=acceptor.run, daemon=True).start()
+        event = self._wait()
+        if event is None:
+            _log(f"The task ends: no client came for {self._lease_s:g} s (its lease).")
+            return 0
+        if isinstance(event, End):
+            return event.status
+        with tempfile.TemporaryDirectory(prefix="skyward-") as folder:
+            return self._run_node(event, Path(folder))
+
+    def _wait(self) -> End | Start | None:
+        """The first request of a client, or signal to end; None when the lease is over."""
+        while True:
+            with self._lock:
+                left = None if self._client else self._contact + self._lease_s - time.monotonic()
+            if left is not None and left <= 0:
+                return None
+            try:
+                event = self._events.get(timeout=left)
+            except Empty:
+                continue
+            if event is not None:
+                return event
+
+    def _run_node(self, start: Start, run_dir: Path) -> int:
+        """Run the runner to its end; 0 where it has ended as it should."""
+        environment = {name: value for name, value in os.environ.items() if name not in (TASK_VAR, SLOT_VAR)}
+        environment |= gpus(environment)
+        runner = start_runner(start.order, run_dir, environment, self._channel.hex(), subprocess.PIPE)
+        with self._lock:
+            self._run_dir, self._runner = run_dir, runner
+        ends = self._requested_ends()  # those that came before there was a runner to be ended
+        if ends:
+            kill_group(runner)
+        ending = threading.Thread(target=end_group_with, args=(runner,), daemon=True)
+        ending.start()
+        self._forward_output(runner, start.client)
+        ending.join()
+        code = exit_status(runner)
+        self._report_exit(start.client, code)
+        if ends := (*ends, *self._requested_ends()):
+            return max(end.status for end in ends)
+        return 0 if code == EXIT_LEASE else code
+
+    def _requested_ends(self) -> tuple[End, ...]:
+        events = []
+        while not self._events.empty():
+            events.append(self._events.get())
+        return tuple(event for event in events if isinstance(event, End))
+
+    def _forward_output(self, runner: subprocess.Popen[bytes], client: socket.socket) -> None:
+        """Pass on what the runner prints, to the client as long as it listens and to the service's log."""
+        assert runner.stdout
+        while data := os.read(runner.stdout.fileno(), 1 << 16):
+            _write(data)
+            _send(client, OUTPUT, data)
+
+    def _report_exit(self, client: socket.socket, code: int) -> None:
+        """Tell the client how the runner ended, and let its connections deliver what they still carry."""
+        _send(client, EXIT, json.dumps({"code": code}).encode())
+        try:
+            client.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass  # the client was faster
+        with self._lock:
+            connections = tuple(self._connections)
+        deadline = time.monotonic() + _FLUSH_S
+        for connection in connections:
+            connection.join(max(0.0, deadline - time.monotonic()))
+
+    def _on_signal(self, number: int) -> None:
+        """Whoever ends the task ends the runner in its own way, and no task is started again for it."""
+        with self._lock:
+            runner = self._runner
+        if runner is None:
+            self._events.put(End(0))
+        elif runner.poll() is None:
+            runner.send_signal(number)
+
+    # connections -------------------------------------------------------------------------------------------------
+
+    def _wrap(self, sock: socket.socket) -> ssl.SSLSocket:
+        tune(sock)
+        keep_alive(sock)
+        sock.settimeout(_HANDSHAKE_S)
+        return self._context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+
+    def _authenticate(self, sock: socket.socket) -> tuple[ssl.SSLSocket, str]:
+        """The connection, and its first line; nothing is read of one without the pool's certificate."""
+        assert isinstance(sock, ssl.SSLSocket)
+        try:
+            sock.do_handshake()
+            return sock, sock.recv(_LINE_BYTES).decode().strip()
+        except (OSError, ValueError) as error:
+            sock.close()
+            raise WireError(f"It has not shown the certificate of the pool's client ({error}).") from error
+
+    def _serve(self, client: tuple[ssl.SSLSocket, str]) -> None:
+        """Do what a connection was made for (a thread per connection)."""
+        tls, line = client
+        word, _, address = line.partition(" ")
+        with self._lock:
+            own = threading.current_thread()
+            self._connections = [each for each in self._connections if each.is_alive()] + [own]
+        try:
+            if word == CLAIM:
+                self._serve_claim(tls)
+            else:
+                self._serve_open(tls, address)
+        except OSError:
+            tls.close()  # the client is gone
+
+    def _serve_open(self, tls: ssl.SSLSocket, address: str) -> None:
+        """Connect the client with a socket of the runner."""
+        with self._lock:
+            run_dir = self._run_dir
+        try:
+            if run_dir is None:
+                raise WireError("There is no runner yet.")
+            there = dial(run_dir, address)
+        except WireError as error:
+            tls.sendall(f"{error}\n".encode())
+            tls.close()
+            return
+        tls.sendall(b"ok\n")
+        splice(there, tls)
+
+    def _serve_claim(self, tls: ssl.SSLSocket) -> None:
+        """Let the client have the task until its connection ends. One that comes meanwhile may only end the task."""
+        with self._lock:
+            busy = self._client is not None or self._runner is not None
+            self._client = self._client or tls
+        near: socket.socket = tls
+        try:
+            tls.sendall(f"{json.dumps({'busy': busy, 'port': free_port()})}\n".encode())
+            near = plain_end(tls, "claim")
+            near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(_FLUSH_S), 0))
+            for line in near.makefile("r", encoding="utf-8"):
+                self._do(near, json.loads(line), busy=busy)
+        except ValueError as error:
+            _log(f"A client sent a request that is not understood ({error}); its connection was closed.")
+        finally:
+            near.close()
+            if not busy:
+                with self._lock:
+                    self._client, self._contact = None, time.monotonic()
+            self._events.put(None)
+
+    def _do(self, client: socket.socket, request: Mapping[str, Any], *, busy: bool) -> None:
+        """Do what a client asks of the task that it has claimed."""
+        if request["do"] == START and not busy:
+            self._events.put(Start(client, request))
+        elif request["do"] in (RESTART, STOP):
+            self._events.put(End(EXIT_RESTART if request["do"] == RESTART else 0))
+            if self._runner is not None:
+                kill_group(self._runner)
+
+
+def keep_alive(sock: socket.socket) -> None:
+    """Have the kernel notice within some seconds that the other machine is gone, though no packet says so."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    options = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 7000}
+    for name, value in options.items():
+        if hasattr(socket, name):  # some are Linux's
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def gpus(environment: Mapping[str, str]) -> dict[str, str]:
+    """CUDA's variable for the GPUs that the engine has reserved for this task, where it names them."""
+    for name, value in environment.items():
+        if name.startswith("DOCKER_RESOURCE_") and value.startswith("GPU-"):
+            return {"CUDA_VISIBLE_DEVICES": value}
+    return {}
+
+
+def _log(text: str) -> None:
+    """Write a line into the service's log."""
+    _write(f"skyward: {text}\n".encode(errors="replace"))
+
+
+def _write(data: bytes) -> None:
+    try:
+        os.write(1, data)
+    except OSError:
+        pass  # nobody keeps a log
+
+
+def _send(client: socket.socket, kind: int, data: bytes) -> None:
+    """Send the client a message; nothing happens if it is gone. One that does not read must not block the runner."""
+    try:
+        client.sendall(HEADER.pack(kind, len(data)) + data)
+    except OSError:
+        shut(client)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,186 @@
+"""What a node uses: processors, memory, network, GPUs. Read from cgroups (v2 or v1) and /proc, only when it is asked.
+
+A container is its cgroup. A node that is processes among others of its machine is the tree of its agent's processes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from skyward.runner.nvml import Gpus
+from skyward.system import time
+
+_SHORTEST_S = 0.25  # over which a rate is taken
+_LONGEST_S = 10.0
+_CGROUPS = Path("/sys/fs/cgroup")
+_PROC = Path("/proc")
+_TICKS, _PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+
+
+class _Sample(NamedTuple):
+    at: float  # monotonic
+    cpu_s: float
+    received: int
+    sent: int
+
+
+class UsageMeter:
+    """Measures what this node uses, for one thread at a time.
+
+    Args:
+        of_processes: whether the node is processes among others of its machine, not a container.
+        cgroups, proc: where the kernel tells it.
+    """
+
+    def __init__(self, *, of_processes: bool, cgroups: Path = _CGROUPS, proc: Path = _PROC) -> None:
+        self._proc = proc
+        self._last: _Sample | None = None
+        self._gpus: Gpus | None = None
+        source = None if of_processes else _cgroup(cgroups, proc)
+        self._source: Callable[[], tuple[float, int]] = source.read if source else self._read_tree
+        self._limit = min(filter(None, (source.limit() if source else None, _machine_memory(proc))), default=None)
+
+    def measure(self) -> dict[str, Any]:
+        """What it uses now; waits for a quarter of a second where no measurement of the last seconds is known.
+
+        Returns:
+            `cores` in use, `cpu_s` used so far, `memory` and `memory_limit` in bytes (None: not known), `received` and
+            `sent` bytes so far of all interfaces but loopback, both per second as `received_rate` and `sent_rate`, and
+            `gpus`, each with `name`, `utilization` (0 to 1), `memory` and `memory_limit`.
+        """
+        before = self._last
+        now = time.monotonic()
+        if before is None or now - before.at > _LONGEST_S:
+            before, _ = self._sample()
+        if (left := before.at + _SHORTEST_S - now) > 0:
+            time.sleep(left)
+        last, memory = self._sample()
+        self._last = last
+        if self._gpus is None:
+            self._gpus = Gpus()
+        span = last.at - before.at
+        return {
+            "cores": max(0.0, last.cpu_s - before.cpu_s) / span,  # a process that has ended takes its time along
+            "cpu_s": last.cpu_s,
+            "memory": memory,
+            "memory_limit": self._limit,
+            "received": last.received,
+            "sent": last.sent,
+            "received_rate": max(0, last.received - before.received) / span,
+            "sent_rate": max(0, last.sent - before.sent) / span,
+            "gpus": self._gpus.read(),
+        }
+
+    def _sample(self) -> tuple[_Sample, int]:
+        cpu_s, memory = self._source()
+        received, sent = _network(self._proc)
+        return _Sample(time.monotonic(), cpu_s, received, sent), memory
+
+    def _read_tree(self) -> tuple[float, int]:
+        """Of this process and all that it, and they, have started and that still run."""
+        cpu_s, memory, left = 0.0, 0, [os.getpid()]
+        while left:
+            folder = self._proc / str(left.pop())
+            try:
+                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+                pages = int((folder / "statm").read_text().split()[1])
+                left += [int(child) for child in (_children(folder))]
+            except (OSError, IndexError):
+                continue  # it has just ended
+            cpu_s += sum(map(int, fields[11:15])) / _TICKS  # its own time and that of children that have ended
+            memory += pages * _PAGE
+        return cpu_s, memory
+
+
+class _V2:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def read(self) -> tuple[float, int]:
+        used = int((self._folder / "memory.current").read_text())
+        cache = _fields(self._folder / "memory.stat").get("inactive_file", 0)
+        return _fields(self._folder / "cpu.stat")["usage_usec"] / 1e6, max(0, used - cache)
+
+    def limit(self) -> int | None:
+        text = (self._folder / "memory.max").read_text().strip()
+        return None if text == "max" else int(text)
+
+
+class _V1:
+    def __init__(self, cpu: Path, memory: Path) -> None:
+        self._cpu, self._memory = cpu, memory
+
+    def read(self) -> tuple[float, int]:
+        used = int((self._memory / "memory.usage_in_bytes").read_text())
+        cache = _fields(self._memory / "memory.stat").get("total_inactive_file", 0)
+        return int((self._cpu / "cpuacct.usage").read_text()) / 1e9, max(0, used - cache)
+
+    def limit(self) -> int | None:
+        return int((self._memory / "memory.limit_in_bytes").read_text())
+
+
+def _cgroup(root: Path, proc: Path) -> _V2 | _V1 | None:
+    """The cgroup of this process; None where the kernel does not tell.
+
+    A container may see its own cgroup at the root of the mount and yet be told its path on the host, so that both are
+    tried.
+    """
+    try:
+        lines = (proc / "self/cgroup").read_text().splitlines()
+        split = [line.split(":", 2) for line in lines]
+        paths = {name: path.lstrip("/") for _, names, path in split for name in names.split(",")}
+        candidates = [_V2(root / path) for path in (paths.get("", ""), "")]
+        if "memory" in paths and "cpuacct" in paths:
+            cpu, memory = root / "cpuacct", root / "memory"
+            both = [_V1(cpu / paths["cpuacct"], memory / paths["memory"]), _V1(cpu, memory)]
+            return next((each for each in both if _can_read(each)), None)
+    except (OSError, ValueError):
+        return None
+    return next((each for each in candidates if _can_read(each)), None)
+
+
+def _can_read(source: _V2 | _V1) -> bool:
+    try:
+        source.read()
+        source.limit()
+    except (OSError, KeyError, ValueError):
+        return False
+    return True
+
+
+def _fields(path: Path) -> dict[str, int]:
+    """A file of lines with a name and a number."""
+    return {name: int(value) for name, _, value in (line.partition(" ") for line in path.read_text().splitlines())}
+
+
+def _children(folder: Path) -> Iterator[str]:
+    """The processes that the threads of one have started."""
+    for task in (folder / "task").iterdir():
+        yield from (task / "children").read_text().split()
+
+
+def _network(proc: Path) -> tuple[int, int]:
+    """Bytes received and sent by all interfaces but loopback."""
+    received = sent = 0
+    try:
+        lines = (proc / "net/dev").read_text().splitlines()[2:]
+    except OSError:
+        return 0, 0
+    for line in lines:
+        name, _, figures = line.partition(":")
+        if name.strip() != "lo":
+            numbers = figures.split()
+            received, sent = received + int(numbers[0]), sent + int(numbers[8])
+    return received, sent
+
+
+def _machine_memory(proc: Path) -> int | None:
+    """Bytes of memory of the machine."""
+    try:
+        line = (proc / "meminfo").read_text().partition("\n")[0]
+    except OSError:
+        return None
+    return int(line.split()[1]) * 1024

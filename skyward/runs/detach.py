@@ -1,0 +1,140 @@
+"""Detached runs: where the driver of a program goes, which its pools decide, and the driver as a process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from shutil import rmtree
+
+from skyward.builder.events import Report
+from skyward.builder.sources.modules import find_module
+from skyward.builder.sources.pools import DeclaredPool, declared_pools
+from skyward.engine import find_engine
+from skyward.errors import ConfigError, ProviderError
+from skyward.records.run import FOLDER_VARIABLE, RunRecord
+from skyward.runs.beside import as_container
+from skyward.runs.driver import STARTED, write_launch
+from skyward.runs.launch import Launch
+
+_NOT_HANDED = (FOLDER_VARIABLE, "SKYWARD_DOCKER_CLI")  # of this process, and of this machine
+_OF_VOLUMES = (
+    *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION"),
+    *("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"),
+)
+_RENTING = frozenset({"AWS", "GCP"})
+_DRIVER = "skyward.runs.driver"
+
+
+def detach(launch: Launch, variables: Sequence[str], keep_s: float | None, report: Report) -> RunRecord:
+    """Start the driver of a program that goes on alone; returns once it has confirmed that the program runs.
+
+    Args:
+        launch: the program.
+        variables: names of environment variables that the program needs where it runs, beside those of `secrets=`.
+        keep_s: how long rented machines stay after the run's end for its results; None for an hour.
+        report: receives progress.
+
+    Raises:
+        ConfigError: there is no such variable, nothing is rented that could be kept, or where the program's pools run
+            is not known before it runs.
+        ProviderError: the driver ended before the program ran.
+    """
+    if missing := [name for name in variables if name not in os.environ]:
+        raise ConfigError(f"--env {missing[0]}: there is no such variable in the environment of this command.")
+    source = _source(launch)
+    pools = declared_pools(source)
+    names = {use.name for pool in pools for use in pool.providers}
+    rents = bool(names & _RENTING)
+    if keep_s is not None and not rents:
+        raise ConfigError("--keep is for rented machines, and the pools of this program rent none.")
+    if names <= {"Local"}:
+        return _as_process(launch)
+    elsewhere = [use for pool in pools for use in pool.providers if use.name != "Local"]
+    for other in elsewhere:
+        if other.name not in ("Docker", "SSH", "Swarm", *_RENTING):
+            raise ConfigError(
+                f"{other.where}: a run with a pool of sky.{other.name} cannot be detached; with pools of sky.Local, "
+                "sky.Docker, sky.SSH, sky.Swarm, sky.AWS or sky.GCP it can. Run it without --detach, in a terminal "
+                "that stays (tmux)."
+            )
+        if other.name != elsewhere[0].name:
+            raise ConfigError(
+                f"{other.where}: the pools of a detached run are on this machine or on others, and one is at "
+                f"{elsewhere[0].where}. Run them as two programs, or without --detach."
+            )
+    if verified := next((pool for pool in pools if pool.is_verified), None):
+        raise ConfigError(
+            f"{verified.where}: a pool with verify= cannot be in a detached run: its key stays with you. Run the "
+            "program without --detach."
+        )
+    handed = _variables(variables, pools)
+    if rents:
+        from skyward.runs.on_rented import on_rented_machines
+
+        if local := next((use for pool in pools for use in pool.providers if use.name == "Local"), None):
+            raise ConfigError(f"{local.where}: a detached run on rented machines has no pool of sky.Local beside them.")
+        return on_rented_machines(launch, source, pools, handed, keep_s, report)
+    if elsewhere[0].name == "SSH":
+        from skyward.runs.on_host import on_first_host
+
+        return on_first_host(launch, source, elsewhere, handed, report)
+    if elsewhere[0].name == "Swarm":
+        from skyward.runs.on_swarm import on_manager
+
+        return on_manager(launch, source, elsewhere, handed, report)
+    first = elsewhere[0]
+    address = find_engine(first.kwargs.get("base_url") or next(iter(first.args), None))
+    return as_container(launch, source, address, handed, report)
+
+
+def _variables(wanted: Sequence[str], pools: Sequence[DeclaredPool]) -> dict[str, str]:
+    """The variables that the program needs elsewhere: those asked for, secrets of its pools, skyward's settings."""
+    secrets = [name for pool in pools for name in pool.secrets]
+    if missing := [name for name in secrets if name not in os.environ]:
+        raise ConfigError(f"The program's pools give {missing[0]} to their workers (secrets=), which is not set here.")
+    settings = [name for name in os.environ if name.startswith("SKYWARD_") and name not in _NOT_HANDED]
+    if any(pool.has_volumes for pool in pools):
+        settings += [name for name in os.environ if name in _OF_VOLUMES]
+    return {name: os.environ[name] for name in (*settings, *secrets, *wanted)}
+
+
+def _source(launch: Launch) -> Path:
+    """The file of the program."""
+    if not launch.is_module:
+        return launch.directory / launch.program
+    path = (str(launch.directory), *sys.path)
+    found = find_module(f"{launch.program}.__main__", path) or find_module(launch.program, path)
+    if found is None or found.file is None or found.file.suffix != ".py":
+        raise ConfigError(f"The module {launch.program} has no source file, so its pools cannot be found.")
+    return found.file
+
+
+def _as_process(launch: Launch) -> RunRecord:
+    """The driver as a process of its own session, which no terminal and no process group of this one reaches."""
+    record = launch.record(detached=True)
+    folder = launch.folder
+    record.write(folder)
+    write_launch(folder, launch.words)
+    said = folder / "driver.log"
+    with open(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-m", _DRIVER, str(folder)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            start_new_session=True,
+        )
+    assert process.stdout
+    try:
+        with process.stdout as confirmation:
+            if confirmation.readline().strip() == STARTED.encode():
+                return RunRecord.parse((folder / "run.json").read_bytes())
+    except BaseException:  # Ctrl-C: nobody would know of it
+        process.terminate()
+        raise
+    status, told = process.wait(), said.read_text(errors="replace").strip()
+    rmtree(folder)
+    raise ProviderError(f"The driver of {launch.id} ended with status {status} before the program ran. {told}")

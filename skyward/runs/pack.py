@@ -1,0 +1,91 @@
+"""What a program needs where it runs: the script, the local modules it imports, the files that its images include."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from skyward._pool.code.bundle import bundle_modules, bundle_paths
+from skyward.builder.sources.declared import Declared
+from skyward.builder.sources.entry_code import imports_in
+from skyward.errors import ConfigError
+from skyward.runs.launch import Launch
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """The files of a program, by their paths below the directory that it will run in, and how it is started there."""
+
+    files: dict[str, bytes]
+    words: tuple[str, ...]
+
+    def write(self, folder: Path) -> None:
+        """Put the files below a directory that only this user can read."""
+        folder.mkdir(mode=0o700)
+        for name, data in self.files.items():
+            path = folder / name
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700), "wb") as file:
+                file.write(data)
+
+
+def pack(launch: Launch, source: Path, images: Sequence[Declared]) -> Pack:
+    """The files of a program that is to run elsewhere.
+
+    Its own place relative to the working directory stays, and so does that of its modules relative to it.
+
+    Args:
+        launch: the program.
+        source: its file.
+        images: those of its pools.
+
+    Raises:
+        ConfigError: a file cannot be read, lies where it cannot be packed from, or is too large.
+        SerializationError: its modules cannot be read, or are larger than 20 MB.
+    """
+    script = _inside(launch.directory, source)
+    files: dict[str, bytes] = {}
+    for image in images:
+        for path in image.image.includes:
+            _check_include(launch.directory, path, image)
+        files |= dict(bundle_paths(image.image.includes, image.image.excludes).files)
+    if launch.is_module:
+        root, names = PurePosixPath(), [launch.program, f"{launch.program}.__main__"]
+        words: tuple[str, ...] = ("-m", launch.program, *launch.arguments)
+    else:
+        root, names = script.parent, [each.name for each in imports_in(source, "", source.name)]
+        files[str(script)] = source.read_bytes()
+        words = (str(script), *launch.arguments)
+    with _searching(launch.directory if launch.is_module else source.parent):
+        modules = bundle_modules(names)
+    files |= {str(root / name): data for name, data in modules.files}
+    return Pack(files, words)
+
+
+def _inside(directory: Path, source: Path) -> PurePosixPath:
+    """The path of a program below the working directory; its name where it is elsewhere."""
+    path = Path(os.path.normpath(source))
+    return PurePosixPath(path.relative_to(directory) if path.is_relative_to(directory) else path.name)
+
+
+def _check_include(directory: Path, path: str, image: Declared) -> None:
+    found = Path(os.path.normpath(directory / Path(path).expanduser()))
+    if not found.is_relative_to(directory):
+        raise ConfigError(
+            f"{image.where}: Image(includes=...) names {path}, which is not below {directory}, where the program is "
+            "started. A detached run takes the program's directory along; start it from a directory that has both."
+        )
+
+
+@contextmanager
+def _searching(folder: Path) -> Iterator[None]:
+    """Find modules as the program will: in its own directory first."""
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))

@@ -1,0 +1,259 @@
+"""One program as a child process: what it prints goes to a journal and, in the foreground, on to the terminal.
+
+In the foreground it has this process's standard input and process group, so that job control, `input()` and the
+terminal's Ctrl-C reach it as they reach any program. An output that is a terminal stays one: the program writes to a
+pseudo terminal of the same size, whose bytes are kept and written to the real one. Where both outputs are terminals
+they share one, since on a terminal their order counts; the record then has all of it as "out".
+"""
+
+from __future__ import annotations
+
+import codecs
+import ctypes
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from skyward.errors import ConfigError
+from skyward.records.journal import JournalWriter
+
+PASSED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_CHUNK = 64 * 1024
+_SMALL = 4096  # bytes; after fewer, what comes within _GATHER_S is read at once: unbuffered programs print signs singly
+_GATHER_S = 0.01
+_SILENCE_S = 0.5  # after the program's end, until what its own children left behind is taken to print no more
+_AFTER_S = 5.0  # the longest that these are read
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a program ended.
+
+    Attributes:
+        status: its exit status; 128 and the signal's number where a signal ended it, as shells have it.
+        reason: what ended it, for people; None where it ended by itself.
+    """
+
+    status: int
+    reason: str | None = None
+
+
+@dataclass(slots=True)
+class _Stream:
+    """One of a program's two outputs: where it is read, and the descriptor that it is passed on to, if any."""
+
+    name: str
+    source: int
+    target: int | None
+    decoder: codecs.IncrementalDecoder = field(default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
+
+
+def run_program(
+    command: Sequence[str],
+    journal: JournalWriter,
+    *,
+    directory: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    foreground: bool = False,
+    on_start: Callable[[], None] = lambda: None,
+) -> Ended:
+    """Run a program to its end. Signals that this process gets meanwhile are passed on to it. Main thread only.
+
+    Args:
+        command: the program with its arguments.
+        journal: takes what it prints: t, stream ("out", "err"), text.
+        directory: that it runs in; None for this process's.
+        environment: all its variables; None for this process's.
+        foreground: give it this process's input and terminal, and pass on what it prints.
+        on_start: called once it runs.
+
+    Raises:
+        ConfigError: it cannot be started.
+    """
+    before = block_signals()
+    try:
+        outputs = _Outputs(journal, foreground)
+        process = _spawn(command, outputs, directory, environment, foreground, before - {*PASSED})
+        threading.Thread(target=_pass_signals, args=(process, outputs), name="signals", daemon=True).start()
+        on_start()
+        outputs.follow(process)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    status = process.returncode
+    reason = f"ended by {signal.Signals(-status).name}" if status < 0 else None
+    return Ended(status if status >= 0 else 128 - status, outputs.problem or reason)
+
+
+def block_signals() -> set[int | signal.Signals]:
+    """Keep what is to be passed on from threads that are started from now on; what was blocked before."""
+    return signal.pthread_sigmask(signal.SIG_BLOCK, (*PASSED, signal.SIGWINCH))
+
+
+class _Outputs:
+    """The two outputs of a program."""
+
+    def __init__(self, journal: JournalWriter, foreground: bool) -> None:
+        self._journal = journal
+        self._terminals: list[int] = []  # of ours, with the program's end of each pseudo terminal behind it
+        self.given: list[int] = []  # the program's ends
+        self.problem: str | None = None
+        self._streams = [self._open("out", 1, foreground)]
+        if foreground and os.isatty(1) and os.isatty(2):  # on one terminal the order counts: both are "out"
+            self.given.append(os.dup(self.given[0]))
+        else:
+            self._streams.append(self._open("err", 2, foreground))
+        self.resize()
+
+    def _open(self, name: str, number: int, foreground: bool) -> _Stream:
+        if foreground and os.isatty(number):
+            source, given = pty.openpty()
+            modes = termios.tcgetattr(given)
+            modes[1] &= ~termios.OPOST  # the real terminal does that
+            modes[3] &= ~termios.ECHO
+            termios.tcsetattr(given, termios.TCSANOW, modes)
+            self._terminals.append(source)
+        else:
+            source, given = os.pipe()
+        os.set_blocking(source, False)
+        self.given.append(given)
+        return _Stream(name, source, number if foreground else None)
+
+    def resize(self) -> None:
+        """Give the pseudo terminals the size of the real one."""
+        for source in self._terminals:
+            with suppress(OSError):  # closed at this moment
+                size = fcntl.ioctl(1 if os.isatty(1) else 2, termios.TIOCGWINSZ, struct.pack("4H", 0, 0, 0, 0))
+                fcntl.ioctl(source, termios.TIOCSWINSZ, size)
+
+    def follow(self, process: subprocess.Popen[bytes]) -> None:
+        """Read until the program has ended and its outputs with it, or nothing more comes of its own children."""
+        ended, tell_end = os.pipe()
+
+        def wait() -> None:
+            process.wait()
+            os.close(tell_end)
+
+        threading.Thread(target=wait, name="program", daemon=True).start()
+        until = None
+        while self._streams and (until is None or time.monotonic() < until):
+            waiting = [each.source for each in self._streams]
+            ready, _, _ = select.select([*waiting, ended] if until is None else waiting, [], [], until and _SILENCE_S)
+            if not ready:
+                break
+            if ended in ready:
+                until = time.monotonic() + _AFTER_S
+            for each in [each for each in self._streams if each.source in ready]:
+                self._read(each)
+        for each in list(self._streams):
+            self._end(each)
+        process.wait()
+        os.close(ended)
+
+    def _read(self, stream: _Stream) -> None:
+        try:
+            data = os.read(stream.source, _CHUNK)
+        except BlockingIOError:
+            return
+        except OSError:  # of a pseudo terminal that nobody has open any more
+            data = b""
+        if not data:
+            self._end(stream)
+            return
+        self._keep(stream, stream.decoder.decode(data))
+        if stream.target is None and len(data) < _SMALL:
+            time.sleep(_GATHER_S)
+        if stream.target is not None and not _write(stream.target, data):
+            self._end(stream)  # the program then finds out as it would have without us
+
+    def _end(self, stream: _Stream) -> None:
+        self._streams.remove(stream)
+        if stream.source in self._terminals:
+            self._terminals.remove(stream.source)
+        os.close(stream.source)
+        self._keep(stream, stream.decoder.decode(b"", True))
+
+    def _keep(self, stream: _Stream, text: str) -> None:
+        if not text or self.problem:
+            return
+        try:
+            self._journal.append({"t": round(time.time(), 3), "stream": stream.name, "text": text})
+        except OSError as error:  # what it prints still goes to the terminal, and the program goes on
+            self.problem = f"what it printed later could not be kept: {error.strerror}"
+
+
+def _spawn(
+    command: Sequence[str],
+    outputs: _Outputs,
+    directory: Path | None,
+    environment: Mapping[str, str] | None,
+    foreground: bool,
+    mask: set[int | signal.Signals],
+) -> subprocess.Popen[bytes]:
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+    def prepare() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if libc is not None:  # where this process is killed, the program is asked to end
+            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+    try:
+        return subprocess.Popen(
+            command,
+            cwd=directory,
+            env=environment,
+            stdin=None if foreground else subprocess.DEVNULL,
+            stdout=outputs.given[0],
+            stderr=outputs.given[1],
+            preexec_fn=prepare,  # noqa: PLW1509 - no other thread runs yet
+        )
+    except OSError as error:
+        raise ConfigError(f"{command[0]} cannot be started: {error.strerror}.") from error
+    finally:
+        for each in outputs.given:
+            os.close(each)
+
+
+def _pass_signals(process: subprocess.Popen[bytes], outputs: _Outputs) -> None:
+    """Pass on what this process gets; what a terminal sends goes to the program, in the same group, by itself."""
+    while True:
+        number, by_terminal = _next_signal((*PASSED, signal.SIGWINCH))
+        if number == signal.SIGWINCH:
+            outputs.resize()
+        elif by_terminal:
+            continue
+        process.send_signal(number)
+
+
+def _next_signal(numbers: Sequence[int]) -> tuple[int, bool]:
+    """Wait for a signal: which it is, and whether a terminal has sent it."""
+    if sys.platform == "darwin":  # it does not tell who sends: what a terminal can send is taken for its
+        number = signal.sigwait(numbers)
+        return number, number in (signal.SIGINT, signal.SIGQUIT)
+    else:  # noqa: RET505 - type checkers know by it what each system has
+        info = signal.sigwaitinfo(numbers)
+        return info.si_signo, info.si_code > 0  # sent by the kernel
+
+
+def _write(target: int, data: bytes) -> bool:
+    """Write everything; whether somebody reads it."""
+    while data:
+        try:
+            data = data[os.write(target, data) :]
+        except BlockingIOError:  # another program has made the terminal so
+            select.select([], [target], [])
+        except OSError:
+            return False
+    return True

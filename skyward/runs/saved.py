@@ -1,0 +1,135 @@
+"""What programs keep beside their runs: values under names (`sky.save`), and files in the run's output folder.
+
+A value is a file in the run's directory, in a format that says what it is and cannot hold code: `.json`, `.bin` for
+bytes, `.npy` for an array of numpy's. So whoever reads it trusts the machine that wrote it with nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import os
+import re
+import secrets
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from skyward.errors import ConfigError, PoolError
+from skyward.model.instance import ENV_VAR
+from skyward.nodes.process_id import ProcessId
+from skyward.records.own_run import run_of_process
+
+SUFFIXES = (".json", ".bin", ".npy")
+_NAME = re.compile("[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+_MAGIC = b"\x93NUMPY"
+
+
+def save(name: str, value: Any) -> None:
+    """Keep a value under a name beside the record of this program's run: `skyward result RUN` shows and fetches it.
+
+    A program that no `skyward run` has started has a record as well, of its own. Saved again under the same name, the
+    later value replaces the earlier one. Call it in the program itself: functions on nodes return what they have.
+
+    Args:
+        name: letters, digits, "_", "-" and ".".
+        value: what JSON holds (tuples become lists), numbers of numpy's, bytes, or an array of numpy's of numbers.
+
+    Raises:
+        ConfigError: the name or the value is none of these; or the disk does not take it.
+        PoolError: this process is a node's.
+    """
+    if not _NAME.fullmatch(str(name)):
+        raise ConfigError(f"sky.save takes a name of letters, digits and _-. that begins with neither; found {name!r}.")
+    folder = _folder("saved", "sky.save")
+    suffix, data = _encoded(name, value)
+    try:
+        draft = folder / f".{name}.{os.getpid()}.{secrets.token_hex(2)}"
+        draft.write_bytes(data)
+        draft.chmod(0o600)
+        draft.replace(folder / f"{name}{suffix}")
+        for other in SUFFIXES:
+            if other != suffix:
+                (folder / f"{name}{other}").unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigError(f"sky.save cannot write {name!r} to {folder}: {error}.") from error
+
+
+def output_folder() -> Path:
+    """A directory for files that this program leaves: `skyward result RUN --into DIR` fetches them.
+
+    It is part of the run's record, and this user's alone.
+
+    Raises:
+        ConfigError: it cannot be made.
+        PoolError: this process is a node's.
+    """
+    return _folder("files", "sky.output_folder")
+
+
+def shown(suffix: str, data: bytes) -> str:
+    """A saved value in a few words, for lists.
+
+    Args:
+        suffix: of its file.
+        data: what the file begins with.
+    """
+    if suffix == ".json":
+        return data.decode("utf-8", "replace").strip()
+    if suffix == ".npy":
+        with suppress(ValueError, SyntaxError, KeyError, TypeError):
+            header = ast.literal_eval(_header(data))
+            return f"array of {header['descr']} {tuple(header['shape'])}"
+    return "bytes"
+
+
+def _folder(name: str, function: str) -> Path:
+    if ENV_VAR in os.environ:
+        raise PoolError(
+            f"{function} keeps what the program has, and was called in a function on a node. Return the value, and "
+            "keep it in the program."
+        )
+    try:
+        folder = run_of_process(ProcessId.of(os.getpid()).text) / name
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{function}: the record of this run cannot be written: {error}.") from error
+    return folder
+
+
+def _encoded(name: str, value: Any) -> tuple[str, bytes]:
+    if isinstance(value, bytes | bytearray | memoryview):
+        return ".bin", bytes(value)
+    if type(value).__module__ == "numpy" and getattr(value, "shape", None):
+        import numpy as np
+
+        file = io.BytesIO()
+        try:
+            np.save(file, value, allow_pickle=False)
+        except ValueError as error:
+            raise ConfigError(f"sky.save takes arrays of numbers, not of objects; {name!r} is one: {error}.") from error
+        return ".npy", file.getvalue()
+    try:
+        return ".json", (json.dumps(value, default=_plain, ensure_ascii=False) + "\n").encode("utf-8", "replace")
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"sky.save takes what JSON holds, bytes, or an array; {name!r} is a {type(value).__name__} that is none of "
+            f"these ({error}). Write it to a file in sky.output_folder()."
+        ) from error
+
+
+def _plain(value: Any) -> Any:
+    """Numbers of numpy's, and of tensors with one element, as Python's."""
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
+        return value.item()
+    raise TypeError(f"a {type(value).__module__}.{type(value).__qualname__} is in it")
+
+
+def _header(data: bytes) -> str:
+    """The description of an array: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html."""
+    if not data.startswith(_MAGIC):
+        raise ValueError("no array")
+    wide = 2 if data[6] == 1 else 4
+    length = int.from_bytes(data[8 : 8 + wide], "little")
+    return data[8 + wide : 8 + wide + length].decode("latin-1")

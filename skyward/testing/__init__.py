@@ -1,0 +1,1 @@
+"""For authors of extensions: tests that say whether a provider keeps its contract."""

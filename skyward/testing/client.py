@@ -1,0 +1,203 @@
+"""The clients of the conformance tests, as a process: `python -m skyward.testing.client`, with its order on stdin.
+
+One process imports skyward once and forks the clients, each of which opens a pool of the provider and ends at one call.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from skyward._compute import ComputeFunction, compute
+from skyward._pool.pool import ComputePool
+from skyward.errors import WorkerLostError
+from skyward.providers.base import PoolRequest, Provider
+
+# the calls at which clients are killed, by whose they are
+ALLOCATION_CALLS = ("acquire", "prepare", "replace", "release")
+HOST_CALLS = ("claim_port", "start")
+NODE_CALLS = ("wait_ready", "connect", "remove")
+CALLS = ("open", *ALLOCATION_CALLS, *HOST_CALLS, *NODE_CALLS)
+_AT_ONCE = 6  # clients
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What the process is to do.
+
+    Attributes:
+        provider: the one that is tested.
+        settings: parameters of the pools.
+        action: "crash", "silence", or "destroy".
+        calls: pairs of a call and "before" or "after", at which a client is killed.
+        pool_id: what is to be destroyed.
+    """
+
+    provider: Provider
+    settings: dict[str, Any]
+    action: str
+    calls: Sequence[tuple[str, str]] = ()
+    pool_id: str = ""
+
+
+def node_functions() -> tuple[ComputeFunction[[], str], ComputeFunction[[], None]]:
+    """Two functions for nodes: which start of which node this is, and one that ends its node.
+
+    They are local ones, so that they travel with their code: nodes do not have this module.
+    """
+
+    @compute
+    def incarnation() -> str:
+        import os
+        import socket
+        from pathlib import Path
+
+        agent = os.getppid()
+        stat = Path(f"/proc/{agent}/stat")
+        started = stat.read_text().rpartition(")")[2].split()[19] if stat.exists() else ""
+        # containers on the network of their host have its name, and two that start at once the same numbers
+        namespace = Path("/proc/self/ns/pid")
+        return f"{socket.gethostname()} {namespace.readlink() if namespace.exists() else ''} {agent} {started}"
+
+    @compute
+    def end_node() -> None:
+        import os
+        import signal
+        import time
+
+        os.kill(os.getppid(), signal.SIGTERM)
+        time.sleep(60)
+
+    return incarnation, end_node
+
+
+def use(pool: ComputePool, *, loses_a_node: bool) -> None:
+    """Open a pool, call once, and lose a node if that is wanted."""
+    incarnation, end_node = node_functions()
+    with pool:
+        before = incarnation() @ pool
+        if loses_a_node:
+            try:
+                end_node() >> pool
+            except WorkerLostError:
+                pass  # that is what the function is for
+            assert set(incarnation() @ pool) != set(before)
+
+
+def crash(order: Order) -> None:
+    """Let a client die at each call, a few at a time; tell of each its call, pool, and how it ended."""
+    waiting, running = list(order.calls), dict[int, tuple[str, str, int]]()
+    while waiting or running:
+        while waiting and len(running) < _AT_ONCE:
+            name, when = waiting.pop(0)
+            ours, theirs = os.pipe()
+            if (pid := os.fork()) == 0:
+                _crash_at(order, name, when, theirs)
+            os.close(theirs)
+            running[pid] = (name, when, ours)
+        pid, status = os.wait()
+        name, when, ours = running.pop(pid)
+        with os.fdopen(ours) as pipe:
+            _say(json.dumps([name, when, pipe.read(), os.waitstatus_to_exitcode(status)]))
+
+
+def _crash_at(order: Order, name: str, when: str, pipe: int) -> None:
+    status = 1
+    try:
+        _kill_at(order.provider, name, when)
+        pool = ComputePool(order.provider, **order.settings)
+        os.write(pipe, pool.id.encode())
+        use(pool, loses_a_node=name == "replace")
+        status = 0
+    except Exception as error:  # it is the answer, whatever it is
+        sys.stderr.write(f"{name}, {when}: {error!r}\n")
+    finally:
+        os._exit(status)
+
+
+def _kill_at(provider: Provider, name: str, when: str) -> None:
+    """Have this process killed at the first call of that name, before or after it."""
+    allocation = type(provider.open(PoolRequest(pool_id="00000000")))
+    if name == "open":
+        _replace(type(provider), name, _killing(when))
+    elif name in ALLOCATION_CALLS:
+        _replace(allocation, name, _killing(when))
+    elif name in HOST_CALLS:
+        _replace(allocation, "acquire", lambda hosts: _replace(type(hosts[0]), name, _killing(when)))
+    else:
+
+        def found(hosts: Sequence[object]) -> None:
+            _replace(type(hosts[0]), "start", lambda node: _replace(type(node), name, _killing(when)))
+
+        _replace(allocation, "acquire", found)
+
+
+def _killing(when: str) -> Callable[[Any], None] | None:
+    return (lambda _: _die()) if when == "after" else None
+
+
+def _replace(owner: type, name: str, then: Callable[[Any], None] | None) -> None:
+    """Have something done with the result of a method; None: the process is killed before the call."""
+    original = getattr(owner, name)
+    if getattr(original, "is_watched", False):
+        return  # another object of the same class
+
+    def call(*given: Any, **more: Any) -> Any:
+        if then is None:
+            _die()
+        result = original(*given, **more)
+        if then is not None:
+            then(result)
+        return result
+
+    call.is_watched = True  # type: ignore[attr-defined]
+    setattr(owner, name, call)
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fall_silent(order: Order) -> None:
+    """Open a pool and stop; when continued, tell whether its nodes have been replaced."""
+    incarnation, _ = node_functions()
+    with ComputePool(order.provider, **order.settings) as pool:
+        before = incarnation() @ pool
+        _say(pool.id)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        after: list[str] = []
+        while not after:
+            try:
+                after = incarnation() @ pool
+            except WorkerLostError:
+                continue  # the call was under way when that was noticed
+        _say(json.dumps(bool(set(before) & set(after))))
+
+
+def destroy(order: Order) -> None:
+    """Tell what there is of a pool, destroy it, twice, and tell again."""
+    _tell_found(order)
+    order.provider.destroy(order.pool_id)
+    order.provider.destroy(order.pool_id)
+    _tell_found(order)
+
+
+def _tell_found(order: Order) -> None:
+    _say(json.dumps([found for found in order.provider.find() if found["pool"] == order.pool_id]))
+
+
+def _say(line: str) -> None:
+    """Tell the test."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    given = pickle.load(sys.stdin.buffer)
+    {"crash": crash, "silence": fall_silent, "destroy": destroy}[given.action](given)

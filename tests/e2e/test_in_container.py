@@ -1,0 +1,51 @@
+"""A client in a container, with the socket of the engine and nothing else that they share."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import skyward as sky
+from skyward.builder.cache import cache_path
+from tests.conftest import ROOT
+
+PROGRAM = """
+import skyward as sky
+
+@sky.compute
+def node():
+    return sky.instance_info().node
+
+with sky.ComputePool(sky.Docker(), nodes=2, display="quiet") as pool:
+    print(node() @ pool)
+"""
+
+
+@pytest.mark.timeout(120)
+def test_a_client_in_a_container_needs_the_socket_only(engine: Any) -> None:
+    """Its directory is in the container's own layer, where the engine finds it; nothing of the pool is left."""
+    with sky.ComputePool(sky.Docker(), display="quiet"):
+        pass  # the image is there now, and known
+    mounted = [Path(os.environ["DOCKER_HOST"].removeprefix("unix://")), ROOT, cache_path()]
+    mounted += [Path(each).resolve() for each in (sys.prefix, sys.base_prefix)]
+    told = ("DOCKER_HOST", "SKYWARD_BASE")
+    output = engine.containers.run(
+        os.environ["SKYWARD_BASE"],
+        ["-c", PROGRAM],
+        entrypoint=[str(Path(sys.prefix).resolve() / "bin/python")],
+        environment={
+            **{name: os.environ[name] for name in told},
+            "PYTHONPATH": str(ROOT),
+            "XDG_CACHE_HOME": str(cache_path().parent),
+        },
+        volumes=[f"{path}:{path}" for path in mounted],
+        user="0",
+        network_mode="host",
+        remove=True,
+        stderr=True,
+    )
+    assert output.decode().splitlines()[-1] == "[0, 1]"

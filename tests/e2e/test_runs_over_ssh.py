@@ -1,0 +1,331 @@
+"""Runs on a machine reached by SSH: their records, output and end, across cuts of the connection.
+
+The machine is an sshd on loopback with a state directory of its own; a run on it is a program that journals.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from skyward.cli.main import main
+from skyward.errors import ProviderError
+from skyward.model.ssh import SshHost
+from skyward.records.journal import Entry
+from skyward.records.run import RunRecord
+from skyward.runs.fetch import fetch
+from skyward.runs.follow import follow
+from skyward.runs.losses import Losses
+from skyward.runs.place import CHUNK, FileFacts
+from skyward.runs.ssh_runs import SshRuns
+from tests.e2e.sshd import Server, Site
+from tests.e2e.sshd import site as site
+
+PROGRAM = Path(__file__).parents[1] / "unit" / "runs" / "printing.py"
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of runs on the machine; that of this user is empty."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "here"))
+    return tmp_path / "there" / "skyward" / "runs"
+
+
+@pytest.fixture
+def server(site: Site, there: Path) -> Server:
+    """The machine."""
+    return site.serve(f"SetEnv=XDG_STATE_HOME={there.parents[1]}")
+
+
+@pytest.fixture
+def place(site: Site, server: Server) -> Iterator[SshRuns]:
+    """Its runs."""
+    found = SshRuns(site.host(server, site.known(server)))
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def start(there: Path) -> Iterator[Start]:
+    """Start a run on the machine."""
+    running: list[subprocess.Popen[str]] = []
+
+    def begin(
+        name: str, lines: int = 3, pause_s: float = 0.0, end: str = "0", held: tuple[int, ...] = ()
+    ) -> subprocess.Popen[str]:
+        words = [sys.executable, str(PROGRAM), str(there / name), str(lines), str(pause_s), end, *map(str, held)]
+        process = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+        running.append(process)
+        assert process.stdout
+        assert process.stdout.readline() == "started\n"
+        return process
+
+    yield begin
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+def texts(entries: list[Entry]) -> list[str]:
+    return [entry.fields["text"] for entry in entries]
+
+
+def pointer_to(host: SshHost) -> RunRecord:
+    """The record of run train-1 that the machine which has started it there keeps."""
+    return RunRecord(
+        id="train-1",
+        program="train.py",
+        started=time.time(),
+        directory="/",
+        user="me@here",
+        place=host.name,
+        key=host.key,
+        known_hosts=host.known_hosts,
+        detached=True,
+    )
+
+
+def record_of(place: SshRuns, name: str) -> RunRecord:
+    record = place.record(name)
+    assert record
+    return record
+
+
+def test_runs_of_a_machine_are_read_like_those_of_this_one(place: SshRuns, start: Start) -> None:
+    """Records, output from any position, state, and what there is not."""
+    assert place.records() == []
+    done, killed = start("done", 3), start("killed", 2, 0.0, "kill")
+    running = start("running", 1000, 0.1)
+    done.wait()
+    killed.wait()
+
+    assert sorted(record.id for record in place.records()) == ["done", "killed", "running"]
+    entries = list(place.entries("done", "output"))
+    assert texts(entries) == ["line 0\n", "line 1\n", "line 2\n"]
+    assert texts(list(place.entries("done", "output", entries[0].end))) == ["line 1\n", "line 2\n"]
+    phases = {name: place.state(record_of(place, name)).phase for name in ("done", "killed", "running")}
+    assert phases == {"done": "ended", "killed": "killed", "running": "running"}
+    assert place.record("none") is None
+    assert list(place.entries("none", "output")) == []
+
+    place.signal(record_of(place, "running"), "TERM")
+    assert running.wait(60) == -signal.SIGTERM
+
+
+def test_files_of_any_name_and_content_arrive_as_they_are(place: SshRuns, there: Path) -> None:
+    """Blanks, quotes, newlines, bytes that are no text; no link is followed."""
+    folder = there / "train" / "files"
+    (folder / "of 'epoch' 1").mkdir(parents=True)
+    contents = {"plain": b"", "of 'epoch' 1/$(id)\n\"x\"": bytes(range(256)) * 9000, "ümläut *": b"\n\n"}
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+    (folder / "link").symlink_to("/etc/passwd")
+
+    found = place.files("train/files")
+
+    assert {each.path: each.size for each in found} == {name: len(content) for name, content in contents.items()}
+    for name, content in contents.items():
+        whole = b""
+        while part := place.read(f"train/files/{name}", len(whole)):
+            whole += part
+        assert whole == content
+    assert place.checksum("train/files/plain") == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+    assert place.checksum("train/files/none") == ""
+    assert place.files("train/none") == []
+
+
+def test_a_connection_that_is_cut_goes_on_where_it_was(place: SshRuns, start: Start) -> None:
+    """Each line once, in order, and it is said. The run prints no more until its connection has been cut."""
+    run = start("train", 150, held=(20, 90))
+    said: list[str] = []
+    entries = []
+    following = follow(place, record_of(place, "train"), "output", Losses(place.name, "train", said.append))
+    while True:
+        try:
+            entries.append(next(following))
+        except StopIteration as end:
+            state = end.value
+            break
+        if len(entries) in (20, 90):
+            assert place._connection
+            place._connection.kill()
+            assert run.stdin
+            run.stdin.write("go on\n")
+            run.stdin.flush()
+
+    assert texts(entries) == [f"line {n}\n" for n in range(150)]
+    assert (state.phase, state.status) == ("ended", 0)
+    assert sum("answers again" in each for each in said) == 2
+
+
+def test_a_machine_that_falls_silent_is_said_to_be_lost(
+    place: SshRuns, start: Start, server: Server, request: pytest.FixtureRequest
+) -> None:
+    """Within ten seconds, as one does whose power fails: nothing is closed, nothing answers."""
+    start("train", 1000, 0.1)
+
+    def end(text: str) -> None:
+        raise RuntimeError(text)
+
+    losses = Losses(place.name, "train", end)
+    following = follow(place, record_of(place, "train"), "output", losses)
+    next(following)
+    processes = [server.process.pid, *descendants(server.process.pid)]
+
+    def wake() -> None:
+        for process in processes:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGCONT)
+
+    request.addfinalizer(wake)
+    for process in processes:
+        os.kill(process, signal.SIGSTOP)
+    lost = time.monotonic()
+
+    with pytest.raises(RuntimeError, match=r"does not answer.*Run train may still run there; trying to reach it again"):
+        for _ in following:
+            pass
+
+    assert time.monotonic() - lost < 10
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes that a process has started, and those that these have."""
+    children = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [each for child in children for each in (child, *descendants(child))]
+
+
+def test_the_commands_find_a_run_on_a_machine_that_is_named(
+    site: Site, server: Server, there: Path, start: Start, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """By --host; without it they say that it is not known here."""
+    start("train", 5).wait()
+    where = ["--host", f"{os.environ.get('USER') or site.host(server, '').user}@127.0.0.1:{server.port}"]
+    trust = ["--key", site.key, "--known-hosts", site.known(server)]
+
+    assert main(["attach", "train"]) == 2
+    assert "--host user@host" in capfd.readouterr().err
+    assert main(["attach", "train", "--json", *where, *trust]) == 0
+    told = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert [each["text"] for each in told[:-1]] == [f"line {n}\n" for n in range(5)]
+    assert main(["logs", "train", *where, *trust]) == 0
+    assert capfd.readouterr().out == "line 0\nline 1\nline 2\nline 4\n"
+
+
+def test_a_pointer_leads_to_the_machine(
+    site: Site, server: Server, there: Path, tmp_path: Path, start: Start, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A record here that says where the run is, with the key and the host keys to use."""
+    start("train-1", 5).wait()
+    host = site.host(server, site.known(server))
+    pointer_to(host).write(tmp_path / "here" / "skyward" / "runs" / "train-1")
+
+    assert main(["logs", "train"]) == 0
+    assert capfd.readouterr().out == "line 0\nline 1\nline 2\nline 4\n"
+    (there / "train-1" / "run.json").rename(there / "run.json")
+    assert main(["down", "train-1"]) == 6
+    assert f"{host.name} has no record of run train-1 any more: it was removed there." in capfd.readouterr().err
+    server.process.terminate()
+    server.process.wait()
+    assert main(["attach", "train"]) == 6
+    assert f"Run train-1 was started on {host.name}, which cannot be asked; it may still run there." in (
+        capfd.readouterr().err
+    )
+    assert main(["ps"]) == 6
+    listed = capfd.readouterr()
+    assert f"skyward: runs on {host.name} cannot be read: " in listed.err
+    (row,) = [line for line in listed.out.splitlines() if line.startswith("train-1")]
+    assert "machine lost" in row
+
+
+def test_a_machine_without_a_program_that_this_takes_says_so(site: Site, there: Path, tmp_path: Path) -> None:
+    """Before anything is asked."""
+    (tmp_path / "programs").mkdir()
+    for name in ("sh", "id"):
+        (tmp_path / "programs" / name).symlink_to(f"/bin/{name}")
+    server = site.serve(f"SetEnv=PATH={tmp_path}/programs XDG_STATE_HOME={there.parents[1]}")
+    place = SshRuns(site.host(server, site.known(server)))
+
+    with pytest.raises(ProviderError, match="there is no base64 on its PATH"):
+        place.records()
+
+
+def test_results_are_fetched_before_the_machine_is_gone(
+    site: Site, server: Server, there: Path, tmp_path: Path, start: Start, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """By attach, once: output, values and files; the machine is told, and not asked again."""
+    start("train-1", 5).wait()
+    (there / "train-1" / "saved").mkdir()
+    (there / "train-1" / "saved" / "loss.json").write_text("0.5\n")
+    (there / "train-1" / "files" / "a").mkdir(parents=True)
+    (there / "train-1" / "files" / "a" / "weights").write_bytes(os.urandom(3_000_000))
+    host = site.host(server, site.known(server))
+    pointer_to(host).write(tmp_path / "here" / "skyward" / "runs" / "train-1")
+
+    assert main(["attach", "train"]) == 0
+    assert (there / "train-1" / "collected").exists()
+    server.process.terminate()
+    server.process.wait()
+    capfd.readouterr()
+
+    assert main(["result", "train", "--json", "--into", str(tmp_path / "got")]) == 0
+    told = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert [each["value"] for each in told if each["event"] == "value"] == [0.5]
+    weights = there / "train-1" / "files" / "a" / "weights"
+    assert (tmp_path / "got" / "files" / "a" / "weights").read_bytes() == weights.read_bytes()
+    assert main(["logs", "train"]) == 0
+    assert capfd.readouterr().out == "line 0\nline 1\nline 2\nline 4\n"
+
+
+def test_a_file_is_fetched_in_parts(place: SshRuns, there: Path, tmp_path: Path) -> None:
+    """What has arrived before a cut is not fetched again; what has changed since is."""
+    folder = there / "train" / "files"
+    folder.mkdir(parents=True)
+    (folder / "weights").write_bytes(bytes(range(256)) * 16_000)
+    (tmp_path / "got").mkdir()
+    part = tmp_path / "got" / "weights.skyward-part"
+    part.write_bytes((folder / "weights").read_bytes()[:3_000_000])
+    said: list[str] = []
+    losses = Losses(place.name, "train", said.append)
+    asked = []
+    read = place.read
+
+    def cut_once(path: str, offset: int = 0, limit: int = CHUNK) -> bytes | None:
+        asked.append(offset)
+        if len(asked) == 1:
+            assert place._connection
+            place._connection.kill()
+        return read(path, offset, limit)
+
+    place.read = cut_once  # type: ignore[method-assign]
+    fetch(place, "train/files", tmp_path / "got", losses, lambda _: None)
+
+    assert (tmp_path / "got" / "weights").read_bytes() == (folder / "weights").read_bytes()
+    assert asked[:2] == [3_000_000, 3_000_000]
+    assert [each.rpartition(" ")[2] for each in said] == ["again.", "again."]
+    assert not part.exists()
+    (folder / "weights").write_bytes(b"other")
+    part.write_bytes(b"half of something else")
+    fetch(place, "train/files", tmp_path / "got", losses, lambda _: None)
+    assert (tmp_path / "got" / "weights").read_bytes() == b"other"
+
+
+def test_no_name_of_a_machine_leads_out_of_the_directory(place: SshRuns, tmp_path: Path) -> None:
+    """Whatever it says."""
+    place.files = lambda path: [FileFacts("../../.bashrc", 5)]  # type: ignore[method-assign] # noqa: ARG005  # type: ignore[method-assign]
+
+    with pytest.raises(ProviderError, match="would lie outside of"):
+        fetch(place, "train/files", tmp_path / "got", Losses("", "train", print), lambda _: None)
+    assert not (tmp_path / ".bashrc").exists()

@@ -1,0 +1,93 @@
+"""The documentation as a site: it builds without a warning, its links lead somewhere, no other host is asked."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from scripts.site.links import problems
+from scripts.site.pages import sources
+from skyward.cli.commands import COMMANDS, cli
+from tests.conftest import ROOT
+
+BUILD_S = 280.0  # a few seconds on a quiet machine; the first time npm fetches the script for diagrams
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built by what `make docs` runs."""
+    into = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "scripts.site", "--into", str(into)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=BUILD_S, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return into
+
+
+def text_of(site: Path, page: str) -> str:
+    return (site / page / "index.html").read_text(encoding="utf-8")
+
+
+def commands(group: click.Command, name: str) -> Iterator[str]:
+    """The full names of a command and of those below it."""
+    yield name
+    if isinstance(group, click.Group):
+        for each in group.list_commands(click.Context(group)):
+            command = group.get_command(click.Context(group), each)
+            assert command is not None
+            yield from commands(command, f"{name} {each}")
+
+
+def test_every_page_is_built(site: Path) -> None:
+    """With diagrams as diagrams, and the script that draws them on those pages alone."""
+    names = [page.removesuffix("index.md").removesuffix(".md") for page in sources()]
+    assert [name for name in names if not (site / name / "index.html").exists()] == []
+
+    concepts = text_of(site, "concepts")
+    assert concepts.count('<pre class="mermaid">') == 3
+    order = ("javascripts/mermaid.min.js", "javascripts/diagrams.js", "assets/javascripts/bundle")
+    assert sorted(order, key=concepts.index) == list(order)
+    assert "mermaid.min.js" not in text_of(site, "errors")
+    assert (site / "javascripts" / "mermaid.min.js").stat().st_size > 1_000_000
+
+
+def test_the_reference_shows_parameters_and_commands(site: Path) -> None:
+    """Defaults of the API, and every command with its options."""
+    api = text_of(site, "api-reference")
+    assert 'id="skyward._pool.pool.ComputePool"' in api
+    assert "provision_timeout" in api
+    assert "&gt;&gt;&gt;" in api  # examples are code, and not quotations within quotations
+    assert "<blockquote>" not in api
+    assert 'id="skyward._pool.pool.ComputePool.map"' in api
+
+    shown = set(re.findall(r'<h\d id="[^"]*">(skyward[^<]*)<', text_of(site, "cli")))
+    assert set(COMMANDS) <= {name.split()[1] for name in shown if " " in name}
+    assert shown == set(commands(cli, "skyward"))
+
+
+def test_guides_show_the_programs_that_are_tested(site: Path) -> None:
+    """Embedded lines are those of the files."""
+    page = re.sub(r"<[^>]+>", "", text_of(site, "guides/pytorch-distributed"))
+    assert page.count("dist.all_reduce(metrics, op=dist.ReduceOp.SUM)") == 2  # the piece, and the whole program
+    assert "examples/guides/06_pytorch_distributed.py:" not in page
+
+
+def test_dead_links_and_other_hosts_are_found(tmp_path: Path) -> None:
+    """A page that is not there, a heading that is not there, a script of another host; what is right is not named."""
+    (tmp_path / "index.html").write_text(
+        '<h1 id="top">x</h1><a href="#top">a</a> <a href="other/">b</a> <a href="gone/">c</a> '
+        '<a href="other/#here">d</a> <a href="other/#nowhere">e</a> <script src="https://example.com/x.js"></script>'
+    )
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "index.html").write_text('<h1 id="here">x</h1><a href="../index.html">up</a>')
+
+    assert problems(tmp_path) == [
+        "index.html links gone/, and there is no such page.",
+        "index.html links other/#nowhere, and there is no such heading.",
+        "index.html loads https://example.com/x.js from another host.",
+    ]

@@ -1,0 +1,420 @@
+"""Pools that are kept under a name: the next client takes the nodes over, alone, and sees nothing of the one before."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import skyward as sky
+from skyward.errors import PoolError
+from skyward.nodes.run_directory import pool_directories
+from skyward.records.kept_pool import KeptPool, pool_folder
+from tests.e2e.sshd import Site, site
+from tests.waiting import wait_until
+
+__all__ = ["site"]
+
+PATIENCE_S = 120.0
+PROGRAM = """
+import json, os, sys, time
+import skyward as sky
+
+IMAGE = sky.Image({image})
+
+@sky.compute
+def look(mark):
+    import os, sys, tempfile
+    from pathlib import Path
+    places = [Path("left"), *([Path("/dev/shm/left"), Path(tempfile.gettempdir(), "left")] if {is_alone} else [])]
+    def process(pid):
+        return f"{{pid}} {{Path(f'/proc/{{pid}}/stat').read_text().rpartition(')')[2].split()[19]}}"
+    found = {{
+        "agent": process(os.getppid()), "worker": process(os.getpid()), "module": getattr(sys, "left", None),
+        "cwd": os.getcwd(),
+        "env": os.environ.get("LEFT"), "given": os.environ.get("GIVEN"), "secret": os.environ.get("TOKEN"),
+        "files": [str(place) for place in places if place.exists()], "total": sky.instance_info().total_nodes,
+    }}
+    sys.left = os.environ["LEFT"] = mark
+    for place in places:
+        place.write_text(mark)
+    os.chdir("/")
+    return found
+
+try:
+    with sky.ComputePool({provider}, image=IMAGE, name={name!r}, **{{"keep": 60, **{pool!r}}}) as pool:
+        print(json.dumps({{"pool": pool.id, "found": look({mark!r}) @ pool, **pool.stages}}), flush=True)
+        {body}
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+Run = Callable[..., "Client"]
+
+
+class Client:
+    """A program in a process of its own that opens the pool; its streams are files, which never block it."""
+
+    def __init__(self, folder: Path, number: int, text: str, env: dict[str, str]) -> None:
+        program = folder / f"program{number}.py"
+        program.write_text(text)
+        self._out, self._err = folder / f"{number}.out", folder / f"{number}.err"
+        with self._out.open("w") as out, self._err.open("w") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, "-u", str(program)], stdout=out, stderr=err, env={**os.environ, **env}, cwd=folder
+            )
+
+    @property
+    def out(self) -> str:
+        return self._out.read_text()
+
+    @property
+    def err(self) -> str:
+        return self._err.read_text()
+
+    def says(self, words: str) -> None:
+        wait_until(lambda: words in self.out + self.err or self.process.poll() is not None, PATIENCE_S)
+        assert words in self.out + self.err, self.out + self.err
+
+    def opened(self) -> dict[str, Any]:
+        """What it has found, once it has the pool."""
+        self.says('"found"')
+        document: dict[str, Any] = json.loads(next(line for line in self.out.splitlines() if line.startswith("{")))
+        return document
+
+    def ends(self, status: int = 0) -> dict[str, Any]:
+        assert self.process.wait(PATIENCE_S) == status, self.out + self.err
+        return self.opened()
+
+    def has_taken(self) -> bool:
+        """Whether it has the pool, or had it and has ended before anybody looked."""
+        return is_taken() or self.process.poll() is not None
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def main(words: list[str]) -> int:
+    """The command, imported here alone: nodes import this module, and do not have it."""
+    from skyward.cli.main import main
+
+    return main(words)
+
+
+@pytest.fixture(params=["Local", "Docker"])
+def kind(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def run(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    """Start programs that open the pool "warm"; whatever is left of it when the test ends is removed."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    clients: list[Client] = []
+
+    def start(mark: str = "", body: str = "pass", env: dict[str, str] | None = None, **pool: Any) -> Client:
+        pool |= {"env": pool.pop("variables")} if "variables" in pool else {}
+        text = PROGRAM.format(
+            image="",
+            provider=pool.pop("provider", f"sky.{kind}()"),
+            name="warm",
+            mark=mark,
+            pool=pool,
+            is_alone=kind != "Local",
+            body="BODY",
+        )
+        text = text.replace("BODY", textwrap.indent(textwrap.dedent(body), " " * 8).lstrip())
+        clients.append(Client(tmp_path, len(clients), text, env or {}))
+        return clients[-1]
+
+    yield start
+    for client in clients:
+        client.kill()
+    if record := KeptPool.read(pool_folder("warm")):
+        provider_of(kind).destroy(record.pool)
+
+
+def provider_of(kind: str) -> Any:
+    return getattr(sky, kind)()
+
+
+def agents(client: dict[str, Any]) -> list[Any]:
+    return [(each["agent"], each["cwd"]) for each in client["found"]]
+
+
+def is_untouched(found: Sequence[dict[str, Any]]) -> bool:
+    """Whether nothing of an earlier client is to be seen."""
+    return all(not (each["module"] or each["env"] or each["secret"] or each["files"]) for each in found)
+
+
+def is_gone(kind: str, pool: str) -> bool:
+    """Whether no node of a pool is left."""
+    return all(each["pool"] != pool for each in provider_of(kind).find())
+
+
+def is_taken() -> bool:
+    """Whether a client has noted that it has the pool."""
+    record = KeptPool.read(pool_folder("warm"))
+    return record is not None and record.until is None
+
+
+def left_directories(pool: str) -> list[Path]:
+    return [each.path for each in pool_directories() if each.pool == pool]
+
+
+def test_the_next_client_gets_the_nodes_with_fresh_workers(run: Run) -> None:
+    """The same agents, other processes, and nothing of the client before: modules, variables, secrets, files."""
+    first = run("one", nodes=2, secrets={"TOKEN": "s3cret"}).ends()
+    second = run("two", nodes=2).ends()
+    assert second["pool"] == first["pool"]
+    assert agents(second) == agents(first)
+    assert {each["worker"] for each in first["found"]}.isdisjoint(each["worker"] for each in second["found"])
+    assert [each["secret"] for each in first["found"]] == ["s3cret"] * 2
+    assert is_untouched(second["found"])
+
+
+def test_a_client_gets_its_own_environment(run: Run, kind: str) -> None:
+    """Variables of a program whose nodes are processes; where they are containers, another env= replaces them."""
+
+    def given(value: str) -> Client:
+        return run(value, env={"GIVEN": value}) if kind == "Local" else run(value, variables={"GIVEN": value})
+
+    first, second = given("1").ends(), given("2")
+    after = second.ends()
+    assert [each["given"] for each in after["found"]] == ["2"]
+    assert (agents(after) == agents(first)) == (kind == "Local")
+    assert ("they have another environment" in second.err) == (kind != "Local")
+    assert is_untouched(after["found"])
+
+
+@pytest.mark.parametrize("kind", ["Local"], indirect=True)
+def test_another_number_of_nodes(run: Run) -> None:
+    """Nodes are added to those that are there; those that are too many end."""
+    one, three, two = (run(str(count), nodes=count).ends() for count in (1, 3, 2))
+    assert agents(three)[:1] == agents(one)
+    assert agents(two) == agents(three)[:2]
+    assert [each["total"] for each in two["found"]] == [2, 2]
+
+
+@pytest.mark.parametrize("kind", ["Local"], indirect=True)
+def test_two_at_once_never_share(run: Run) -> None:
+    """The second waits and says for whom; its workers are others, started after the first has left."""
+    first = run("one", body="open('inside', 'w').close()\nwhile os.path.exists('inside'): time.sleep(0.05)", nodes=2)
+    first.opened()
+    second = run("two", nodes=2)
+    second.says("waiting for it")
+    assert f"process {first.process.pid}" in second.err
+    assert not second.out
+    Path(first._out.parent, "inside").unlink()
+    before, after = first.ends(), second.ends()
+    assert agents(before) == agents(after)
+    assert is_untouched(after["found"])
+
+
+@pytest.mark.parametrize("kind", ["Local"], indirect=True)
+def test_share_false_does_not_wait(run: Run) -> None:
+    """It is an error that says who has the pool, and changes nothing for that one."""
+    first = run("one", body="time.sleep(600)")
+    first.opened()
+    with pytest.raises(PoolError, match=rf"in use by program0.py \(process {first.process.pid}, since .*share=False"):
+        sky.ComputePool(sky.Local(), name="warm", keep=5, share=False).__enter__()
+    assert first.process.poll() is None
+
+
+@pytest.mark.parametrize("kind", ["Local"], indirect=True)
+def test_ctrl_c_while_it_waits(run: Run) -> None:
+    """A client that waits ends at once; the one that has the pool notices nothing."""
+    first = run("one", body="open('inside', 'w').close()\nwhile os.path.exists('inside'): time.sleep(0.05)")
+    first.opened()
+    second = run("two")
+    second.says("waiting for it")
+    second.process.send_signal(signal.SIGINT)
+    assert second.process.wait(PATIENCE_S) == 0
+    assert "interrupted" in second.out
+    Path(first._out.parent, "inside").unlink()
+    assert agents(run("three").ends()) == agents(first.ends())
+
+
+@pytest.mark.parametrize("body", ["time.sleep(600)", "look('again') @ pool; (look('more') > pool); time.sleep(600)"])
+def test_a_client_is_killed(run: Run, body: str) -> None:
+    """The next one takes the nodes over, with workers that the killed one never had."""
+    first = run("one", body=body)
+    before = first.opened()
+    first.kill()
+    after = run("two").ends()
+    assert agents(after) == agents(before)
+    assert is_untouched(after["found"])
+
+
+def test_clients_are_killed_at_any_moment_of_taking_over_and_leaving(run: Run) -> None:
+    """Whatever moment it is, the next client that is let live gets nodes that nobody else has used."""
+    run("one").ends()
+    for number in range(4):
+        client = run(str(number))
+        if number % 2:
+            client.opened()  # it is about to leave
+        else:
+            wait_until(client.has_taken, PATIENCE_S)
+        time.sleep(number * 0.01)
+        client.kill()
+        assert client.process.returncode in (0, -signal.SIGKILL), client.err
+        assert is_untouched(run("next").ends()["found"])
+
+
+def test_a_node_that_has_died_is_started_anew(run: Run, kind: str, engine: Any) -> None:
+    """One line says so; the others are taken over."""
+    first = run("one", nodes=2).ends()
+    if kind == "Local":
+        os.kill(int(first["found"][1]["agent"].split()[0]), signal.SIGKILL)
+    else:
+        engine.containers.get(f"skyward-{first['pool']}-1").kill()
+    second = run("two", nodes=2)
+    after = second.ends()
+    assert agents(after)[0] == agents(first)[0]
+    assert agents(after)[1] != agents(first)[1]
+    assert "node 1 of pool warm is started anew" in second.err
+
+
+def test_the_time_that_it_is_kept_is_over(run: Run, kind: str) -> None:
+    """The nodes end by themselves; the next pool of any kind removes their files."""
+    first = run("one", keep=1).ends()
+    wait_until(lambda: is_gone(kind, first["pool"]), PATIENCE_S)
+    with sky.ComputePool(sky.Local()):
+        assert not left_directories(first["pool"])
+        assert not pool_folder("warm").exists()
+
+
+def test_without_keep_the_pool_ends(run: Run, kind: str) -> None:
+    """What was kept is taken over, and ended with the block: nodes, files, record."""
+    first = run("one").ends()
+    last = run("two", keep=None).ends()
+    assert agents(last) == agents(first)
+    assert is_gone(kind, first["pool"])
+    assert not left_directories(first["pool"])
+    assert not pool_folder("warm").exists()
+
+
+@pytest.mark.parametrize("kind", ["Local"], indirect=True)
+def test_a_pool_that_cannot_be_opened_is_left_as_it_was(run: Run, kind: str) -> None:
+    """The next client finds the nodes."""
+    first = run("one").ends()
+    with pytest.raises(PoolError, match="is kept on"):
+        sky.ComputePool(sky.Docker() if kind == "Local" else sky.Local(), name="warm").__enter__()
+    assert agents(run("two").ends()) == agents(first)
+
+
+@pytest.mark.parametrize("kind", ["Local"], indirect=True)
+def test_a_fork_of_the_client_keeps_nothing(run: Run) -> None:
+    """A child that lives on has no claim to the pool."""
+    body = "if os.fork() == 0:\n    open('child', 'w').write(str(os.getpid()))\n    time.sleep(600)\n    os._exit(0)"
+    first = run("one", body=body + "\nwhile not os.path.exists('child'): time.sleep(0.01)")
+    before = first.ends()
+    child = int(Path(first._out.parent, "child").read_text())
+    try:
+        assert agents(run("two", share=False).ends()) == agents(before)
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("kind", ["Local"], indirect=True)
+def test_it_is_opened_twice_in_one_process(run: Run, kind: str) -> None:
+    """One inside the other is an error, which says so; one after the other is a take-over like any."""
+    del run
+    ids = []
+    for _ in range(2):
+        with sky.ComputePool(provider_of(kind), name="warm", keep=30, display="quiet") as pool:
+            ids.append(pool.id)
+            with pytest.raises(PoolError, match="has pool 'warm' open already"):
+                sky.ComputePool(provider_of(kind), name="warm", keep=30).__enter__()
+    assert ids[0] == ids[1]
+
+
+def test_skyward_down(run: Run, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """`skyward ps` shows the name and until when it is kept; `skyward down` ends it by its name."""
+    first = run("one").ends()
+    assert main(["ps"]) == 0
+    shown = capsys.readouterr().out
+    assert "warm" in shown
+    assert "kept until" in shown
+    assert main(["down", "warm"]) == 0
+    assert is_gone(kind, first["pool"])
+    assert not left_directories(first["pool"])
+    assert not pool_folder("warm").exists()
+
+
+@pytest.mark.parametrize("kind", ["Docker"], indirect=True)
+@pytest.mark.parametrize("site", ["OpenSSH"], indirect=True)
+def test_over_ssh(run: Run, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes of a host are taken over after a client has left, and after one was killed; then nothing stays there."""
+    server = site.serve(f"SetEnv=DOCKER_HOST={os.environ['DOCKER_HOST']}")
+    host, known = f"{getpass.getuser()}@127.0.0.1:{server.port}", site.known(server)
+    monkeypatch.setenv("SSH_AUTH_SOCK", "")
+    provider = f"sky.SSH({host!r}, key={site.key!r}, known_hosts={known!r})"
+    first = run("one", nodes=2, provider=provider, secrets={"TOKEN": "s3cret"}).ends()
+    second = run("two", nodes=1, provider=provider, body="time.sleep(600)")
+    assert second.opened()["found"][0]["agent"] == first["found"][0]["agent"]
+    assert is_untouched(second.opened()["found"])
+    second.kill()
+    third = run("three", nodes=1, provider=provider).ends()
+    assert agents(third) == agents(first)[:1]
+    assert is_untouched(third["found"])
+    pools = Path.home() / ".cache" / "skyward" / "pools"
+    assert main(["down", "warm", "--ssh", host, "--key", site.key, "--known-hosts", known]) == 0
+    assert not pool_folder("warm").exists()
+    last = run("four", nodes=1, keep=1, provider=provider).ends()
+    assert last["pool"] != first["pool"]
+    assert not list(pools.glob(f"{first['pool']}.*"))
+    wait_until(lambda: not list(pools.glob(f"{last['pool']}.*")), PATIENCE_S)
+    assert is_gone("Docker", first["pool"])
+    assert is_gone("Docker", last["pool"])
+
+
+DYING = """
+import os
+import skyward as sky
+from skyward._pool.named import NamedPool
+from skyward._pool.nodes import takeover
+from skyward._pool.nodes.node_client import NodeClient
+from skyward.providers.{module} import {kind}Allocation as Allocation
+from skyward.records.kept_pool import KeptPool, PoolLock
+from tests.e2e.dying import die_at
+from tests.e2e.stand_functions import where
+
+CALLS = [
+    (PoolLock, "acquire"), (KeptPool, "write"), (Allocation, "acquire"), (Allocation, "prepare"), (Allocation, "adopt"),
+    (takeover, "take"), (NamedPool, "note"), (NodeClient, "keep"), (Allocation, "let_go"), (NamedPool, "keep"),
+    (NamedPool, "leave"), (PoolLock, "release"),
+]
+number, when = os.environ["CLIENT_DIES"].split()
+die_at(*CALLS[int(number)], when)
+with sky.ComputePool(sky.{kind}(), name="warm", keep=60, display="quiet") as pool:
+    where() >> pool
+"""
+
+
+@pytest.mark.parametrize(("kind", "when"), [("Local", "before"), ("Docker", "after")], indirect=["kind"])
+def test_a_client_killed_at_any_call_of_taking_over_and_leaving(run: Run, kind: str, tmp_path: Path, when: str) -> None:
+    """The next one gets nodes that nobody has used since they were started; in the end nothing is left."""
+    first = run("one").ends()
+    for number in range(12):
+        words = [sys.executable, "-c", DYING.format(kind=kind, module=kind.lower())]
+        client = subprocess.run(words, env={**os.environ, "CLIENT_DIES": f"{number} {when}"}, check=False, timeout=100)
+        assert client.returncode == -signal.SIGKILL, f"call {number} was never made"
+    last = run("two").ends()
+    assert is_untouched(last["found"])
+    assert last["pool"] == first["pool"]
+    assert main(["down", "warm"]) == 0
+    assert is_gone(kind, first["pool"])
+    assert not left_directories(first["pool"])
+    assert not list((tmp_path / "state" / "skyward" / "pools").iterdir())

@@ -1,0 +1,189 @@
+"""BuildKit's output as people see it, and as an error tells it."""
+
+from __future__ import annotations
+
+import pytest
+
+from skyward.builder.docker.failure import build_failure
+from skyward.builder.docker.progress import Progress
+from skyward.builder.events import Event, as_lines
+from skyward.errors import BuildError, ImageError, ImageNotFoundError
+from skyward.model.image import Image
+from tests.unit.image.images import compiled, torched
+
+PLAN = compiled(torched(Image(pip=["rich"], apt=["git"], run=["make it"])))  # torch is large, rich is not
+
+
+def _fed(*lines: str) -> tuple[Progress, list[str]]:
+    reported: list[str] = []
+    progress = Progress(PLAN, as_lines(reported.append))
+    for line in lines:
+        progress.feed(line)
+    return progress, reported
+
+
+def test_steps_are_reported_by_what_they_do() -> None:
+    """A step is named once at its start with who asked, and at its end with its time; a cached one only once."""
+    _, reported = _fed(
+        "#1 [internal] load build definition from Dockerfile",
+        "#1 DONE 0.0s",
+        "#5 [python 1/3] FROM docker.io/library/python",
+        "#5 CACHED",
+        "#6 [image 2/6] RUN apt-get",
+        "#6 sha256:abc",
+        "#6 CACHED",
+        "#7 [image 3/6] RUN uv",
+        "#7 0.101 Resolved 2 packages",
+        "#8 [uv 1/1] RUN pip",
+        "#7 [image 3/6] RUN uv",
+        "#7 0.201 Installed",
+        "#8 DONE 1.0s",
+        "#7 DONE 12.5s",
+    )
+    assert reported == [
+        "apt git: cached",
+        "pip rich ... (your pip=['rich'])",
+        "uv 0.13.8: 1.0 s",
+        "pip rich: 12.5 s",
+    ]
+
+
+def test_a_silent_step_is_reported_when_nothing_comes() -> None:
+    """A command without output is seen to run."""
+    progress, reported = _fed("#9 [linux/amd64 image 4/6] RUN x")
+    assert reported == []
+    progress.quiet()
+    progress.quiet()
+    assert reported == ["run make it ... (your run=['make it'] (command 1 of 2))"]
+
+
+def test_secrets_are_not_shown() -> None:
+    """Credentials in addresses are cut out, and served folders appear as the folders they are."""
+    progress, _ = _fed(
+        "#7 [image 3/6] RUN uv",
+        "#7 0.1 fetch https://user:canary@a.example/x",
+        f"#7 0.2 fetch http://127.0.0.1:42001/{'0a' * 16}/opt/wheels/torch/",
+        "#7 ERROR: executor failed running [/bin/sh]: exit code: 2",
+    )
+    assert progress.log == "fetch https://***@a.example/x\nfetch file:///opt/wheels/torch/"
+
+
+def _failure(step: str, *output: str, cause: str = "exit code: 1") -> ImageError:
+    lines = [f"#7 0.{number} {text}" for number, text in enumerate(output)]
+    progress, _ = _fed(f"#7 [{step}] RUN x", *lines, f"#7 ERROR: {cause}", "------", " > noise")
+    return build_failure(PLAN, progress, 1)
+
+
+@pytest.mark.parametrize(
+    ("step", "output", "origin", "advice"),
+    [
+        (
+            "image 1/6",
+            "  cause: Because torch was not found in the package registry",
+            "plugin torch",
+            "No package 'torch'",
+        ),
+        ("image 3/6", "Because there is no version of rich==99 and", "your pip=['rich']", "No package 'rich'"),
+        ("image 3/6", "error: No solution found when resolving dependencies:", None, "contradict"),
+        ("image 3/6", "error: Failed to fetch: `https://a.example`", None, "could not be reached"),
+        ("image 3/6", "cause: HTTP status client error (401 Unauthorized) for url", None, "HTTP status 401"),
+        ("image 3/6", "  cause: invalid peer certificate: UnknownIssuer", None, "SSL_CERT_FILE"),
+        ("image 3/6", "error: No space left on device (os error 28)", None, "No space is left"),
+        ("image 2/6", "E: Unable to locate package git", "your apt=['git']", "No package 'git'"),
+        ("image 2/6", "Temporary failure resolving 'packages.example'", "your apt=['git']", "could not be reached"),
+        ("image 4/6", "make: *** No targets.", "your run=['make it'] (command 1 of 2)", "ended with exit status 1"),
+        ("image 5/6", "boo", "plugin torch (command 2 of 2)", "ended with exit status 1"),
+        ("uv 1/1", "ERROR: No matching distribution found for uv==0.13.8", None, "No package 'uv'"),
+        (
+            "python 3/3",
+            "skyward: the base has Python 3.9, wanted is Python 3.11",
+            None,
+            "Choose a base",
+        ),
+    ],
+)
+def test_a_failed_step_is_explained(step: str, output: str, origin: str | None, advice: str) -> None:
+    """The error names the step, who asked for what is at fault, the last lines and what to do."""
+    error = _failure(step, "some line", output)
+    assert isinstance(error, BuildError)
+    assert advice in str(error)
+    assert output.strip() in str(error)
+    assert error.step.startswith(f"[{step}]")
+    if origin:
+        assert error.origin == origin
+        assert origin in str(error)
+
+
+def test_apt_without_its_lists_knows_no_package() -> None:
+    """It goes on when they could not be fetched, and then says of every name that there is none."""
+    error = _failure("image 2/6", "W: Failed to fetch http://a.example/  503  Busy", "E: Unable to locate package git")
+    assert "A package source could not be reached" in str(error)
+    assert "No package" not in str(error)
+
+
+def test_an_engine_that_goes_away() -> None:
+    """The end of the engine in mid-build is not blamed on the step."""
+    progress, _ = _fed("#7 [image 3/6] RUN uv", "#7 0.1 x", "error reading from server: EOF")
+    assert progress.failed is None
+    assert "engine went away" in str(build_failure(PLAN, progress, 1))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "failed to solve: python:3.11-slim: failed to resolve source metadata for docker.io/library/python: not found",
+        "ERROR: pull access denied, repository does not exist or may require authorization",
+    ],
+)
+def test_a_base_the_builder_cannot_get(line: str) -> None:
+    """A missing base is an error of its own, found before any step."""
+    progress, _ = _fed("#3 [internal] load metadata for docker.io/library/python:3.11-slim", f"#3 ERROR: {line}", line)
+    error = build_failure(PLAN, progress, 1)
+    assert isinstance(error, ImageNotFoundError)
+    assert "python:3.11-slim" in str(error)
+
+
+def test_a_layer_from_a_registry_is_a_cached_one() -> None:
+    """Buildx says of such a step first that it is cached, and then how it was fetched and in how many seconds."""
+    events: list[Event] = []
+    plan = compiled(Image(run=["one", "two"]))
+    steps = {layer.name: layer.step for layer in plan.layers if layer.name.startswith("run ")}
+    progress = Progress(plan, events.append)
+    digest = f"sha256:{'8a' * 32}"
+    total = max(filter(None, steps.values()))
+    for line in (
+        f"#10 [image {steps['run one']}/{total}] RUN one",
+        "#10 CACHED",
+        f"#10 [image {steps['run one']}/{total}] RUN one",
+        f"#10 {digest} 300.28kB / 300.28kB 0.0s done",
+        "#10 DONE 0.4s",
+        f"#11 [image {steps['run two']}/{total}] RUN two",
+        f"#11 extracting {digest} 0.0s done",
+        "#11 DONE 0.4s",
+    ):
+        progress.feed(line)
+    progress.quiet()
+
+    assert [(event.kind, event.layer.name) for event in events if event.layer] == [
+        ("cached", "run one"),
+        ("cached", "run two"),
+    ]
+
+
+def test_a_cache_that_cannot_be_had_is_no_failure() -> None:
+    """The build goes on without it; when a step fails later, that one is named."""
+    plan = compiled(Image(run=["one"]))
+    (step,) = [layer.step for layer in plan.layers if layer.name == "run one"]
+    events: list[Event] = []
+    progress = Progress(plan, events.append)
+    progress.feed("#4 importing cache manifest from r.io/x:cache-amd64")
+    progress.feed("#4 ERROR: r.io/x:cache-amd64: not found")
+    assert (progress.failed, progress.title) == (None, "")
+    progress.feed(f"#9 [image {step}/{step}] RUN one")
+    progress.feed("#9 0.1 words")
+    progress.feed("#9 ERROR: process did not complete successfully: exit code: 7")
+
+    assert progress.failed is not None
+    assert progress.failed.name == "run one"
+    assert progress.log == "words"
+    assert "not found" in progress.ending

@@ -1,0 +1,213 @@
+"""A build on another machine, which is this one: `ssh` and `docker` are shell scripts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from skyward.builder.docker.progress import Progress
+from skyward.builder.docker.remote import run_there
+from skyward.builder.events import Event
+from skyward.builder.registry.auth import Credentials
+from skyward.errors import EngineError, EngineMissingError
+from skyward.image import TIME
+from skyward.model.image import Image
+from skyward.model.ssh import SshHost
+from tests.unit.image.images import compiled
+
+HOST = SshHost(host="box")
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to build, and the other machine's temporary files in `there`; both find their commands in `bin`."""
+    for name in ("bin", "there", "place/context/deep"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "place/context/Dockerfile").write_text("FROM x\n")
+    (tmp_path / "place/context/deep/file").write_text("content")
+    # what is after the address runs as sshd would run it: by a shell, as one text
+    _script(tmp_path, "ssh", 'while [ "$1" != -- ]; do shift; done; exec sh -c "$3"')
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "there"))
+    monkeypatch.setenv("SKYWARD_DOCKER_CLI", f"{tmp_path}/bin/docker")
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def _script(place: Path, name: str, text: str) -> None:
+    path = place / "bin" / name
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+def _buildx(place: Path, text: str) -> None:
+    _script(place, "docker", f'[ "$2" = version ] && exit 0\necho "$@" > {place}/called\n{text}')
+
+
+def _run(place: Path, *words: str, report: list[Event] | None = None) -> tuple[int, Progress]:
+    progress = Progress(compiled(Image()), (report if report is not None else []).append)
+    return run_there(HOST, words, progress, place / "place", secrets={"site": b"secret"}), progress
+
+
+def test_the_folder_arrives_and_goes(place: Path) -> None:
+    """Files with their content and modes, paths relative to it; afterwards nothing is left."""
+    _buildx(place, f"(ls -l secrets; cat context/deep/file secrets/site; echo; pwd) > {place}/seen")
+
+    code, _ = _run(place, "--tag", "a b")
+
+    seen = (place / "seen").read_text()
+    assert code == 0
+    assert "-rw------- " in seen
+    assert "contentsecret" in seen
+    called = (place / "called").read_text()
+    there = seen.splitlines()[-1]
+    own = f"--builder default --load --build-arg SOURCE_DATE_EPOCH={TIME}"
+    assert called == f"buildx build {own} --secret id=site,src=secrets/site --tag a b {there}/context\n"
+    assert there.startswith(f"{place}/there/skyward-build-")
+    assert list((place / "there").iterdir()) == []
+
+
+def test_proxies_are_those_over_there(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By name only: a value may hold a password."""
+    monkeypatch.setenv("https_proxy", "http://u:p@proxy")
+    _buildx(place, "")
+
+    assert _run(place)[0] == 0
+    called = (place / "called").read_text()
+    assert "--build-arg https_proxy " in called
+    assert "u:p" not in called
+
+
+def test_status_and_output_come_back(place: Path) -> None:
+    """Both streams, in order, while it runs."""
+    _buildx(place, "echo '#5 one'; echo 'two' >&2; exit 7")
+
+    code, progress = _run(place)
+
+    assert code == 7
+    assert progress.ending == "two"
+    assert list((place / "there").iterdir()) == []
+
+
+def test_an_old_docker_builds_by_itself(place: Path) -> None:
+    """Without buildx, an old command's own way to BuildKit is used; a new one's is not there."""
+    _script(
+        place,
+        "docker",
+        '[ "$1" = buildx ] && exit 1\n'
+        '[ "$1" = --version ] && echo "Docker version 20.10.24+dfsg1, build x" && exit 0\n'
+        f'echo "$DOCKER_BUILDKIT $1" > {place}/called',
+    )
+    assert _run(place)[0] == 0
+    assert (place / "called").read_text() == "1 build\n"
+
+    _script(place, "docker", '[ "$1" = --version ] && echo "Docker version 28.2.2, build x" && exit 0; exit 1')
+    code, progress = _run(place)
+    assert code == 1
+    assert "has no buildx" in progress.ending
+
+
+def test_a_machine_that_cannot_be_reached(place: Path) -> None:
+    """What ssh says is the error."""
+    _script(place, "ssh", "echo 'ssh: connect to host box port 22: Connection refused' >&2; exit 255")
+    with pytest.raises(EngineMissingError, match="no SSH connection came about"):
+        _run(place)
+
+
+def test_a_client_that_goes_away_ends_the_build(place: Path) -> None:
+    """The end of the connection's input stops the command there, and the folder goes."""
+    os.mkfifo(place / "started")
+    caught: list[BaseException] = []
+
+    class GoneError(Exception):
+        """Takes the place of Ctrl-C, which only main threads get."""
+
+    def report(event: Event) -> None:
+        raise GoneError
+
+    def client() -> None:
+        progress = Progress(plan, report)
+        try:
+            run_there(HOST, [], progress, place / "place")
+        except GoneError as error:
+            caught.append(error)
+
+    plan = compiled(Image(run=["x"]))
+    (step,) = [layer.step for layer in plan.layers if layer.name == "run x"]
+    says = f"echo '#5 [image {step}/{step}] RUN x'; echo '#5 0.1 out'"
+    _buildx(place, f"echo $$ > {place}/started; {says}; exec sleep 600")
+    thread = threading.Thread(target=client)
+    thread.start()
+    pid = int((place / "started").read_text())
+    thread.join(60)
+
+    assert len(caught) == 1
+    assert not Path(f"/proc/{pid}").exists()
+    assert list((place / "there").iterdir()) == []
+
+
+def test_what_a_killed_script_leaves_goes_with_the_next_build(place: Path) -> None:
+    """A folder without an owner is removed; one whose build goes on stays, and so does what a link leads to."""
+    for name in ("there/skyward-build-killed/secrets", "there/skyward-build-alive", "elsewhere"):
+        (place / name).mkdir(parents=True)
+    (place / "there/skyward-build-killed/secrets/site").write_text("secret")
+    (place / "there/skyward-build-link").symlink_to(place / "elsewhere")
+    _buildx(place, "")
+    with subprocess.Popen(["flock", str(place / "there/skyward-build-alive"), "cat"], stdin=subprocess.PIPE) as owner:
+        while (
+            subprocess.run(["flock", "-n", str(place / "there/skyward-build-alive"), "true"], check=False).returncode
+            == 0
+        ):
+            time.sleep(0.01)
+        assert _run(place)[0] == 0
+        assert sorted(path.name for path in (place / "there").iterdir()) == [
+            "skyward-build-alive",
+            "skyward-build-link",
+        ]
+        assert (place / "elsewhere").is_dir()
+        owner.communicate()
+
+
+def test_a_port_is_forwarded_on_a_connection_of_its_own(place: Path) -> None:
+    """A connection that others share would keep the port when the build has ended."""
+    _script(place, "ssh", f'echo "$@" > {place}/words; echo "Error: remote port forwarding failed"; exit 255')
+    host = SshHost(host="box", control="/shared")
+    progress = Progress(compiled(Image()), print)
+
+    with pytest.raises(EngineError, match="AllowTcpForwarding"):
+        run_there(host, [], progress, place / "place", forward="127.0.0.1:46000:127.0.0.1:42000")
+
+    words = (place / "words").read_text()
+    assert "-o ExitOnForwardFailure=yes -R 127.0.0.1:46000:127.0.0.1:42000" in words
+    assert "/shared" not in words
+
+
+def test_logins_are_added_to_those_over_there(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The docker command there finds ours for this one build, and keeps its own logins, contexts and plugins."""
+    theirs = place / "theirs"
+    (theirs / "cli-plugins").mkdir(parents=True)
+    (theirs / "config.json").write_text('{"auths": {"s.io": {"auth": "eDp5"}}, "credsStore": "desk"}')
+    monkeypatch.setenv("DOCKER_CONFIG", str(theirs))
+    seen = place / "seen"
+    _buildx(place, f"cat $DOCKER_CONFIG/config.json > {seen}; ls -l $DOCKER_CONFIG > {seen}.files; env > {seen}.env")
+    progress = Progress(compiled(Image()), list[Event]().append)
+    logins = {"r.io": Credentials(username="ann", password="canary", configured=True)}
+
+    assert run_there(HOST, ["--tag", "x"], progress, place / "place", logins=logins) == 0
+
+    config = json.loads(seen.read_text())
+    assert config["auths"] == {"s.io": {"auth": "eDp5"}, "r.io": {"auth": "YW5uOmNhbmFyeQ=="}}
+    assert config["credHelpers"] == {"r.io": ""}
+    files = (place / "seen.files").read_text()
+    assert "-rw------- " in files
+    assert f"cli-plugins -> {theirs}/cli-plugins" in files
+    assert "canary" not in (place / "seen.env").read_text() + (place / "called").read_text()
+    assert list((place / "there").iterdir()) == []
+    assert "canary" not in (theirs / "config.json").read_text()

@@ -1,0 +1,158 @@
+"""Files of this machine that go into an image: local packages, baked code, a Dockerfile of the user's; and secrets."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from skyward.builder import ImageFacts, plan_for
+from skyward.builder.bases.dockerfile import base_build, copy_base, reads_context
+from skyward.builder.docker.secrets import secret_values
+from skyward.errors import BuildError, ConfigError
+from skyward.image import Plan
+from skyward.model.image import Dockerfile, Image
+from tests.unit.builder.fakes import Files, opened
+from tests.unit.builder.wheels import make_wheel
+
+
+class Engine:
+    """An engine that has every image."""
+
+    def inspect(self, ref: str) -> ImageFacts | None:
+        return ImageFacts(id=f"sha256:{ref}", config={})
+
+    def pull(self, ref: str) -> None:
+        raise AssertionError(ref)
+
+    def files(self, ref: str) -> AbstractContextManager[Files]:  # noqa: ARG002
+        return opened()
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is noted of images that do not exist is not noted on this machine."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
+def _plan(image: Image, root: Path) -> Plan:
+    return plan_for(image, Engine(), python="3.11", platform="linux/amd64", root=root)
+
+
+def test_local_packages_are_in_the_identity_by_content(tmp_path: Path) -> None:
+    """A wheel and a project are installed from the context after the locked packages; their content counts, no path."""
+    for place in ("one", "two"):
+        make_wheel(tmp_path / place / "dist", "lib", "1.0")
+        (tmp_path / place / "own/own").mkdir(parents=True)
+        (tmp_path / place / "own/pyproject.toml").write_text(
+            '[project]\nname = "own"\nversion = "1"\n[build-system]\nrequires = []\nbuild-backend = "own"\n'
+        )
+        (tmp_path / place / "own/own/__init__.py").write_text("x = 1\n")
+    image = Image(pip=["./dist/lib-1.0-py3-none-any.whl", "./own"])
+    one, two = _plan(image, tmp_path / "one"), _plan(image, tmp_path / "two")
+    assert " lib/lib-1.0-py3-none-any.whl own\n" in one.dockerfile
+    assert one.identity == two.identity
+    assert str(tmp_path) not in one.dockerfile + str(one.inputs)
+    (tmp_path / "two/own/own/__init__.py").write_text("x = 2\n")
+    assert _plan(image, tmp_path / "two").identity != one.identity
+
+
+def test_code_is_in_the_image_only_where_it_is_baked(tmp_path: Path) -> None:
+    """Without the switch neither text nor identity knows of it; with it each byte and mode counts."""
+    (tmp_path / "src").mkdir()
+    module = tmp_path / "src/module.py"
+    module.write_text("x = 1\n")
+    plain, sent, baked = (
+        _plan(image, tmp_path) for image in (Image(), Image(includes=["src"]), Image(includes=["src"], bake=True))
+    )
+    assert plain.identity == sent.identity
+    assert plain.dockerfile == sent.dockerfile
+    assert baked.identity != sent.identity
+    module.chmod(0o755)
+    assert _plan(Image(includes=["src"], bake=True), tmp_path).identity != baked.identity
+
+
+def test_code_is_looked_at_wherever_it_goes(tmp_path: Path) -> None:
+    """A missing folder is an error of a build also where its files are only sent."""
+    for bake in (False, True):
+        with pytest.raises(ConfigError, match="names 'src', which does not exist in"):
+            _plan(Image(includes=["src"], bake=bake), tmp_path)
+
+
+def test_a_base_from_a_dockerfile(tmp_path: Path) -> None:
+    """It is named after its text and what it may copy, less what is ignored; not after where or when they are."""
+    (tmp_path / "Dockerfile").write_text("FROM python:3.11-slim\nCOPY data /data\n")
+    (tmp_path / ".dockerignore").write_text("*.log\n")
+    (tmp_path / "data").write_text("1")
+    image = Image.from_dockerfile("Dockerfile")
+    first = _plan(image, tmp_path)
+    assert first.dockerfile.count(f"FROM {first.base} AS python") == 1
+    assert first.base_build
+    assert first.base == first.base_build.tag
+    (tmp_path / "noise.log").write_text("1")
+    assert _plan(image, tmp_path).identity == first.identity
+    (tmp_path / "data").write_text("2")
+    second = _plan(image, tmp_path)
+    assert (second.identity, second.base) != (first.identity, first.base)
+    assert _plan(Image.from_dockerfile("Dockerfile", target="x"), tmp_path).base != second.base
+
+
+def test_the_builder_gets_what_was_hashed(tmp_path: Path) -> None:
+    """Links stay links, empty directories are there; what changed since is refused."""
+    here = tmp_path / "here"
+    (here / "empty").mkdir(parents=True)
+    (here / "Dockerfile").write_text("FROM x\nCOPY . /\n")
+    (here / "tool").write_text("#!/bin/sh\n")
+    (here / "tool").chmod(0o755)
+    (here / "link").symlink_to("tool")
+    base = base_build(Dockerfile("Dockerfile"), here, "linux/amd64")
+    (tmp_path / "place").mkdir()
+    copy_base(tmp_path / "place", base)
+    context = tmp_path / "place/context"
+    assert sorted(path.name for path in context.iterdir()) == ["Dockerfile", "empty", "link", "tool"]
+    assert (context / "link").readlink() == Path("tool")
+    assert (context / "tool").stat().st_mode & 0o111
+    (here / "tool").write_text("#!/bin/bash\n")
+    (tmp_path / "again").mkdir()
+    with pytest.raises(BuildError, match="changed while it was being prepared"):
+        copy_base(tmp_path / "again", base)
+
+
+@pytest.mark.parametrize(
+    ("text", "reads"),
+    [
+        ("FROM x\nRUN make", False),
+        ("FROM x AS a\nFROM y\nCOPY --from=a /x /x", False),
+        ("FROM x\nRUN --mount=type=bind,from=a,target=/a true", False),
+        ("FROM x\nCOPY . /", True),
+        ("FROM x\nadd --chown=1 a b", True),
+        ("FROM x\nRUN --mount=type=bind,source=a,target=/a \\\n  true", True),
+        ("FROM x\nONBUILD COPY . /", True),
+    ],
+)
+def test_a_context_is_read_only_where_it_may_be_copied(text: str, reads: bool) -> None:
+    """A Dockerfile that copies nothing does not change with the files around it."""
+    assert reads_context(text) is reads
+
+
+def test_a_dockerfile_that_is_not_there(tmp_path: Path) -> None:
+    """The error names field and path."""
+    with pytest.raises(ConfigError, match=r"base names the Dockerfile 'Dockerfile', but .*No such file"):
+        _plan(Image.from_dockerfile("Dockerfile"), tmp_path)
+    (tmp_path / "Dockerfile").write_text("FROM x\n")
+    with pytest.raises(ConfigError, match=r"base.context is 'nowhere'"):
+        _plan(Image.from_dockerfile("Dockerfile", context="nowhere"), tmp_path)
+
+
+def test_where_secrets_come_from(tmp_path: Path) -> None:
+    """A file that is named for it before the variable of its name; what is missing is said with both ways."""
+    (tmp_path / "token").write_bytes(b"from a file\n")
+    environ = {"TOKEN": "from the environment", "my.key-2": "x", "SKYWARD_SECRET_OTHER_FILE": "/nowhere"}
+    assert secret_values(["TOKEN", "my.key-2"], environ) == {"TOKEN": b"from the environment", "my.key-2": b"x"}
+    environ["SKYWARD_SECRET_MY_KEY_2_FILE"] = str(tmp_path / "token")
+    assert secret_values(["my.key-2"], environ) == {"my.key-2": b"from a file\n"}
+    with pytest.raises(ConfigError, match=r"SKYWARD_SECRET_OTHER_FILE names '/nowhere' for the secret 'OTHER'"):
+        secret_values(["OTHER"], environ)
+    with pytest.raises(ConfigError, match="Set the environment variable MISSING, or SKYWARD_SECRET_MISSING_FILE"):
+        secret_values(["MISSING"], environ)

@@ -1,0 +1,274 @@
+"""Projects with a lock, as uv makes it from a folder of small wheels; nothing asks the network."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import uv
+
+from skyward.builder.draft import draft_for
+from skyward.builder.packages.lock import Request, lock_requirements
+from skyward.builder.packages.requirements import Resolved, resolve_files
+from skyward.builder.site.index_server import FolderServer
+from skyward.errors import ConfigError
+from skyward.image import Lock
+from skyward.model.image import Image, PipIndex
+from tests.unit.builder.wheels import make_wheel
+
+APP = """
+[project]
+name = "app"
+version = "1.0"
+requires-python = ">=3.11"
+dependencies = ["top", "lib", "far; sys_platform == 'win32'", "native"]
+[project.optional-dependencies]
+gpu = ["fast"]
+[dependency-groups]
+dev = ["tester"]
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+[tool.uv]
+constraint-dependencies = ["leaf<2"]
+[tool.uv.sources]
+lib = { workspace = true }
+[tool.uv.workspace]
+members = ["libs/*"]
+"""
+LIB = """
+[project]
+name = "lib"
+version = "0.1"
+requires-python = ">=3.11"
+dependencies = ["leaf"]
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+"""
+
+
+@pytest.fixture
+def project(wheels: Path) -> Path:
+    """A workspace of two projects that is locked, and the folder of wheels as this machine's find-links."""
+    for name, version, needs in (
+        ("leaf", "1.0", ()),
+        ("leaf", "2.0", ()),
+        ("top", "1.0", ("leaf",)),
+        ("far", "1.0", ()),
+        ("fast", "3.0", ("leaf",)),
+        ("tester", "1.0", ()),
+        ("other", "1.0", ("leaf",)),
+    ):
+        make_wheel(wheels, name, version, *needs)
+    for tag in ("manylinux_2_17_x86_64", "manylinux_2_17_aarch64", "win_amd64"):
+        make_wheel(wheels, "native", "1.0", tag=f"cp311-cp311-{tag}")
+    root = wheels.parent / "work"
+    (root / "libs/lib").mkdir(parents=True)
+    (root / "pyproject.toml").write_text(APP)
+    (root / "libs/lib/pyproject.toml").write_text(LIB)
+    (root / "app.py").write_text("")
+    (root / "libs/lib/lib.py").write_text("")
+    lock(root, wheels)
+    return root
+
+
+def lock(folder: Path, wheels: Path) -> None:
+    """What `uv lock` does, with the folder of wheels as its only source."""
+    words = [uv.find_uv_bin(), "lock", "--quiet", "--no-index", "--find-links", str(wheels)]
+    subprocess.run(words, cwd=folder, check=True)
+
+
+def _lock(resolved: Resolved, platform: str = "linux/amd64") -> Lock:
+    provided = tuple(each.name for each in resolved.packages)
+    request = Request(image=resolved.image, python="3.11", platform=platform, provided=provided, rules=resolved.rules)
+    return lock_requirements(request)
+
+
+def _pins(image: Image, root: Path, platform: str = "linux/amd64") -> list[str]:
+    resolved = resolve_files(image, root, python="3.11", platform=platform)
+    return [package.pin for package in _lock(resolved, platform).packages]
+
+
+def test_exactly_as_the_lock_has_it(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Constraints, markers and members as uv.lock has them; uv resolves nothing, and no index is asked."""
+    monkeypatch.setattr("skyward.builder.packages.resolver.resolve", None)
+    image = Image.from_project(".", extras=["gpu"])
+    resolved = resolve_files(image, project, python="3.11", platform="linux/amd64")
+    packages = {each.name: each for each in _lock(resolved).packages}
+    assert [each.pin for each in packages.values()] == ["fast==3.0", "leaf==1.0", "native==1.0", "top==1.0"]
+    assert len(packages["native"].hashes) == 1
+    assert [(each.name, each.is_project) for each in resolved.packages] == [("app", True), ("lib", False)]
+    assert {".", "./libs/lib"} <= set(resolved.image.pip)
+    other = _lock(resolve_files(image, project, python="3.11", platform="linux/arm64"), "linux/arm64")
+    assert other.packages[2].hashes != packages["native"].hashes
+
+
+def test_what_is_chosen_by_name(project: Path) -> None:
+    """Groups only where they are named, also those that uv takes by default; a member in place of the whole."""
+    assert "tester==1.0" not in _pins(Image.from_project("."), project)
+    assert "tester==1.0" in _pins(Image.from_project(".", groups=["dev"]), project)
+    resolved = resolve_files(Image.from_project(".", package="lib"), project, python="3.11")
+    assert [each.name for each in resolved.packages if each.is_project] == ["lib"]
+    assert [each.pin for each in resolved.rules.pinned] == ["leaf==1.0"]
+    assert _pins(Image.from_project("libs/lib"), project) == ["leaf==1.0"]
+
+
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        (Image.from_project(extras=["no"]), r"has no 'no' among its extras; it has: gpu"),
+        (Image.from_project(groups=["no"]), r"has no 'no' among its groups; it has: dev"),
+        (Image.from_project(package="no"), r"has no member 'no'; it has: app, lib"),
+        (Image.from_project("nowhere"), r"nowhere/pyproject.toml cannot be read"),
+    ],
+)
+def test_unknown_names(project: Path, image: Image, message: str) -> None:
+    """What there is, is listed."""
+    with pytest.raises(ConfigError, match=message):
+        resolve_files(image, project)
+
+
+def test_a_lock_that_is_older_than_its_project(project: Path) -> None:
+    """The command that makes it anew is said; so where there is none, and where another tool's is."""
+    text = (project / "pyproject.toml").read_text()
+    (project / "pyproject.toml").write_text(text.replace('"native"]', '"native", "tester"]'))
+    with pytest.raises(ConfigError, match=rf"uv.lock does not fit .*`uv lock` in {project}"):
+        resolve_files(Image.from_project(), project)
+    (project / "uv.lock").unlink()
+    with pytest.raises(ConfigError, match=rf"has no lock: .*`uv lock` in {project}"):
+        resolve_files(Image.from_project(), project)
+    (project / "poetry.lock").write_text("")
+    with pytest.raises(ConfigError, match=r"`poetry export -f requirements.txt"):
+        resolve_files(Image.from_project(), project)
+
+
+def test_a_lock_that_was_made_with_another_mirror(
+    project: Path, wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is as fresh as before on a machine whose settings name another index; nothing of its address remains."""
+    with FolderServer() as server:
+        environment = {**os.environ, "UV_DEFAULT_INDEX": server.url(wheels)}
+        (project / "uv.lock").unlink()
+        subprocess.run([uv.find_uv_bin(), "lock", "--quiet"], cwd=project, env=environment, check=True)
+    (tmp_path / "config/uv").mkdir(parents=True)
+    (tmp_path / "config/uv/uv.toml").write_text('[[index]]\nurl = "http://127.0.0.1:9/simple"\ndefault = true\n')
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    resolved = resolve_files(Image.from_project(), project, python="3.11", platform="linux/amd64")
+    assert resolved.image.pip_indexes == ()
+    assert "127.0.0.1" not in repr(_lock(resolved))
+
+
+def test_an_index_that_the_project_names(project: Path, wheels: Path) -> None:
+    """What a project takes from an index of its own comes from there and nowhere else."""
+    make_wheel(wheels.parent / "own", "top", "1.0", "leaf")
+    with FolderServer() as server:
+        url, default = server.url(wheels.parent / "own"), server.url(wheels)
+        index = f'[[tool.uv.index]]\nname = "own"\nurl = "{url}"\nexplicit = true\n[tool.uv.sources]\n'
+        (project / "pyproject.toml").write_text(
+            APP.replace("[tool.uv.sources]\n", f'{index}top = {{ index = "own" }}\n')
+        )
+        (project / "uv.lock").unlink()
+        environment = {**os.environ, "UV_DEFAULT_INDEX": default}
+        subprocess.run([uv.find_uv_bin(), "lock", "--quiet"], cwd=project, env=environment, check=True)
+    resolved = resolve_files(Image.from_project(), project, python="3.11")
+    assert resolved.image.pip_indexes == (PipIndex(url, ["top"]),)
+    assert {each.name: each.index for each in resolved.rules.pinned}["top"] == url
+
+
+def test_the_python_that_a_project_is_for(project: Path) -> None:
+    """It is checked before anything else is done."""
+    (project / "pyproject.toml").write_text(APP.replace(">=3.11", ">=3.12"))
+    with pytest.raises(ConfigError, match=r"is for Python >=3.12 .*, and the image has Python 3.11"):
+        resolve_files(Image.from_project(), project, python="3.11")
+
+
+def test_packages_beside_a_project(project: Path) -> None:
+    """What a plugin or the user adds is resolved with the project's versions; a contradiction is an error."""
+    image = Image.from_project().pip_install("other", "leaf>=1")
+    assert _pins(image, project) == ["leaf==1.0", "native==1.0", "other==1.0", "top==1.0"]
+    with pytest.raises(ConfigError, match=r"lock of your project has leaf 1.0, and the image asks for 'leaf>=2'"):
+        _pins(Image.from_project().pip_install("leaf>=2"), project)
+
+
+def test_versions_that_the_first_index_does_not_have(project: Path, wheels: Path) -> None:
+    """What a lock has decided on is looked for nowhere when something is resolved beside it."""
+    first = wheels.parent / "first"
+    make_wheel(first, "leaf", "9.0")
+    make_wheel(first, "other", "1.0", "leaf")
+    make_wheel(wheels, "other", "2.0", "leaf")
+    with FolderServer() as server:
+        sources = f"extra-index-url = {server.url(first)}\nindex-url = {server.url(wheels)}\n"
+        (wheels.parent / "pip.conf").write_text(f"[global]\n{sources}")
+        (project / "uv.lock").unlink()
+        environment = {**os.environ, "UV_DEFAULT_INDEX": server.url(wheels)}
+        subprocess.run([uv.find_uv_bin(), "lock", "--quiet"], cwd=project, env=environment, check=True)
+        image = Image.from_project().pip_install("other")
+        assert _pins(image, project) == ["leaf==1.0", "native==1.0", "other==1.0", "top==1.0"]
+        make_wheel(first, "picky", "1.0", "leaf>=2")
+        with pytest.raises(ConfigError, match=r"lock of your project has leaf==1.0, which contradicts") as caught:
+            _pins(Image.from_project().pip_install("picky"), project)
+    assert "file://" not in str(caught.value)
+
+
+def test_a_local_project_brings_its_lock(project: Path) -> None:
+    """`pip=["."]`, a project file and groups mean what the lock has, too."""
+    assert _pins(Image(pip=[".[gpu]"]), project) == ["fast==3.0", "leaf==1.0", "native==1.0", "top==1.0"]
+    assert _pins(Image(requirements=["pyproject.toml"]), project) == ["leaf==1.0", "native==1.0", "top==1.0"]
+    assert _pins(Image(groups=["dev"]), project) == ["tester==1.0"]
+    assert _pins(Image(groups=["gpu"]), project) == ["fast==3.0", "leaf==1.0", "native==1.0", "top==1.0"]
+
+
+def test_constraints_and_overrides_without_a_lock(wheels: Path) -> None:
+    """They hold for a project that is not locked as well; sources do not, and are refused."""
+    for version in ("1.0", "2.0"):
+        make_wheel(wheels, "leaf", version)
+    make_wheel(wheels, "top", "1.0", "leaf>=2")
+    text = LIB.replace('"leaf"', '"top"') + '[tool.uv]\noverride-dependencies = ["leaf==1.0"]\n'
+    (wheels.parent / "pyproject.toml").write_text(text)
+    assert _pins(Image(pip=["."]), wheels.parent) == ["leaf==1.0", "top==1.0"]
+    text = LIB + '[tool.uv]\nconstraint-dependencies = ["leaf<2"]\n'
+    (wheels.parent / "pyproject.toml").write_text(text)
+    assert _pins(Image(pip=["."]), wheels.parent) == ["leaf==1.0"]
+    (wheels.parent / "pyproject.toml").write_text(LIB + '[tool.uv.sources]\nleaf = { path = "leaf" }\n')
+    with pytest.raises(ConfigError, match=r"takes leaf from a source of its own .*`uv lock`"):
+        _pins(Image(pip=["."]), wheels.parent)
+
+
+def test_a_lock_in_the_standard_form(wheels: Path) -> None:
+    """`pylock.toml` is read as it is; extras and groups are those it knows."""
+    digest = 'sha256 = "' + "0" * 64 + '"'
+    (wheels.parent / "pyproject.toml").write_text(LIB)
+    (wheels.parent / "pylock.toml").write_text(
+        f"""lock-version = "1.0"
+created-by = "somebody"
+extras = ["x"]
+[[packages]]
+name = "leaf"
+version = "1.0"
+wheels = [{{ name = "leaf-1.0-py3-none-any.whl", url = "https://a.example/leaf", hashes = {{ {digest} }} }}]
+[[packages]]
+name = "more"
+version = "2.0"
+marker = "'x' in extras and sys_platform == 'linux'"
+wheels = [{{ name = "more-2.0-py3-none-any.whl", url = "https://a.example/more", hashes = {{ {digest} }} }}]
+"""
+    )
+    assert _pins(Image.from_project(), wheels.parent) == ["leaf==1.0"]
+    assert _pins(Image.from_project(extras=["x"]), wheels.parent) == ["leaf==1.0", "more==2.0"]
+    assert _pins(Image(pip=["-r pylock.toml"]), wheels.parent) == ["leaf==1.0"]
+    with pytest.raises(ConfigError, match=r"has no 'y' among its extras; it has: x"):
+        _pins(Image.from_project(extras=["y"]), wheels.parent)
+
+
+def test_the_project_has_a_layer_of_its_own(project: Path) -> None:
+    """It comes after all that changes less, before commands, and other members are not in it."""
+
+    def names(image: Image) -> list[str]:
+        plan = draft_for(image, python="3.11", platform="linux/amd64", root=project)
+        return [layer.name for layer in plan.layers if layer.stage == "image" and layer.step is not None]
+
+    assert names(Image.from_project())[-3:] == ["pip ./libs/lib", "the runner", "project app"]
+    assert names(Image.from_project().run_commands("true"))[-3:] == ["project app", "run true", "the runner"]

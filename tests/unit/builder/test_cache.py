@@ -1,0 +1,193 @@
+"""The user's cache: everything goes on without it, whatever is wrong with it, and one line says so."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skyward.builder import cache, ensure, sbom
+from skyward.builder.contents import forget_use, is_known, last_use, note_content, note_use
+from skyward.builder.events import Event, warn
+from skyward.builder.explain import recall, remember
+from skyward.builder.files.digest import sha256_of
+from skyward.builder.packages.lock import Request, _read, _write
+from skyward.builder.registry.existence import _recall
+from skyward.builder.registry.existence import remember as remember_existence
+from skyward.builder.registry.reference import parse_reference
+from skyward.builder.site.index_server import _own_token
+from skyward.builder.store import ImageFacts, ImageFiles
+from skyward.image import Lock
+from skyward.model.image import Image
+from tests.unit.image.images import compiled
+
+PLAN = compiled(Image())
+REQUEST = Request(image=Image(pip=["numpy"]), python="3.11", platform="linux/amd64")
+REFERENCE = parse_reference("registry.example.com/team/app:1")
+
+
+class Store:
+    """An engine that has the image already, as another process has made it."""
+
+    def inspect(self, ref: str) -> ImageFacts | None:
+        return ImageFacts(id="sha256:1", content="sha256:c") if ref == PLAN.tag else None
+
+    def pull(self, ref: str) -> None:
+        raise AssertionError(ref)
+
+    def files(self, ref: str) -> AbstractContextManager[ImageFiles]:
+        raise AssertionError(ref)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    warn.cache_clear()
+    cache._refused.cache_clear()
+
+
+def _use_everything(tmp_path: Path) -> None:
+    """Write and read all that is kept; only what this process notes itself is sure to be known again."""
+    (tmp_path / "a.whl").write_bytes(b"x")
+    assert len(sha256_of(tmp_path / "a.whl")) == 64
+    assert len(_own_token()) == 32
+    _write(cache.cache_path("locks", "a.json"), REQUEST, Lock())
+    _read(cache.cache_path("locks", "a.json"))
+    assert isinstance(cache.newest(cache.cache_path("locks"), "*.json"), list)
+    remember("name", PLAN)
+    recall("name")
+    remember_existence(REFERENCE, "linux/amd64", "sha256:d", "sha256:d", "sha256:c")
+    _recall(REFERENCE, "linux/amd64")
+    sbom.keep(PLAN.tag, b"{}")
+    sbom.kept(PLAN.tag)
+    note_use(PLAN.tag)
+    last_use(PLAN.tag)
+    forget_use(PLAN.tag)
+    note_content(PLAN.tag, "sha256:c")
+    assert is_known(PLAN.tag, Store().inspect(PLAN.tag))
+    assert ensure(PLAN, Store(), print).id == "sha256:1"
+
+
+def _full(monkeypatch: pytest.MonkeyPatch, _: Path) -> None:
+    def mkstemp(**_: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "mkstemp", mkstemp)
+
+
+def _not_a_folder(_: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("")
+
+
+def _read_only(monkeypatch: pytest.MonkeyPatch, _: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/self/nowhere")
+
+
+def _of_another_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "cache/skyward").mkdir(parents=True, exist_ok=True)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+
+
+def _no_home(monkeypatch: pytest.MonkeyPatch, _: Path) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 4_000_000)  # a number without an account
+    monkeypatch.setattr(cache, "NOWHERE", Path("/proc/self/nowhere"))
+
+
+@pytest.mark.parametrize("spoil", [_full, _not_a_folder, _read_only, _of_another_user, _no_home])
+def test_a_cache_that_cannot_be_written(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    spoil: Callable[[pytest.MonkeyPatch, Path], None],
+) -> None:
+    """One line names the folder and the reason; nothing is left in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    spoil(monkeypatch, tmp_path)
+    _use_everything(tmp_path)
+    (line,) = caplog.messages
+    assert line.startswith(f"the cache {cache.cache_path()} cannot be used: ")
+    assert not (tmp_path / "~").exists()
+    assert list(tmp_path.rglob(".*")) == []
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00", b'{"entries": [', b"[1]", b"{}", b"null", b'"text"', b""])
+def test_files_that_say_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes) -> None:
+    """No text, truncated, of another version: taken for none, without a word, and written anew."""
+    _use_everything(tmp_path)
+    files = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    assert {path.parent.name for path in files} >= {"contents", "builds", "hashes", "locks", "registry", "skyward"}
+    for path in files:
+        path.write_bytes(content)
+    _use_everything(tmp_path)
+    assert caplog.messages == []
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As if it were not there; a line says so."""
+    place = cache.cache_path("locks", "a.json")
+    place.mkdir(parents=True)  # a folder in its place: no right of root's helps
+    assert _read(place) is None
+    assert "cannot be used: Is a directory" in caplog.messages[0]
+
+
+def test_many_writers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each text is whole, and nothing else is left."""
+    place, texts = cache.cache_path("locks", "a.json"), [str(n) * 50_000 for n in range(8)]
+    threads = [
+        threading.Thread(target=lambda text=text: [cache.write(place, text) for _ in range(10)]) for text in texts
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert cache.read(place) in texts
+    assert list(place.parent.iterdir()) == [place]
+    assert caplog.messages == []
+
+
+def test_uv_goes_without_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it cannot write to it, or must not since it is another user's; else it has its own."""
+    monkeypatch.delenv("UV_CACHE_DIR", raising=False)
+    assert cache.uv_variables() == {}
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache/uv/CACHEDIR"))
+    (tmp_path / "cache/uv/CACHEDIR").write_text("")
+    assert cache.uv_variables() == {"UV_NO_CACHE": "1"}
+    monkeypatch.delenv("UV_CACHE_DIR")
+    _of_another_user(monkeypatch, tmp_path)
+    assert cache.uv_variables() == {"UV_NO_CACHE": "1"}
+
+
+def test_who_is_waited_for(tmp_path: Path) -> None:
+    """A process that waited for another's build says so and by whom, and not that it built."""
+    from filelock import FileLock
+
+    folder = cache.cache_folder()
+    assert folder
+    told: list[Event] = []
+    lock = FileLock(folder / f"build-{PLAN.identity[:3]}.lock")
+    lock.acquire()
+    cache.write(folder / f"build-{PLAN.identity[:3]}.json", f'{{"pid": 4711, "tag": "{PLAN.tag}"}}')
+
+    def tell(event: Event) -> None:
+        told.append(event)
+        if len(told) == 1:  # it waits: now the other one is done
+            note_content(PLAN.tag, "sha256:c")
+            lock.release()
+
+    assert ensure(PLAN, Store(), tell).id == "sha256:1"
+    assert told[0].line == f"another process (pid 4711) builds {PLAN.tag}; waiting for it"
+    assert (told[1].kind, told[1].by) == ("waited", "another process (pid 4711)")
+    assert told[1].line.startswith(f"{PLAN.tag} was built by another process (pid 4711); waited ")
+    assert len(told) == 2
+    kept = cache.read(folder / f"build-{PLAN.identity[:3]}.json")
+    assert kept is not None
+    assert "4711" in kept  # whoever waits next is told of the one that built, not of one that waited

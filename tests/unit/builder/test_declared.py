@@ -1,0 +1,245 @@
+"""Images as TOML files: what they mean, and what is said of mistakes."""
+
+import json
+import tomllib
+from dataclasses import fields
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from skyward.builder.sources.declared import PluginUse, load
+from skyward.builder.sources.toml import ImageFile, schema
+from skyward.errors import ConfigError
+from skyward.model.accelerator import Accelerator
+from skyward.model.image import Dockerfile, Image, PipIndex
+
+ROOT = Path(__file__).parents[3]
+FULL = """
+base = "python:3.12-slim"
+python = "3.12"
+apt = ["git"]
+pip = ["torch", "./lib"]
+requirements = ["requirements.txt"]
+groups = ["train"]
+exclude_newer = 2026-05-31
+run = ["b", "a"]
+secrets = ["HF_TOKEN"]
+includes = ["src"]
+excludes = ["**/*.csv"]
+bake = true
+platform = "linux/arm64"
+accelerator = "A100:4"
+nodes = 2
+
+[env]
+A = "1"
+
+[build_env]
+B = "2"
+
+[[pip_indexes]]
+url = "https://download.pytorch.org/whl/cpu"
+packages = ["torch"]
+
+[plugins.torch]
+version = "2.13.0"
+
+[plugins.joblib]
+"""
+
+
+def written(path: Path, text: str) -> Path:
+    """A file `x.toml` with this text."""
+    file = path / "x.toml"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def test_every_field_has_a_key(tmp_path: Path) -> None:
+    """The keys are the fields of `Image` and what plugins need to know, and mean the same."""
+    declared = load(written(tmp_path, FULL))
+    assert declared.image == Image(
+        base="python:3.12-slim",
+        python="3.12",
+        apt=["git"],
+        pip=["torch", "./lib"],
+        requirements=["requirements.txt"],
+        groups=["train"],
+        exclude_newer="2026-05-31",
+        run=["b", "a"],
+        secrets=["HF_TOKEN"],
+        includes=["src"],
+        excludes=["**/*.csv"],
+        bake=True,
+        platform="linux/arm64",
+        env={"A": "1"},
+        build_env={"B": "2"},
+        pip_indexes=[PipIndex("https://download.pytorch.org/whl/cpu", ["torch"])],
+    )
+    assert declared.name == "x"
+    assert declared.root == tmp_path
+    assert declared.accelerator == Accelerator("A100", 4)
+    assert declared.nodes == 2
+    assert [(use.name, use.kwargs) for use in declared.plugins] == [("torch", {"version": "2.13.0"}), ("joblib", {})]
+    beyond = {"plugins", "accelerator", "nodes"}
+    of_pools = {"verify"}  # checked where an image is run; a build has no signature to check
+    assert {field.name for field in fields(Image)} - {"origins"} - of_pools == set(ImageFile.__annotations__) - beyond
+
+
+def test_a_key_that_a_build_would_ignore_is_refused(tmp_path: Path) -> None:
+    """Nobody may believe that a signature is verified where none is."""
+    with pytest.raises(ConfigError, match="verify"):
+        load(written(tmp_path, 'verify = "team.pub"'))
+
+
+def test_an_empty_file_is_a_plain_image(tmp_path: Path) -> None:
+    """Nothing said is `Image()`, its default patterns of what to leave out included."""
+    declared = load(written(tmp_path, ""))
+    assert declared.image == Image()
+    assert declared.plugins == ()
+    assert declared.nodes == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "base"),
+    [
+        ('base = "./x.Dockerfile"', Dockerfile("x.Dockerfile")),
+        ('base = {dockerfile = "Dockerfile", context = "..", target = "a"}', Dockerfile("Dockerfile", "..", "a")),
+        ('[base]\ndockerfile = "odd"', Dockerfile("odd")),
+    ],
+)
+def test_a_dockerfile_as_base(tmp_path: Path, text: str, base: Dockerfile) -> None:
+    """A base is a reference, the path of a Dockerfile, or a table that says more of it."""
+    assert load(written(tmp_path, text)).image.base == base
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [
+        ("2026-05-31T12:00:00Z", "2026-05-31T12:00:00Z"),
+        ('"2026-05-31"', "2026-06-01T00:00:00Z"),
+        ("2026-05-31T14:00:00+02:00", "2026-05-31T12:00:00Z"),
+    ],
+)
+def test_dates_of_toml(tmp_path: Path, value: str, kept: str) -> None:
+    """A date may be TOML's own or a text."""
+    assert load(written(tmp_path, f"exclude_newer = {value}")).image.exclude_newer == kept
+
+
+def test_plugins_as_a_list(tmp_path: Path) -> None:
+    """Plugins without parameters may be a list of names."""
+    declared = load(written(tmp_path, 'plugins = ["torch", "joblib"]'))
+    file = tmp_path / "x.toml"
+    assert declared.plugins == tuple(
+        PluginUse(name=name, where=f"{file}, plugins.{name}") for name in ("torch", "joblib")
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('pips = ["numpy"]', r"there is no key 'pips'. Did you mean pip"),
+        ("qqq = 1", r"there is no key 'qqq'. Known keys: base, python, apt"),
+        ('pip = "numpy"', r"pip must be a list of texts; found 'numpy'"),
+        ('apt = ["git", 1]', r"apt.1 must be a text; found 1"),
+        ("python = 3.12", r"python must be 'auto' or a minor version in quotes, such as '3.12'; found 3.12"),
+        ('python = "3"', r"python must be 'auto' or a minor version"),
+        ("env = {A = 1}", r"env.A must be a text; found 1"),
+        ('env = "A=1"', r"env must be a table of texts; found 'A=1'"),
+        ('bake = "yes"', r"bake must be true or false; found 'yes'"),
+        ("nodes = true", r"nodes must be a whole number, at least 1; found True"),
+        ("nodes = 0", r"nodes must be a whole number, at least 1; found 0"),
+        ('base = {dockerfil = "x"}', r"there is no key 'base.dockerfil'"),
+        ('base = {context = "x"}', r"base.dockerfile is missing"),
+        ("base = 1", r"base must be an image reference, the path of a Dockerfile, or a table"),
+        ('[[pip_indexes]]\nurl = "https://a.example"', r"pip_indexes.0.packages is missing"),
+        ('pip_indexes = ["https://a.example"]', r"pip_indexes.0 must be a table; found 'https://a.example'"),
+        ("pip_indexes = 1", r"pip_indexes must be tables \[\[pip_indexes\]\], each with url"),
+        ('[[pip_indexes]]\nurl = "https://u:canary@a"\npackages = ["a"]', r"pip_indexes.url holds a user name"),
+        ('plugins = "torch"', r"plugins must be a list of names, or tables \[plugins.NAME\]"),
+        ("exclude_newer = 12", r"exclude_newer must be a date such as 2026-05-31"),
+        ("exclude_newer = 2026-05-31T12:00:00", r"exclude_newer must be a date such as .* with its zone"),
+        ('accelerator = "A100:x"', r"Accelerator 'A100:x'"),
+        ('platform = "arm"', r"platform must be such as 'linux/amd64'; found 'arm'"),
+        ("pip = [", r"cannot be read: "),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, text: str, message: str) -> None:
+    """File, key, what was found and what is allowed stand in the message."""
+    file = written(tmp_path, text)
+    with pytest.raises(ConfigError, match=message) as caught:
+        load(file)
+    assert str(caught.value).startswith(str(file))
+    assert "canary" not in str(caught.value)
+
+
+WRONG = """\
+# an image
+python = "3"
+pip = [
+    "numpy",
+    1,
+]
+bse = "x"
+
+[env]
+A = "1"
+B = 2
+
+[base]
+context = "."
+
+[[pip_indexes]]
+url = "https://a.example"
+packages = "a"
+"""
+
+
+def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
+    """Types and values alike: one line for each, with the line of the file and the field."""
+    file = written(tmp_path, WRONG)
+    with pytest.raises(ConfigError) as caught:
+        load(file)
+    assert str(caught.value).splitlines() == [
+        f"{file}:2: python must be 'auto' or a minor version such as '3.12'; found '3'.",
+        f"{file}:3: pip.1 must be a text; found 1.",
+        f"{file}:7: there is no key 'bse'. Did you mean base?",
+        f"{file}:11: env.B must be a text; found 2.",
+        f"{file}:13: base.dockerfile is missing.",
+        f"{file}:18: pip_indexes.0.packages must be a list; found 'a'.",
+    ]
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "images").glob("*.toml")), ids=lambda file: file.name)
+def test_the_schema_takes_the_images_of_the_project(file: Path) -> None:
+    """What editors check by agrees with what `load` takes."""
+    jsonschema.validate(tomllib.loads(file.read_text(encoding="utf-8")), schema("image"))
+
+
+@pytest.mark.parametrize("text", ['pips = ["a"]', "pip = [1]", "base = {}", "nodes = 0", "plugins = {torch = 1}"])
+def test_the_schema_refuses_what_is_refused(tmp_path: Path, text: str) -> None:
+    """And marks in the editor what `load` would report."""
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(tomllib.loads(text), schema("image"))
+    with pytest.raises(ConfigError):
+        load(written(tmp_path, text))
+
+
+def test_the_schema_of_pyproject() -> None:
+    """It describes [tool.skyward] and leaves other tables alone."""
+    given = {"project": {"name": "x"}, "tool": {"uv": {}, "skyward": {"indexes": {"https://a.example": "wheels"}}}}
+    jsonschema.validate(given, schema("pyproject"))
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"tool": {"skyward": {"index": {}}}}, schema("pyproject"))
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    """A file that is not there is an error of the caller's."""
+    with pytest.raises(ConfigError, match=r"none.toml cannot be read"):
+        load(tmp_path / "none.toml")
+
+
+def test_the_schema_beside_the_images_is_current() -> None:
+    """Editors find it there: `skyward schema > images/image.schema.json`."""
+    assert json.loads((ROOT / "images" / "image.schema.json").read_text(encoding="utf-8")) == schema("image")

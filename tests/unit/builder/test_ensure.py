@@ -1,0 +1,303 @@
+"""`ensure` with a docker command that is a shell script: what is started, given and left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from skyward.builder import ImageFacts, ensure
+from skyward.builder.contents import note_content
+from skyward.builder.events import Event, as_lines
+from skyward.builder.files.digest import digest_of
+from skyward.errors import BuildError, ConfigError, EngineError
+from skyward.image import Copied
+from skyward.model.image import Image
+from tests.unit.builder.fakes import Files, opened
+from tests.unit.image.images import compiled
+
+ROOT = Path(__file__).parents[3]
+PLAN = compiled(Image(pip=["numpy"], env={"A": "x\ny"}))
+
+
+class Store:
+    """An engine that has what the fake command has left in a file."""
+
+    def __init__(self, built: Path) -> None:
+        self.built = built
+
+    def inspect(self, ref: str) -> ImageFacts | None:
+        own = self.built.with_name("id")
+        name = own.read_text().strip() if own.exists() else "1"
+        return ImageFacts(id=name) if self.built.exists() and ref in self.built.read_text() else None
+
+    def pull(self, ref: str) -> None:
+        raise AssertionError(ref)
+
+    def files(self, ref: str) -> AbstractContextManager[Files]:  # noqa: ARG002
+        return opened()
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with caches, temporary files and nothing of this machine's settings."""
+    (tmp_path / "temp").mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temp"))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setenv("SKYWARD_DOCKER_CLI", str(tmp_path / "docker"))
+    return tmp_path
+
+
+def _docker(place: Path, build: str, *, buildx: bool = False) -> None:
+    """A command that notes its words, keeps the context, and then does `build`; `$TAG` is the image's name."""
+    cli = place / "docker"
+    cli.write_text(
+        "#!/bin/bash\n"
+        f'[ "$1" = --version ] && {{ echo "Docker version 20.10.24, build x"; exit; }}\n'
+        f'[ "$2" = version ] && exit {0 if buildx else 1}\n'
+        f"echo \"${{*//$'\\n'/ }}\" >> {place}/calls; "
+        f' env > {place}/env; cp -r "${{@: -1}}" {place}/context\n'
+        'for ((at = 1; at < $#; at++)); do [ "${!at}" = --tag ] && next=$((at + 1)) && TAG=${!next}; done\n'
+        f"{build}\n"
+    )
+    if buildx:
+        cli.write_text(cli.read_text().replace("exit 0", "{ echo v0.13; exit; }"))
+    cli.chmod(0o755)
+
+
+def _calls(place: Path) -> list[str]:
+    file = place / "calls"
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def test_an_image_that_is_there_starts_nothing(place: Path) -> None:
+    """The engine is asked once; no command is looked for, no folder made."""
+    (place / "built").write_text(PLAN.tag)
+    note_content(PLAN.tag, "", "1")
+    assert ensure(PLAN, Store(place / "built"), print).id == "1"
+    assert sorted(path.name for path in place.iterdir()) == ["built", "cache", "temp"]
+
+
+@pytest.mark.parametrize("known", ["", "sha256:ours"])
+def test_another_image_with_the_tag_is_replaced(place: Path, known: str) -> None:
+    """A tag alone proves nothing: an image that this user has not built is built anew, and one line says so."""
+    (place / "built").write_text(PLAN.tag)
+    if known:
+        note_content(PLAN.tag, known)
+    _docker(place, f'echo "$TAG" > {place}/built; echo ours > {place}/id')
+    reported: list[str] = []
+    for _ in range(2):
+        ensure(PLAN, Store(place / "built"), as_lines(reported.append))
+    assert len(_calls(place)) == 1
+    (line,) = [line for line in reported if "another image" in line]
+    assert line.startswith(f"{PLAN.tag} was another image on the engine (1); the built one takes its place")
+
+
+def test_a_build(place: Path) -> None:
+    """The command gets a context of exactly the plan's files; afterwards nothing is left of it."""
+    _docker(place, f'echo "$TAG" > {place}/built')
+    reported: list[str] = []
+    facts = ensure(PLAN, Store(place / "built"), as_lines(reported.append), docker_host="unix:///some.sock")
+    assert facts.id == "1"
+    (call,) = _calls(place)
+    assert " --progress=plain --network=host --platform linux/amd64 " in call
+    assert " --secret id=skyward_site,src=" in call
+    assert f"--tag {PLAN.tag} " in call
+    assert "DOCKER_HOST=unix:///some.sock\n" in (place / "env").read_text()
+    assert "DOCKER_BUILDKIT=1\n" in (place / "env").read_text()
+    context = place / "context"
+    assert (context / "Dockerfile").read_text() == PLAN.dockerfile
+    files = (name for name, _ in PLAN.files)
+    assert {path.name for path in context.iterdir()} == {"Dockerfile", "mount-points.tar", "runner", "steps", *files}
+    assert (context / "runner/skyward/errors.py").exists()
+    assert list((place / "temp").iterdir()) == []
+    assert reported[0] == f"building {PLAN.tag} from python:3.11-slim"
+    assert reported[-1].startswith(f"built {PLAN.tag} in ")
+
+
+def test_files_of_this_machine_go_along(place: Path) -> None:
+    """Local packages and code are in the context, with one time on everything; what changed meanwhile is refused."""
+    (place / "lib").mkdir()
+    (place / "lib/tool").write_text("#!/bin/sh\n")
+    (place / "lib/tool").chmod(0o755)
+    files = (("tool", str(place / "lib/tool")),)
+    code = Copied(folder="code", digest=digest_of(files), files=files)
+    plan = compiled(Image(includes=["lib"], bake=True), code=code)
+    _docker(place, f'echo "$TAG" > {place}/built')
+    ensure(plan, Store(place / "built"), print)
+    assert (place / "context/code/tool").stat().st_mode & 0o777 == 0o755
+    (place / "built").unlink()
+    (place / "lib/tool").write_text("changed\n")
+    with pytest.raises(BuildError, match=r"changed while it was being prepared: .*/lib/tool"):
+        ensure(plan, Store(place / "built"), print)
+
+
+def test_the_client_s_umask_does_not_count(place: Path) -> None:
+    """Everybody may read what goes into the image, be it written by us or taken from a private folder of the user's."""
+    (place / "lib").mkdir(mode=0o700)
+    (place / "lib/module.py").touch(mode=0o600)
+    files = (("sub/module.py", str(place / "lib/module.py")),)
+    plan = compiled(
+        Image(includes=["lib"], bake=True), code=Copied(folder="code", digest=digest_of(files), files=files)
+    )
+    _docker(place, f'echo "$TAG" > {place}/built; find context -printf "%m %y\\n" | sort -u > {place}/modes')
+    before = os.umask(0o077)
+    try:
+        ensure(plan, Store(place / "built"), print)
+    finally:
+        os.umask(before)
+    assert (place / "modes").read_text().split("\n") == ["644 f", "755 d", ""]
+
+
+def test_secrets_are_the_builds_own(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A secret's value is neither in the command nor in its environment, nor shown if a step prints it."""
+    monkeypatch.setenv("SKYWARD_SECRET_HF_TOKEN_FILE", str(place / "token"))
+    (place / "token").write_text("canary-value\n")
+    _docker(
+        place,
+        f'for word in "$@"; do case $word in id=HF_TOKEN,*) cat "${{word#*src=}}" > {place}/seen;; esac; done\n'
+        'echo "#7 [image 2/2] RUN"; echo "#7 0.1 is canary-value"; echo "#7 ERROR: exit code: 1"; exit 1',
+    )
+    plan = compiled(Image(run=["cat /run/secrets/HF_TOKEN"], secrets=["HF_TOKEN"]))
+    with pytest.raises(BuildError) as caught:
+        ensure(plan, Store(place / "built"), print)
+    assert (place / "seen").read_text() == "canary-value\n"
+    assert f"--secret id=HF_TOKEN,src=/proc/{os.getpid()}/fd/" in _calls(place)[0]
+    assert caught.value.log == "is ***"
+    assert "canary-value" not in str(caught.value) + (place / "calls").read_text() + (place / "env").read_text()
+    assert list((place / "temp").iterdir()) == []
+
+
+def test_a_secret_without_a_value(place: Path) -> None:
+    """It is said before anything is made."""
+    plan = compiled(Image(run=["true"], secrets=["HF_TOKEN"]))
+    with pytest.raises(ConfigError, match=r"'HF_TOKEN', which has no value.*SKYWARD_SECRET_HF_TOKEN_FILE"):
+        ensure(plan, Store(place / "built"), print)
+    assert _calls(place) == []
+
+
+def test_buildx_uses_the_engines_own_builder(place: Path) -> None:
+    """A builder elsewhere has neither the base images nor the loopback interface."""
+    _docker(place, f'echo "$TAG" > {place}/built', buildx=True)
+    ensure(PLAN, Store(place / "built"), print)
+    assert _calls(place)[0].startswith("buildx build --builder default --load ")
+
+
+def test_a_failed_build(place: Path) -> None:
+    """The error has the step, its origin and its output; nothing is left."""
+    _docker(place, 'echo "#7 [image 1/3] RUN uv"; echo "#7 0.1 boo"; echo "#7 ERROR: exit code: 3"; exit 1')
+    with pytest.raises(BuildError, match="exit status 3") as caught:
+        ensure(PLAN, Store(place / "built"), print)
+    assert (caught.value.log, caught.value.origin) == ("boo", "your pip=['numpy']")
+    assert list((place / "temp").iterdir()) == []
+
+
+def test_a_build_for_another_engine(place: Path) -> None:
+    """A command that builds somewhere else is found out."""
+    _docker(place, "true")
+    with pytest.raises(BuildError, match="may use different engines"):
+        ensure(PLAN, Store(place / "built"), print)
+
+
+def test_no_command_for_a_build(place: Path) -> None:
+    """Without a docker command the error says what to install."""
+    with pytest.raises(EngineError, match="does not run"):
+        ensure(PLAN, Store(place / "built"), print)
+
+
+def test_one_build_for_many(place: Path) -> None:
+    """Of several who want an image at the same time one builds; the others wait and are told so."""
+    os.mkfifo(place / "go")
+    _docker(place, f'echo started > {place}/started; read line < {place}/go; echo "$TAG" > {place}/built')
+    waiting = threading.Event()
+    reports: list[str] = []
+
+    def report(event: Event) -> None:
+        reports.append(str(event))
+        if "waiting for it" in str(event):
+            waiting.set()
+
+    results: list[ImageFacts] = []
+    threads = [
+        threading.Thread(target=lambda: results.append(ensure(PLAN, Store(place / "built"), report))) for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    assert waiting.wait(60)
+    (place / "go").write_text("go\n")  # returns once the build reads it
+    for thread in threads:
+        thread.join(60)
+    assert [facts.id for facts in results] == ["1"] * 3
+    assert len(_calls(place)) == 1
+
+
+def test_interrupt_ends_the_build(place: Path) -> None:
+    """SIGINT to the client ends the command and all it started, and leaves no folder, also if they ignore it."""
+    os.mkfifo(place / "pids")
+    _docker(place, f"trap '' INT; sleep 600 & echo \"$$ $!\" > {place}/pids; wait; wait")
+    code = (
+        "import skyward.builder.docker.process as p; p._GRACE_S = 0.3\n"
+        "from tests.unit.builder.test_ensure import *\n"
+        f"ensure(PLAN, Store(Path('{place}/built')), print)"
+    )
+    client = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    pids = [int(word) for word in (place / "pids").read_text().split()]
+    assert len(list((place / "temp").iterdir())) == 1
+    client.send_signal(signal.SIGINT)
+    _, stderr = client.communicate(timeout=60)
+    assert "KeyboardInterrupt" in stderr
+    assert list((place / "temp").iterdir()) == []
+    assert not [pid for pid in pids if _alive(pid)]
+
+
+def test_a_killed_build_leaves_no_secret(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGKILL to the client: nothing on the disk has a secret's value from that moment; the next build sweeps up."""
+    os.mkfifo(place / "pids")
+    monkeypatch.setenv("HF_TOKEN", "canary-value")
+    _docker(place, f'echo "$$" > {place}/pids; exec sleep 600')
+    code = (
+        "from tests.unit.builder.test_ensure import *\n"
+        "plan = compiled(Image(run=['cat /run/secrets/HF_TOKEN'], secrets=['HF_TOKEN']))\n"
+        f"ensure(plan, Store(Path('{place}/built')), print)"
+    )
+    client = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.DEVNULL)
+    command = int((place / "pids").read_text())
+    source = next(word for word in _calls(place)[0].split() if word.startswith("id=HF_TOKEN,")).partition("src=")[2]
+    assert Path(source).read_text() == "canary-value"
+    client.kill()
+    client.wait(60)
+    os.kill(command, signal.SIGKILL)
+    assert not Path(source).exists()
+    left = [path for path in (place / "temp").rglob("*") if path.is_file()]
+    assert left
+    assert not [path for path in left if b"canary" in path.read_bytes()]
+    _docker(place, f'echo "$TAG" > {place}/built')
+    ensure(PLAN, Store(place / "built"), print)
+    assert list((place / "temp").iterdir()) == []
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("is_writable", [True, False])
+def test_where_buildx_keeps_its_state(place: Path, monkeypatch: pytest.MonkeyPatch, is_writable: bool) -> None:
+    """Beside Docker's configuration or, where nothing can be written there, in the folder of the build."""
+    config = place / "config"
+    config.mkdir() if is_writable else config.write_text("")
+    monkeypatch.setenv("DOCKER_CONFIG", str(config / "docker"))
+    monkeypatch.delenv("BUILDX_CONFIG", raising=False)
+    _docker(place, f'echo "$TAG" > {place}/built', buildx=True)
+    ensure(PLAN, Store(place / "built"), lambda _: None)
+    variables = (place / "env").read_text()
+    assert ("BUILDX_CONFIG=" in variables) is not is_writable

@@ -1,0 +1,54 @@
+"""`skyward init` and `skyward completion`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from skyward.builder.sources.script import pools_in_script
+from skyward.cli.main import main
+
+
+def test_what_is_written_runs_and_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The test as it is, and the image is found without running the program. Nothing is written over."""
+    folder = tmp_path / "new"
+    assert main(["init", str(folder)]) == 0
+    assert capsys.readouterr().out == f"{folder}/main.py\n{folder}/test_main.py\n"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        cwd=folder,
+        env={**os.environ, "PYTEST_ADDOPTS": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 passed" in done.stdout
+    assert [each.name for each in pools_in_script(folder / "main.py")] == ["main"]
+    assert main(["init", str(folder)]) == 2
+    assert "main.py and" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_can_complete(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The lines are right for the shell, as far as it is here to read them."""
+    assert main(["completion", shell]) == 0
+    lines = capsys.readouterr().out
+    assert f"_SKYWARD_COMPLETE={shell}_complete" in lines
+    if shutil.which(shell):
+        subprocess.run([shell, "-n"], input=lines, text=True, check=True)
+
+
+def test_the_command_answers_what_a_shell_asks() -> None:
+    """With commands, and with options of one."""
+    for typed, expected in (("skyward com", "completion"), ("skyward image ls --j", "--json")):
+        words = typed.split()
+        asking = {"_SKYWARD_COMPLETE": "bash_complete", "COMP_WORDS": typed, "COMP_CWORD": str(len(words) - 1)}
+        command = [sys.executable, "-m", "skyward"]
+        done = subprocess.run(command, env={**os.environ, **asking}, capture_output=True, text=True, check=False)
+        assert f"plain,{expected}" in done.stdout, done

@@ -1,0 +1,202 @@
+"""The plugin `ray`: what it adds to an image, what it refuses, the command that starts Ray, and its settings."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import sys
+import threading
+import types
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import skyward as sky
+from skyward.errors import PluginError
+from skyward.model.image import Image
+from skyward.model.instance import InstanceInfo, Peer
+from skyward.model.spec import Cluster, ClusterSpec
+from skyward.model.targets import local_minor
+from skyward.plugins import _ray, _ray_node, transform_all
+from skyward.plugins._ray_node import Ports, address_of, command, head_of, read_ports
+
+needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
+HERE = Path("/tmp/rayabc")
+
+
+def place(node: int, *addresses: str) -> InstanceInfo:
+    peers = tuple(Peer(node=number, private_ip=address) for number, address in enumerate(addresses))
+    return InstanceInfo(node=node, total_nodes=len(addresses), head_addr=addresses[0], head_port=20_000, peers=peers)
+
+
+def add(image: Image, *, python: str = "") -> Image:
+    return transform_all(image, [sky.plugins.ray()], Cluster(spec=ClusterSpec(nodes=2, python=python or local_minor())))
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray 2.60.0, which nothing has imported."""
+    monkeypatch.setattr(_ray, "find_spec", lambda _name: True)
+    monkeypatch.setattr(_ray, "version", lambda _name: "2.60.0")
+    monkeypatch.delitem(sys.modules, "ray", raising=False)
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_image_gets_the_version_that_is_installed_here() -> None:
+    """The rest of the image stays."""
+    assert set(add(Image(pip=["polars==1.0"])).pip) == {"polars==1.0", "ray[default]==2.60.0"}
+    assert "ray[default]==2.60.0" in add(Image(pip=["ray>=2.50"])).pip
+
+
+@pytest.mark.usefixtures("installed")
+def test_another_ray_or_python_is_refused() -> None:
+    """The message names both."""
+    with pytest.raises(PluginError, match=r"asks for 'ray\[serve\]==2\.9\.0', installed here is 2\.60\.0"):
+        add(Image(pip=["ray[serve]==2.9.0"]))
+    with pytest.raises(PluginError, match=rf"would have 3\.99, this program runs on {local_minor()}"):
+        add(Image(), python="3.99")
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_program_that_uses_ray_already_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has called `ray.init()`, or a token of its own is set."""
+    connected = types.ModuleType("ray")
+    connected.is_initialized = lambda: True  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "ray", connected)
+    with pytest.raises(PluginError, match=r"leave ray\.init\(\) out"):
+        add(Image())
+    monkeypatch.delitem(sys.modules, "ray")
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    with pytest.raises(PluginError, match="RAY_AUTH_MODE=token is set here"):
+        add(Image())
+
+
+def test_without_ray_the_plugin_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says what to install."""
+    monkeypatch.setattr(_ray, "find_spec", lambda _name: None)
+    with pytest.raises(PluginError, match=r"pip install 'skyward\[ray\]'"):
+        sky.plugins.ray()
+
+
+def test_nodes_of_one_machine_have_addresses_of_their_own() -> None:
+    """Ray replaces 127.0.0.1 by another address of the machine; other addresses it takes as they are."""
+    info = place(1, "127.0.0.1", "127.0.0.1")
+    assert [address_of(info, node) for node in (0, 1)] == ["127.0.1.1", "127.0.1.2"]
+    assert head_of(info) == "127.0.1.1:20000"
+    assert [address_of(place(0, "10.0.0.4", "10.0.0.5"), node) for node in (0, 1)] == ["10.0.0.4", "10.0.0.5"]
+
+
+def test_the_command_of_the_head() -> None:
+    """It listens on the port that the pool has claimed; the dashboard on loopback alone."""
+    words = command(place(0, "10.0.0.4", "10.0.0.5"), Ports(client=7, dashboard=8), HERE)
+
+    assert words[:6] == [sys.executable, "-u", "-m", "skyward.plugins._ray_start", "start", "--block"]
+    for word in (
+        "--head",
+        "--port=20000",
+        "--node-ip-address=10.0.0.4",
+        "--ray-client-server-port=7",
+        "--dashboard-host=127.0.0.1",
+        "--dashboard-port=8",
+        f"--temp-dir={HERE}",
+    ):
+        assert word in words
+    assert "--include-dashboard=false" in command(place(0, "10.0.0.4"), Ports(client=7), HERE)
+
+
+def test_the_command_of_another_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It joins the head. Nodes that share a machine share its processors; else Ray counts them itself."""
+    monkeypatch.setattr(_ray_node, "cpus", lambda nodes: 8 // nodes)
+    shared = command(place(1, "127.0.0.1", "127.0.0.1"), Ports(), HERE)
+    alone = command(place(1, "10.0.0.4", "10.0.0.5"), Ports(), HERE)
+
+    assert "--address=127.0.1.1:20000" in shared
+    assert "--num-cpus=4" in shared
+    assert "--head" not in shared
+    assert "--address=10.0.0.4:20000" in alone
+    assert not [word for word in alone if word.startswith("--num-cpus")]
+
+
+def test_the_token_is_in_no_command_and_no_repr(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each pool has its own, of 256 bits."""
+    monkeypatch.setattr(_ray, "find_spec", lambda _name: True)
+    plugin = sky.plugins.ray()
+    assert plugin.pool_secrets is not None
+    first, second = plugin.pool_secrets()["RAY_AUTH_TOKEN"], plugin.pool_secrets()["RAY_AUTH_TOKEN"]
+    assert first != second
+    assert len(first) == 64
+    monkeypatch.setenv("RAY_AUTH_TOKEN", first)
+    for node in (0, 1):
+        assert first not in " ".join(command(place(node, "127.0.0.1", "127.0.0.1"), Ports(7, 8), HERE))
+    assert first not in repr(plugin)
+    assert _ray_node._SETTINGS["RAY_AUTH_MODE"] == "token"
+
+
+def test_ports_are_read_from_the_node(tmp_path: Path) -> None:
+    """Through whatever connects to its sockets."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "ray.sock"))
+    listener.listen()
+
+    def serve() -> None:
+        asking, _ = listener.accept()
+        with asking:
+            asking.sendall(json.dumps({"client": 1234, "dashboard": None}).encode())
+
+    threading.Thread(target=serve, daemon=True).start()
+
+    def dial(address: str) -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX)
+        sock.connect(str(tmp_path / address.removeprefix("unix:")))
+        return sock
+
+    assert read_ports(dial) == Ports(client=1234)
+    listener.close()
+
+
+def test_a_ray_that_does_not_start_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has node, status and Ray's last output; nothing is left."""
+    monkeypatch.setenv("SKYWARD_RUN_DIR", str(tmp_path))
+    monkeypatch.setenv("SKYWARD_PROCESSES", "1")
+    monkeypatch.setattr(_ray_node, "_LONGEST", 200)
+    for name in (*_ray_node._SETTINGS, "RAY_ADDRESS"):
+        monkeypatch.setenv(name, "")
+    failing = [sys.executable, "-c", "print('\\x1b[31mno room\\x1b[0m'); raise SystemExit(3)"]
+    monkeypatch.setattr(_ray_node, "command", lambda *_: failing)
+    with (
+        pytest.raises(PluginError, match=r"on node 0 \(127\.0\.1\.1\): it ended with status 3\..*\nno room"),
+        _ray_node.joined(place(0, "127.0.0.1")),
+    ):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["ray.lock"]
+
+
+@needs_ray
+def test_ray_connects_through_the_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever calls `ray.init()`: with the pool's token, and without what would make a cluster."""
+    from skyward.plugins import _ray_client
+
+    monkeypatch.setattr(_ray_client, "_session", _ray_client._Session("secret", signal.getsignal(signal.SIGTERM)))
+    asked = []
+    monkeypatch.setattr("ray.client_builder.ClientBuilder.connect", lambda builder: asked.append(builder))
+    builder = _ray_client.ClientBuilder("127.0.0.1:7")._init_args(num_cpus=2, namespace="a")
+    builder.connect()
+
+    assert asked == [builder]
+    assert builder._metadata == [("authorization", "Bearer secret")]
+    assert builder._remote_init_kwargs == {"ignore_reinit_error": True}
+    assert builder._job_config.ray_namespace == "a"
+    assert "secret" not in repr(_ray_client._session)
+
+
+@needs_ray
+def test_another_process_is_told_that_it_cannot_connect(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has inherited the variable and not the token."""
+    from skyward.plugins import _ray_client
+
+    monkeypatch.setattr(_ray_client, "_session", None)
+    with pytest.raises(PluginError, match="RAY_ADDRESS is that of a pool's program"):
+        _ray_client.ClientBuilder("127.0.0.1:7").connect()

@@ -1,0 +1,126 @@
+"""The place where ranks meet, and the interface they meet on: real sockets on loopback, ranks as threads."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from skyward.errors import PluginError
+from skyward.model.instance import InstanceInfo, Network
+from skyward.plugins import _rendezvous
+from skyward.plugins._rendezvous import interface_of, listen, owner_of, rendezvous, source_address
+
+RANKS = 3
+
+
+def place(node: int, head: str = "127.0.0.1") -> InstanceInfo:
+    return InstanceInfo(node=node, total_nodes=RANKS, head_addr=head, head_port=0)
+
+
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[Any]]]:
+    """Let all ranks meet, each in a thread; gather works as in a pool. Gives results or errors, in rank order."""
+    together = threading.Barrier(RANKS, timeout=30)
+    values: list[Any] = [None] * RANKS
+    number = threading.local()
+
+    def gather(value: Any, *, name: str, timeout_s: float | None) -> list[Any]:
+        values[number.rank] = value
+        together.wait()
+        found = list(values)
+        together.wait()
+        return found
+
+    monkeypatch.setattr(_rendezvous, "gather", gather)
+
+    def one(rank: int, port: int | None) -> Any:
+        number.rank = rank
+        try:
+            return rendezvous(place(rank), "torch", port=port if rank == 0 else None)
+        except PluginError as error:
+            return error
+
+    with ThreadPoolExecutor(RANKS) as threads:
+        yield lambda port=None: list(threads.map(one, range(RANKS), [port] * RANKS))
+
+
+def test_all_ranks_learn_one_place_that_is_free_afterwards(ranks: Callable[..., list[Any]]) -> None:
+    """The framework can open the port at once, without asking for the address of another socket to be shared."""
+    found = ranks()
+
+    assert found == [found[0]] * RANKS
+    with closing(socket.socket()) as server:
+        server.bind(found[0])
+        server.listen()
+
+
+def test_a_port_that_is_listened_on_is_taken_as_it_is(ranks: Callable[..., list[Any]]) -> None:
+    """A framework that has opened its port itself keeps it."""
+    with closing(listen("127.0.0.1")) as server:
+        port = server.getsockname()[1]
+        assert ranks(port) == [("127.0.0.1", port)] * RANKS
+        assert server.fileno() >= 0
+
+
+def test_ranks_that_cannot_reach_the_head_are_named_on_all(ranks: Callable[..., list[Any]]) -> None:
+    """Every rank raises the same: who could not connect to what, and where to look."""
+    with closing(listen("127.0.0.1")) as server:
+        closed = server.getsockname()[1]
+
+    found = ranks(closed)
+
+    assert len({str(error) for error in found}) == 1
+    assert isinstance(found[0], PluginError)
+    assert "rank 1 on node 1 (" in str(found[0])
+    assert "rank 2 on node 2 (" in str(found[0])
+    assert f"cannot reach rank 0 on node 0 at 127.0.0.1, TCP port {closed}. " in str(found[0])
+    assert "refused" in str(found[0])
+    assert "firewalls" in str(found[0])
+
+
+def test_a_taken_port_is_left_alone() -> None:
+    """The preferred port where it is free, another one where it is not."""
+    with closing(listen("127.0.0.1")) as first:
+        port = first.getsockname()[1]
+        with closing(listen("127.0.0.1", port)) as second:
+            assert second.getsockname()[1] != port
+    with closing(listen("127.0.0.1", port)) as third:
+        assert third.getsockname() == ("127.0.0.1", port)
+
+
+def test_what_listens_is_not_open_to_the_world() -> None:
+    """Only at the address of the head; everywhere only where the machine has no such address."""
+    with closing(listen("127.0.0.2")) as server:
+        assert server.getsockname()[0] == "127.0.0.2"
+    with closing(listen("198.51.100.1")) as server:  # set aside for documents
+        assert server.getsockname()[0] == "0.0.0.0"
+
+
+def test_loopback_is_reached_over_its_own_interface() -> None:
+    """The route to the head decides; a further address of an interface counts as the interface's."""
+    assert source_address("127.0.0.1") == "127.0.0.1"
+    assert interface_of(place(1)) == "lo"
+    assert owner_of("127.0.0.9") == "lo"
+
+
+def test_what_the_pool_knows_of_its_network_comes_first() -> None:
+    """An interface that the provider has named is not second-guessed."""
+    named = InstanceInfo(node=0, total_nodes=2, head_addr="127.0.0.1", head_port=0, network=Network(interface="ib0"))
+
+    assert interface_of(named) == "ib0"
+
+
+def test_every_address_of_this_machine_has_an_owner() -> None:
+    """The address from which the default route goes, where there is one."""
+    address = source_address("198.51.100.1")
+    if address is None:
+        pytest.skip("this machine has no route to other networks")
+
+    assert owner_of(address) in {name for _, name in socket.if_nameindex()}
+    assert owner_of("203.0.113.77") is None  # set aside for documents

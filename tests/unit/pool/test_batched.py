@@ -1,0 +1,151 @@
+"""A map whose items travel in batches: order, sizes, what is left over, errors; its worker is played here."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from skyward._pool.calls.batched import BatchedMap, Sending, pays
+from skyward._pool.calls.task import Task
+from skyward.errors import SerializationError, WorkerLostError
+from skyward.system import SimpleQueue
+from skyward.wire import payload
+from skyward.wire.batch import COUNT, Packer, Unpacker
+from skyward.wire.frames import Frame
+from skyward.wire.messages import RESULT_HEAD, Kind
+from tests.unit.pool.fakes import FUNCTION, error
+
+
+class Played:
+    """A worker that makes `at_once` calls of a batch, each of which takes so many seconds, and says how many it got."""
+
+    def __init__(self, fn: Callable[[Any], Any], items: Sequence[Any], *, at_once: int = 10**6, each_s: float = 1e-6):
+        self.fn, self.items, self.at_once, self.each_s = fn, items, at_once, each_s
+        self.sizes: list[int] = []
+        self.cancelled: list[Task] = []
+        self.lost = False
+        self._ids = itertools.count(1)
+
+    def run(self, slots: int = 2) -> list[Any]:
+        sending = Sending(self._single, self._batch, self._submit, self.cancelled.extend, lambda: None)
+        return BatchedMap(self.items, slots, sending, quiet=True).run()
+
+    def _single(self, index: int) -> Task:
+        data, buffers = payload.dumps_arguments((self.items[index],), {}, of="work")
+        task = Task(next(self._ids), FUNCTION, data, buffers, None, 0)
+        task.item = index, self.items[index]
+        return task
+
+    def _batch(self, data: bytes) -> Task:
+        task = Task(next(self._ids), FUNCTION, data, (), None, 0)
+        task.is_batch = True
+        return task
+
+    def _submit(self, tasks: list[Task], arrived: SimpleQueue[Task]) -> None:
+        for task in tasks:
+            task.on_done(arrived.put)
+        for task in reversed(tasks):  # answers come in another order
+            self._answer(task)
+
+    def _answer(self, task: Task) -> None:
+        if self.lost:
+            task.resolve(error=WorkerLostError("lost", node=1, rank=1))
+        elif task.is_batch:
+            unpacked = Unpacker(task.data)
+            self.sizes.append(len(unpacked))
+            results = Packer()
+            for index in range(min(len(unpacked), self.at_once)):
+                try:
+                    results.add(self.fn(unpacked.take(index, "An item")), "A result")
+                except ValueError as raised:
+                    task.resolve(error(task, raised)._replace(buffers=[COUNT.pack(index)]))
+                    return
+            head = RESULT_HEAD.pack(self.each_s * len(results)) + results.dumps()
+            task.resolve(Frame(Kind.RESULT, task.id, head, [COUNT.pack(len(results))]))
+        else:
+            self.sizes.append(1)
+            (item,), _ = payload.loads(task.data, task.buffers)
+            task.resolve(Frame(Kind.RESULT, task.id, RESULT_HEAD.pack(self.each_s) + payload.dumps(self.fn(item))[0]))
+
+
+def same(item: Any) -> Any:
+    return item
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 7, 10**6])
+def test_results_are_in_the_order_of_the_items(at_once: int) -> None:
+    """However many of a batch a worker gets done."""
+    items = [*range(200), "text", [1], None]
+    assert Played(same, items, at_once=at_once).run() == items
+
+
+def test_short_calls_stay_together() -> None:
+    """Some batches for each slot, and where the time was up too early, somewhat smaller ones."""
+    played = Played(same, range(8000))
+    played.run()
+    assert played.sizes == [1000] * 8
+    played = Played(same, range(8000), at_once=500)
+    played.run()
+    assert set(played.sizes) == {1000, 500}
+
+
+def test_slow_calls_are_sent_alone() -> None:
+    """After the first batch of each; so nothing waits behind a slow call for long."""
+    played = Played(same, range(160), at_once=1, each_s=0.02)
+    played.run()
+    assert played.sizes == [20] * 8 + [1] * 152
+
+
+def test_large_items_are_sent_alone() -> None:
+    """Small ones beside them are not."""
+    large = np.zeros(100_000, dtype=np.uint8)
+    played = Played(len, [*["small"] * 30, large, large, *["small"] * 60], at_once=10**6)
+    assert played.run(slots=1) == [5] * 30 + [100_000] * 2 + [5] * 60
+    assert played.sizes.count(1) == 2
+
+
+def test_an_error_names_its_item_and_the_rest_is_stopped() -> None:
+    """The item is the one that raised it."""
+
+    def fails(item: int) -> int:
+        if item == 77:
+            raise ValueError("odd")
+        return item
+
+    played = Played(fails, range(200))
+    with pytest.raises(ValueError, match="odd") as caught:
+        played.run()
+    assert caught.value.__notes__[-1] == "for item 77 of the map: 77"
+    assert played.cancelled
+
+
+def test_a_lost_batch_names_the_items_it_may_be_of() -> None:
+    """Which of them ran when the worker ended is not known."""
+    played = Played(same, range(160))
+    played.lost = True
+    with pytest.raises(WorkerLostError) as caught:
+        played.run()
+    assert caught.value.__notes__ == ["for one of the items 140 to 159 of the map, which ran together"]
+
+
+def test_what_cannot_be_pickled_is_told_as_of_a_call_and_nothing_is_sent() -> None:
+    """Before any item has gone."""
+    played = Played(same, [*range(100), (n for n in [1])])
+    with pytest.raises(SerializationError, match=r"Argument 1 of work\(\) \(a generator\) cannot be pickled"):
+        played.run()
+    assert played.sizes == []
+
+
+def test_when_batches_are_tried() -> None:
+    """With several times as many items as slots, and no generator function."""
+
+    def items(n: int) -> Any:
+        yield n
+
+    assert pays(same, 64, 2)
+    assert not pays(same, 63, 2)
+    assert not pays(items, 1000, 2)

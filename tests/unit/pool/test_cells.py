@@ -1,0 +1,149 @@
+"""Cells of notebooks as places to print to: rows in one display, output by cell."""
+
+from __future__ import annotations
+
+import contextvars
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from skyward._pool import cells
+from skyward._pool.backlog import Backlog, Output
+from skyward._pool.cells import Cell
+from skyward._pool.console import Printer
+from tests.printed import Printed
+from tests.waiting import wait_until
+
+parent: contextvars.ContextVar[str] = contextvars.ContextVar("parent", default="none")
+
+
+class Publisher:
+    """Takes what cells publish, as a kernel's publisher does."""
+
+    def __init__(self) -> None:
+        self.published: list[tuple[str, str, bool]] = []
+
+    def __call__(self, data: dict[str, str], *, transient: dict[str, str], update: bool) -> None:
+        assert transient["display_id"]
+        self.published.append((parent.get(), data["text/html"], update))
+
+
+def cell(name: str, publish: Any = None) -> Cell:
+    """A cell in whose context `parent` has this value."""
+
+    def make() -> Cell:
+        parent.set(name)
+        return Cell(publish or Publisher())
+
+    return contextvars.copy_context().run(make)
+
+
+def test_rows_are_one_display_of_their_cell() -> None:
+    """Updated in its place; empty, and at once, when nothing is left to show. Text is no HTML."""
+    publisher = Publisher()
+    one = cell("first", publisher)
+    one.set("a", ["1 < 2"])
+    wait_until(lambda: len(publisher.published) == 1)
+    one.set("a", ["1 < 2"])  # nothing new
+    one.set((1, 0, "b"), ["\x1b[31mred\x1b[0m"])
+    wait_until(lambda: len(publisher.published) == 2)
+    one.set("a", ())
+    one.set((1, 0, "b"), ())
+
+    assert publisher.published == [
+        ("first", "<pre>1 &lt; 2</pre>", False),
+        ("first", "<pre>red\n1 &lt; 2</pre>", True),
+        ("first", "", True),
+    ]
+
+
+def test_what_is_done_in_a_moment_has_no_rows() -> None:
+    """A display that appears and goes at once only moves what is below it."""
+    publisher = Publisher()
+    one = cell("first", publisher)
+    one.set("a", ["working"])
+    one.set("a", ())
+    time.sleep(0.15)
+    assert publisher.published == []
+
+
+def test_a_kernel_that_takes_nothing_more_stops_nothing() -> None:
+    """A pool is closed while its kernel ends, whose sockets may be closed."""
+    asked: list[bool] = []
+
+    def refuse(_data: object, *, update: bool, **_more: object) -> None:
+        asked.append(update)
+        raise RuntimeError("closed")
+
+    one = cell("first", refuse)
+    one.set("a", ["stopping"])
+    wait_until(lambda: asked)
+    one.set("a", ())
+    assert asked == [False, True]
+
+
+def test_output_is_printed_in_the_context_of_its_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that prints has no context of its own; lines of no cell are printed without one."""
+    printed: list[tuple[str, str]] = []
+
+    class Stream:
+        def write(self, text: str) -> None:
+            printed.append((parent.get(), text))
+
+        def flush(self) -> None: ...
+        def isatty(self) -> bool:
+            return False
+
+    first, second = cell("first"), cell("second")
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", Stream())
+        printer = Printer(quiet=False)
+        printer.put("0", "a\n", error=False, call=1, cell=first)
+        printer.put("0", "b\nhalf", error=False, call=2, cell=second)
+        printer.put("0", "c\n", error=False)
+        printer.put("0", "d\n", error=False, call=1, cell=first)
+        printer.end("0", error=False, call=2)
+        printer.stop()
+
+    assert printed == [
+        ("first", "[0] a\n"),
+        ("second", "[0] b\n"),
+        ("none", "[0] c\n"),
+        ("first", "[0] d\n"),
+        ("second", "[0] half\n"),
+    ]
+
+
+def test_progress_of_a_call_is_shown_in_its_cell(printed: Printed) -> None:
+    """And not as a line every few seconds; the last state is a line of the cell."""
+    publisher = Publisher()
+    printer = Printer(quiet=False)
+    printer.put("0", "step 1\rstep 2", error=False, call=1, cell=cell("first", publisher))
+    wait_until(lambda: bool(publisher.published))
+    printer.end("0", error=False, call=1)
+    printer.stop()
+
+    assert publisher.published == [("first", "<pre>[0] step 2</pre>", False), ("first", "", True)]
+    assert printed.read().out == "[0] step 2\n"
+
+
+def test_output_that_waits_in_a_file_keeps_its_cell() -> None:
+    """The file holds bytes; the cells stay here."""
+    backlog, first, second = Backlog(lambda: False), cell("first"), cell("second")
+    large = "x" * 3_000_000
+    items = [Output("0", False, n, large, which) for n, which in enumerate([first, None, second, first, None])]
+    for item in items:
+        backlog.append(item)
+
+    taken = []
+    while backlog:
+        taken += backlog.take()
+    assert [(item.call, item.cell) for item in taken] == [(item.call, item.cell) for item in items]
+
+
+def test_outside_notebooks_there_is_no_cell() -> None:
+    """So that nothing changes for programs."""
+    assert cells.here() is None
+    assert cells.rows_of(None) is None

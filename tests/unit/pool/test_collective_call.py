@@ -1,0 +1,345 @@
+"""A call on all ranks: how it ends, whom it asks, whom it blames, and what becomes of its parts."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future
+from typing import Any, cast
+
+import pytest
+
+from skyward._pool.calls.task import Task
+from skyward._pool.collective import call as module
+from skyward._pool.collective import connectivity as partition
+from skyward._pool.collective.call import CollectiveCall
+from skyward._pool.collective.gather import GatherCoordinator
+from skyward._pool.collective.worker_group import WorkerGroup
+from skyward._pool.timers import Timers
+from skyward.errors import (
+    CollectiveHangError,
+    PartitionError,
+    PoolClosedError,
+    TaskCancelledError,
+    TaskTimeoutError,
+    WorkerLostError,
+)
+from skyward.wire.frames import Frame
+from skyward.wire.messages import Kind, encode
+from tests.unit.pool.conftest import Make
+from tests.unit.pool.fakes import FakePool, error, result, sent
+
+NAMES = {0: "rank 0 (node 0)", 1: "rank 1 (node 1)"}
+WAITS_S = 60.0
+
+
+class FakePaths:
+    """A network between the nodes of which each trial finds what a test says."""
+
+    def __init__(self, failing: list[frozenset[tuple[int, int]]]) -> None:
+        self.failing, self.spans_hosts, self.is_tried = failing, bool(failing), True
+        self.lost: frozenset[tuple[int, int]] = frozenset()
+
+    def begin(self) -> Future[frozenset[tuple[int, int]]]:
+        trial: Future[frozenset[tuple[int, int]]] = Future()
+        trial.set_result(self.failing.pop(0) if self.failing else frozenset())
+        return trial
+
+    def describe(self, lost: frozenset[tuple[int, int]]) -> str:
+        return f"Nothing goes {sorted(lost)}."
+
+
+class FakeGroup:
+    """Notes what it is told; every rank's agent gives the same dump."""
+
+    def __init__(self, *failing: frozenset[tuple[int, int]]) -> None:
+        self.told: list[str] = []
+        self.has_turn = True
+        self.paths = FakePaths(list(failing))
+
+    def register(self, _abort: object) -> bool:
+        return self.has_turn
+
+    def unregister(self, _abort: object) -> None:
+        self.told.append("unregistered")
+
+    def hold(self) -> None:
+        self.told.append("hold")
+
+    def restart(self, reason: str) -> None:
+        self.told.append(reason)
+
+    def node_of(self, rank: int) -> int:
+        return rank
+
+    def dump(self, _rank: int) -> Future[str]:
+        dumped: Future[str] = Future()
+        dumped.set_result('Stack (most recent call first):\n  File "/home/u/c.py", line 3 in spin\n')
+        return dumped
+
+
+class Call:
+    """A call on two ranks under way."""
+
+    def __init__(self, pool: FakePool, *, timeout: float | None = None, group: FakeGroup | None = None) -> None:
+        self.pool, self.group = pool, group or FakeGroup()
+        self.tasks = [pool.task(pin=rank, timeout=timeout) for rank in NAMES]
+        gather = GatherCoordinator(NAMES, cast(Timers, pool.time))
+        self.collective = CollectiveCall(self.tasks, NAMES, gather, pool.dispatcher, cast(WorkerGroup, self.group))
+        assert self.collective.start()
+
+    def say(self, rank: int, frame: Frame) -> None:
+        self.pool.say(self.pool.workers[rank], frame)
+
+    def answer(self, rank: int, **sample: Any) -> None:
+        """Say where a rank is, once it has been asked."""
+        self.until(lambda: sent(self.pool.workers[rank], Kind.STACK))
+        frames = [("/home/u/train.py", 88, "train", "dist.all_reduce(loss)")]
+        document = {"frames": frames, "place": "p", "waits": True, "cpu_s": 1.0, "switches": 1, **sample}
+        self.say(rank, Frame(Kind.STACKS, self.tasks[rank].id, encode(document)))
+
+    def until(self, condition: Any) -> None:
+        deadline = time.monotonic() + WAITS_S
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+
+    def error(self) -> BaseException:
+        self.until(self.collective._gate.is_set)
+        assert self.collective.error is not None
+        return self.collective.error
+
+
+@pytest.fixture
+def call(make: Make) -> Call:
+    return Call(make(workers=2))
+
+
+def told(failure: BaseException) -> str:
+    return "\n".join([str(failure), *getattr(failure, "__notes__", ())])
+
+
+def test_all_that_return_end_it_well(call: Call) -> None:
+    """Nothing is stopped and nothing is started afresh."""
+    call.say(0, result(call.tasks[0], "a"))
+    call.say(1, result(call.tasks[1], "b"))
+    call.collective.wait()
+    assert call.collective.error is None
+    assert [task.value() for task in call.tasks] == ["a", "b"]
+    call.until(lambda: call.group.told)
+    assert call.group.told == ["unregistered"]
+
+
+def test_the_first_failure_ends_it_everywhere(call: Call) -> None:
+    """The other rank says where it is before it is stopped; no call begins until the ranks have been started afresh."""
+    call.say(1, error(call.tasks[1], ValueError("row 7")))
+    call.answer(0)
+    failure = call.error()
+    assert isinstance(failure, ValueError)
+    text = told(failure)
+    assert "rank 1 (node 1) failed first, and work() was stopped on the others:\nrank 0 (node 0) was here:" in text
+    assert 'File "/home/u/train.py", line 88, in train\n    dist.all_reduce(loss)' in text
+    messages = [frame.kind for frame in cast(Any, call.pool.workers[0].connection).sent]
+    assert messages.index(Kind.STACK) < messages.index(Kind.CANCEL)
+    assert call.group.told == ["hold", "work() had failed on some of them", "unregistered"]
+
+
+def test_the_cause_is_waited_for_where_a_peer_was_quicker(call: Call) -> None:
+    """The end of a process takes longer to be known than the broken connection it leaves."""
+    call.say(0, error(call.tasks[0], ConnectionResetError(104, "Connection reset by peer")))
+    time.sleep(0.1)
+    call.pool.lose(call.pool.workers[1])
+    failure = call.error()
+    assert isinstance(failure, WorkerLostError)
+    assert failure.rank == 1
+    assert "rank 0 (node 0) raised ConnectionResetError" in told(failure)
+
+
+def test_a_noticed_error_is_told_when_there_is_no_other(call: Call) -> None:
+    """As itself, and with a word on what it mostly follows from."""
+    call.say(0, error(call.tasks[0], EOFError("the end")))
+    call.answer(1)
+    failure = call.error()
+    assert isinstance(failure, EOFError)
+    assert "mostly follows from the end or the delay of another rank" in told(failure)
+    assert "rank 1 (node 1) was here:" in told(failure)
+
+
+def test_a_rank_that_cannot_answer_is_found_by_its_agent(call: Call) -> None:
+    """Its code holds the interpreter's lock; the agent makes it write where it is."""
+    call.say(1, error(call.tasks[1], ValueError("row 7")))
+    text = told(call.error())
+    assert 'holds the interpreter\'s lock, here:\n  File "/home/u/c.py", line 3, in spin' in text
+
+
+def test_ranks_that_returned_are_told_as_that(call: Call) -> None:
+    call.say(0, result(call.tasks[0]))
+    call.say(1, error(call.tasks[1], ValueError("row 7")))
+    assert "rank 0 (node 0) had returned." in told(call.error())
+
+
+def test_a_time_limit_is_told_with_all_places(make: Make) -> None:
+    """No rank is to blame; the processes are replaced, since the call may have been stopped in a collective."""
+    call = Call(make(workers=2), timeout=1.0)
+    for rank, task in enumerate(call.tasks):
+        call.say(rank, Frame(Kind.STARTED, task.id))
+    call.pool.time.pass_(1.2)
+    for rank in NAMES:
+        call.answer(rank)
+    failure = call.error()
+    assert isinstance(failure, TaskTimeoutError)
+    assert "rank 0 (node 0), rank 1 (node 1) was here:" in told(failure)
+    assert "hold" in call.group.told
+
+
+def test_a_call_that_no_rank_had_begun_leaves_the_processes_alone(make: Make) -> None:
+    """It waited behind other calls when it was cancelled."""
+    pool = make(workers=2)
+    others = [pool.task(pin=rank) for rank in NAMES]
+    pool.dispatcher.submit(others)
+    call = Call(pool)
+    call.collective.stop()
+    assert isinstance(call.error(), TaskCancelledError)
+    assert call.group.told == ["unregistered"]
+
+
+def test_the_end_of_the_pool_ends_it(call: Call) -> None:
+    call.pool.dispatcher.close(PoolClosedError("over"))
+    assert isinstance(call.error(), PoolClosedError)
+
+
+def test_a_result_that_a_stop_comes_too_late_for_stays(call: Call) -> None:
+    """All ranks have returned: there is nothing to stop."""
+    for rank in NAMES:
+        call.say(rank, result(call.tasks[rank], rank))
+    call.collective.stop()
+    call.collective.wait()
+    call.until(lambda: call.group.told)
+    assert (call.collective.error, call.group.told) == (None, ["unregistered"])
+
+
+def test_errors_of_streams_wait_for_the_cause(call: Call) -> None:
+    """Both streams end with the one error, after the items that came before it."""
+    for rank, task in enumerate(call.tasks):
+        call.say(rank, Frame(Kind.STREAM, task.id))
+    call.collective.wait()
+    streams = [task.value() for task in call.tasks]
+    call.say(0, error(call.tasks[0], EOFError("the end")))
+    call.say(1, error(call.tasks[1], ValueError("row 7")))
+    for stream in streams:
+        with pytest.raises(ValueError, match="row 7"):
+            next(stream)
+
+
+def test_one_stream_that_is_closed_ends_them_all(call: Call) -> None:
+    """The ranks need each other; the next call must not meet what is left of them."""
+    for rank, task in enumerate(call.tasks):
+        call.say(rank, Frame(Kind.STREAM, task.id))
+    streams = [task.value() for task in call.tasks]
+    streams[0].close()
+    assert call.group.told[0] == "hold"  # before close has returned
+    with pytest.raises(TaskCancelledError):
+        next(streams[1])
+    call.until(lambda: "unregistered" in call.group.told)
+
+
+def test_ranks_that_wait_for_one_that_returned_are_found(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names who returned and where the others wait."""
+    monkeypatch.setattr(module, "STUCK_S", 0.2)
+    monkeypatch.setattr(module, "PROBE_S", 0.05)
+    call = Call(make(workers=2))
+    call.say(0, result(call.tasks[0]))
+    deadline = time.monotonic() + WAITS_S
+    while not call.collective._gate.is_set() and time.monotonic() < deadline:
+        call.answer(1)
+        time.sleep(0.05)
+    failure = call.error()
+    assert isinstance(failure, CollectiveHangError)
+    assert (failure.returned, failure.waiting) == ((0,), (1,))
+    assert "rank 0 (node 0) had returned, while all others waited" in str(failure)
+    assert "line 88, in train" in str(failure)
+
+
+def test_a_rank_that_works_on_after_others_returned_is_left_alone(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uneven work is no hang."""
+    monkeypatch.setattr(module, "STUCK_S", 0.2)
+    monkeypatch.setattr(module, "PROBE_S", 0.05)
+    call = Call(make(workers=2))
+    call.say(0, result(call.tasks[0]))
+    for step in range(15):
+        call.answer(1, cpu_s=float(step))
+        time.sleep(0.05)
+    assert call.collective.error is None
+    call.say(1, result(call.tasks[1], "late"))
+    call.collective.wait()
+    assert call.tasks[1].value() == "late"
+
+
+def test_a_call_that_ends_while_it_is_looked_at_is_not_held_up(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that has returned says no more where it is, and nobody waits for that."""
+    monkeypatch.setattr(module, "PROBE_S", 0.01)
+    monkeypatch.setattr(module, "ANSWER_S", 10 * WAITS_S)
+    call = Call(make(workers=2), group=FakeGroup(CUT))
+    call.until(lambda: all(sent(worker, Kind.STACK) for worker in call.pool.workers))
+    for rank in NAMES:
+        call.say(rank, result(call.tasks[rank], rank))
+    call.until(lambda: call.group.told)
+    assert (call.collective.error, call.group.told) == (None, ["unregistered"])
+
+
+CUT = frozenset({(0, 1)})
+
+
+def test_ranks_that_do_not_reach_each_other_are_found(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No rank has failed or returned: the network is looked at while they wait. All of them are started afresh."""
+    monkeypatch.setattr(partition, "QUIET_S", 0.1)
+    monkeypatch.setattr(module, "PROBE_S", 0.05)
+    call = Call(make(workers=2), group=FakeGroup(CUT, CUT))
+    deadline = time.monotonic() + WAITS_S
+    while not call.collective._gate.is_set() and time.monotonic() < deadline:
+        for rank in NAMES:
+            call.answer(rank)
+        time.sleep(0.02)
+    failure = call.error()
+    assert isinstance(failure, PartitionError)
+    assert failure.lost == ((0, 1),)
+    assert failure.still_s >= 0.1
+    text = str(failure)
+    assert "the network between its nodes fails. Nothing goes [(0, 1)]. This client reaches all of them" in text
+    assert "rank 0 (node 0), rank 1 (node 1) was here:" in text
+    assert call.group.paths.lost == CUT
+    assert call.group.told == ["hold", "work() had failed on some of them", "unregistered"]
+
+
+def test_ranks_that_move_are_not_suspected(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the network does to datagrams, what goes on is left alone."""
+    monkeypatch.setattr(partition, "QUIET_S", 0.1)
+    monkeypatch.setattr(module, "PROBE_S", 0.05)
+    call = Call(make(workers=2), group=FakeGroup(*[CUT] * 100))
+    for step in range(10):
+        call.answer(0)
+        call.answer(1, switches=step)
+        time.sleep(0.05)
+    assert call.collective.error is None
+    assert len(call.group.paths.failing) == 100
+    for rank in NAMES:
+        call.say(rank, result(call.tasks[rank], rank))
+    call.collective.wait()
+    assert [task.value() for task in call.tasks] == [0, 1]
+
+
+def test_it_fails_when_its_ranks_must_be_started_afresh(call: Call) -> None:
+    """It had begun; whether it may run twice only its author knows."""
+    call.collective.abort("rank 1 had ended")
+    failure = call.error()
+    assert isinstance(failure, WorkerLostError)
+    assert "work() had begun when all ranks had to be started afresh, because rank 1 had ended" in str(failure)
+
+
+def test_a_call_whose_turn_has_not_come_is_not_sent(make: Make) -> None:
+    pool = make(workers=2)
+    group = FakeGroup()
+    group.has_turn = False
+    tasks: list[Task] = [pool.task(pin=rank) for rank in NAMES]
+    gather = GatherCoordinator(NAMES, cast(Timers, pool.time))
+    assert not CollectiveCall(tasks, NAMES, gather, pool.dispatcher, cast(WorkerGroup, group)).start()
+    assert [sent(worker) for worker in pool.workers] == [[], []]

@@ -1,0 +1,197 @@
+"""What nodes print, as it comes out of the client."""
+
+from __future__ import annotations
+
+import io
+import sys
+import threading
+
+import pytest
+
+from skyward._pool import console
+from skyward._pool.backlog import MAX_WAITING
+from skyward._pool.console import Printer
+from tests.printed import Printed
+
+
+def test_every_line_says_where_it_comes_from(printed: Printed) -> None:
+    """Standard output stays standard output, errors stay errors."""
+    printer = Printer(quiet=False)
+    printer.put("0", "one\ntwo\n", error=False)
+    printer.put("1", "wrong\n", error=True)
+    printer.stop()
+    assert tuple(printed.read()) == ("[0] one\n[0] two\n", "[1] wrong\n")
+
+
+def test_draining_waits_until_all_of_it_is_out(printed: Printed) -> None:
+    """So that the output of a call comes before its result."""
+    printer = Printer(quiet=False)
+    for n in range(300):
+        printer.put("0", f"{n}\n", error=False)
+        printer.drain()
+        assert f"[0] {n}\n" in printed.read().out
+    printer.stop()
+
+
+def test_lines_of_nodes_and_streams_are_never_mixed(printed: Printed) -> None:
+    """Half a line waits for its other half, whatever others print meanwhile; the end prints what is left."""
+    printer = Printer(quiet=False)
+    printer.put("0", "half a ", error=False)
+    printer.put("1", "whole\n", error=False)
+    printer.put("0", "error\n", error=True)
+    printer.put("0", "line\nrest", error=False)
+    printer.stop()
+    assert tuple(printed.read()) == ("[1] whole\n[0] half a line\n[0] rest\n", "[0] error\n")
+
+
+def test_a_line_of_one_call_is_not_continued_by_another(printed: Printed) -> None:
+    """What a call leaves unfinished is a line when the call has ended."""
+    printer = Printer(quiet=False)
+    printer.put("0", "one ", error=False, call=1)
+    printer.put("0", "two\n", error=False, call=2)
+    printer.put("0", "half", error=False, call=1)
+    printer.end("0", error=False, call=1)
+    printer.drain()
+    assert printed.read().out == "[0] two\n[0] one half\n"
+    printer.stop()
+
+
+def test_places_align(printed: Printed) -> None:
+    """Text begins in one column."""
+    printer = Printer(quiet=False, widest="10")
+    printer.put("0", "a\nb\n", error=False)
+    printer.put("10", "c\n", error=False)
+    printer.stop()
+    assert printed.read().out == "[0]  a\n[0]  b\n[10] c\n"
+
+
+def test_progress_is_its_last_state_where_there_is_no_terminal(printed: Printed) -> None:
+    """And now and then a line, not each of its states."""
+    printer = Printer(quiet=False)
+    printer.put("0", "\r10%", error=True, call=1)
+    printer.put("0", "\r20%\r30%", error=True, call=1)
+    printer.put("0", "\r100%\n", error=True, call=1)
+    printer.end("0", error=True, call=1)
+    printer.drain()
+    assert printed.read().err == "[0] 100%\n"
+    printer.stop()
+
+
+def test_progress_is_told_every_few_seconds(printed: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line each time, if anything has changed."""
+    monkeypatch.setattr(console, "EVERY_S", 0.0)
+    printer = Printer(quiet=False)
+    for state in ("10%", "20%"):
+        printer.put("0", f"\r{state}", error=True, call=1)
+        assert printed.until(err=f"[0] {state}\n")
+    printer.end("0", error=True, call=1)
+    printer.stop()
+
+
+def test_quiet_prints_nothing(printed: Printed) -> None:
+    """And starts no thread."""
+    before = threading.active_count()
+    printer = Printer(quiet=True)
+    printer.put("0", "anything\n", error=False)
+    assert threading.active_count() == before
+    printer.stop()
+    assert tuple(printed.read()) == ("", "")
+
+
+class _Terminal(io.StringIO):
+    """A terminal that somebody has stopped (Ctrl-S)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocked = threading.Event()
+        self.resume = threading.Event()
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        self.blocked.set()
+        self.resume.wait(10)
+        return super().write(text)
+
+
+class _Pipe(_Terminal):
+    """A pipe whose reader waits."""
+
+    def isatty(self) -> bool:
+        return False
+
+
+def test_a_stopped_terminal_holds_nobody_up_and_loses_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is bounded; what was dropped is counted where it is missing."""
+    terminal, errors = _Terminal(), _Terminal()
+    errors.resume.set()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr(sys, "stderr", errors)
+    printer = Printer(quiet=False)
+    printer.put("0", "first\n", error=False)
+    assert terminal.blocked.wait(60)
+    line = "x" * 1023 + "\n"
+    count = 2 * MAX_WAITING // len(line)
+    for n in range(count):
+        printer.put("0", f"{n} {line}", error=False)
+    terminal.resume.set()
+    printer.stop()
+    lines = terminal.getvalue().splitlines()
+    notice = errors.getvalue()
+    assert lines[0] == "[0] first"
+    assert lines[-1].startswith(f"[0] {count - 1} ")
+    assert len(lines) - 1 <= MAX_WAITING // len(line)
+    assert f"{count - (len(lines) - 1)} lines were dropped" in notice
+
+
+def test_a_closed_output_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with `program | head`: the calls go on."""
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr(sys, "stdout", closed)
+    printer = Printer(quiet=False)
+    printer.put("0", "line\n", error=False)
+    printer.stop()
+
+
+def test_a_pipe_that_is_not_read_gets_everything_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is held up, memory is bounded, and the end of the pool waits for the reader."""
+    pipe = _Pipe()
+    monkeypatch.setattr(sys, "stdout", pipe)
+    printer = Printer(quiet=False)
+    line = "ż" * 1023 + "\n"
+    count = 3 * MAX_WAITING // len(line)
+    for n in range(count):
+        printer.put("0", f"{n} {line}", error=False)
+    stopping = threading.Thread(target=printer.stop)
+    stopping.start()
+    stopping.join(0.2)
+    assert stopping.is_alive()
+    pipe.resume.set()
+    stopping.join(60)
+    assert pipe.getvalue() == "".join(f"[0] {n} {line}" for n in range(count))
+
+
+def test_a_hurried_end_does_not_wait_for_the_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a second Ctrl-C."""
+    pipe = _Pipe()
+    monkeypatch.setattr(sys, "stdout", pipe)
+    printer = Printer(quiet=False)
+    printer.put("0", "line\n", error=False)
+    stopping = threading.Thread(target=printer.stop)
+    stopping.start()
+    printer.hurry()
+    stopping.join(30)
+    assert not stopping.is_alive()
+    pipe.resume.set()
+
+
+def test_what_an_encoding_does_not_have_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line is never lost for a character of it."""
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    printer = Printer(quiet=False)
+    printer.put("0", "caf\u00e9\n", error=False)
+    printer.stop()
+    assert raw.getvalue() == b"[0] caf\\xe9\n"

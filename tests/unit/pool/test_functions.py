@@ -1,0 +1,327 @@
+"""Functions are sent anew when what travels with them has changed, and only then."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from skyward._pool.code import watch
+from skyward._pool.code.functions import Function, Functions
+from skyward.wire import payload
+
+PROGRAM = """
+import functools
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+from decimal import Decimal
+
+import numpy as np
+
+FACTOR = 3
+NAMES = ["a"]
+TABLE = {"a": [1]}
+SEEN = {1}
+RECENT = deque([1])
+PLACES = OrderedDict(a=1)
+ARRAY = np.zeros(4)
+RATE = Decimal("0.1")
+
+def helper(x, step=1, *, more=0):
+    return x * FACTOR + step + more
+
+class Base:
+    scale = 1
+    def double(self):
+        return 2 * self.scale
+
+class Config(Base):
+    __slots__ = ("rate",)
+    def __init__(self):
+        self.rate = 1
+
+@dataclass
+class Options:
+    depth: int = 1
+    inner: list = field(default_factory=list)
+
+config = Config()
+options = Options()
+half = functools.partial(helper, 2)
+
+def make():
+    count = 0
+    def inner():
+        return count
+    def add():
+        nonlocal count
+        count += 1
+    return inner, add
+
+inner, add = make()
+
+def f(x):
+    return [
+        helper(x), later(x) if x > 9 else 0, list(NAMES), TABLE, SEEN, RECENT, PLACES, ARRAY.sum(), RATE,
+        config.double(), config.rate, options.depth, len(options.inner), half(), inner(), isinstance(x, Base),
+    ]
+"""
+
+
+@pytest.fixture
+def program() -> dict[str, Any]:
+    """The names of a program, as if it were `__main__`."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(PROGRAM, names)
+    return names
+
+
+def result(function: Function, *args: Any) -> Any:
+    """What the function returns on a node that has nothing but what is sent."""
+    return payload.loads(function.data)(*args)
+
+
+CHANGES = [
+    "FACTOR = 4",
+    "def helper(x): return x",
+    "helper.__defaults__ = (2,)",
+    "helper.__kwdefaults__ = {'more': 2}",
+    "helper.__code__ = (lambda x, step=1, *, more=0: 8).__code__",
+    "helper.mode = 1",
+    "def later(x): return x",
+    "NAMES.append('b')",
+    "NAMES[0] = 'c'",
+    "TABLE['b'] = []",
+    "TABLE['a'].append(2)",
+    "SEEN.add(2)",
+    "RECENT.append(2)",
+    "PLACES['b'] = 2",
+    "ARRAY[0] = 1",
+    "ARRAY = np.ones(4)",
+    "RATE = Decimal('0.2')",
+    "config.rate = 2",
+    "Base.scale = 5",
+    "Base.double = lambda self: 9",
+    "Base.double.__code__ = (lambda self: 11).__code__",
+    "class Base: pass",
+    "options.depth = 2",
+    "options.inner.append(1)",
+    "half = functools.partial(helper, 5)",
+    "half.keywords['step'] = 4",
+    "add()",
+    "del later_defined",
+    "x = f; x.__defaults__ = (10,)",
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_the_client_would_run_now_is_sent(program: dict[str, Any], change: str) -> None:
+    """Whatever is changed under a function is seen at its next call, and seen once."""
+    program["later_defined"] = 1
+    if "later_defined" in change:
+        exec("def f(x): return 'later_defined' in globals() and later_defined", program)
+    functions, fn = Functions(), program["f"]
+    first = functions.get(fn)
+    assert functions.get(fn) is first
+
+    exec(change, program)
+    second = functions.get(fn)
+
+    assert second.number != first.number
+    assert second.replaces == first.number
+    assert functions.get(fn) is second
+    if "later" not in change and "mode" not in change and "class" not in change and "f;" not in change:
+        assert str(result(second, 2)) == str(fn(2)) != str(result(first, 2))
+
+
+def test_what_a_function_does_not_use_does_not_matter(program: dict[str, Any]) -> None:
+    """The same object is the function, whatever else the program does."""
+    functions = Functions()
+    first = functions.get(program["f"])
+
+    exec("unused = [1]; FACTOR = 3; NAMES.append('b'); NAMES.pop(); OTHER = helper", program)
+
+    assert functions.get(program["f"]) is first
+
+
+def test_equal_content_keeps_its_number(program: dict[str, Any]) -> None:
+    """A value that was assigned anew and is equal is looked at, and nothing is sent."""
+    functions = Functions()
+    first = functions.get(program["f"])
+
+    exec("NAMES = ['a']", program)
+
+    assert functions.get(program["f"]).number == first.number
+
+
+def test_what_cannot_be_compared_is_told_once(program: dict[str, Any]) -> None:
+    """A large value may change inside; the program is told which, and that assigning it anew helps."""
+    told: list[str] = []
+    functions = Functions(tell=told.append)
+    program["data"], program["words"] = np.zeros(watch.MOST_BYTES), list(range(watch.MOST_ENTRIES + 1))
+    exec("def f(): return data.sum(), len(words)", program)
+    first = functions.get(program["f"])
+
+    assert len(told) == 1
+    assert "data (a numpy.ndarray)" in told[0]
+    assert "words (a list)" in told[0]
+
+    program["data"][0] = 1
+    assert functions.get(program["f"]) is first
+    program["data"] = program["data"].copy()
+    assert result(functions.get(program["f"]))[0] == 1
+    assert len(told) == 1
+
+
+def test_tensors_are_compared_by_their_version() -> None:
+    """A change in place is seen at any size."""
+    torch = pytest.importorskip("torch")
+    names: dict[str, Any] = {"__name__": "__main__", "weights": torch.zeros(10_000), "torch": torch}
+    exec("def f(): return float(weights.sum())", names)
+    functions = Functions()
+    first = functions.get(names["f"])
+    assert functions.get(names["f"]) is first
+
+    names["weights"][0] = 2
+
+    assert result(functions.get(names["f"])) == 2
+
+
+def test_a_module_imported_later_is_sent_along(program: dict[str, Any], local: Path) -> None:
+    """Arguments may be of its classes. The function itself is not loaded again for it."""
+    functions = Functions()
+    exec("def g(x): return x", program)
+    first = functions.get(program["g"])
+    (local / "shapes_of_mine.py").write_text("class Circle: pass\n")
+
+    exec("from shapes_of_mine import Circle", program)
+    second = functions.get(program["g"])
+
+    assert second.number == first.number
+    assert [path for path, _ in second.files()] == ["shapes_of_mine.py"]
+
+
+# modules -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory whose modules are local; what is imported from it is forgotten afterwards."""
+    monkeypatch.syspath_prepend(tmp_path)
+    known = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - known:
+        if name.endswith("_of_mine"):
+            del sys.modules[name]
+
+
+def written(folder: Path, name: str, text: str) -> None:
+    """Write a module; Python takes no bytecode of an earlier one for it."""
+    path = folder / f"{name}.py"
+    before = path.stat().st_mtime if path.exists() else 1_000_000
+    path.write_text(text)
+    os.utime(path, (before + 10, before + 10))
+
+
+def reload(name: str) -> ModuleType:
+    return importlib.reload(sys.modules[name])
+
+
+def import_anew(name: str) -> ModuleType:
+    del sys.modules[name]
+    return importlib.import_module(name)
+
+
+@pytest.mark.parametrize("load", [reload, import_anew])
+def test_a_module_is_sent_again_when_it_is_loaded_again(local: Path, load: Callable[[str], ModuleType]) -> None:
+    """An edit alone changes nothing, as in the program itself; those that import it are concerned too."""
+    written(local, "below_of_mine", "VALUE = 1\n")
+    written(local, "above_of_mine", "import below_of_mine\ndef f(): return below_of_mine.VALUE\n")
+    above = importlib.import_module("above_of_mine")
+    functions = Functions()
+    first = functions.get(above.f)
+
+    written(local, "below_of_mine", "VALUE = 22\n")
+    assert functions.get(above.f) is first
+    assert dict(first.files())["below_of_mine.py"] == b"VALUE = 1\n"
+
+    load("below_of_mine")
+    second = functions.get(above.f)
+    assert second.number != first.number
+    assert dict(second.files())["below_of_mine.py"] == b"VALUE = 22\n"
+    assert functions.get(above.f) is second
+
+
+def test_another_function_of_an_edited_module_is_that_which_is_loaded(local: Path) -> None:
+    """Nodes get the content that goes with what was sent before, until the module is loaded again."""
+    written(local, "pair_of_mine", "def f(): return 1\ndef g(): return 1\n")
+    pair = importlib.import_module("pair_of_mine")
+    functions = Functions()
+    functions.get(pair.f)
+
+    written(local, "pair_of_mine", "def f(): return 22\ndef g(): return 22\n")
+
+    assert b"22" not in dict(functions.get(pair.g).files())["pair_of_mine.py"]
+    pair = reload("pair_of_mine")
+    old, new = functions.get(pair.g), functions.get(pair.f)
+    assert b"22" in dict(new.files())["pair_of_mine.py"]
+    assert b"22" in dict(old.files())["pair_of_mine.py"]
+
+
+def test_a_module_that_the_program_has_not_imported_is_compared_by_its_file(local: Path) -> None:
+    """The program would import it as it is now."""
+    written(local, "late_of_mine", "VALUE = 1\n")
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec("def f():\n    import late_of_mine\n    return late_of_mine.VALUE", names)
+    functions = Functions()
+    first = functions.get(names["f"])
+
+    written(local, "late_of_mine", "VALUE = 22\n")
+    second = functions.get(names["f"])
+
+    assert first.number != second.number
+    assert dict(second.files())["late_of_mine.py"] == b"VALUE = 22\n"
+
+
+def test_the_modules_of_a_series_are_compared_too(local: Path) -> None:
+    """The function of a series is ours; what it is given stands in the user's modules."""
+    written(local, "series_of_mine", "VALUE = 1\n")
+    importlib.import_module("series_of_mine")
+    functions, modules = Functions(), frozenset({"series_of_mine"})
+    first = functions.of_series(len, "f", modules)
+    assert functions.of_series(len, "f", modules) is first
+
+    written(local, "series_of_mine", "VALUE = 22\n")
+    reload("series_of_mine")
+
+    assert dict(functions.of_series(len, "f", modules).files())["series_of_mine.py"] == b"VALUE = 22\n"
+
+
+def test_a_module_that_was_edited_before_it_is_sent_is_named(local: Path) -> None:
+    """Nodes run its file, this program what it has imported; once it is loaded again, there is nothing to say."""
+    written(local, "edited_of_mine", "class C:\n    def f(self): return 1\ndef f(): return C().f()\n")
+    module = importlib.import_module("edited_of_mine")
+    told: list[str] = []
+    for _ in range(100):  # Python changes the code of what runs often
+        module.f()
+    Functions(tell=told.append).get(module.f)
+    assert told == []
+
+    for text in ("class C:\n    def f(self): return 22\ndef f(): return C().f()\n", "def broken(:\n"):
+        written(local, "edited_of_mine", text)
+        told.clear()
+        Functions(tell=told.append).get(module.f)
+        assert [line.partition(" (")[0] for line in told] == ["edited_of_mine"]
+        assert "was edited after this program imported it: nodes run the file as it is now" in told[0]
+
+    written(local, "edited_of_mine", "# moved\n@staticmethod\ndef f(): return 333\n")
+    told.clear()
+    Functions(tell=told.append).get(reload("edited_of_mine").f)
+    assert told == []

@@ -1,0 +1,241 @@
+"""The client's side of `gather`: everybody gets everything, or everybody hears who did not come and why."""
+
+from __future__ import annotations
+
+from queue import Empty, SimpleQueue
+from typing import Any, cast
+
+import pytest
+
+from skyward._pool.collective.gather import GatherCoordinator, refuse
+from skyward._pool.timers import Timers
+from skyward.errors import WireError, WorkerLostError
+from skyward.wire import payload
+from skyward.wire.frames import Buffer, Connection, Frame
+from skyward.wire.messages import RESULT_HEAD, Kind, decode, encode
+from tests.unit.pool.fakes import FakeTime
+
+NAMES = {0: "rank 0 (node 0)", 1: "rank 1 (node 0)", 2: "rank 2 (node 1)"}
+
+
+class Rank:
+    """A worker that gathers, with all that it is answered."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.rounds = number, 0
+        self.answers: SimpleQueue[Frame] = SimpleQueue()
+        self.gone = False
+        self.connection = cast(Connection, self)
+
+    def post(self, frame: Frame) -> None:
+        if self.gone:
+            raise WireError("The connection broke while sending.")
+        self.answers.put(frame)
+
+    def gather(self, value: object, name: str = "port", *, number: int = 0, timeout_s: float | None = None) -> Frame:
+        self.rounds = number or self.rounds + 1
+        data, buffers = payload.dumps(value)
+        head = encode({"name": name, "round": self.rounds, "timeout_s": timeout_s})
+        parts: list[Buffer] = [data, *buffers]
+        return Frame(Kind.GATHER, 70 + self.number, head, parts)
+
+    def answer(self) -> Any:
+        """What it is answered: the values, or the text of an error."""
+        frame = self.answers.get(timeout=60)
+        document = decode(frame.head)
+        assert (frame.kind, frame.id, document["round"]) == (Kind.GATHERED, 70 + self.number, self.rounds)
+        if "error" in document:
+            return document["error"]
+        values, start = [], 0
+        for parts in document["parts"]:
+            data, *buffers = frame.buffers[start : start + parts]
+            values.append(payload.loads(data, buffers))
+            start += parts
+        return values
+
+    def hears_nothing(self) -> bool:
+        try:
+            self.answers.get(timeout=0.05)
+        except Empty:
+            return True
+        return False
+
+
+class Meeting:
+    """Three ranks on two nodes, in a time of their own."""
+
+    def __init__(self) -> None:
+        self.time = FakeTime()
+        self.ranks = [Rank(number) for number in NAMES]
+        self.coordinator = GatherCoordinator(NAMES, cast(Timers, self.time))
+
+    def give(self, rank: int, value: object = None, name: str = "port", **how: Any) -> None:
+        self.coordinator.give(rank, self.ranks[rank].connection, self.ranks[rank].gather(value, name, **how))
+
+    def answers(self, *ranks: int) -> list[Any]:
+        return [self.ranks[rank].answer() for rank in ranks]
+
+
+@pytest.fixture
+def meeting() -> Meeting:
+    return Meeting()
+
+
+def test_everybody_gets_everything_in_the_order_of_the_ranks(meeting: Meeting) -> None:
+    """Whoever comes first; nobody is answered before the last has come."""
+    meeting.give(2, "c")
+    meeting.give(0, "a")
+    assert meeting.ranks[2].hears_nothing()
+    meeting.give(1, "b")
+
+    assert meeting.answers(0, 1, 2) == [["a", "b", "c"]] * 3
+
+
+def test_large_values_stay_beside_the_pickle(meeting: Meeting) -> None:
+    """Each rank's buffers reach all, in their order."""
+    values = [[bytes([n]) * 2_000_000, bytearray(100_000)] for n in range(3)]
+    for rank, value in enumerate(values):
+        meeting.give(rank, value)
+
+    assert meeting.answers(0, 1, 2) == [values] * 3
+
+
+def test_one_gather_follows_another(meeting: Meeting) -> None:
+    """Under other names or the same."""
+    for name in ("port", "ready", "ready"):
+        for rank in (1, 2, 0):
+            meeting.give(rank, (name, rank), name)
+        assert meeting.answers(0, 1, 2) == [[(name, 0), (name, 1), (name, 2)]] * 3
+
+
+def test_a_late_rank_is_named_to_all(meeting: Meeting) -> None:
+    """To those that wait when the time is up, and to the late one when it comes."""
+    meeting.give(0)
+    meeting.time.pass_(59)
+    meeting.give(2)
+    assert meeting.ranks[0].hears_nothing()
+    meeting.time.pass_(2)
+    meeting.give(1)
+
+    for text in meeting.answers(0, 1, 2):
+        assert text.startswith("rank 1 (node 0) did not come within")
+        assert text.endswith("while rank 0 (node 0), rank 2 (node 1) waited.")
+
+
+def test_a_gather_may_name_its_own_limit(meeting: Meeting) -> None:
+    """Counted from the first rank to come."""
+    meeting.give(0, timeout_s=5)
+    meeting.time.pass_(5)
+
+    assert "rank 1 (node 0), rank 2 (node 1) did not come" in meeting.answers(0)[0]
+
+
+def test_the_deadline_of_a_gather_ends_with_it(meeting: Meeting) -> None:
+    """It is not that of the next one, which begins later."""
+    for rank in range(3):
+        meeting.give(rank)
+    meeting.answers(0, 1, 2)
+    meeting.time.pass_(50)
+    meeting.give(0)
+    meeting.time.pass_(30)
+    meeting.give(1)
+    meeting.give(2)
+
+    assert meeting.answers(0, 1, 2) == [[None] * 3] * 3
+
+
+@pytest.mark.parametrize(
+    ("outcome", "words"),
+    [
+        (None, "has returned without it."),
+        (Frame(Kind.RESULT, 71, RESULT_HEAD.pack(0.1)), "has returned without it."),
+        (
+            Frame(Kind.ERROR, 71, RESULT_HEAD.pack(0.1) + payload.dump_exception(ValueError("the number is odd"))),
+            "raised ValueError: the number is odd.",
+        ),
+        (WorkerLostError("It was killed.\nIts last output:\n  x", node=0, rank=1), "failed: It was killed."),
+    ],
+)
+@pytest.mark.parametrize("before", [True, False])
+def test_a_rank_that_ends_is_named_to_all(
+    meeting: Meeting, outcome: Frame | BaseException | None, words: str, before: bool
+) -> None:
+    """With what became of it, at once; before or while the others wait."""
+    if not before:
+        meeting.give(0)
+    meeting.coordinator.ended(1, outcome)
+    if before:
+        meeting.give(0)
+    meeting.give(2)
+
+    assert meeting.answers(0, 2) == [f"rank 1 (node 0) {words}"] * 2
+
+
+def test_ranks_that_gather_something_else_are_named(meeting: Meeting) -> None:
+    """Both names and both ranks."""
+    meeting.give(2, name="port")
+    meeting.give(0, name="address")
+    meeting.give(1, name="port")
+
+    (text, *others) = meeting.answers(0, 1, 2)
+    assert others == [text, text]
+    assert text.startswith("rank 0 (node 0) calls gather('address') where rank 2 (node 1) called gather('port').")
+
+
+def test_a_rank_that_runs_again_is_out_of_step(meeting: Meeting) -> None:
+    """It would take part in a later gather than it thinks."""
+    for rank in range(3):
+        meeting.give(rank)
+    meeting.answers(0, 1, 2)
+    meeting.give(0)
+    meeting.give(1, number=1)
+
+    assert meeting.answers(0, 1) == ["rank 1 (node 0) was started anew in the middle of it, and is out of step with "
+                                     "the others."] * 2  # fmt: skip
+
+
+def test_a_rank_that_runs_again_in_time_takes_its_own_place(meeting: Meeting) -> None:
+    """What its former self has given is replaced."""
+    meeting.give(1, "former")
+    meeting.ranks[1] = Rank(1)
+    meeting.give(1, "present")
+    meeting.give(0)
+    meeting.give(2)
+
+    assert meeting.answers(0, 1, 2) == [[None, "present", None]] * 3
+
+
+def test_a_failure_is_final(meeting: Meeting) -> None:
+    """A rank that goes on after it is told the same at once."""
+    meeting.give(0)
+    meeting.coordinator.left(1, "has left.")
+    assert meeting.answers(0) == ["rank 1 (node 0) has left."]
+    meeting.give(0, name="again")
+
+    assert meeting.answers(0) == ["rank 1 (node 0) has left."]
+
+
+def test_a_rank_that_is_gone_keeps_no_answer_from_the_others(meeting: Meeting) -> None:
+    """Its connection is broken; theirs are not."""
+    meeting.give(0)
+    meeting.ranks[0].gone = True
+    meeting.give(1)
+    meeting.give(2)
+
+    assert meeting.answers(1, 2) == [[None] * 3] * 2
+
+
+def test_who_waits_can_be_asked(meeting: Meeting) -> None:
+    """For errors that name them."""
+    assert meeting.coordinator.waiting() == ("", [])
+    meeting.give(2, name="address")
+    meeting.give(0, name="address")
+    assert meeting.coordinator.waiting() == ("address", [0, 2])
+
+
+def test_a_call_that_runs_alone_is_refused() -> None:
+    """At once, in the words it is given."""
+    rank = Rank(1)
+    refuse(rank.connection, rank.gather(3), "call it with @")
+
+    assert rank.answer() == "call it with @"

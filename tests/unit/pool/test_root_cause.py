@@ -1,0 +1,134 @@
+"""Which rank is to blame: what a peer noticed never hides what happened."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from skyward._pool.calls.task import Task
+from skyward._pool.collective.diagnosis import (
+    PATIENCE_S,
+    UNEXPLAINED_PATIENCE_S,
+    Blame,
+    Failure,
+    patience_s,
+    root_cause,
+)
+from skyward.errors import PluginError, PoolClosedError, TaskTimeoutError, WorkerLostError
+from skyward.wire.exceptions import Record
+from skyward.wire.frames import Frame
+from skyward.wire.messages import RESULT_HEAD, Kind
+from tests.unit.pool.fakes import FUNCTION, error
+
+GLOO = (
+    "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:2269. This is "
+    "typically caused by a remote worker crashing."
+)
+NOTICED = {
+    "torch's gloo, a peer that is gone": RuntimeError(GLOO),
+    "torch's gloo, a peer that is late": RuntimeError("[gloo/transport/unbound_buffer.cc:78] Timed out waiting 8000ms"),
+    "jax's gloo": RuntimeError("UNKNOWN: Gloo all-reduce failed: [external/gloo/gloo/transport/tcp/pair.cc:547]"),
+    "jax's coordination service": RuntimeError("UNAVAILABLE: Task /job:jax_worker/task:1 heartbeat timeout."),
+    "a socket": ConnectionResetError(104, "Connection reset by peer"),
+    "the end of a file": EOFError("Ran out of input"),
+    "our own gather": PluginError("gather('epoch'): rank 1 (node 1) raised ValueError: x."),
+}
+RAISED = {
+    "a value": ValueError("rows do not match"),
+    "a plugin": PluginError("Plugin 'x': its hook failed."),
+    "a missing key": KeyError("epoch"),
+    "a runtime error of the user's": RuntimeError("loss is not finite"),
+}
+
+
+def task() -> Task:
+    return Task(1, FUNCTION, b"", (), None, 0)
+
+
+def raised(problem: BaseException, rank: int = 0, at: float = 1.0) -> Failure:
+    return Failure.of(rank, at, task(), error(task(), problem))
+
+
+def lost(rank: int = 0, at: float = 1.0, *, signal: int | None = None, code: int | None = None) -> Failure:
+    gone = WorkerLostError("it ended", node=rank, rank=rank, signal=signal, exit_code=code)
+    return Failure.of(rank, at, task(), gone)
+
+
+@pytest.mark.parametrize("name", NOTICED)
+def test_errors_that_peers_notice_are_known(name: str) -> None:
+    """They are what the rest of a group reports when one of it has gone."""
+    assert raised(NOTICED[name]).blame == Blame.NOTICED
+
+
+@pytest.mark.parametrize("name", RAISED)
+def test_errors_of_the_function_are_its_own(name: str) -> None:
+    """Whatever does not speak of a peer counts as the cause."""
+    assert raised(RAISED[name]).blame == Blame.RAISED
+
+
+@pytest.mark.parametrize(
+    "type_name",
+    ["torch.distributed.DistStoreError", "torch._C._distributed_c10d.DistNetworkError", "tensorflow.UnavailableError"],
+)
+def test_types_that_only_peers_raise_are_known_without_their_package(type_name: str) -> None:
+    """The client needs no torch to tell: it reads the record, not the exception."""
+    record = Record(type_name, "says something", "Traceback", True)
+    head = RESULT_HEAD.pack(0.0) + pickle.dumps(tuple(record))
+    assert Failure.of(0, 1.0, task(), Frame(Kind.ERROR, 1, head)).blame == Blame.NOTICED
+
+
+def test_an_error_around_what_a_peer_noticed_is_no_cause_either() -> None:
+    """A user who wraps the framework's error in one of their own has not become the root cause."""
+
+    def wrap() -> None:
+        try:
+            raise RuntimeError(GLOO)
+        except RuntimeError as noticed:
+            raise ValueError("epoch 3 failed") from noticed
+
+    with pytest.raises(ValueError, match="epoch 3") as caught:
+        wrap()
+    assert raised(caught.value).blame == Blame.NOTICED
+
+
+def test_a_process_that_ended_is_to_blame_before_all_that_was_raised() -> None:
+    """Although its peers told of it first."""
+    noticed, own = raised(RuntimeError(GLOO), rank=0, at=1.0), raised(ValueError("x"), rank=2, at=1.01)
+    ended = lost(rank=1, at=1.05, signal=9)
+    assert root_cause([noticed, ended]) is ended
+    assert root_cause([noticed, own, ended]) is ended
+    assert root_cause([noticed, own]) is own
+
+
+def test_the_first_of_equals_is_to_blame() -> None:
+    """In whatever order they are looked at."""
+    first, second = raised(ValueError("x"), rank=3, at=1.0), raised(ValueError("y"), rank=0, at=1.2)
+    assert root_cause([second, first]) is first
+
+
+def test_a_process_that_aborted_itself_follows_another() -> None:
+    """Frameworks abort when a peer has gone (jax, status -6): any other cause is more likely."""
+    aborted = lost(rank=0, at=1.0, signal=6)
+    assert aborted.blame == Blame.ABORTED
+    assert root_cause([aborted, raised(ValueError("x"), rank=1, at=1.3)]).rank == 1
+    assert root_cause([aborted, lost(rank=1, at=1.4, code=3)]).rank == 1
+    assert root_cause([aborted, raised(RuntimeError(GLOO), rank=1, at=0.9)]) is aborted
+
+
+@pytest.mark.parametrize("reason", [TaskTimeoutError("too long"), PoolClosedError("closed")])
+def test_what_the_pool_stopped_is_told_as_that(reason: Exception) -> None:
+    """The failures of ranks that were stopped are not the cause of anything."""
+    stopped = Failure.of(0, 2.0, task(), reason)
+    assert stopped.blame == Blame.STOPPED
+    assert root_cause([raised(ValueError("x"), rank=1, at=1.0), stopped]) is stopped
+    assert stopped.error() is reason
+
+
+def test_patience_depends_on_what_is_known() -> None:
+    """A sure cause is told at once; what a peer noticed waits a second for the cause; an end without reason longer."""
+    noticed = raised(RuntimeError(GLOO))
+    assert patience_s([lost(code=1)], unexplained=True) == 0.0
+    assert patience_s([noticed], unexplained=False) == PATIENCE_S[Blame.NOTICED] <= 1.0
+    assert patience_s([noticed, raised(ValueError("x"))], unexplained=False) == PATIENCE_S[Blame.RAISED] <= 0.1
+    assert patience_s([noticed], unexplained=True) == UNEXPLAINED_PATIENCE_S

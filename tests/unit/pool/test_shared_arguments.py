@@ -1,0 +1,336 @@
+"""Large arguments that calls have in common: what is sent, to whom, how often, and what is let go of."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from skyward._pool.calls.task import Task
+from skyward._pool.code import shared_arguments as module
+from skyward._pool.code.functions import Functions
+from skyward._pool.code.shared_arguments import Packed, SharedArguments, SharedValue
+from skyward._pool.nodes.worker_client import SharedValueIndex, WorkerClient
+from skyward.errors import SerializationError
+from skyward.runner.shared_values import KEEP, LEAVE, TAKE, Values
+from skyward.wire import payload
+from skyward.wire.messages import Kind
+from tests.unit.pool.fakes import FUNCTION, fake, make_worker
+
+
+def value(size: int, name: str) -> SharedValue:
+    return SharedValue(hashlib.blake2b(name.encode(), digest_size=16).digest(), bytes(size), ())
+
+
+def post(worker: WorkerClient, ident: int, *values: SharedValue) -> Task:
+    """Send a call that needs these values, as the dispatcher does."""
+    task = Task(ident, FUNCTION, b"arguments", (), None, 0)
+    task.shared = values
+    worker.outstanding[ident] = task
+    worker.post(task)
+    worker.flush()
+    return task
+
+
+def on_node(*workers: WorkerClient, processes: int = 1, budget: int = 1000) -> None:
+    index = SharedValueIndex(processes, budget)
+    for worker in workers:
+        worker.shared = index
+
+
+def sent(worker: WorkerClient) -> list[tuple[Kind, int | None, bytes]]:
+    """What a worker was sent: kind; for values how it is to be kept; their digest."""
+    found: list[tuple[Kind, int | None, bytes]] = []
+    for frame in fake(worker).sent:
+        if frame.kind == Kind.SHARED:
+            found.append((Kind.SHARED, frame.head[0], bytes(frame.head[1:17])))
+        elif frame.kind == Kind.FORGET:
+            found.append((Kind.FORGET, None, bytes(frame.head)))
+        elif frame.kind == Kind.CALL:
+            found.append((Kind.CALL, frame.id, b""))
+    return found
+
+
+def test_a_worker_is_sent_a_value_once_and_before_the_call() -> None:
+    """The second call that needs it carries its digest alone."""
+    worker, big = make_worker(0), value(100, "big")
+    on_node(worker)
+
+    post(worker, 1, big)
+    post(worker, 2, big)
+
+    assert sent(worker) == [(Kind.SHARED, KEEP, big.digest), (Kind.CALL, 1, b""), (Kind.CALL, 2, b"")]
+
+
+def test_neighbours_take_a_value_from_the_worker_that_has_it() -> None:
+    """One worker process of the node is sent the content, the others where to find it; another node is sent its own."""
+    first, second, elsewhere = make_worker(0), make_worker(1), make_worker(2)
+    on_node(first, second, processes=2)
+    on_node(elsewhere, processes=2)
+    big = value(100, "big")
+
+    for ident, worker in enumerate((first, second, second, elsewhere)):
+        post(worker, ident, big)
+
+    assert sent(first)[0] == (Kind.SHARED, LEAVE, big.digest)
+    assert sent(second) == [(Kind.SHARED, TAKE, big.digest), (Kind.CALL, 1, b""), (Kind.CALL, 2, b"")]
+    assert [len(frame.head) for frame in fake(second).sent if frame.kind == Kind.SHARED] == [17]
+    assert sent(elsewhere)[0] == (Kind.SHARED, LEAVE, big.digest)
+
+
+def test_a_worker_that_was_started_again_is_sent_everything_again() -> None:
+    """What died with the old process is not reckoned with."""
+    old, big = make_worker(0), value(100, "big")
+    on_node(old)
+    post(old, 1, big)
+    old.alive = False
+    fresh = make_worker(0, generation=1)
+    fresh.shared = old.shared
+
+    post(fresh, 2, big)
+
+    assert sent(fresh) == [(Kind.SHARED, KEEP, big.digest), (Kind.CALL, 2, b"")]
+
+
+def test_neighbours_of_a_worker_that_died_do_not_wait_for_it() -> None:
+    """It may have died before it had written the file: the next call brings the content once more."""
+    first, second = make_worker(0), make_worker(1)
+    on_node(first, second, processes=2)
+    big = value(100, "big")
+    post(first, 1, big)
+    first.alive = False
+
+    post(second, 2, big)
+
+    assert sent(second)[0] == (Kind.SHARED, LEAVE, big.digest)
+
+
+def test_what_was_used_least_recently_is_let_go_of_first() -> None:
+    """Beyond the budget, all who hold a value are told to forget it; one that is used again is sent again."""
+    first, second = make_worker(0), make_worker(1)
+    on_node(first, second, processes=2, budget=250)
+    a, b, c = (value(100, name) for name in "abc")
+    for ident, (worker, needed) in enumerate([(first, a), (second, a), (first, b), (first, a)]):
+        post(worker, ident, needed)
+        worker.outstanding.clear()
+
+    post(first, 9, c)
+
+    assert sent(first)[-1] == (Kind.CALL, 9, b"")
+    assert (Kind.SHARED, LEAVE, c.digest) in sent(first)
+    assert (Kind.FORGET, None, b.digest) in sent(first)
+    assert (Kind.FORGET, None, a.digest) not in sent(first)
+    first.outstanding.clear()
+    post(first, 10, b)
+    second.flush()
+    assert sent(first).count((Kind.SHARED, LEAVE, b.digest)) == 2
+    assert (Kind.FORGET, None, a.digest) in sent(second)
+
+
+def test_what_a_call_needs_is_never_let_go_of() -> None:
+    """A value beyond the whole budget stays while calls that need it are on the node."""
+    worker, huge, small = make_worker(0), value(1000, "huge"), value(10, "small")
+    on_node(worker, budget=50)
+    task = post(worker, 1, huge)
+    post(worker, 2, small)
+    assert all(kind != Kind.FORGET for kind, _, _ in sent(worker))
+
+    task.resolve(error=RuntimeError())
+    post(worker, 3, value(60, "third"))
+
+    assert (Kind.FORGET, None, huge.digest) in sent(worker)
+
+
+# packing -------------------------------------------------------------------------------------------------------------
+
+
+def series() -> SharedArguments:
+    return SharedArguments(Functions(), lambda _packed: Future())
+
+
+def unpacked(packed: Packed, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, ...]:
+    """The arguments as a node sees them, after it has been sent the values."""
+    values = Values()
+    for entry in packed.values:
+        values.keep(bytes((KEEP,)) + entry.digest + entry.head, entry.buffers)
+    monkeypatch.setattr("skyward.runner.shared_values.values", values)
+    args, _ = payload.loads(packed.data, packed.buffers)
+    found: tuple[Any, ...] = args
+    return found
+
+
+def test_large_arrays_leave_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal content has one digest, whichever object holds it; small arrays stay in the call."""
+    big, small = np.arange(200_000.0), np.arange(100.0)
+    packs = series()
+
+    one = packs.pack(len, (big, small), "f")
+    two = packs.pack(len, (big.copy(), small), "f")
+
+    assert [entry.digest for entry in one.values] == [entry.digest for entry in two.values]
+    assert len(one.data) < 2000
+    got_big, got_small = unpacked(one, monkeypatch)
+    np.testing.assert_array_equal(got_big, big)
+    np.testing.assert_array_equal(got_small, small)
+
+
+@pytest.mark.parametrize("size", [20_000, 130_000], ids=["below 1 MiB", "above"])
+def test_functions_may_write_into_what_joblib_would_not_map(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below 1 MiB a call has a copy of its own; above, the array is everybody's and read-only."""
+    packed = series().pack(len, (np.zeros(size),), "f")
+
+    (first,), (second,) = unpacked(packed, monkeypatch), payload.loads(packed.data, packed.buffers)[0]
+
+    assert first.flags.writeable == second.flags.writeable == (size < 131_072)
+    assert np.shares_memory(first, second) == (size >= 131_072)
+
+
+def test_arrays_of_objects_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """joblib maps no such arrays, so that functions may write into them however large they are."""
+    packed = series().pack(len, (np.array(["a", "b"] * 100_000, dtype=object),), "f")
+
+    (first,), (second,) = unpacked(packed, monkeypatch), payload.loads(packed.data, packed.buffers)[0]
+    first[0] = "changed"
+
+    assert second[0] == "a"
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.asfortranarray(np.arange(300_000.0).reshape(3, -1)),
+        np.arange(600_000.0)[::2],
+        np.array([f"text {i}" for i in range(200_000)], dtype=object),
+        np.ma.masked_less(np.arange(200_000.0), 100),
+        np.zeros(150_000, dtype=[("a", "f8"), ("b", "i4")]),
+        np.arange(200_000.0).view(np.recarray),
+    ],
+    ids=["Fortran", "strided", "objects", "masked", "structured", "subclass"],
+)
+def test_all_kinds_of_arrays_come_back_as_they_were(array: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Order, type and masks survive, and the content is sent apart from the call."""
+    packed = series().pack(len, (array,), "f")
+
+    (got,) = unpacked(packed, monkeypatch)
+
+    assert len(packed.values) >= 1
+    assert len(packed.data) < 5000
+    assert type(got) is type(array)
+    assert got.dtype == array.dtype
+    np.testing.assert_array_equal(got, array)
+
+
+def test_data_frames_share_their_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call has a frame of its own over the shared columns."""
+    frame = pd.DataFrame({"x": np.arange(100_000.0), "n": np.arange(100_000), "t": [f"t{i}" for i in range(100_000)]})
+    packs = series()
+
+    packed = packs.pack(len, (frame,), "f")
+
+    assert len(packed.data) + sum(memoryview(b).nbytes for b in packed.buffers) < 100_000
+    (got,) = unpacked(packed, monkeypatch)
+    pd.testing.assert_frame_equal(got, frame)
+    again = packs.pack(len, (frame,), "f")
+    assert {entry.digest for entry in again.values} == {entry.digest for entry in packed.values}
+
+
+def test_what_is_changed_later_is_not_sent() -> None:
+    """A value is a snapshot: its digest is that of what is sent, whatever the caller does meanwhile."""
+    array = np.zeros(200_000)
+    packed = series().pack(len, (array,), "f")
+    array[:] = 7
+
+    (entry,) = packed.values
+
+    assert payload.loads(entry.head, entry.buffers).sum() == 0
+    assert entry.digest == SharedValue.of(np.zeros(200_000)).digest
+    assert entry.digest != series().pack(len, (array,), "f").values[0].digest
+
+
+def test_a_large_array_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Further calls, and views of the same memory, cost no copy and no digest; another view is another value."""
+    looked: list[object] = []
+    real = SharedValue.of
+
+    def look(obj: object) -> SharedValue:
+        looked.append(obj)
+        return real(obj)
+
+    monkeypatch.setattr(SharedValue, "of", look)
+    array = np.arange(400_000.0)
+    packs = series()
+
+    for _ in range(5):
+        packs.pack(len, (array[:],), "f")
+    assert len(looked) == 1
+
+    packs.pack(len, (array[:200_000],), "f")
+    packs.pack(len, (array.view(np.int64),), "f")
+    assert len(looked) == 3
+
+
+def test_snapshots_nobody_needs_any_more_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A generator of large arrays does not fill the client's memory; the one that all calls share stays."""
+    monkeypatch.setattr(module, "BUDGET", 5_000_000)
+    common, packs = np.arange(300_000.0), series()
+    for number in range(150):
+        packs.pack(len, (common, np.full(150_000, float(number))), "f")
+
+    kept = [seen.value.nbytes for seen in packs._large.values()]
+
+    assert len(kept) < 90
+    monkeypatch.setattr(SharedValue, "of", lambda _obj: pytest.fail("the common array was looked at again"))
+    packs.pack(len, (common,), "f")
+
+
+def test_local_modules_of_arguments_are_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Functions and classes in the arguments may stand in files beside the user's program."""
+    (tmp_path / "estimators_of_mine.py").write_text("import helper_of_mine\n\nclass Estimator:\n    pass\n")
+    (tmp_path / "helper_of_mine.py").write_text("VALUE = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import importlib
+
+    module = importlib.import_module("estimators_of_mine")
+
+    packed = series().pack(len, ([(len, (module.Estimator(),), {})],), "fit")
+
+    assert packed.function.name == "fit"
+    assert packed.function.bundle is not None
+    assert [name for name, _ in packed.function.bundle.files] == ["estimators_of_mine.py", "helper_of_mine.py"]
+
+
+def test_the_function_is_made_once_for_each_name_and_set_of_modules() -> None:
+    """Numbers are unique in a pool, also beside ordinary functions."""
+    functions = Functions()
+    first, second = SharedArguments(functions, lambda _p: Future()), SharedArguments(functions, lambda _p: Future())
+
+    numbers = [
+        first.pack(len, (1,), "f").function.number,
+        second.pack(len, (2,), "f").function.number,
+        functions.get(max).number,
+        second.pack(len, (2,), "g").function.number,
+    ]
+
+    assert numbers == [1, 1, 2, 3]
+
+
+def test_what_cannot_be_pickled_is_named() -> None:
+    """The error calls the function by the user's name for it."""
+    with pytest.raises(SerializationError, match=r"An argument of f\(\) cannot be pickled"):
+        series().pack(len, ([np.zeros(10_000), threading.Lock()],), "f")
+
+
+def test_a_value_is_pickled_with_protocol_5() -> None:
+    """The memory of an array stays out of its pickle."""
+    entry = SharedValue.of(np.zeros(100_000))
+
+    assert len(entry.head) < 1000
+    assert [len(buffer) for buffer in entry.buffers] == [800_000]
+    assert pickle.loads(entry.head, buffers=entry.buffers).shape == (100_000,)

@@ -1,0 +1,95 @@
+"""Ctrl-C waits for the end of a piece of bookkeeping, and is lost nowhere."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from skyward._pool import signals
+
+Guard = signals._Uninterrupted
+
+
+@pytest.fixture
+def uninterrupted() -> Iterator[Guard]:
+    """One of our own: pools of other tests may be open and use the common one."""
+    guard = Guard()
+    guard.install()
+    yield guard
+    guard.uninstall()
+
+
+def test_it_comes_when_the_piece_is_done(uninterrupted: Guard) -> None:
+    """Also when pieces are nested, and also when it comes twice."""
+    reached = []
+    with pytest.raises(KeyboardInterrupt):
+        with uninterrupted:
+            with uninterrupted:
+                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(signal.SIGINT)
+            reached.append("the end of the outer piece")
+        reached.append("what follows")
+    assert reached == ["the end of the outer piece"]
+    with uninterrupted:
+        reached.append("nothing is pending any more")
+
+
+def test_outside_it_comes_at_once(uninterrupted: Guard) -> None:
+    """As if nobody had taken the signal over."""
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_the_programs_own_handler_is_respected_and_given_back() -> None:
+    """A program may do something else on Ctrl-C; with several pools open the last gives the signal back."""
+    uninterrupted = Guard()
+    heard: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _frame: heard.append(number))
+    own = signal.getsignal(signal.SIGINT)
+    try:
+        uninterrupted.install()
+        uninterrupted.install()
+        with uninterrupted:
+            signal.raise_signal(signal.SIGINT)
+            assert heard == []
+        assert heard == [signal.SIGINT]
+        uninterrupted.uninstall()
+        assert signal.getsignal(signal.SIGINT) is not own
+        uninterrupted.uninstall()
+        assert signal.getsignal(signal.SIGINT) is own
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_other_threads_are_none_of_its_business() -> None:
+    """Only the main thread gets signals; a pool opened elsewhere leaves them alone."""
+    before = signal.getsignal(signal.SIGINT)
+    thread = threading.Thread(target=Guard().install)
+    thread.start()
+    thread.join(60)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+SIGNALLED_AT_ONCE = """
+import os, signal
+os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGTERM))  # before the hooks of the package
+from skyward._pool.signals import uninterrupted
+assert uninterrupted.install()
+child = os.fork()
+if child == 0:
+    os._exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+"""
+
+
+def test_a_forked_process_is_ended_however_early_the_signal_comes() -> None:
+    """As multiprocessing ends its processes, which it then waits for; the parent's signals are not blocked for long."""
+    done = subprocess.run(
+        [sys.executable, "-c", SIGNALLED_AT_ONCE], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout == f"{-signal.SIGTERM} set()\n"

@@ -1,0 +1,460 @@
+"""`sky.GCP` against its API: offers and prices, launch, refusals, what is found and removed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import skyward as sky
+from skyward.builder.events import Event
+from skyward.errors import ConfigError, PoolClosedError, ProviderError
+from skyward.model.accelerator import Accelerator
+from skyward.model.ssh import SshHost
+from skyward.providers.base import Offer, PoolRequest
+from skyward.providers.cloud import allocation
+from skyward.providers.cloud import resources as cloud_resources
+from skyward.providers.cloud.allocation import CloudAllocation
+from skyward.providers.cloud.keys import PoolKeys
+from skyward.providers.cloud.launch import Batch, launch
+from skyward.providers.cloud.protocol import Instance, MachineOffer, RefusedError
+from skyward.providers.gcp.launch import GcpLauncher
+from skyward.providers.gcp.provider import ComputeEngine
+from tests.gcp_api import NETWORK, PROJECT, REGION, ZONES, ComputeApi
+
+PRIVATE = sky.GCP(REGION, use_private_ip=True)
+
+
+def engine(provider: sky.GCP = PRIVATE) -> ComputeEngine:
+    return provider.cloud()
+
+
+def request(pool: str = "0badcafe", **asked: Any) -> PoolRequest:
+    asked["accelerator"] = Accelerator.of(asked.get("accelerator"))
+    return PoolRequest(pool_id=pool, platform=asked.pop("platform", "linux/amd64"), **asked)
+
+
+def offers(**asked: Any) -> list[MachineOffer]:
+    return list(engine().offers(request(**asked), ["on-demand", "spot"]))
+
+
+def launcher(cloud: ComputeEngine, pool: str = "0badcafe", **asked: Any) -> GcpLauncher:
+    made = cloud.launcher(request(pool, **asked), 50)
+    made.prepare()
+    return made
+
+
+def launch_pool(
+    cloud: ComputeEngine, tried: Sequence[MachineOffer], said: list[Event] | None = None, **asked: Any
+) -> tuple[MachineOffer, list[Instance]]:
+    pool = asked.pop("pool", "0badcafe")
+    batch = Batch(pool=pool, nodes=asked.pop("nodes", 2), user_data=lambda _: "#cloud-config\n{}")
+    report = (said if said is not None else list[Event]()).append
+    return launch(cloud, launcher(cloud, pool, **asked), batch, tried, report)
+
+
+# offers and prices ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "first", "hourly"),
+    [
+        ({}, "e2-standard-2", 2 * 0.02 + 8 * 0.003),
+        ({"cpus": 8, "memory_gb": 8}, "e2-highcpu-8", 8 * 0.02 + 8 * 0.003),
+        ({"accelerator": "L4"}, "g2-standard-4", 4 * 0.025 + 16 * 0.003 + 0.56),
+        ({"accelerator": "L4:2"}, "g2-standard-24", 24 * 0.025 + 96 * 0.003 + 2 * 0.56),
+        ({"accelerator": "T4"}, "n1-standard-4", 4 * 0.03 + 15 * 0.004 + 0.35),
+        ({"accelerator": "T4:3"}, "n1-standard-4", 4 * 0.03 + 15 * 0.004 + 4 * 0.35),
+        ({"accelerator": "H100:8"}, "a3-megagpu-8g", 208 * 0.03 + 1872 * 0.0025 + 8 * 9.5),
+        ({"accelerator": "A100"}, "a2-highgpu-1g", None),  # not in the price list
+        ({"accelerator": "A100-80GB"}, "a2-ultragpu-1g", None),
+        ({"machine": "n1-standard-32"}, "n1-standard-32", 32 * 0.03 + 120 * 0.004),
+        ({"machine": "e2-medium"}, "e2-medium", 2 * 0.02 + 4 * 0.003),
+        ({"platform": "linux/arm64"}, "c4a-standard-2", None),
+    ],
+)
+def test_machines_by_size_and_accelerator(
+    project: ComputeApi, asked: dict[str, Any], first: str, hourly: float | None
+) -> None:
+    """The smallest type that has what is asked, and what its parts cost together."""
+    found = offers(**asked)
+
+    assert (found[0].type.name, found[0].market) == (first, "on-demand")
+    assert found[0].hourly == (None if hourly is None else pytest.approx(hourly))
+    assert found[0].type.gpus >= request(**asked).gpus
+    assert {each.zone for each in found} <= set(ZONES)
+
+
+def test_spot_prices_are_of_the_spot_market(project: ComputeApi) -> None:
+    """In every zone that has the type; N1 machines get GPUs only where a zone has them."""
+    prices = {(each.zone, each.market): each.hourly for each in offers(accelerator="L4") if "-4" in each.type.name}
+
+    assert prices[ZONES[1], "spot"] == pytest.approx(4 * 0.01 + 16 * 0.001 + 0.2)
+    assert {zone for zone, _ in prices} == set(ZONES)
+    assert {each.zone for each in offers(accelerator="T4")} == {ZONES[0]}
+
+
+def test_the_price_list_is_read_once_a_day(project: ComputeApi, caplog: pytest.LogCaptureFixture) -> None:
+    """All its pages; without it offers have no price, and a warning says why."""
+    offers()
+    offers()
+    assert [name for name, _ in project.calls].count("skus") == 2  # two pages
+    assert not caplog.records
+
+
+def test_without_a_price_list_offers_have_no_price(
+    project: ComputeApi, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_CLOUDBILLING", "http://127.0.0.1:9/")
+    assert {each.hourly for each in offers()} == {None}
+    assert "Prices are not known: Google Cloud was asked to list prices; that failed" in caplog.text
+    with pytest.raises(ProviderError, match=r"No offer is within max_hourly_cost=1 USD .* The cheapest is not known"):
+        PRIVATE.offers(request(max_hourly_cost=1.0))
+
+
+def test_offers_of_the_provider_keep_to_the_limit(project: ComputeApi) -> None:
+    found: Sequence[Offer] = PRIVATE.offers(request(max_hourly_cost=0.03, nodes=1))
+    assert [(each.machine, each.market) for each in found] == [("e2-standard-2", "spot")] * 2
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "words"),
+    [
+        ({"accelerator": "MI300X"}, ConfigError, r"'MI300X'; it knows A100, .*machine="),
+        ({"accelerator": "L4:8"}, ProviderError, r"us-central1 has no machine type with L4:8 for x86_64; found g2-"),
+        ({"machine": "e2-tiny"}, ProviderError, r"with the name e2-tiny for x86_64; found none of that name"),
+    ],
+)
+def test_what_there_is_not_is_refused(
+    project: ComputeApi, asked: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        offers(**asked)
+
+
+# the launch -----------------------------------------------------------------------------------------------------
+
+
+def test_a_launch_is_one_call_that_makes_all_or_none(project: ComputeApi) -> None:
+    """Labelled and described at creation, with no credentials, and closed to the keys of the project."""
+    taken, machines = launch_pool(engine(), offers()[1:2])
+
+    (body,) = (body for name, body in project.calls if name == "instances/bulkInsert")
+    assert (body["count"], body["minCount"]) == ("2", "2")
+    made = body["instanceProperties"]
+    assert made["labels"] == made["disks"][0]["initializeParams"]["labels"] == {"skyward-pool": "0badcafe"}
+    assert made["disks"][0]["autoDelete"]
+    assert made["disks"][0]["initializeParams"]["diskSizeGb"] == "60"
+    assert made["tags"]["items"] == ["skyward-0badcafe"]
+    assert "accessConfigs" not in made["networkInterfaces"][0]
+    assert not made.get("serviceAccounts")
+    metadata = {each["key"]: each["value"] for each in made["metadata"]["items"]}
+    assert metadata == {"user-data": "#cloud-config\n{}", "block-project-ssh-keys": "TRUE", "enable-oslogin": "FALSE"}
+    assert made["shieldedInstanceConfig"]["enableSecureBoot"]
+    assert made["scheduling"]["provisioningModel"] == "SPOT"
+    assert made["scheduling"]["instanceTerminationAction"] == "DELETE"
+    assert "maxRunDuration" not in made["scheduling"]
+    zone = taken.zone
+    assert [each.id for each in machines] == [f"{zone}/skyward-0badcafe-0-0", f"{zone}/skyward-0badcafe-0-1"]
+    assert [(each.index, each.market, each.hourly) for each in machines] == [
+        (0, "spot", taken.hourly),
+        (1, "spot", taken.hourly),
+    ]
+    assert all(each.address.startswith("10.128.0.") and time.time() - each.launched < 60 for each in machines)
+
+
+def test_settings_reach_the_machines(project: ComputeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A public address, a service account, an image of one's own, GPUs for N1, an end by the budget."""
+    monkeypatch.setattr("skyward.providers.gcp.provider.client_cidr", lambda _: "203.0.113.7/32")
+    mine = sky.GCP(REGION, image="projects/mine/global/images/one", service_account="a@b", disk_gb=500)
+    cloud = mine.cloud()
+    (offer, *_) = cloud.offers(request(accelerator="T4"), ["on-demand"])
+    made = cloud.launcher(request(accelerator="T4"), 50)
+    properties = made.properties(
+        Batch(pool="p", nodes=1, user_data=lambda _: "", longest_s=lambda _: 99.5).request(offer, 0)
+    )
+
+    assert made.client == "203.0.113.7/32"
+    assert properties["network_interfaces"][0]["access_configs"][0]["type_"] == "ONE_TO_ONE_NAT"
+    assert properties["service_accounts"][0]["email"] == "a@b"
+    assert properties["guest_accelerators"] == [{"accelerator_type": "nvidia-tesla-t4", "accelerator_count": 1}]
+    assert properties["disks"][0]["initialize_params"]["source_image"].endswith("/images/one")
+    assert properties["disks"][0]["initialize_params"]["disk_size_gb"] == 500
+    assert properties["scheduling"] == {
+        "automatic_restart": False,
+        "provisioning_model": "STANDARD",
+        "max_run_duration": {"seconds": 99},
+        "instance_termination_action": "DELETE",
+        "on_host_maintenance": "TERMINATE",
+    }
+    assert not properties["shielded_instance_config"]["enable_secure_boot"]
+    assert cloud.first_start.open_metadata
+    with pytest.raises(ProviderError, match=r"disk_gb=5 is too small: the image takes 10 GB"):
+        replace(mine, disk_gb=5).cloud().launcher(request(), 50)
+
+
+def test_no_room_leads_to_the_next_zone_and_market(project: ComputeApi) -> None:
+    """Each refusal is an operation that fails, of which the reason is shown."""
+
+    def refuse(zone: str, body: dict[str, Any]) -> list[tuple[str, str]] | None:
+        if body["instanceProperties"]["scheduling"]["provisioningModel"] == "SPOT":
+            return [("VM_MIN_COUNT_NOT_REACHED", "Requested minimum count of 2 VMs could not be created."),
+                    ("ZONE_RESOURCE_POOL_EXHAUSTED", "no room")]  # fmt: skip
+        return [("ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", "no room")] if zone == ZONES[0] else None
+
+    project.refuse = refuse
+    said: list[Event] = []
+    known = [each for each in offers() if each.type.name == "e2-standard-2"]
+    tried = sorted(known, key=lambda each: (each.market != "spot", each.zone))
+    taken, machines = launch_pool(engine(), tried, said)
+
+    assert (taken.market, taken.zone, len(machines)) == ("on-demand", ZONES[1], 2)
+    text = " ".join(map(str, said))
+    assert text.count("no room for e2-standard-2 (spot)") == 2
+    assert "in us-central1-a: ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS" in text
+
+
+def test_a_quota_is_named_in_the_error(project: ComputeApi) -> None:
+    """With the limit, and where to ask for more; nothing is left but the firewall rules, which the pool removes."""
+    project.refuse = lambda *_: [
+        ("QUOTA_EXCEEDED", "Quota 'NVIDIA_L4_GPUS' exceeded.  Limit: 0.0 in region us-central1.")
+    ]
+    with pytest.raises(ProviderError, match=r"Quota 'NVIDIA_L4_GPUS' exceeded.  Limit: 0\.0 .* Ask for a higher limit"):
+        launch_pool(engine(), offers(accelerator="L4")[:1], accelerator="L4")
+    assert project.instances == {}
+
+
+def test_another_refusal_is_raised_at_once(project: ComputeApi) -> None:
+    project.refuse = lambda *_: [("PERMISSIONS_ERROR", "Required 'compute.instances.create' permission")]
+    with pytest.raises(RefusedError, match=r"asked to bulkInsert and refused: PERMISSIONS_ERROR: Required"):
+        launch_pool(engine(), offers())
+
+
+def test_the_same_launch_twice_makes_one(project: ComputeApi) -> None:
+    """Also the same firewall rules: a call whose answer was lost is repeated with the same id."""
+    cloud, first = engine(), offers()[:1]
+    made = launcher(cloud)
+    made.prepare()
+    batch = Batch(pool="0badcafe", nodes=1, user_data=lambda _: "")
+    assert made.launch(batch.request(first[0], 0)) == made.launch(batch.request(first[0], 0))
+    assert len(project.instances) == 1
+    assert len(project.firewalls) == 3
+
+
+def test_a_machine_that_vanishes_while_it_starts_is_no_room(
+    project: ComputeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Google deletes a spot machine that it takes back: it is not listed any more, and nobody waits for it."""
+    cloud, (offer, *_) = engine(), offers()
+
+    def staging(made: dict[str, Any]) -> None:
+        made["status"] = "STAGING"
+
+    project.on_launch = staging
+    seen = list[int]()
+    listed = cloud.instances
+
+    def instances(pool: str | None = None) -> Sequence[Instance]:
+        seen.append(len(listed(pool)))
+        found = listed(pool)
+        project.instances.clear()
+        return found
+
+    monkeypatch.setattr(cloud, "instances", instances)
+    with pytest.raises(ProviderError, match=r"has no room(.|\n)*ended at once, and is not listed any more"):
+        launch_pool(cloud, [offer], nodes=1)
+    assert seen[0] == 1
+
+
+# who reaches the machines ---------------------------------------------------------------------------------------
+
+
+def test_only_the_client_and_the_pool_reach_the_machines(project: ComputeApi) -> None:
+    """The rules come before those of the network, which let everybody come to port 22."""
+    launcher(engine())
+
+    rules = {name.rpartition("-")[2]: rule for name, rule in project.firewalls.items()}
+    assert {rule["network"] for rule in rules.values()} == {NETWORK}
+    assert {tuple(rule["targetTags"]) for rule in rules.values()} == {("skyward-0badcafe",)}
+    assert rules["client"]["sourceRanges"] == ["10.128.0.0/20"]
+    assert rules["client"]["allowed"] == [{"IPProtocol": "tcp", "ports": ["22"]}]
+    assert (rules["machines"]["sourceTags"], rules["machines"]["allowed"]) == (
+        ["skyward-0badcafe"],
+        [{"IPProtocol": "all"}],
+    )
+    assert (rules["others"]["sourceRanges"], rules["others"]["denied"]) == (["0.0.0.0/0"], [{"IPProtocol": "all"}])
+    assert rules["client"]["priority"] == rules["machines"]["priority"] < rules["others"]["priority"] < 1000
+
+
+def test_a_network_without_a_subnet_here_is_an_error(project: ComputeApi) -> None:
+    with pytest.raises(ProviderError, match=r"The network 'lab' of project test-project has no subnet in us-central1"):
+        replace(PRIVATE, network="lab").cloud().launcher(request(), 50)
+
+
+# what is found and removed --------------------------------------------------------------------------------------
+
+
+def test_a_pool_is_found_and_destroyed_by_its_label_alone(project: ComputeApi) -> None:
+    """That pool and no other; a second time does nothing."""
+    cloud = engine()
+    for pool in ("0badcafe", "00c0ffee"):
+        launch_pool(cloud, offers()[:1], pool=pool)
+    found = PRIVATE.find()
+    assert [(each["pool"], each["node"], each["state"], each["type"]) for each in found] == [
+        (pool, node, "running", "e2-standard-2") for pool in ("00c0ffee", "0badcafe") for node in (0, 1)
+    ]
+    assert all(each["user"] and each["hourly"] for each in found)
+
+    PRIVATE.destroy("0badcafe")
+    PRIVATE.destroy("0badcafe")
+
+    assert {each["pool"] for each in PRIVATE.find()} == {"00c0ffee"}
+    assert {name[:16] for name in project.firewalls} == {"skyward-00c0ffee"}
+    assert list(sky.GCP("us-east1").find()) == []
+
+
+def test_what_is_being_made_is_waited_for_and_removed(project: ComputeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client dies while Google makes its machines: they are not listed yet, and no rule of theirs is left either."""
+    monkeypatch.setattr("tests.gcp_api.DELAY_S", 1.0)
+    cloud = engine()
+    api, batch = cloud.api, Batch(pool="0badcafe", nodes=1, user_data=lambda _: "")
+    made = cloud.launcher(request(), 50)
+    monkeypatch.setattr(api, "finish", lambda _: None)
+    made.launch(batch.request(offers()[0], 0))
+    assert project.instances == {}
+    assert project.begun()
+
+    PRIVATE.destroy("0badcafe")
+
+    assert (project.instances, project.firewalls, project.begun()) == ({}, {}, [])
+
+
+def test_a_machine_that_has_shut_itself_down_is_deleted(project: ComputeApi) -> None:
+    """It costs its disk until then: by `destroy`, and by the next pool when its client has been away for an hour."""
+    cloud = engine()
+    launch_pool(cloud, offers()[:1], nodes=1)
+    project.set_status("skyward-0badcafe-0-0", "TERMINATED")
+    (machine,) = cloud.instances()
+    assert (machine.state, machine.exists) == ("stopped", True)
+    cloud_resources.sweep(cloud)
+    assert len(project.instances) == 1
+
+    for rule in project.firewalls.values():
+        rule["description"] = json.dumps({**json.loads(rule["description"]), "seen": time.time() - 4000})
+    cloud_resources.sweep(cloud)
+    wait_gone(project)
+
+
+def test_rules_of_a_living_pool_are_not_swept(project: ComputeApi) -> None:
+    """Its client renews them, until another client has ended the pool; what says nothing is left alone."""
+    cloud = engine()
+    made = launcher(cloud)
+    for rule in project.firewalls.values():
+        rule["description"] = json.dumps({**json.loads(rule["description"]), "seen": time.time() - 4000})
+    made.renew()
+    cloud_resources.sweep(cloud)
+    assert len(project.firewalls) == 3
+    for rule in project.firewalls.values():
+        rule["description"] = "made by hand"
+    cloud_resources.sweep(cloud)
+    assert len(project.firewalls) == 3
+    project.firewalls.clear()
+    with pytest.raises(PoolClosedError, match="was ended by another client: its firewall rule is gone"):
+        made.renew()
+
+
+def wait_gone(project: ComputeApi) -> None:
+    deadline = time.monotonic() + 10
+    while (project.instances or project.firewalls) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert (project.instances, project.firewalls) == ({}, {})
+
+
+class Flaky:
+    """Connects to machines, but only when it has been asked so often."""
+
+    def __init__(self, fails: int) -> None:
+        self.fails = fails
+
+    def join(self, host: SshHost) -> SshHost:
+        self.fails -= 1
+        if self.fails >= 0:
+            raise ProviderError("The machine did not answer within 8 s.")
+        return host
+
+
+@pytest.mark.parametrize(("fails", "machines"), [(2, 1), (3, 0)])
+def test_a_connection_that_fails_rents_no_other_machine(
+    project: ComputeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: int, machines: int
+) -> None:
+    """The machine in place of a lost one is tried three times, and then given back."""
+    monkeypatch.setattr(allocation, "_JOIN_AGAIN_S", 0.01)
+    monkeypatch.setattr(allocation, "wait_ready", lambda *_: None)
+    pool = CloudAllocation(PRIVATE, engine(), request())
+    monkeypatch.setattr(pool, "_add", lambda host, *_: host)
+    pool._keys, pool._launcher = PoolKeys.generate(tmp_path), launcher(engine())
+    pool._ssh = Flaky(fails)  # type: ignore[assignment]
+    with nullcontext() if machines else pytest.raises(ProviderError, match="did not answer"):
+        pool._rent_one(offers()[:1])
+    assert [name for name, _ in project.calls].count("instances/bulkInsert") == 1
+    assert sum(each["status"] == "RUNNING" for each in project.instances.values()) == machines
+
+
+# the value ------------------------------------------------------------------------------------------------------
+
+
+def test_a_missing_library_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the pool is made; the message says what to install."""
+    monkeypatch.setitem(sys.modules, "google.cloud.compute_v1", None)
+    with pytest.raises(
+        ConfigError, match=r"needs google-cloud-compute. Install it with `pip install 'skyward\[gcp\]'`"
+    ):
+        sky.ComputePool(sky.GCP(REGION))
+
+
+def test_region_and_project_must_be_named(project: ComputeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the caller, by gcloud's variable, or by the credentials."""
+    with pytest.raises(ConfigError, match=r"No region of Google Cloud is named. Write sky\.GCP\('us-central1'\)"):
+        list(sky.GCP().find())
+    monkeypatch.setenv("CLOUDSDK_COMPUTE_REGION", REGION)
+    assert list(sky.GCP().find()) == []
+    assert sky.GCP().cloud().api.project == PROJECT
+    named = sky.GCP("another/europe-west4").cloud()
+    assert (named.api.project, named.api.region) == ("another", "europe-west4")
+    again = sky.GCP(sky.GCP().cloud().region).cloud()  # as a run names it whose machines another process ends
+    assert (again.api.project, again.api.region) == (PROJECT, REGION)
+
+
+def test_missing_credentials_are_an_error(project: ComputeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/nowhere/key.json")
+    with pytest.raises(ConfigError, match=r"found no credentials: .*gcloud auth application-default login"):
+        list(PRIVATE.find())
+
+
+def test_an_api_that_does_not_answer_is_an_error(project: ComputeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skyward.providers.gcp.api._RETRY_S", 0.2)
+    monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE", "http://127.0.0.1:9/")
+    with pytest.raises(ProviderError, match=r"asked to aggregated list instances; that failed: .* and the network\."):
+        list(PRIVATE.find())
+
+
+def test_the_value_alone_loads_no_library_of_google() -> None:
+    """Importing it takes two seconds."""
+    check = "import sys, skyward as sky; sky.ComputePool(sky.GCP('us-central1')); print('google.auth' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_the_notice_names_the_time_that_is_left() -> None:
+    """Google says only that the machine is being taken; its script adds when."""
+    notice = engine().first_start.parse_notice(f"{time.time() + 30:.0f}\n")
+    assert notice.action == "preempt"
+    assert 25 < notice.left_s <= 31

@@ -1,0 +1,61 @@
+"""The role that `skyward gcp policy` prints: what the calls take and no more. All tests of `sky.GCP` run with it."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+import skyward as sky
+from skyward.cli.main import main
+from skyward.errors import ProviderError
+from skyward.model.accelerator import Accelerator
+from skyward.providers.base import PoolRequest
+from skyward.providers.cloud.launch import Batch, launch
+from skyward.providers.gcp.api import MIN_COUNT
+from skyward.providers.gcp.policy import policy
+from tests.gcp_api import PROJECT, REGION, ZONES, ComputeApi
+
+IMAGES = f"projects/{PROJECT}/global/images"
+REQUEST = PoolRequest(pool_id="0badcafe", platform="linux/amd64", accelerator=Accelerator.of("L4"))
+
+
+def test_the_role_has_the_permissions_that_a_pool_takes_and_no_others(
+    project: ComputeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the offers to the end: with public addresses, an account and an image of one's own, and a full zone."""
+    monkeypatch.setattr("skyward.providers.gcp.provider.client_cidr", lambda _: "203.0.113.7/32")
+    project.refuse = lambda zone, _: [(MIN_COUNT, "fewer than 1")] if zone == ZONES[0] else None
+    provider = sky.GCP(REGION, image=f"{IMAGES}/one", service_account=f"a@{PROJECT}.iam.gserviceaccount.com")
+    cloud = provider.cloud()
+    cloud.offers(PoolRequest(pool_id="0badcafe", accelerator=Accelerator.of("T4")), ["spot"])
+    sky.GCP(REGION, image=f"{IMAGES}/family/f", use_private_ip=True).cloud().launcher(REQUEST, 50)
+    launcher = cloud.launcher(REQUEST, 50)
+    launcher.prepare()
+    offers = cloud.offers(REQUEST, ["spot"])
+    launch(cloud, launcher, Batch(pool="0badcafe", nodes=1, user_data=lambda _: ""), offers, lambda _: None)
+    launcher.renew()
+    assert [each["node"] for each in provider.find()] == [0]
+    provider.destroy("0badcafe")
+
+    assert project.needed == set(policy()["includedPermissions"])
+    assert (project.instances, project.firewalls) == ({}, {})
+
+
+def test_a_permission_that_is_lacking_is_an_error_that_names_the_command(project: ComputeApi) -> None:
+    project.granted.remove("compute.instances.list")
+    with pytest.raises(ProviderError, match=r"'compute\.instances\.list' permission for .*`skyward gcp policy` prints"):
+        list(sky.GCP(REGION).find())
+
+
+def test_the_command_prints_a_role_that_gcloud_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    """With the fields of a role alone, and permissions that a custom role can have, each once."""
+    assert main(["gcp", "policy"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == policy()
+    assert set(printed) == {"title", "description", "stage", "includedPermissions"}
+    assert printed["stage"] == "GA"
+    permissions = printed["includedPermissions"]
+    assert len(set(permissions)) == len(permissions) > 20
+    assert all(re.fullmatch(r"compute\.[a-zA-Z]+\.[a-zA-Z]+", each) for each in permissions)

@@ -1,0 +1,80 @@
+"""How a host is, by what its watchdog and its engine say of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from skyward.errors import EngineError, EngineMissingError, SkywardError
+from skyward.nodes.ssh_host import Machine
+from skyward.ssh.host_report import HEADINGS, HostReport, as_row, finding_of, host_report_of
+from skyward.ssh.watchdog import Facts
+from tests.unit.providers.test_checks import READY
+
+ABOUT = {"ServerVersion": "26.1.5", "OSType": "linux", "Architecture": "x86_64", "NCPU": 8, "MemTotal": 16 * 10**9}
+
+
+@dataclass
+class FakeMachine:
+    """A machine whose watchdog and engine have said this."""
+
+    facts: Facts
+    about: Mapping[str, Any] | SkywardError
+    free: int | None = 50 * 10**9
+    name: str = "gpu1"
+
+    @property
+    def info(self) -> Mapping[str, Any]:
+        if isinstance(self.about, SkywardError):
+            raise self.about
+        return self.about
+
+    def free_bytes(self) -> int | None:
+        return self.free
+
+
+def condition(
+    facts: Facts, about: Mapping[str, Any] | SkywardError = ABOUT, free: int | None = 50 * 10**9
+) -> HostReport:
+    return host_report_of(cast(Machine, FakeMachine(facts, about, free)))
+
+
+def what(found: HostReport) -> list[str]:
+    return [finding.what for finding in found.findings]
+
+
+def test_a_host_that_is_well() -> None:
+    """Everything there is to know, and nothing wrong; as a row, and as JSON."""
+    found = condition(READY)
+    assert found.findings == ()
+    row = dict(zip(HEADINGS, as_row(found), strict=True))
+    assert (row["HOST"], row["ENGINE"]) == ("gpu1", "26.1.5")
+    assert row["PLATFORM"] == "linux/amd64"
+    assert row["GPUS"] == "4 x NVIDIA A100-SXM4-40GB"
+    assert row["DRIVER"] == "535.104.05 (CUDA 12)"
+    assert (row["DISK FREE"], row["CLOCK"], row["READY"]) == ("50 GB", "+0 s", "yes")
+    assert json.loads(json.dumps(found.document))["cuda"] == 12
+
+
+def test_several_things_are_wrong_at_once() -> None:
+    """Clock, toolkit, engine and disk of one host are all found."""
+    facts = replace(READY, ahead_s=90.0, toolkit="")
+    assert what(condition(facts, EngineMissingError("no answer"))) == ["clock", "gpu", "engine"]
+    assert what(condition(facts, free=10**6)) == ["clock", "gpu", "disk"]
+
+
+def test_an_engine_that_is_not_there_is_not_asked() -> None:
+    """It is missing, which is one finding; its columns are empty."""
+    found = condition(replace(READY, engine="missing"), AssertionError("asked"))  # type: ignore[arg-type]
+    assert what(found) == ["engine"]
+    assert as_row(found)[1:6] == ("-", "-", "-", "-", "-")
+
+
+def test_an_error_is_a_finding_of_its_kind() -> None:
+    """An old engine says so in its own words; what is no engine's is the connection's."""
+    assert finding_of("a", EngineError("too old")).what == "engine"
+    assert finding_of("a", EngineError("too old")).text == "too old"
+    assert "Start Docker there" in finding_of("a", EngineMissingError("no answer")).text
+    assert finding_of("a", SkywardError("no route")).what == "ssh"

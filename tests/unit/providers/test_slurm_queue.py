@@ -1,0 +1,125 @@
+"""The text of Slurm's commands, both ways."""
+
+from __future__ import annotations
+
+import pytest
+
+import skyward as sky
+from skyward.errors import ConfigError, ProviderError
+from skyward.model.accelerator import Accelerator
+from skyward.providers.slurm.cluster import facts_in
+from skyward.providers.slurm.environment import check_image
+from skyward.providers.slurm.queue import JobRequest, comment_of, gres_for, labels_in, queued_jobs, seconds
+
+QUEUE = """
+1|PENDING|Resources|1795427161|(Resources)|1:00|alice|skyward.pool=ab12,skyward.node=-1
+2|RUNNING|None|1795427161|n1|0:59|alice|skyward.pool=ab12,skyward.node=0
+3|PENDING|PartitionNodeLimit|N/A||UNLIMITED|bob|a | b
+slurm_load_jobs error: something else
+"""
+CLUSTER = """
+Welcome to the cluster
+skyward shared /home/alice/.cache/skyward
+skyward slurm slurm-wlm 22.05.8
+skyward machine Linux x86_64
+skyward libc glibc 2.36
+skyward python /usr/bin/python3.11
+skyward tool podman
+skyward SlurmctldHost login(10.91.136.1)
+skyward SlurmctldHost backup
+skyward SlurmctldPort 6817-6818
+skyward partition main|main*|up|infinite|gpu:a100:2
+skyward partition main|main*|up|infinite|(null)
+skyward partition old|old|down|1:00:00|(null)
+"""
+
+
+def test_queue() -> None:
+    """Waiting, running, and never to run; lines that are none are left out."""
+    waiting, running, never = queued_jobs(QUEUE)
+    assert (waiting.waits, waiting.never_runs, waiting.start, waiting.machine) == (True, False, 1795427161.0, "")
+    assert (running.machine, running.left_s, running.labels) == ("n1", 59.0, {"pool": "ab12", "node": "0"})
+    assert never.never_runs and never.left_s is None and "one node" in never.advice and never.labels == {}
+
+
+@pytest.mark.parametrize(
+    ("reason", "never"),
+    [
+        ("Priority", False),
+        ("ReqNodeNotAvail, May be reserved for other job", False),
+        ("QOSMaxJobsPerUserLimit", False),
+        ("AssocGrpCpuLimit", False),
+        ("QOSMaxCpuPerJobLimit", True),
+        ("AssocMaxWallDurationPerJobLimit", True),
+        ("PartitionTimeLimit", True),
+        ("launch_failed_requeued_held", True),
+    ],
+)
+def test_never_runs(reason: str, never: bool) -> None:
+    """What waits for others' jobs is not given up."""
+    (job,) = queued_jobs(f"7|PENDING|{reason}|N/A||1:00|alice|")
+    assert job.never_runs is never
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("0:59", 59.0), ("4:00:00", 14400.0), ("2-12:00:00", 216000.0), ("UNLIMITED", None), ("INVALID", None)],
+)
+def test_seconds(text: str, expected: float | None) -> None:
+    """Durations as Slurm writes them."""
+    assert seconds(text) == expected
+
+
+def test_labels() -> None:
+    """They come back from a comment."""
+    labels = {"pool": "ab12", "node": "3", "user": "ann@laptop"}
+    assert labels_in(comment_of(labels)) == labels
+
+
+def test_words_of_sbatch() -> None:
+    """What is asked for is on the command line, and the job is never requeued."""
+    request = JobRequest(pool="ab12", partition="gpu", time="4:00:00", cpus=1.5, memory_gb=2, gres="gpu:a100:2")
+    words = request.words("/shared/pools/ab12/0", {"pool": "ab12"}, ["n2", "n1"])
+    assert {"--no-requeue", "--nodes=1", "--partition=gpu", "--time=4:00:00", "--cpus-per-task=2"} <= set(words)
+    assert {"--mem=2048M", "--gres=gpu:a100:2", "--exclude=n1,n2", "--comment=skyward.pool=ab12"} <= set(words)
+
+
+def test_gres() -> None:
+    """The type of the partition that has the accelerator's name; untyped ones take any."""
+    assert gres_for(Accelerator("A100", 2), "gpu:nvidia_a100-sxm4-40gb:4(S:0-1)\n(null)") == (
+        "gpu:nvidia_a100-sxm4-40gb:2"
+    )
+    assert gres_for(Accelerator("A100"), "gpu:8") == "gpu:1"
+    with pytest.raises(ProviderError, match="GPUs of its nodes: 2 x a100"):
+        gres_for(Accelerator("H100"), "gpu:a100:2")
+    with pytest.raises(ProviderError, match="has 4 x A100"):
+        gres_for(Accelerator("A100", 4), "gpu:a100:2")
+
+
+def test_facts() -> None:
+    """What a login node prints before them is left out."""
+    facts = facts_in(CLUSTER, "login", "~/.cache/skyward")
+    assert facts.controllers == ("10.91.136.1:6817", "backup:6817")
+    assert (facts.version, facts.platform, facts.tools) == ("22.05.8", "linux/amd64", ("podman",))
+    assert facts.partition(None).gres == "gpu:a100:2\n(null)"
+    with pytest.raises(ProviderError, match="Its partitions: main, old"):
+        facts.partition("gpu")
+    with pytest.raises(ProviderError, match="takes no jobs: it is down"):
+        facts.partition("old")
+    with pytest.raises(ProviderError, match="no sbatch on login"):
+        facts_in("", "login", "~")
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"time": "soon"}, {"partition": "a b"}, {"folder": "here"}, {"image_mode": "docker"}, {"key": __file__}]
+)
+def test_wrong_values(wrong: dict[str, str]) -> None:
+    """They are refused when the provider is made."""
+    with pytest.raises(ConfigError, match=r"sky\.Slurm"):
+        sky.Slurm(**wrong)  # type: ignore[arg-type]
+
+
+def test_image_that_needs_a_container() -> None:
+    """It is refused before anything exists."""
+    with pytest.raises(ConfigError, match="apt, run"):
+        check_image(sky.Image(apt=["git"], run=["true"]))

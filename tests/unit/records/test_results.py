@@ -1,0 +1,170 @@
+"""Journals of results: what was kept is found whatever happened to the writer, and nothing else is read."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from skyward.errors import ConfigError, JournalError
+from skyward.records.results import ResultJournal, ResultKey
+
+
+def _key(number: int, occurrence: int = 0) -> ResultKey:
+    return ResultKey(function="f", code="c", image="i", arguments=str(number), occurrence=occurrence)
+
+
+def _parts(number: int) -> list[bytes]:
+    return [b"head %d" % number, bytes([number]) * (1000 * number), b""]
+
+
+def _kept(path: Path, numbers: range) -> Path:
+    with ResultJournal(path) as journal:
+        for number in numbers:
+            journal.keep(_key(number), _parts(number), only_data=number % 2 == 0)
+    return path
+
+
+def _found(path: Path) -> list[int]:
+    """The results that are there, each of which is as it was kept."""
+    with ResultJournal(path) as journal:
+        numbers = sorted(int(key.arguments) for key in journal.keys if journal.load(key) is not None)
+        for number in numbers:
+            assert [bytes(part) for part in journal.load(_key(number)) or ()] == _parts(number)
+            assert journal.is_data(_key(number)) is not None
+        return numbers
+
+
+def test_what_was_kept_is_found_by_the_next(tmp_path: Path) -> None:
+    path = _kept(tmp_path / "j", range(5))
+    _kept(path, range(5, 8))
+
+    assert _found(path) == list(range(8))
+    assert path.stat().st_mode & 0o777 == 0o600
+    with ResultJournal(path) as journal:
+        assert journal.load(_key(0, occurrence=1)) is None  # of a second call with the same arguments
+        assert journal.is_data(_key(9)) is None
+
+
+def test_a_file_that_was_cut_has_the_results_before_it(tmp_path: Path) -> None:
+    """Whole records stay, the rest goes, and what is kept after that is found."""
+    whole = _kept(tmp_path / "j", range(4)).read_bytes()
+    ends = [len(_kept(tmp_path / f"{n}", range(n)).read_bytes()) for n in range(5)]
+    path = tmp_path / "cut"
+    for size in [*range(0, 90, 7), *range(90, len(whole), 397), *(end + by for end in ends[:4] for by in (-1, 0, 1))]:
+        path.write_bytes(whole[:size])
+        path.chmod(0o600)
+        left = max((n for n in range(5) if ends[n] <= size), default=0)
+
+        with ResultJournal(path) as journal:
+            assert len(journal) == left
+            assert journal.cut == (size - ends[left] if left or size >= ends[0] else 0)
+            journal.keep(_key(9), _parts(9), only_data=False)
+
+        assert _found(path) == [*range(left), 9]
+
+
+def test_a_damaged_record_is_missing_and_those_behind_it_are_not(tmp_path: Path) -> None:
+    path = _kept(tmp_path / "j", range(6))
+    whole = path.read_bytes()
+    for place in range(40, len(whole) - 1, 811):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+
+        assert len(_found(path)) >= 5
+
+
+def test_a_result_cannot_hold_what_looks_like_a_record(tmp_path: Path) -> None:
+    """Not even where the record that holds it was cut: the records of a file have checksums of that file's own."""
+    forged = _kept(tmp_path / "other", range(3)).read_bytes()
+    path = tmp_path / "j"
+    with ResultJournal(path) as journal:
+        journal.keep(_key(7), [forged], only_data=True)
+    path.write_bytes(path.read_bytes()[:-5])
+
+    assert _found(path) == []
+
+
+def test_a_killed_writer_loses_nothing_that_was_kept(tmp_path: Path) -> None:
+    path, (reader, writer) = tmp_path / "j", os.pipe()
+    if (child := os.fork()) == 0:
+        journal = ResultJournal(path)
+        for number in range(10**6):
+            journal.keep(_key(number), [b"head", b"x" * 5000], only_data=False)
+            os.write(writer, b"%d\n" % number)
+    os.close(writer)
+    with open(reader, "rb") as told:
+        last = [int(told.readline()) for _ in range(200)][-1]
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        last = max([last, *(int(line) for line in told.read().splitlines() if line)])
+
+    with ResultJournal(path) as journal:
+        assert len(journal) in (last + 1, last + 2)
+
+
+def test_a_second_user_of_the_file_is_refused(tmp_path: Path) -> None:
+    path = _kept(tmp_path / "j", range(1))
+    with ResultJournal(path), pytest.raises(ConfigError, match="is used by another map"):
+        ResultJournal(path)
+    assert _found(path) == [0]
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o602, 0o644])
+def test_a_file_that_others_may_use_is_not_read(tmp_path: Path, mode: int) -> None:
+    path = _kept(tmp_path / "j", range(1))
+    path.chmod(mode)
+
+    with pytest.raises(ConfigError, match=f"has the mode {mode:o}.*chmod 600"):
+        ResultJournal(path)
+
+
+def test_another_file_stays_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "results.csv"
+    path.write_text("a,b\n")
+    path.chmod(0o600)
+
+    with pytest.raises(ConfigError, match=r"results.csv is not a journal of results"):
+        ResultJournal(path)
+    assert path.read_text() == "a,b\n"
+
+
+@pytest.mark.parametrize("kind", ["directory", "pipe"])
+def test_what_is_no_file_is_refused(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "j"
+    path.mkdir() if kind == "directory" else os.mkfifo(path, 0o600)
+
+    with pytest.raises(ConfigError, match="names a file"):
+        ResultJournal(path)
+
+
+def test_a_folder_that_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(JournalError, match=r"nowhere/j could not be opened: No such file or directory"):
+        ResultJournal(tmp_path / "nowhere" / "j")
+
+
+@contextmanager
+def _largest_file(size: int) -> Iterator[None]:
+    before, ignored = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+
+
+def test_a_result_for_which_there_is_no_room_is_taken_back(tmp_path: Path) -> None:
+    """The error says so, what was kept before stays, and smaller ones can follow."""
+    path = tmp_path / "j"
+    with ResultJournal(path) as journal:
+        journal.keep(_key(1), _parts(1), only_data=False)
+        with _largest_file(50_000), pytest.raises(JournalError, match=r"could not be written: File too large. .*1 res"):
+            journal.keep(_key(2), [b"", b"x" * 100_000], only_data=False)
+        journal.keep(_key(3), _parts(3), only_data=False)
+
+    assert _found(path) == [1, 3]

@@ -1,0 +1,109 @@
+"""A worker makes the calls of a batch one after the other, as far as the time goes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from skyward.model.instance import InstanceInfo
+from skyward.runner import calls as runner_calls
+from skyward.runner.calls import Calls
+from skyward.runner.slots import Interrupted, Slot
+from skyward.runtime import environment
+from skyward.wire import payload
+from skyward.wire.batch import COUNT, Packer, Unpacker
+from skyward.wire.frames import Frame
+from skyward.wire.messages import BATCH, CALL_HEAD, RESULT_HEAD, Kind
+
+PLACE = InstanceInfo(node=0, total_nodes=1, head_addr="", head_port=0)
+
+
+@pytest.fixture(autouse=True)
+def time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine that is busy a batch may be over after one item."""
+    monkeypatch.setattr(runner_calls, "_BATCH_S", 60.0)
+
+
+def answer(fn: Callable[[Any], Any], items: Sequence[Any]) -> tuple[Frame, list[Frame]]:
+    """How a worker answers a batch, and what it sends before."""
+    calls, sent = Calls(PLACE), list[Frame]()
+    calls.keep_function(Frame(Kind.FUNCTION, 1, payload.dumps_function(fn)[1]))
+    packer = Packer()
+    for item in items:
+        packer.add(item, "An item")
+    frame = Frame(Kind.CALL, 7, CALL_HEAD.pack(1, BATCH) + packer.dumps())
+    return calls.run(frame, Slot(), sent.append), sent
+
+
+def results(frame: Frame) -> list[Any]:
+    assert frame.kind == Kind.RESULT, payload.load_exception(bytes(frame.head[RESULT_HEAD.size :]))
+    values = Unpacker(frame.head[RESULT_HEAD.size :]).all("A result")
+    assert COUNT.unpack(frame.buffers[0]) == (len(values),)
+    return values
+
+
+def test_results_come_in_the_order_of_the_items() -> None:
+    """Of coroutines what they return."""
+
+    async def later(n: int) -> int:
+        return n + 1
+
+    assert results(answer(lambda n: n * 2, range(100))[0]) == list(range(0, 200, 2))
+    assert results(answer(later, [1, 2])[0]) == [2, 3]
+
+
+def test_it_answers_with_what_it_has_when_the_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an item, never in its midst; and when the results are large."""
+    assert results(answer(lambda n: f"{n}" * 40_000, range(9))[0]) == ["0" * 40_000, "1" * 40_000]
+    monkeypatch.setattr(runner_calls, "_BATCH_S", 0.0)
+    assert results(answer(lambda n: n, [5, 6, 7])[0]) == [5]
+
+
+def test_a_result_is_what_it_was_when_its_call_returned() -> None:
+    """A later call that changes the object does not change it."""
+
+    def grown(n: int, kept: list[int] = []) -> list[int]:  # noqa: B006 - kept on purpose
+        kept.append(n)
+        return kept
+
+    assert results(answer(grown, [1, 2, 3])[0]) == [[1], [1, 2], [1, 2, 3]]
+
+
+def test_an_error_says_which_call_it_is_of() -> None:
+    """By the number of those before it; what cannot be pickled is an error as well."""
+    frame, _ = answer(lambda n: 1 // (n - 2), range(5))
+    assert frame.kind == Kind.ERROR
+    assert COUNT.unpack(frame.buffers[0]) == (2,)
+    assert isinstance(payload.load_exception(bytes(frame.head[RESULT_HEAD.size :])), ZeroDivisionError)
+
+    frame, _ = answer(lambda n: threading.Lock() if n else n, [0, 1])
+    assert (frame.kind, COUNT.unpack(frame.buffers[0])) == (Kind.ERROR, (1,))
+
+
+def test_a_generator_streams_as_the_only_call() -> None:
+    """After others it waits for a batch of which it is the first."""
+    frame, sent = answer(lambda n: (each for each in range(n)), [2, 3])
+    assert [each.kind for each in (*sent, frame)] == [Kind.STREAM, Kind.ITEM, Kind.ITEM, Kind.END]
+    assert results(answer(lambda n: n if n < 2 else (each for each in [n]), [0, 1, 2, 3])[0]) == [0, 1]
+
+
+def test_an_interrupt_leaves_the_batch() -> None:
+    """As it leaves a call, and what was to be done at the end of the call is done."""
+    ended = []
+
+    def interrupted(n: int) -> int:
+        environment.at_end(lambda: ended.append(n))
+        if n:
+            raise Interrupted
+        return n
+
+    calls = Calls(PLACE)
+    calls._functions[1] = interrupted  # as it is: it shares a list with this test
+    packer = Packer()
+    packer.add_numbers([0, 1, 2])
+    with pytest.raises(Interrupted):
+        calls.run(Frame(Kind.CALL, 7, CALL_HEAD.pack(1, BATCH) + packer.dumps()), Slot(), lambda _frame: None)
+    assert ended == [0, 1]

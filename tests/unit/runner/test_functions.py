@@ -1,0 +1,71 @@
+"""Functions in a worker: how many versions of one that has changed it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from skyward.model.instance import InstanceInfo
+from skyward.runner import calls
+from skyward.runner.calls import Calls
+from skyward.wire import payload
+from skyward.wire.frames import Frame
+from skyward.wire.messages import CALL_HEAD, RESULT_HEAD, Kind, encode
+
+
+class NoSlot:
+    """The slot of a call that streams nothing."""
+
+
+def version(number: int) -> Callable[[], int]:
+    return lambda: number
+
+
+def send(worker: Calls, number: int) -> None:
+    """Send version `number`, which replaces the one before it."""
+    _, data = payload.dumps_function(version(number))
+    asked = (encode({"replaces": number - 1}),) if number > 1 else ()
+    worker.keep_function(Frame(Kind.FUNCTION, number, data, asked))
+
+
+def run(worker: Calls, number: int) -> Frame:
+    """How a call of version `number` ends."""
+    data, buffers = payload.dumps_arguments((), {}, of="f")
+    return worker.run(Frame(Kind.CALL, 1, CALL_HEAD.pack(number, 0) + data, buffers), NoSlot(), lambda _: None)  # type: ignore[arg-type]
+
+
+def call(worker: Calls, number: int) -> Any:
+    """What a call of version `number` returns."""
+    frame = run(worker, number)
+    assert frame.kind == Kind.RESULT
+    return payload.loads(memoryview(frame.head)[RESULT_HEAD.size :], frame.buffers)
+
+
+def test_so_many_versions_are_kept_for_calls_that_are_on_their_way() -> None:
+    """Of a function that changes at each call, the oldest go; the others can still be called."""
+    worker, newest = Calls(InstanceInfo(node=0, total_nodes=1, head_addr="127.0.0.1", head_port=0)), 100
+    for number in range(1, newest + 1):
+        send(worker, number)
+        assert call(worker, number) == number
+
+    oldest = newest - calls._OLD_FUNCTIONS
+    assert len(worker._functions) == calls._OLD_FUNCTIONS + 1
+    assert [call(worker, number) for number in (oldest, newest)] == [oldest, newest]
+    dropped = run(worker, oldest - 1)
+    assert dropped.kind == Kind.ERROR
+    assert b"has changed more than 32 times since this call was made" in bytes(dropped.head)
+
+
+def test_a_version_that_is_sent_again_is_not_dropped() -> None:
+    """A call of an older one comes again after its worker was lost: it is the newest then."""
+    worker = Calls(InstanceInfo(node=0, total_nodes=1, head_addr="127.0.0.1", head_port=0))
+    for number in range(1, 4):
+        send(worker, number)
+        call(worker, number)
+    send(worker, 1)
+    for number in range(4, 4 + calls._OLD_FUNCTIONS + 1):
+        send(worker, number)
+        call(worker, number)
+
+    assert call(worker, 1) == 1
+    assert 2 not in worker._functions

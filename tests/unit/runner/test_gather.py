@@ -1,0 +1,204 @@
+"""The worker's side of `gather`: one answer wakes one thread, and nothing waits for an answer that cannot come."""
+
+from __future__ import annotations
+
+import os
+import threading
+import traceback
+from collections.abc import Callable, Collection
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+from skyward.errors import PluginError, SerializationError
+from skyward.model.protocol import SETUP
+from skyward.runner.gather import GatherClient
+from skyward.wire import payload
+from skyward.wire.frames import Buffer, Frame
+from skyward.wire.messages import Kind, decode, encode
+
+
+class Post:
+    """A GatherClient whose client is the test."""
+
+    def __init__(self) -> None:
+        self.sent: SimpleQueue[Frame] = SimpleQueue()
+        self.connected = True
+        self.running: tuple[int | None, Collection[int]] = (7, [7])
+        self.gathers = GatherClient(self._send, lambda: self.running)
+
+    def _send(self, frame: Frame) -> bool:
+        self.sent.put(frame)
+        return self.connected
+
+    def gather(self, value: object, name: str = "port") -> Callable[[], Any]:
+        """Gather in a thread; the returned function waits for its end and gives the values, or the error."""
+        end: list[Any] = []
+
+        def run() -> None:
+            try:
+                end.append(self.gathers.gather(value, name, None))
+            except Exception as error:
+                end.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+
+        def wait() -> Any:
+            thread.join(60)
+            assert not thread.is_alive()
+            return end[0]
+
+        return wait
+
+    def answer(self, question: Frame, *values: object) -> None:
+        buffers: list[Buffer] = []
+        parts = []
+        for value in values:
+            data, beside = payload.dumps(value)
+            buffers += (data, *beside)
+            parts.append(1 + len(beside))
+        document = {"round": decode(question.head)["round"], "parts": parts}
+        self.gathers.take(Frame(Kind.GATHERED, question.id, encode(document), buffers))
+
+
+@pytest.fixture
+def post() -> Post:
+    return Post()
+
+
+def test_the_values_of_all_ranks_are_returned(post: Post) -> None:
+    """What is asked names the gather and carries the value."""
+    wait = post.gather(("10.0.0.1", 29400), "torch: address")
+    question = post.sent.get(timeout=60)
+    post.answer(question, "a", ("b", bytes(200_000)), None)
+
+    assert (question.kind, question.id) == (Kind.GATHER, 7)
+    assert decode(question.head) == {"name": "torch: address", "round": 1, "timeout_s": None}
+    assert payload.loads(question.buffers[0]) == ("10.0.0.1", 29400)
+    assert wait() == ["a", ("b", bytes(200_000)), None]
+
+
+def test_gathers_of_a_call_are_counted(post: Post) -> None:
+    """So that both sides agree which one an answer belongs to; each call counts its own."""
+    rounds = []
+    for call in (7, 7, 8, 7):
+        post.running = (call, [7, 8])
+        wait = post.gather(0)
+        question = post.sent.get(timeout=60)
+        rounds.append((question.id, decode(question.head)["round"]))
+        post.answer(question, 0)
+        wait()
+
+    assert rounds == [(7, 1), (7, 2), (8, 1), (7, 3)]
+
+
+def test_a_set_up_counts_from_one_again(post: Post) -> None:
+    """As the other ranks do, which may be set up for the first time."""
+    post.running = (SETUP, [SETUP])
+    for _ in range(2):
+        post.gathers.begin_setup()
+        wait = post.gather(0)
+        question = post.sent.get(timeout=60)
+        assert decode(question.head)["round"] == 1
+        post.answer(question, 0)
+        wait()
+
+
+def test_the_counts_of_calls_that_have_ended_are_forgotten(post: Post) -> None:
+    """A worker that lives long keeps no trace of them."""
+    for call in range(1, 50):
+        post.running = (call, [call])
+        wait = post.gather(0)
+        post.answer(post.sent.get(timeout=60), 0)
+        wait()
+
+    assert len(post.gathers._rounds) == 1
+
+
+def test_answers_reach_the_call_they_belong_to(post: Post) -> None:
+    """Calls that gather side by side never mix, whichever is answered first."""
+    waits, questions = [], []
+    for call in (7, 8):
+        post.running = (call, [7, 8])
+        waits.append(post.gather(call))
+        questions.append(post.sent.get(timeout=60))
+    post.answer(questions[1], "eight")
+    post.answer(questions[0], "seven")
+
+    assert [wait() for wait in waits] == [["seven"], ["eight"]]
+
+
+def test_an_answer_nobody_waits_for_is_dropped(post: Post) -> None:
+    """The call was interrupted meanwhile."""
+    post.answer(Frame(Kind.GATHER, 7, encode({"round": 1})), "late")
+    wait = post.gather(0)
+    post.answer(post.sent.get(timeout=60), "in time")
+
+    assert wait() == ["in time"]
+
+
+def test_a_refusal_is_an_error_that_names_the_gather(post: Post) -> None:
+    """In the client's words."""
+    wait = post.gather(0)
+    post.sent.get(timeout=60)
+    post.gathers.take(Frame(Kind.GATHERED, 7, encode({"round": 1, "error": "rank 1 (node 1) has left."})))
+    error = wait()
+
+    assert isinstance(error, PluginError)
+    assert str(error) == "gather('port'): rank 1 (node 1) has left."
+
+
+def test_the_end_of_the_worker_ends_the_wait(post: Post) -> None:
+    """Of all that wait."""
+    wait = post.gather(0)
+    post.sent.get(timeout=60)
+    post.gathers.abandon("the worker is ending.")
+
+    assert str(wait()) == "gather('port'): the worker is ending."
+
+
+def test_nothing_is_waited_for_without_a_client(post: Post) -> None:
+    """The error says so."""
+    post.connected = False
+
+    with pytest.raises(PluginError, match="the client is gone"):
+        post.gathers.gather(0, "port", None)
+
+
+def test_a_thread_that_belongs_to_no_call_cannot_gather(post: Post) -> None:
+    """Nobody could tell which ranks it would wait for."""
+    post.running = (None, [7, 8])
+
+    with pytest.raises(PluginError, match="belongs to none of several calls"):
+        post.gathers.gather(0, "port", None)
+
+
+def test_what_cannot_be_pickled_is_named(post: Post) -> None:
+    """And nothing is sent, nor counted."""
+    with pytest.raises(SerializationError, match=r"The value of gather\('port'\)"):
+        post.gathers.gather(threading.Lock(), "port", None)
+
+    assert post.sent.empty()
+    assert post.gathers._rounds == {}
+
+
+def test_a_forked_process_cannot_gather(post: Post) -> None:
+    """It would speak into the connection of its parent."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            post.gathers.gather(0, "port", None)
+        except PluginError:
+            os.write(writing, traceback.format_exc().encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as said:
+        text = said.read()
+    os.waitpid(child, 0)
+
+    assert "forked from a worker" in text
+    assert post.sent.empty()

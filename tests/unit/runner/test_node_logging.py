@@ -1,0 +1,102 @@
+"""Python's logging on nodes: records go to the client as data, with their level, call and exception; texts masked."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from skyward.runner import node_logging
+from skyward.runtime import masking
+from skyward.runtime.masking import Masks
+from skyward.runtime.output import muted, task_output
+from skyward.wire.messages import STDOUT, Kind, encode
+from tests.unit.runner.node import RunningNode
+
+Sent = list[tuple[int | None, dict[str, Any]]]
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sent]:
+    """What goes to the client of the loggers of this process, as if it were a worker's."""
+    monkeypatch.setattr(logging, "lastResort", None)
+    root = logging.getLogger()
+    handlers, level, found = root.handlers[:], root.level, list[tuple[int | None, dict[str, Any]]]()
+    root.handlers[:] = []
+    node_logging.use(logging.INFO, lambda call, record: found.append((call, record)))
+    yield found
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def _logger(name: str) -> logging.Logger:
+    """A logger that pytest's handlers do not hear."""
+    logger = logging.getLogger(f"of-this-test.{name}")
+    logger.propagate = False
+    logger.handlers.clear()
+    return logger
+
+
+def test_records_are_sent_from_the_clients_level_on(sent: Sent) -> None:
+    with task_output(7):
+        _logger("train").info("epoch %d", 3)
+        _logger("train").debug("too much")
+
+    ((call, record),) = sent
+    assert call == 7
+    assert (record["name"], record["level"], record["text"]) == ("of-this-test.train", logging.INFO, "epoch 3")
+    assert record["line"] == "INFO:of-this-test.train:epoch 3" and record["function"].startswith(
+        "test_records_are_sent"
+    )
+    assert encode(record)  # plain data
+
+
+def test_an_exception_is_sent_as_text(sent: Sent) -> None:
+    try:
+        raise ValueError("no")
+    except ValueError:
+        _logger("x").exception("failed")
+
+    ((_, record),) = sent
+    assert record["trace"].startswith("Traceback") and record["trace"].endswith("ValueError: no")
+    assert record["line"].startswith("ERROR:of-this-test.x:failed\nTraceback") and record["text"] == "failed"
+
+
+def test_secrets_are_masked_and_muted_calls_send_nothing(sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(masking, "current", Masks(["hush-hush"]))
+    _logger("y").warning("a hush-hush %s", "hush-hush")
+    with muted(frozenset({"stderr"})):
+        _logger("y").warning("nobody hears it")
+
+    ((_, record),) = sent
+    assert (record["text"], record["line"]) == ("a *** ***", "WARNING:of-this-test.y:a *** ***")
+
+
+def test_handlers_of_a_function_take_its_records(sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    monkeypatch.setattr(handler, "emit", taken.append)
+    logger = _logger("own")
+    logger.addHandler(handler)
+    try:
+        logger.warning("mine")
+    finally:
+        logger.removeHandler(handler)
+    assert [record.getMessage() for record in taken] == ["mine"] and sent == []
+
+
+def test_a_worker_sends_records_and_its_agent_masks_what_it_writes_below_python(node: RunningNode) -> None:
+    """The agent learns the secrets over its own connection."""
+    client = node.client()
+    client.tell(Kind.MASK, values=["hush-hush"])
+    client.ping_s()
+    node.do("import os, time; os.write(1, b'a hush'); time.sleep(0.3); os.write(1, b'-hush b\\nhus')")
+    node.do("import os; os.write(1, b'h-hush again\\n'); os.kill(os.getpid(), 9)")
+
+    pieces = client.output(until="again")
+    assert {(worker, stream) for worker, stream, _ in pieces} == {(0, STDOUT)}
+    assert "".join(text for _, _, text in pieces) == "a *** b\n*** again\n"
+    assert client.document(Kind.WORKER_EXIT)["log"] == "a *** b\n*** again\n"
+    assert "hush-hush" not in (node.run_dir / "agent.log").read_text()

@@ -1,0 +1,102 @@
+"""A node of a pool that is kept: one client after the other has it, each with processes of its own."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from skyward.model.instance import ENV_VAR
+from skyward.model.protocol import EXIT_LEASE
+from skyward.wire.messages import Kind
+from tests.unit.runner.node import PLACE, Client, RunningNode, Start
+
+
+def take(client: Client, **order: Any) -> dict[str, Any]:
+    client.tell(Kind.TAKE, **{"compute_pool": PLACE.to_json(), "lease_s": 30, "environment": None, **order})
+    return client.document(Kind.TAKEN)
+
+
+def give_back(client: Client, keep_s: float = 30) -> None:
+    client.tell(Kind.KEEP, keep_s=keep_s, grace_s=5)
+    client.next(Kind.KEPT)
+
+
+def test_the_first_client_gets_the_workers_that_were_started(node: RunningNode) -> None:
+    """Nobody has used them."""
+    assert take(node.client()) == {"workers": [[0, "unix:w0.0.sock"]]}
+
+
+def test_the_next_client_gets_fresh_workers(start: Start) -> None:
+    """All of them are replaced when the one before has given the node back; they are ready then."""
+    node = start(processes=2)
+    node.ready()
+    first, second = node.client(), node.client()
+    take(first)
+    give_back(first)
+    assert [generation for generation, _ in take(second)["workers"]] == [1, 1]
+    node.do("import os; os.write(1, b'hello')", generation=1)
+    assert second.output(until="hello")
+
+
+def test_a_client_that_vanishes_leaves_nothing_to_the_next(node: RunningNode) -> None:
+    """Its workers are ended, whether or not the next one is there already."""
+    first = node.client()
+    take(first)
+    pid = node.pid(first)
+    first.connection.close()
+    assert take(node.client())["workers"][0][0] == 1
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_a_second_client_is_refused(node: RunningNode) -> None:
+    """The one that has the node keeps it."""
+    first, second = node.client(), node.client()
+    take(first)
+    assert take(second) == {"refused": "another client has the node"}
+    second.tell(Kind.KEEP, keep_s=1, grace_s=0)
+    assert second.is_closed()
+    assert first.ping_s() < 60
+    give_back(first)
+
+
+def test_another_environment_takes_fresh_processes(node: RunningNode) -> None:
+    """They have that environment as a whole, and no other variable."""
+    client = node.client()
+    environment = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
+    assert take(client, environment={**environment, "GIVEN": "1", ENV_VAR: PLACE.to_json()})["workers"][0][0] == 1
+    node.do("import os; print(sorted(os.environ), flush=True); os.write(1, os.environ['GIVEN'].encode())", generation=1)
+    assert client.output(until="1")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"environment": []},
+        {"environment": {"A=B": "1"}},
+        {"environment": {"A": 5}},
+        {"lease_s": -1},
+        {"compute_pool": "{"},
+    ],
+)
+def test_a_malformed_order_changes_nothing(node: RunningNode, wrong: dict[str, Any]) -> None:
+    """The connection of the client that sent it ends; the next one gets the node."""
+    client = node.client()
+    client.tell(Kind.TAKE, **{"compute_pool": PLACE.to_json(), "lease_s": 30, "environment": None, **wrong})
+    assert client.is_closed()
+    assert take(node.client())["workers"]
+
+
+def test_it_ends_when_the_time_that_it_is_kept_is_over(start: Start) -> None:
+    """With words that say so; a client that takes it in time sets the lease anew."""
+    node = start()
+    node.ready()
+    first = node.client()
+    take(first)
+    give_back(first, keep_s=0.3)
+    first.connection.close()
+    status, errors = node.end()
+    assert status == EXIT_LEASE
+    assert "no client for 0.3 s (the time that it is kept)" in errors

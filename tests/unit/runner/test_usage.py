@@ -1,0 +1,118 @@
+"""What a node uses, as cgroups, /proc and NVML tell it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from skyward.runner.nvml import Gpus
+from skyward.runner.usage import UsageMeter
+
+NETWORK = """Inter-|   Receive                                                |  Transmit
+ face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed
+    lo:  999       1    0    0    0     0          0         0      999       1    0    0    0     0       0          0
+  eth0:  100       1    0    0    0     0          0         0       40       1    0    0    0     0       0          0
+  eth1:   11       1    0    0    0     0          0         0        2       1    0    0    0     0       0          0
+"""  # noqa: E501 - the kernel's
+NVML = """
+int nvmlInit_v2(void) { return 0; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) { *handle = (void *)(long)(index + 1); return 0; }
+int nvmlDeviceGetName(void *handle, char *name, unsigned size) {
+    name[0] = 'G'; name[1] = '0' + (long)handle; return 0;
+}
+int nvmlDeviceGetUtilizationRates(void *handle, unsigned *use) {
+    if ((long)handle == 2) return 3;
+    use[0] = 75; use[1] = 10; return 0;
+}
+int nvmlDeviceGetMemoryInfo(void *handle, unsigned long long *memory) {
+    memory[0] = 1000; memory[1] = 600; memory[2] = 400; return 0;
+}
+"""
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Path:
+    return write(tmp_path / "proc", {"meminfo": "MemTotal: 1000 kB\n", "net/dev": NETWORK, "self/cgroup": "0::/x\n"})
+
+
+V2 = {"memory.current": "700\n", "memory.stat": "anon 1\ninactive_file 200\n", "cpu.stat": "usage_usec 2500000\n"}
+
+
+@pytest.mark.parametrize("place", ["", "x/"])
+def test_a_container_is_its_cgroup(tmp_path: Path, proc: Path, place: str) -> None:
+    """Version 2, whether the container sees its cgroup at the root of the mount or below it."""
+    files = {place + name: text for name, text in {**V2, "memory.max": "5000\n"}.items()}
+    usage = UsageMeter(of_processes=False, cgroups=write(tmp_path / "cgroup", files), proc=proc).measure()
+    assert usage["cpu_s"] == 2.5 and usage["cores"] == 0
+    assert (usage["memory"], usage["memory_limit"]) == (500, 5000)
+    assert (usage["received"], usage["sent"]) == (111, 42)
+
+
+def test_a_cgroup_without_limit_has_the_machine_memory(tmp_path: Path, proc: Path) -> None:
+    """`max` is no number."""
+    root = write(tmp_path / "cgroup", {**V2, "memory.max": "max\n"})
+    assert UsageMeter(of_processes=False, cgroups=root, proc=proc).measure()["memory_limit"] == 1_024_000
+
+
+def test_version_1(tmp_path: Path, proc: Path) -> None:
+    """Each controller has a tree of its own."""
+    (proc / "self/cgroup").write_text("4:memory:/a\n2:cpuacct,cpu:/b\n0::/\n")
+    root = write(
+        tmp_path / "cgroup",
+        {
+            "memory/a/memory.usage_in_bytes": "900\n",
+            "memory/a/memory.stat": "total_inactive_file 100\n",
+            "memory/a/memory.limit_in_bytes": "9223372036854771712\n",
+            "cpuacct/b/cpuacct.usage": "1500000000\n",
+        },
+    )
+    usage = UsageMeter(of_processes=False, cgroups=root, proc=proc).measure()
+    assert (usage["cpu_s"], usage["memory"], usage["memory_limit"]) == (1.5, 800, 1_024_000)
+
+
+def test_processes_are_counted_with_all_they_started() -> None:
+    """A child's child that is busy is seen; the memory of all is added."""
+    meter = UsageMeter(of_processes=True)
+    alone = meter.measure()
+    busy = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])"
+    with subprocess.Popen([sys.executable, "-c", busy], start_new_session=True) as child:
+        try:
+            most = max(meter.measure()["cores"] for _ in range(8))
+            assert meter.measure()["memory"] > alone["memory"]
+        finally:
+            os.killpg(child.pid, 9)
+    assert most > 0.05  # on a busy machine too
+
+
+def test_gpus_are_read_by_nvml(tmp_path: Path) -> None:
+    """What the driver does not tell is None."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    source, library = tmp_path / "nvml.c", tmp_path / "libnvml.so"
+    source.write_text(NVML)
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True)
+    known = {"memory": 400, "memory_limit": 1000}
+    assert Gpus(str(library)).read() == [
+        {"name": "G1", "utilization": 0.75, **known},
+        {"name": "G2", "utilization": None, **known},
+    ]
+
+
+def test_without_a_driver_there_are_no_gpus() -> None:
+    """As on most machines."""
+    assert Gpus("libno-such-library.so.1").read() == []

@@ -1,0 +1,148 @@
+"""`skyward attach` and `skyward logs` on runs of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from skyward.cli.main import main
+from tests.unit.runs.conftest import Start
+
+SKYWARD = (sys.executable, "-m", "skyward")
+
+
+def lines(numbers: range, of: int = 4) -> str:
+    return "".join(f"line {number}\n" for number in numbers if number % of != of - 1)
+
+
+def test_the_output_of_a_run_is_shown_to_its_end(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
+    """Each stream on its own; the exit status is the program's."""
+    start("train-1", 40, 0.02, "3")
+
+    assert main(["attach", "train-1"]) == 3
+
+    said = capfd.readouterr()
+    assert said.out == lines(range(40))
+    assert [line for line in said.err.splitlines() if line.startswith("line")] == [f"line {n}" for n in range(3, 40, 4)]
+    assert said.err.splitlines()[-1].startswith("skyward: train-1 ended with status 3 after ")
+
+
+def test_the_beginning_of_a_name_is_enough(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
+    """As long as one run alone begins so."""
+    start("train-1").wait()
+    start("train-2").wait()
+
+    assert main(["attach", "train-2"[:7]]) == 0
+    assert main(["attach", "train"]) == 2
+    assert "Several runs on this machine begin with train: train-1, train-2." in capfd.readouterr().err
+
+
+def test_an_unknown_run_is_an_error(capfd: pytest.CaptureFixture[str]) -> None:
+    """That says where it was looked for, and how to look elsewhere."""
+    assert main(["attach", "train"]) == 2
+    assert "This machine has no record of a run train." in capfd.readouterr().err
+
+
+def test_a_run_that_was_killed_is_said_to_be(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
+    """After what it printed."""
+    start("train-1", 5, 0.0, "kill").wait()
+
+    assert main(["attach", "train-1"]) == 6
+
+    said = capfd.readouterr()
+    assert said.out == lines(range(5))
+    assert "Run train-1 is gone from this machine and has not said how it ended" in said.err
+
+
+def test_ctrl_c_detaches(start: Start) -> None:
+    """The run goes on, and it is said how to come back."""
+    run = start("train-1", 400, 0.02)
+    command = [*SKYWARD, "attach", "train-1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as attached:
+        assert attached.stdout
+        assert attached.stderr
+        assert attached.stdout.readline() == "line 0\n"
+        attached.send_signal(signal.SIGINT)
+        assert attached.wait(60) == 130
+        said = attached.stderr.read()
+
+    assert "skyward: detached from train-1, which goes on. `skyward attach train-1` comes back to it," in said
+    assert run.poll() is None
+
+
+def test_whoever_attaches_sees_each_line_once_whatever_the_moment(start: Start) -> None:
+    """Five times during a run, for a random time, and once to its end."""
+    start("train-1", 300, 0.01)
+    seeds = random.Random(13)
+    for _ in range(5):
+        command = [*SKYWARD, "attach", "train-1", "--json"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as attached:
+            assert attached.stdout
+            seen = [json.loads(attached.stdout.readline())["text"] for _ in range(seeds.randint(1, 12))]
+            attached.send_signal(signal.SIGINT)
+            attached.communicate()
+        assert seen == [f"line {n}\n" for n in range(len(seen))]
+
+    done = subprocess.run([*SKYWARD, "attach", "train-1", "--json"], capture_output=True, text=True, check=True)
+
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [each["text"] for each in told if each["event"] == "output"] == [f"line {n}\n" for n in range(300)]
+    assert told[-1]["event"] == "end"
+    assert told[-1]["status"] == 0
+
+
+def test_output_for_a_reader_that_has_seen_enough(start: Start) -> None:
+    """`skyward attach RUN | head -1` ends without an error."""
+    start("train-1", 3000).wait()
+
+    done = subprocess.run(
+        f"{sys.executable} -m skyward attach train-1 | head -1", shell=True, capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout == "line 0\n"
+    assert "Traceback" not in done.stderr
+
+
+def test_logs_show_what_was_printed_after_the_end(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
+    """And with --since only the last of it."""
+    start("train-1").wait()
+
+    assert main(["logs", "train-1"]) == 0
+    assert capfd.readouterr().out == lines(range(3))
+    assert main(["logs", "train-1", "--since", "0s"]) == 0
+    assert capfd.readouterr().out == ""
+    assert main(["logs", "train-1", "--since", "1h"]) == 0
+    assert capfd.readouterr().out == lines(range(3))
+    assert main(["logs", "train-1", "--since", "yesterday"]) == 2
+
+
+def test_logs_of_a_run_that_goes_on_say_so(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
+    """With -f they go on with it."""
+    start("train-1", 100, 0.03)
+
+    assert main(["logs", "train-1"]) == 0
+    assert "train-1 still runs; `skyward logs -f train-1` goes on." in capfd.readouterr().err
+    assert main(["logs", "-f", "train-1"]) == 0
+    assert capfd.readouterr().out == lines(range(100))
+
+
+def test_a_record_of_a_process_that_is_long_gone_is_not_taken_for_another(
+    start: Start, runs: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A number that another process has now tells nothing: the time of its start does."""
+    start("train-1", 1, 0.0, "kill").wait()
+    record = json.loads((runs / "train-1" / "run.json").read_text())
+    number, _, rest = record["process"].partition(",")
+    record["process"] = f"{os.getpid()},{rest}"
+    (runs / "train-1" / "run.json").write_text(json.dumps(record))
+
+    assert main(["attach", "train-1"]) == 6
+    assert "was killed" in capfd.readouterr().err
+    assert number != str(os.getpid())

@@ -1,0 +1,162 @@
+"""Runs in `skyward ps` and `skyward down`, and the removal of old records."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skyward.cli.main import main
+from skyward.records.journal import JournalWriter
+from skyward.records.prune import prune
+from tests.unit.runs.conftest import Start
+from tests.waiting import wait_until
+
+STUBBORN = """
+import signal, sys, time
+from pathlib import Path
+from tests.unit.runs.printing import main
+signal.signal(signal.SIGTERM, lambda *_: None)
+main(Path(sys.argv[1]), 10**6, 0.05, "0")
+"""
+OPENS_A_POOL = """
+import time
+import skyward as sky
+
+with sky.ComputePool(sky.Local(), display="quiet") as pool:
+    pool.map(abs, range(5))
+    print("there", flush=True)
+    time.sleep(600)
+"""
+
+
+def rows(out: str) -> dict[str, list[str]]:
+    """The runs in the table, by name: the other words of their lines."""
+    table = out.partition("\nRUN ")[2].splitlines()[1:]
+    return {line.split()[0]: line.split()[1:] for line in table}
+
+
+def events(out: str, kind: str) -> list[dict[str, Any]]:
+    return [each for each in map(json.loads, out.splitlines()) if each["event"] == kind]
+
+
+def test_runs_are_listed_while_they_run(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
+    """With --all those that have ended as well."""
+    start("done").wait()
+    start("failed", 1, 0.0, "3").wait()
+    start("killed", 1, 0.0, "kill").wait()
+    start("running", 10_000, 0.1)
+
+    assert main(["ps"]) == 0
+    assert list(rows(capsys.readouterr().out)) == ["running"]
+    assert main(["ps", "--all"]) == 0
+    listed = rows(capsys.readouterr().out)
+    assert {name: words[:4] for name, words in listed.items()} == {
+        "done": ["printing.py", "this", "machine", "done"],
+        "failed": ["printing.py", "this", "machine", "failed"],
+        "killed": ["printing.py", "this", "machine", "killed"],
+        "running": ["printing.py", "this", "machine", "running"],
+    }
+    assert main(["ps", "--all", "--json"]) == 0
+    told = {each["run"]: each for each in events(capsys.readouterr().out, "run")}
+    assert {name: (each["state"], each["status"]) for name, each in told.items()} == {
+        "done": ("ended", 0),
+        "failed": ("ended", 3),
+        "killed": ("killed", None),
+        "running": ("running", None),
+    }
+
+
+def test_a_run_whose_name_comes_close_is_named(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
+    """As pools are."""
+    start("train-4f2a").wait()
+    assert main(["down", "train-4f2b"]) == 1
+    assert "Did you mean train-4f2a?" in capsys.readouterr().err
+
+
+def test_a_run_is_asked_to_end(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
+    """And one that has ended is left as it is."""
+    run = start("train-1", 10_000, 0.1)
+
+    assert main(["down", "train-1"]) == 0
+    run.wait()
+    assert capsys.readouterr().out == "run train-1 ended at this machine (killed)\n"  # it does not heed SIGTERM
+    start("train-2").wait()
+    assert main(["down", "train-2", "train"]) == 1
+    said = capsys.readouterr()
+    assert said.out == "run train-2 had ended before at this machine (done)\n"
+    assert said.err.startswith("pool train: nothing of it was found\n")
+
+
+def test_a_run_that_does_not_heed_is_killed(
+    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its process group."""
+    monkeypatch.setattr("skyward.runs.stop.stop.__kwdefaults__", {"grace_s": 0.5})
+    command = [sys.executable, "-c", STUBBORN, str(runs / "train-1")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as run:
+        assert run.stdout
+        run.stdout.readline()
+        assert main(["down", "train-1", "--json"]) == 0
+        assert run.wait() == -9
+
+    ended = {"event": "ended", "run": "train-1", "where": "this machine", "state": "killed", "status": None}
+    assert events(capsys.readouterr().out, "ended") == [ended]
+
+
+def test_the_pools_of_a_run_that_was_killed_are_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its calls are counted while it runs."""
+    (tmp_path / "train.py").write_text(OPENS_A_POOL)
+    command = [sys.executable, str(tmp_path / "train.py")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True, text=True) as program:
+        assert program.stdout
+        assert program.stdout.readline() == "there\n"
+
+        def listed() -> dict[str, Any]:
+            main(["ps", "--json"])
+            (run,) = events(capsys.readouterr().out, "run")
+            return dict(run)
+
+        wait_until(lambda: listed()["calls"].get("done") == 5, 30)
+        run = listed()
+        assert run["state"] == "running"
+        program.kill()
+
+    def pools() -> set[str]:
+        capsys.readouterr()
+        main(["ps", "--json"])
+        return {each["pool"] for each in events(capsys.readouterr().out, "node")}
+
+    assert pools() >= set(run["pools"])
+    assert main(["down", run["run"]]) == 0
+    assert not pools() & set(run["pools"])
+
+
+def test_old_records_are_removed_when_a_run_starts(start: Start, runs: Path) -> None:
+    """Those that have ended: too old ones, then the oldest until the rest is small enough."""
+    for name in ("old", "large", "recent"):
+        start(name).wait()
+    start("killed", 1, 0.0, "kill").wait()
+    start("running", 10_000, 0.1)
+    output = JournalWriter(runs / "large" / "output")
+    for _ in range(30):
+        output.append({"text": "x" * 10_000})
+    output.close()
+    for name, days in (("old", 40.0), ("large", 3.0), ("killed", 2.0), ("running", 40.0)):
+        written = time.time() - days * 86400
+        for folder, _, files in os.walk(runs / name):
+            for path in (Path(folder), *(Path(folder, file) for file in files)):
+                os.utime(path, (written, written))
+
+    prune()
+    assert sorted(path.name for path in runs.iterdir()) == ["killed", "large", "recent", "running"]
+    prune(kept_bytes=200_000)
+    assert sorted(path.name for path in runs.iterdir()) == ["killed", "recent", "running"]
+    prune(kept_bytes=0)
+    assert [path.name for path in runs.iterdir()] == ["running"]

@@ -1,0 +1,107 @@
+"""`sky.save`, `sky.output_folder` and `skyward result` on this machine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import skyward as sky
+from skyward.cli.main import main
+from skyward.errors import ConfigError, PoolError
+from skyward.model.instance import ENV_VAR
+from tests.unit.runs.conftest import Start
+
+
+@pytest.fixture
+def train(start: Start, runs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of a run that has ended, to which this process belongs now."""
+    start("train-1").wait()
+    monkeypatch.setenv("SKYWARD_RUN", str(runs / "train-1"))
+    return runs / "train-1"
+
+
+def told(out: str, kind: str) -> list[dict[str, Any]]:
+    return [each for each in map(json.loads, out.splitlines()) if each["event"] == kind]
+
+
+def test_what_is_saved_is_shown_and_fetched(train: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Values in formats that every program reads, and files of the output folder."""
+    sky.save("losses", [0.5, np.float32(0.25)])
+    sky.save("name", "ümläut\n")
+    sky.save("weights", np.arange(6.0).reshape(2, 3))
+    sky.save("blob", b"\x80\0")
+    (sky.output_folder() / "epochs").mkdir()
+    (sky.output_folder() / "epochs" / "1.txt").write_text("one")
+
+    assert main(["result", "train-1"]) == 0
+    said = capsys.readouterr()
+    assert "skyward: train-1 ended with status 0" in said.err
+    assert [line.split()[0] for line in said.out.splitlines()] == [
+        *("VALUE", "blob", "losses", "name", "weights"),
+        *("FILE", "epochs/1.txt"),
+    ]
+    assert "array of <f8 (2, 3)" in said.out
+
+    assert main(["result", "train-1", "--into", str(tmp_path / "got"), "--json"]) == 0
+    out = capsys.readouterr().out
+    assert {each["name"]: each.get("value") for each in told(out, "value")} == {
+        "blob": None,
+        "losses": [0.5, 0.25],
+        "name": "ümläut\n",
+        "weights": None,
+    }
+    assert told(out, "file") == [{"event": "file", "run": "train-1", "path": "epochs/1.txt", "size": 3}]
+    assert (tmp_path / "got" / "saved" / "blob.bin").read_bytes() == b"\x80\0"
+    assert np.array_equal(np.load(tmp_path / "got" / "saved" / "weights.npy"), np.arange(6.0).reshape(2, 3))
+    assert (tmp_path / "got" / "files" / "epochs" / "1.txt").read_text() == "one"
+    assert {path.stat().st_mode & 0o077 for path in (train / "saved").iterdir()} == {0}
+
+
+def test_the_later_value_counts(train: Path) -> None:
+    """Also where it is of another kind."""
+    sky.save("x", 1)
+    sky.save("x", b"2")
+
+    assert [path.name for path in (train / "saved").iterdir()] == ["x.bin"]
+
+
+@pytest.mark.parametrize("value", [{1, 2}, object(), np.array([object()]), lambda: None, {("a", "b"): 1}])
+def test_what_could_hold_code_is_refused(value: object, train: Path) -> None:
+    """With what to do."""
+    with pytest.raises(ConfigError, match=r"takes what JSON holds|takes arrays of numbers"):
+        sky.save("x", value)
+    assert not list((train / "saved").iterdir())
+
+
+@pytest.mark.parametrize("name", ["", "../x", ".x", "a/b", "x" * 101, "a b"])
+def test_names_are_those_of_files(name: str, train: Path) -> None:
+    """Of files in one directory."""
+    with pytest.raises(ConfigError, match="takes a name of letters"):
+        sky.save(name, 1)
+
+
+def test_functions_on_nodes_return_what_they_have(train: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have no record there."""
+    monkeypatch.setenv(ENV_VAR, "{}")
+    with pytest.raises(PoolError, match="Return the value"):
+        sky.save("x", 1)
+    with pytest.raises(PoolError, match="Return the value"):
+        sky.output_folder()
+
+
+def test_a_plain_script_has_a_record_of_its_own(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is made when the first value is saved."""
+    (tmp_path / "train.py").write_text("import skyward as sky\nsky.save('loss', 0.5)\n")
+    subprocess.run([sys.executable, str(tmp_path / "train.py")], check=True)
+
+    assert main(["result", "train", "--json"]) == 0
+    out = capsys.readouterr().out
+    assert [each["value"] for each in told(out, "value")] == [0.5]
+    assert told(out, "state")[0]["phase"] == "ended"
+    assert [path.name.rpartition("-")[0] for path in runs.iterdir()] == ["train"]

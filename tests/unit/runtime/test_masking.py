@@ -1,0 +1,52 @@
+"""Masks of secrets: every value of four characters and more, also where it comes in pieces."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from skyward.runtime.masking import Masks
+
+
+def _pieces(masks: Masks, pieces: tuple[str, ...]) -> str:
+    shown, held = "", ""
+    for piece in pieces:
+        now, held = masks.split(held + piece)
+        shown += now
+    return shown + masks.conceal(held)
+
+
+def test_values_are_masked_and_short_ones_are_not() -> None:
+    masks = Masks(["hunter22", "abc", ""])
+    assert masks and masks.conceal("abc hunter22hunter22 x") == "abc ****** x"
+    assert not Masks(["abc"]) and Masks(["abc"]).conceal("abc") == "abc"
+
+
+def test_the_longest_value_is_masked_where_one_begins_another() -> None:
+    assert Masks(["token", "token-of-mine"]).conceal("token-of-mine token") == "*** ***"
+
+
+def test_lines_of_a_value_are_masked_each() -> None:
+    assert Masks(["BEGIN KEY\nMIIabcd\n==\n"]).conceal("MIIabcd ==") == "*** =="
+
+
+@pytest.mark.parametrize("cuts", list(itertools.combinations(range(1, 22), 2)))
+def test_no_piece_shows_a_part_of_a_value_that_follows(cuts: tuple[int, int]) -> None:
+    text = "a tototoken22 to token"
+    first, second = cuts
+    shown = _pieces(Masks(["totoken22", "oken2"]), (text[:first], text[first:second], text[second:]))
+    assert shown == "a to*** to token"
+
+
+def test_a_value_that_may_begin_another_is_never_shown() -> None:
+    masks = Masks(["xabc", "abcd"])
+    assert masks.split("xabc") == ("", "xabc")
+    assert _pieces(masks, ("xabc", "e")) == "***e" and _pieces(masks, ("xabc",)) == "***"
+
+
+def test_what_cannot_begin_a_value_is_not_held_back() -> None:
+    masks = Masks(["secret99"])
+    assert masks.split("se secr") == ("se ", "secr")
+    assert masks.split("progress: 10%") == ("progress: 10%", "")
+    assert masks.split("the secret99") == ("the ***", "")

@@ -1,0 +1,358 @@
+"""Mistakes that are easily made: each is an error that says what to do, before anything is made where that can be."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import pickle
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+import skyward as sky
+from skyward.engine import daily
+from skyward.errors import ConfigError, PoolError, SerializationError
+from skyward.model.instance import ENV_VAR, InstanceInfo
+from skyward.model.targets import platform_of
+from skyward.nodes.machine import runs
+from skyward.plugins import _volumes
+from skyward.wire import payload
+
+
+@sky.compute
+def same(x: Any) -> Any:
+    return x
+
+
+@pytest.fixture(scope="module")
+def local() -> Iterator[sky.ComputePool]:
+    with sky.ComputePool(sky.Local(), display="quiet") as pool:
+        yield pool
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"nodes": 0}, r"nodes= takes a whole number, at least 1.* found 0\."),
+        ({"nodes": "4"}, r"found '4'\."),
+        ({"provider": 2}, r"for a number of nodes write nodes=2"),
+        ({"provider": "docker"}, r"write sky\.Docker\(\.\.\.\)"),
+        ({"image": "python:3.12"}, r"write sky\.Image\(base='python:3\.12'\)"),
+        ({"env": {"N": 3}}, r"write 'N': '3'"),
+        ({"env": ["A=1"]}, r"mapping from names to texts, such as"),
+        ({"accelerator": 2}, r"such as 'A100:4', or sky\.Accelerator\(\.\.\.\); found 2"),
+        ({"accelerator": "A100x4"}, r"write 'A100:4'"),
+        ({"accelerator": "4xH100"}, r"write 'H100:4'"),
+        ({"accelerator": "A10O"}, r"is 'A10' meant\?"),
+        ({"worker": 4}, r"write concurrency=4"),
+        ({"timeout": "5m"}, r"timeout= takes a number of seconds above 0; found '5m'"),
+        ({"name": 3}, r"name= takes a text; found 3"),
+        ({"checkpoints": 3}, r"checkpoints= names a directory; found 3"),
+    ],
+)
+def test_a_wrong_setting_says_what_is_meant(settings: dict[str, Any], said: str) -> None:
+    """Before anything is made."""
+    with pytest.raises(ConfigError, match=said):
+        sky.ComputePool(**settings)
+
+
+@pytest.mark.parametrize(
+    ("made", "name", "said"),
+    [
+        (sky.Image, "pips", r"sky\.Image has no parameter 'pips'; did you mean pip=\?"),
+        (sky.Image, "packages", r"'packages'\. It takes: base, python, "),
+        (sky.ComputePool, "node", r"ComputePool has no parameter 'node'; did you mean nodes=\?"),
+        (sky.compute, "timout", r"@sky\.compute has no parameter 'timout'; did you mean timeout=\?"),
+        (sky.Docker, "usr", r"sky\.Docker has no parameter 'usr'; did you mean user=\?"),
+        (sky.SSH, "usr", r"sky\.SSH has no parameter 'usr'; did you mean user=\?"),
+        (sky.Local, "nodes", r"sky\.Local has no parameter 'nodes'\. It takes none\."),
+        (sky.AWS, "regoin", r"sky\.AWS has no parameter 'regoin'; did you mean region=\?"),
+        (sky.Worker, "concurency", r"sky\.Worker has no parameter 'concurency'; did you mean concurrency=\?"),
+        (sky.plugins.torch, "backnd", r"sky\.plugins\.torch has no parameter 'backnd'; did you mean backend=\?"),
+    ],
+)
+def test_an_unknown_parameter_names_the_one_that_comes_close(made: Any, name: str, said: str) -> None:
+    """Of images, pools, functions, providers and plugins alike."""
+    with pytest.raises(ConfigError, match=said):
+        made(**{name: 2})
+
+
+def test_checked_parameters_leave_signatures_and_values_alone() -> None:
+    """Editors and `inspect` see what the class says, and copies are checked like the first."""
+    assert list(inspect.signature(sky.Image).parameters)[:3] == ["base", "python", "apt"]
+    assert list(inspect.signature(sky.plugins.torch).parameters)[:2] == ["backend", "cuda"]
+    image = sky.Image(pip=["numpy"])
+    assert pickle.loads(pickle.dumps(image)) == image == replace(image, bake=False)
+
+
+@pytest.mark.parametrize(
+    ("python", "said"),
+    [("3.99", r"'3\.11' to '3\.\d+'; found '3\.99'"), ("3.8", r"'3\.11' to"), (3.12, r"write python='3\.12'")],
+)
+def test_a_python_that_does_not_exist_is_refused(python: Any, said: str) -> None:
+    """At once, with those that do."""
+    with pytest.raises(ConfigError, match=said):
+        sky.Image(python=python)
+
+
+def test_volumes_without_a_login_are_refused_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And soon: off EC2 nobody asks its metadata server. A login of the nodes' own counts."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setattr(_volumes, "_VENDOR", tmp_path / "vendor")
+    volumes = [sky.Volume("data", "/data")]
+    with pytest.raises(ConfigError, match="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"):
+        sky.ComputePool(sky.Docker(), volumes=volumes)
+    own = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "key"}
+    sky.ComputePool(sky.Docker(), volumes=volumes, secrets=own)
+    (tmp_path / "vendor").write_text("Amazon EC2\n")
+    sky.ComputePool(sky.Docker(), volumes=volumes)
+
+
+@sky.compute
+def head() -> tuple[int, int, bool]:
+    info = sky.instance_info()
+    assert info is not None
+    return info.node, info.total_nodes, info.is_head
+
+
+@sky.compute
+def places() -> Iterator[bool]:
+    for _ in range(2):
+        yield sky.instance_info() is not None
+    return (yield from ())
+
+
+@sky.compute
+async def place_in_a_loop() -> bool:
+    return sky.instance_info() is not None
+
+
+def test_local_runs_on_the_only_node_of_a_pool() -> None:
+    """Generators and coroutines as well; the caller is on none, not even between two items."""
+    assert head.local() == (0, 1, True)
+    seen = [(inside, sky.instance_info() is None) for inside in places.local()]
+    assert seen == [(True, True), (True, True)]
+    assert place_in_a_loop.local()
+    assert sky.instance_info() is None
+
+
+def test_local_on_a_node_keeps_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function that calls another so is where it was."""
+    place = InstanceInfo(node=1, total_nodes=3, head_addr="127.0.0.1", head_port=1)
+    monkeypatch.setenv(ENV_VAR, place.to_json())
+    assert head.local() == (1, 3, False)
+
+
+def test_a_call_that_is_returned_has_been_used() -> None:
+    """It goes on where it arrives, and is a mistake only if it is dropped there."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        data = payload.dumps(same(1))
+    assert (payload.loads(*data, what="A result") >> Here()) == 1
+
+
+class Here:
+    """A target that runs calls at once."""
+
+    def run(self, call: Any) -> Any:
+        return call.fn(*call.args, **call.kwargs)
+
+    broadcast = run_async = run_parallel = run_stream = run
+
+
+def test_a_platform_without_its_system_says_how_it_is_written() -> None:
+    """As Docker names it."""
+    with pytest.raises(ConfigError, match=r"write platform='linux/amd64'"):
+        sky.Image(platform="amd64")
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (lambda: sky.Docker(base_url="/run/docker.sock").find(), r"write 'unix:///run/docker\.sock'"),
+        (lambda: sky.Docker(base_url=cast(Any, 3)).find(), r"base_url is a text of the form unix:///"),
+        (lambda: sky.AWS(region=cast(Any, 3)), r"sky\.AWS: region is a text"),
+    ],
+)
+def test_an_address_of_another_form_says_which_it_takes(made: Callable[[], object], said: str) -> None:
+    """Before anybody is asked."""
+    with pytest.raises(ConfigError, match=said):
+        made()
+
+
+@pytest.mark.parametrize(
+    ("pip", "said"),
+    [
+        ("numpy pandas", r"write one entry for each, pip=\['numpy', 'pandas'\]"),
+        ("numpy=1.26", r"write 'numpy==1\.26'"),
+        ("requirements.txt", r"write requirements=\['requirements\.txt'\]"),
+    ],
+)
+def test_a_requirement_that_is_none_says_what_to_write(pip: str, said: str) -> None:
+    """Where that can be told."""
+    with pytest.raises(ConfigError, match=said):
+        sky.Image(pip=[pip])
+
+
+def test_an_image_without_names_says_which_there_are() -> None:
+    """A base is not the first parameter by position."""
+    made: Any = sky.Image
+    with pytest.raises(ConfigError, match=r"by name; found 'python:3\.12' without one\. .* base, "):
+        made("python:3.12")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind", "said"),
+    [
+        (lambda pool: pool >> same(1), TypeError, r"call on the left|call stands on the left"),
+        (lambda _: cast(Any, same(1)) < 2, TypeError, r"same\(1\) is a call that has not run"),
+        (lambda pool: pool.run(same), TypeError, r"the function <compute function same>, not called"),
+        (lambda pool: pool.broadcast(3), TypeError, r"such as `f\(1\)` of a compute function f; found 3"),
+        (lambda pool: pool.submit(same, 1), AttributeError, r"write `f\(x\) > pool`"),
+        (lambda pool: pool.starmap(same, []), AttributeError, r"sky\.gather\(\*calls\) >> pool"),
+        (lambda _: same.remote(1), AttributeError, r"Write `same\(\.\.\.\) >> pool`"),  # type: ignore[attr-defined]
+        (lambda _: sky.gather(cast(Any, (same(n) for n in range(2)))), TypeError, r"unpack it: gather\(\*calls\)"),
+    ],
+)
+def test_a_call_written_wrongly_says_how_it_is_written(
+    wrong: Callable[[Any], object], kind: type[Exception], said: str, local: sky.ComputePool
+) -> None:
+    """Also as other libraries write it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the calls are dropped
+        with pytest.raises(kind, match=said):
+            wrong(local)
+
+
+def raises(text: str) -> None:
+    raise RuntimeError(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("Found no NVIDIA driver on your system.", "accelerator='A100'"),
+        ("Default process group has not been initialized", r"sky.plugins.torch()"),
+    ],
+)
+def test_what_the_pool_could_have_given_is_said(text: str, said: str, local: sky.ComputePool) -> None:
+    """In a note of the function's own exception."""
+    with pytest.raises(RuntimeError) as found:
+        sky.compute(raises)(text) >> local
+    assert any(said in note for note in found.value.__notes__)
+
+
+def test_what_stays_where_it_is_says_what_to_send_instead(local: sky.ComputePool) -> None:
+    """As argument and as result."""
+    with pytest.raises(SerializationError, match="make it where it is used"):
+        same(threading.Lock()) >> local
+    with pytest.raises(SerializationError, match="make it where it is used"):
+        sky.compute(threading.Lock)() >> local
+
+
+def test_a_text_in_place_of_a_list_says_how_to_write_it() -> None:
+    """A list of one."""
+    with pytest.raises(ConfigError, match=r"write pip=\['numpy'\]"):
+        sky.Image(pip="numpy")
+
+
+@pytest.mark.parametrize("settings", [{"timeout": "5m"}, {"retries": "2"}])
+def test_a_wrong_option_of_a_function_is_refused(settings: dict[str, Any]) -> None:
+    """By its kind as well."""
+    with pytest.raises(ConfigError, match="found '"):
+        sky.compute(**settings)(len)
+
+
+def test_aws_without_boto3_is_refused_when_the_pool_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not when it is opened."""
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    with pytest.raises(ConfigError, match=r"pip install 'skyward\[aws\]'"):
+        sky.ComputePool(sky.AWS())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda pool: pool.map(same, 5), r"range\(5\)"),
+        (lambda pool: pool.map(same(1), [5]), r"found the call same\(1\)"),
+        (lambda pool: pool.map([5], same), r"in the function's place"),
+    ],
+)
+def test_a_map_over_something_else_says_what_it_takes(
+    wrong: Callable[[sky.ComputePool], object], said: str, local: sky.ComputePool
+) -> None:
+    """The function, and items."""
+    with pytest.raises(TypeError, match=said):
+        wrong(local)
+
+
+def test_what_is_iterable_by_its_items_alone_is_mapped(local: sky.ComputePool) -> None:
+    """As `for` takes it."""
+
+    class Three:
+        def __getitem__(self, index: int) -> int:
+            if index > 2:
+                raise IndexError
+            return index
+
+    items: Any = Three()
+    assert local.map(same, items) == [0, 1, 2]
+
+
+def test_arguments_that_cannot_be_sent_say_what_to_give(local: sky.ComputePool) -> None:
+    """Without the frames of pickle."""
+    with pytest.raises(SerializationError, match=r"Give it as a list") as found:
+        same(n for n in range(3)) >> local
+    assert "site-packages" not in "".join(traceback.format_exception(found.value))
+    future = same(1) > local
+    with pytest.raises(SerializationError, match=r"future\.result\(\)"):
+        same(future) >> local
+
+
+def test_a_file_of_the_client_that_a_function_opens_is_explained(local: sky.ComputePool) -> None:
+    """Relative to the client's directory, which is no node's."""
+    assert Path("pyproject.toml").exists()
+    with pytest.raises(FileNotFoundError) as found:
+        sky.compute(open)("pyproject.toml") >> local
+    assert any("'pyproject.toml' is there for this program" in note for note in found.value.__notes__)
+
+
+def test_a_module_that_opens_a_pool_when_a_node_imports_it_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each node would open another one."""
+    (tmp_path / "without_main.py").write_text("import skyward as sky\n\nsky.ComputePool(sky.Local()).open()\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    place = InstanceInfo(node=0, total_nodes=1, head_addr="127.0.0.1", head_port=1)
+    monkeypatch.setenv(ENV_VAR, place.to_json())
+    with pytest.raises(PoolError, match=r"without_main\.py, line 3, .* __name__ == \"__main__\""):
+        importlib.import_module("without_main")
+
+
+def test_a_machine_runs_programs_of_its_own_platform() -> None:
+    """Tried with a program of a few bytes; nothing is known of other systems' platforms."""
+    assert runs(platform_of(None))
+    assert runs("linux/riscv64") is None
+
+
+def test_a_line_is_said_once_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By all processes of the user."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for expected in (True, False):
+        monkeypatch.setattr(daily, "_said", set())
+        assert daily.is_due("a limit") is expected
+    assert not daily.is_due("a limit")
+    assert daily.is_due("another")
