@@ -6,22 +6,29 @@ pickle and are never copied here. Only call `loads` and `load_exception` on what
 
 from __future__ import annotations
 
+import errno
 import gc
 import hashlib
 import io
 import os
 import pickle
+import shutil
 import sys
+import tempfile
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import FunctionType, NoneType
-from typing import Any
+from types import CodeType, FunctionType, NoneType
+from typing import Any, Protocol
 
 import cloudpickle
 
 from skyward.errors import SerializationError
 from skyward.model.instance import ENV_VAR
+from skyward.model.protocol import CODE_DIR
 from skyward.wire import exceptions, restricted, segments, tensors
+from skyward.wire.advice import advice_on
+from skyward.wire.unpicklable import path_of
 
 OUT_OF_BAND = 64 * 1024  # bytes; smaller buffers cost more as a separate part of a message than as a copy
 _GC_PAUSE = 64 * 1024  # bytes; loading 5 MB of small dicts takes 87 ms, 36 of them without the cyclic collector
@@ -31,20 +38,30 @@ _PLAIN_ITEMS = 32  # looking at more costs more than the general pickler does
 _ARRAYS = frozenset({"ndarray", "memmap"})  # by themselves numpy pickles them as writable where they are no plain array
 
 _LARGEST_ERROR = 16_000_000  # bytes of a pickled exception; a larger one travels as text
-_CODE_DIR = ".skyward-code"  # where workers keep the local modules that they are sent
+
+_NO_FILE = "<dynamic-code>"  # https://github.com/cloudpipe/cloudpickle/pull/560, for equal pickles
+_reduce_code = cloudpickle.Pickler.dispatch_table[CodeType]
 
 Buffer = bytes | bytearray | memoryview
 
 
+def _code_with_file(code: CodeType) -> tuple[Any, ...]:
+    """cloudpickle's reduction, with the file that tracebacks, debuggers and warnings name."""
+    make, arguments = _reduce_code(code)
+    return make, tuple(code.co_filename if each == _NO_FILE else each for each in arguments)
+
+
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """cloudpickle's, with five things of our own: decorated functions, views of buffers, exceptions, tensors, and
-    arrays that may not be changed.
+    """cloudpickle's, with six things of our own: files of code, decorated functions, views of buffers, exceptions,
+    tensors, and arrays that may not be changed.
     """
+
+    dispatch_table = ChainMap({CodeType: _code_with_file}, cloudpickle.Pickler.dispatch_table)
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
         if kind is FunctionType:
-            if found := _decorated(obj):
+            if found := decorated(obj):
                 return undecorated, found
         elif kind is memoryview:
             if obj.c_contiguous and obj.ndim and len(obj.format) == 1:
@@ -86,7 +103,7 @@ def dumps(
     except restricted.NotDataError as error:
         raise SerializationError(f"{what} holds {error}. {restricted.REMEDY}") from error
     except Exception as error:  # reducers are other people's code and may raise anything
-        raise SerializationError(f"{what} cannot be pickled: {_text(error)}.") from error
+        raise _unpicklable(what, obj, error) from _cause(error)
     return file.head(), file.large + buffers
 
 
@@ -98,12 +115,13 @@ def dumps_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any], *, of: str
     """
     try:
         return dumps((args, kwargs), what=f"The arguments of {of}()")
-    except SerializationError:
-        named = [(f"Argument {i + 1}", arg) for i, arg in enumerate(args)]
-        named += [(f"Argument {name!r}", arg) for name, arg in kwargs.items()]
-        for name, arg in named:  # the first that fails by itself raises with its own name
-            dumps(arg, what=f"{name} of {of}() (a {type(arg).__name__})")
-        raise
+    except SerializationError as error:
+        whole = error
+    named = [(f"Argument {i + 1}", arg) for i, arg in enumerate(args)]
+    named += [(f"Argument {name!r}", arg) for name, arg in kwargs.items()]
+    for name, arg in named:  # the first that fails by itself raises with its own name
+        dumps(arg, what=f"{name} of {of}() (a {type(arg).__name__})")
+    raise whole
 
 
 def dumps_function(fn: Callable[..., Any]) -> tuple[bytes, bytes]:
@@ -116,10 +134,12 @@ def dumps_function(fn: Callable[..., Any]) -> tuple[bytes, bytes]:
     try:
         data = _pickle(fn)
     except Exception as error:  # see dumps
+        inner = path_of(fn, _pickle)
+        found = f"{inner.removeprefix('.')}, which it uses, gives {_text(error)}" if inner else _text(error)
         raise SerializationError(
-            f"Function {name}() cannot be pickled: {_text(error)}. It is sent with the variables it uses: "
+            f"Function {name}() cannot be pickled: {found}. It is sent with the variables it uses: "
             "create what cannot be sent (locks, connections, open files) inside the function."
-        ) from error
+        ) from _cause(error)
     return hashlib.blake2b(data, digest_size=16).digest(), data
 
 
@@ -147,7 +167,7 @@ def loads(data: Buffer, buffers: Sequence[Buffer] = (), *, what: str = "A payloa
     except ModuleNotFoundError as error:
         raise SerializationError(_missing(what, error)) from error
     except Exception as error:  # constructors are other people's code and may raise anything
-        raise SerializationError(f"{what} cannot be unpickled here: {_text(error)}.") from error
+        raise SerializationError(f"{what} cannot be unpickled {_where(error)}: {_text(error)}.") from error
     finally:
         if pause:
             gc.enable()
@@ -162,17 +182,31 @@ def _load_data(data: Buffer, buffers: Sequence[Buffer]) -> Any:
         return load(data, buffers)
 
 
-def dump_exception(error: BaseException) -> bytes:
+class Conceals(Protocol):
+    """Masks secrets in texts."""
+
+    def conceal(self, text: str, /) -> str: ...
+
+
+def dump_exception(error: BaseException, masks: Conceals | None = None) -> bytes:
     """Pickle an exception raised by user code, with the text of its traceback and of its own causes.
+
+    Texts are masked, also those that the exception was made of.
 
     Never fails: what cannot be pickled, or could end the client (`SystemExit` and the like), travels as text.
     """
     record = exceptions.Record.of(error)
     if isinstance(error, ModuleNotFoundError) and ENV_VAR in os.environ:
         record = record._replace(notes=(*record.notes, _remedy(error)))
-    if isinstance(error, FileNotFoundError) and _CODE_DIR in Path(str(error.filename)).parts:
+    if isinstance(error, FileNotFoundError) and CODE_DIR in Path(str(error.filename)).parts:
         note = "Of local modules only Python files are sent: add other files to Image(includes=[...])."
         record = record._replace(notes=(*record.notes, note))
+    if ENV_VAR in os.environ and (advice := advice_on(record.text)):
+        record = record._replace(notes=(*record.notes, advice))
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT) and ENV_VAR in os.environ:
+        record = record._replace(notes=(*record.notes, _full(error)))
+    if masks is not None:
+        record = exceptions.masked(record, error, masks.conceal)
     if record.ordinary:
         try:
             data = _pickle(error)
@@ -255,7 +289,7 @@ def _plain(obj: object, depth: int) -> bool:
     return True
 
 
-def _decorated(fn: FunctionType) -> tuple[str, str] | None:
+def decorated(fn: FunctionType) -> tuple[str, str] | None:
     """Where `fn` is found as the `.fn` of a module's attribute: a function under `@sky.compute`.
 
     Such a function is sent by reference like its neighbours, so that it shares its module's globals on the node.
@@ -303,6 +337,47 @@ def _view(buffer: Any, form: str, shape: tuple[int, ...]) -> memoryview:
     return view.cast("B").cast(form, shape) if 0 not in shape else view  # type: ignore[call-overload]
 
 
+_STAYS = (
+    "Locks, connections, open files and threads stay where they are: make it where it is used, or give what it is made "
+    "of."
+)
+
+
+def _unpicklable(what: str, obj: object, error: Exception) -> SerializationError:
+    """The error for a value, or for the part of it that cannot be pickled."""
+    inner = path_of(obj, _pickle)
+    found = f"{inner} of it gives {_text(error)}" if inner else _text(error)
+    if "cannot pickle 'generator'" in found:
+        remedy = " Give it as a list: list(...) makes one."
+    elif isinstance(error, TypeError | NotImplementedError) and "client only" not in found:
+        remedy = f" {_STAYS}"
+    else:
+        remedy = ""
+    return SerializationError(f"{what} cannot be pickled: {found}.{remedy}")
+
+
+def _cause(error: Exception) -> Exception | None:
+    """The error of a pickler, if its frames say where in the user's code it was raised."""
+    trace = error.__traceback__
+    while trace is not None:
+        module = str(trace.tb_frame.f_globals.get("__name__"))
+        if module.partition(".")[0] not in ("skyward", "cloudpickle", "copyreg", "pickle"):
+            return error
+        trace = trace.tb_next
+    return None
+
+
+def _where(error: BaseException) -> str:
+    """Where something was unpickled: on the node or here, and the module whose import failed."""
+    imported, trace = "", error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_name == "<module>":
+            name = trace.tb_frame.f_globals.get("__name__")
+            imported = f", as importing {name} failed in line {trace.tb_lineno} of {trace.tb_frame.f_code.co_filename}"
+        trace = trace.tb_next
+    return ("on the node" if ENV_VAR in os.environ else "here") + imported
+
+
 def _missing(what: str, error: ModuleNotFoundError) -> str:
     if ENV_VAR in os.environ:
         return f"{what} cannot be unpickled on the node. {_remedy(error)}"
@@ -314,6 +389,22 @@ def _remedy(error: ModuleNotFoundError) -> str:
         f"The image has no module {error.name!r}: add the package that provides it to Image(pip=[...]), or its file to "
         "Image(includes=[...])."
     )
+
+
+def _full(error: OSError) -> str:
+    """Which of a node's file systems has no room left, and how it gets some."""
+    asked = [Path(name).parent for name in (error.filename,) if isinstance(name, str)]
+    for folder in (*asked, Path("/dev/shm"), Path(tempfile.gettempdir()), Path.cwd()):
+        try:
+            usage = shutil.disk_usage(folder)
+        except OSError:  # it is not there
+            continue
+        if usage.free < usage.total / 100:
+            size = f"{folder} on this node is full, {usage.total / 1e9:.3g} GB in all."
+            if folder == Path("/dev/shm"):
+                return f"{size} It has half of the node's memory: ask for more by memory=, or write less."
+            return f"{size} Write less, or free some on its machine, in containers by `docker system prune`."
+    return "A file system of this node had no room left: write less, or free some on its machine."
 
 
 def _text(error: BaseException) -> str:
