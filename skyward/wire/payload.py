@@ -19,7 +19,7 @@ from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, FunctionType, NoneType
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import cloudpickle
 
@@ -46,7 +46,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 def _code_with_file(code: CodeType) -> tuple[Any, ...]:
-    """cloudpickle's reduction, with the file that tracebacks, debuggers and warnings name."""
+    """A code object as cloudpickle reduces it, with the file that tracebacks, debuggers and warnings name."""
     make, arguments = _reduce_code(code)
     return make, tuple(code.co_filename if each == _NO_FILE else each for each in arguments)
 
@@ -56,7 +56,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
     tensors, and arrays that may not be changed.
     """
 
-    dispatch_table = ChainMap({CodeType: _code_with_file}, cloudpickle.Pickler.dispatch_table)
+    dispatch_table: ClassVar = ChainMap({CodeType: _code_with_file}, cloudpickle.Pickler.dispatch_table)
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
