@@ -80,7 +80,8 @@ NodeClient.open = slow
     nothing_left(one)
 
 
-def test_a_second_signal_hurries(program: Callable[[str], Client], nothing_left: Check) -> None:
+@pytest.mark.parametrize("_attempt", range(3))  # where the main thread is when they come is a matter of microseconds
+def test_a_second_signal_hurries(program: Callable[[str], Client], nothing_left: Check, _attempt: int) -> None:
     """A node that takes its time to end is not waited for."""
     one = program(
         """

