@@ -24,7 +24,7 @@ from typing import Any
 import click
 
 from skyward.builder.scratch import sweep
-from skyward.cli.down_runs import end_runs, names_of_runs
+from skyward.cli.down_runs import detached_runs, end_runs, names_of_runs
 from skyward.cli.kept import forget, identifiers, kept_at, names_of_pools
 from skyward.cli.output import show_table
 from skyward.cli.places import Place, ask_all, place_options
@@ -32,6 +32,7 @@ from skyward.errors import ConfigError, ProviderError, SkywardError
 from skyward.model.resource import Resource
 from skyward.nodes.process_id import current_user
 from skyward.providers import SSH
+from skyward.runs.listing import ListedRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class Found:
 
 @click.command()
 @click.argument("pools", nargs=-1, metavar="[RUN|POOL]...")
-@click.option("--all", "everything", is_flag=True, help="All pools that this user has started from this machine.")
+@click.option("--all", "everything", is_flag=True, help="All pools and detached runs of this user.")
 @click.option("--everyone", is_flag=True, help="With --all: those of other users and other machines as well.")
 @click.option("--yes", "-y", "is_agreed", is_flag=True, help="With --all: end them without asking.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, one object per line.")
@@ -66,7 +67,7 @@ def command(
     places: Sequence[Place],
     as_json: bool,
 ) -> int:
-    """End runs and pools by their names, as `skyward ps` shows them, or all pools of this user.
+    """End runs and pools by their names, as `skyward ps` shows them, or all that this user started from this machine.
 
     Ends them on this machine and at what the options name; a run on the machine that it is on. A run
     has 10 seconds to end its pools before it is killed. A pool whose client still runs loses its
@@ -87,8 +88,11 @@ def command(
         else:
             found += _pools_at(place, answer)
     chosen = _all_of(found, everyone, told) if everything else [each for each in found if each.pool in named.values()]
-    if everything and chosen and not is_agreed:
-        _agree(chosen, as_json)
+    if everything:
+        runs = detached_runs(hosts, None if everyone else current_user())
+        _agree(chosen, runs, told, is_agreed=is_agreed)
+        end_runs([run.record.id for run in runs], hosts, as_json=as_json, fail=told.run_failure)
+        chosen = [each for each in chosen if _is_there(each)] if runs else chosen
     for each in chosen:
         _end(each, told)
     for name, pool in named.items():
@@ -118,18 +122,32 @@ def _all_of(found: Sequence[Found], everyone: bool, told: _Told) -> list[Found]:
     return chosen
 
 
-def _agree(chosen: Sequence[Found], as_json: bool) -> None:
-    """Show what is going to be ended, and ask whether it shall be.
+def _is_there(found: Found) -> bool:
+    """Whether something of a pool is left now that its run has ended, as far as its place can be asked."""
+    try:
+        return any(each["pool"] == found.pool for each in found.place.find())
+    except SkywardError:
+        return True
+
+
+def _agree(chosen: Sequence[Found], runs: Sequence[ListedRun], told: _Told, *, is_agreed: bool) -> None:
+    """Show what is going to be ended, and ask whether it shall be; nothing where that is agreed.
 
     Raises:
         ConfigError: there is nobody to ask.
         click.Abort: the answer is no.
     """
-    if as_json:
+    if is_agreed or not (chosen or runs):
+        return
+    if told.as_json:
         raise ConfigError("skyward down --all --json asks nothing: say --yes as well. `skyward ps --json` shows pools.")
-    rows = [("POOL", "NODES", "WHERE", "USER")]
-    show_table(rows + [(each.pool, str(each.nodes), each.place.name, each.user or "-") for each in chosen])
-    what = f"{'these' if len(chosen) > 1 else 'this'} {_count(len(chosen), 'pool')}"
+    if runs:
+        show_table([("RUN", "WHERE", "USER"), *((run.record.id, run.where, run.record.user) for run in runs)])
+    if chosen:
+        rows = [("POOL", "NODES", "WHERE", "USER")]
+        show_table(rows + [(each.pool, str(each.nodes), each.place.name, each.user or "-") for each in chosen])
+    counts = [_count(number, noun) for number, noun in ((len(runs), "run"), (len(chosen), "pool")) if number]
+    what = f"{'these' if len(runs) + len(chosen) > 1 else 'this'} {' and '.join(counts)}"
     if sys.stdin is None or not sys.stdin.isatty():
         raise ConfigError(
             f"skyward down --all would end {what}, and standard input is no terminal on which it could ask. Nothing "
@@ -156,18 +174,18 @@ class _Told:
     """What is told of the ends, and what went wrong."""
 
     def __init__(self, as_json: bool) -> None:
-        self._as_json = as_json
+        self.as_json = as_json
         self.failures: list[str] = []
         self.absent: list[str] = []  # names of which nothing was found
 
     def end(self, found: Found) -> None:
-        if self._as_json:
+        if self.as_json:
             _say("ended", pool=found.pool, where=found.place.name, nodes=found.nodes)
         else:
             click.echo(f"pool {found.pool}: {_count(found.nodes, 'node')} ended at {found.place.name}")
 
     def spare(self, others: Sequence[Found], user: str) -> None:
-        if self._as_json:
+        if self.as_json:
             for each in others:
                 _say("spared", pool=each.pool, where=each.place.name, user=each.user)
         elif others:
@@ -178,13 +196,13 @@ class _Told:
     def suggest(self, known: Sequence[str]) -> None:
         """Name what there is that comes close to the names of which nothing was found."""
         close = sorted({near for name in self.absent for near in get_close_matches(name, known)})
-        if not self._as_json:
+        if not self.as_json:
             meant = f"Did you mean {' or '.join(close)}?" if close else "`skyward ps` shows what there is."
             click.echo(meant, err=True)
 
     def absence(self, pool: str, kept_at: str) -> None:
         self.absent.append(pool)
-        if self._as_json:
+        if self.as_json:
             _say("absent", pool=pool)
         else:
             where = f" here; it is kept on {kept_at}, whose hosts --ssh names" if kept_at else ""
@@ -192,12 +210,12 @@ class _Told:
 
     def run_failure(self, what: str, run: str, error: SkywardError) -> None:
         self.failures.append(f"{what}: {error}")
-        if self._as_json:
+        if self.as_json:
             _say("error", run=run, kind=type(error).__name__, message=str(error))
 
     def failure(self, what: str, pool: str | None, place: Place, error: SkywardError) -> None:
         self.failures.append(f"{what}: {error}")
-        if self._as_json:
+        if self.as_json:
             _say("error", pool=pool, where=place.name, kind=type(error).__name__, message=str(error))
 
 

@@ -11,6 +11,7 @@ from skyward.model.ssh import SshHost
 from skyward.records.pools import POOLS
 from skyward.runs.find import FoundRun, find_exactly
 from skyward.runs.keys import remove_key
+from skyward.runs.listing import ListedRun, list_runs
 from skyward.runs.losses import Losses
 from skyward.runs.ssh_runs import SshRuns
 from skyward.runs.stop import GRACE_S, stop
@@ -43,6 +44,19 @@ def end_runs(names: Sequence[str], hosts: Sequence[SshHost], *, as_json: bool, f
         except SkywardError as error:
             fail(f"run {name} could not be ended", name, error)
     return pools
+
+
+def detached_runs(hosts: Sequence[SshHost], user: str | None) -> list[ListedRun]:
+    """The detached runs that go on, here, where records of this machine point to, and on these machines.
+
+    One whose machine does not answer can be ended where its machines are rented.
+
+    Args:
+        hosts: machines to look at.
+        user: who has started them, as "name@host"; None for anybody.
+    """
+    found = (run for run in list_runs(hosts).runs if run.record.detached and user in (None, run.record.user))
+    return [run for run in found if run.state.phase == "running" or run.record.rented is not None]
 
 
 def names_of_runs() -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from skyward.cli.main import main
+from skyward.nodes.process_id import current_user
 from skyward.records.journal import JournalWriter
 from skyward.records.prune import prune
 from tests.unit.runs.conftest import Start
@@ -136,6 +137,26 @@ def test_the_pools_of_a_run_that_was_killed_are_ended(tmp_path: Path, capsys: py
     assert pools() >= set(run["pools"])
     assert main(["down", run["run"]]) == 0
     assert not pools() & set(run["pools"])
+
+
+def test_all_ends_detached_runs_and_no_others(
+    start: Start, runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of this user, named before and asked about."""
+    monkeypatch.setattr("skyward.providers.local.pool_directories", list)  # pools of the user's other programs
+    for name, own in (("apart", {"detached": True}), ("other", {"detached": True, "user": "eve@x"}), ("here", {})):
+        start(name, 10_000, 0.1)
+        record = runs / name / "run.json"
+        record.write_text(json.dumps({**json.loads(record.read_text()), "user": current_user(), **own}))
+
+    assert main(["down", "--all"]) == 2
+    said = capsys.readouterr()
+    assert "apart  this machine" in said.out
+    assert "would end this 1 run, and standard input is no terminal" in said.err
+    assert main(["down", "--all", "--yes"]) == 0
+    assert capsys.readouterr().out == "run apart ended at this machine (killed)\n"
+    assert main(["ps"]) == 0
+    assert sorted(rows(capsys.readouterr().out)) == ["here", "other"]
 
 
 def test_old_records_are_removed_when_a_run_starts(start: Start, runs: Path) -> None:
