@@ -7,13 +7,13 @@ it, unless its function allows retries; one that had not begun runs elsewhere.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from skyward._pool.calls.stream import Streams
 from skyward._pool.calls.task import Task
 from skyward._pool.collective.gather import refuse
+from skyward._pool.load import Load
 from skyward._pool.nodes.worker_client import LostError, WorkerClient
 from skyward._pool.scheduler import Failed, Scheduler, SlotWatch
 from skyward._pool.timers import Timers
@@ -37,6 +37,9 @@ class Dispatcher:
         tell: prints a line that stays.
         on_terminal: takes what calls say about the terminal of this program.
         checkpoint: takes what a call asks of its checkpoints; returns at once.
+
+    Attributes:
+        load: what the workers hold.
     """
 
     def __init__(
@@ -57,7 +60,7 @@ class Dispatcher:
         self._slots = SlotWatch()
         self._suspended: SkywardError | None = None  # why no call can run for the time being
         self._closed: SkywardError | None = None  # why no more calls are taken
-        self._answered: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])  # calls, and errors, by node
+        self.load = Load(self._schedule, self._lock)
 
     # workers ---------------------------------------------------------------------------------------------------
 
@@ -174,44 +177,6 @@ class Dispatcher:
             if touched:
                 worker.flush()
 
-    @property
-    def slots(self) -> int:
-        """How many calls the workers that are here can run at once."""
-        with self._lock:
-            return sum(worker.slots for worker in self._schedule.workers.values())
-
-    def held(self, worker: WorkerClient) -> list[Task]:
-        """The calls that a worker has been sent and has not answered; the first `slots` of them run."""
-        with self._lock:
-            return list(worker.outstanding.values())
-
-    def counts(self) -> dict[str, int]:
-        """How many calls run now and wait, and how many nodes have answered, by a result or an error."""
-        with self._lock:
-            held = [(len(worker.outstanding), worker.slots) for worker in self._schedule.all_workers]
-            running = sum(min(calls, slots) for calls, slots in held)
-            queued = sum(calls for calls, _ in held) - running + self._schedule.queued
-            done, failed = (sum(each[which] for each in self._answered.values()) for which in (0, 1))
-            return {"running": running, "queued": queued, "done": done, "failed": failed}
-
-    def counts_of(self, node: int) -> dict[str, int]:
-        """The same of one node, with what those before it at its index have answered."""
-        with self._lock:
-            held = [(len(w.outstanding), w.slots) for w in self._schedule.all_workers if w.node == node]
-            running = sum(min(calls, slots) for calls, slots in held)
-            done, failed = self._answered[node]
-            return {"running": running, "queued": sum(n for n, _ in held) - running, "done": done, "failed": failed}
-
-    def has_begun(self, task: Task) -> bool:
-        """Whether a call runs now."""
-        worker = self._schedule.worker_of(task)
-        return worker is not None and task in self.held(worker)[: worker.slots]
-
-    def has_hung_up(self, task: Task) -> bool:
-        """Whether the worker of a call has closed its connection, and why is not known yet."""
-        worker = self._schedule.worker_of(task)
-        return worker is not None and worker.hung_up
-
     def ask_where(self, tasks: Iterable[Task]) -> None:
         """Ask the workers where these calls are; each answer goes to the call's broadcast."""
         touched = []
@@ -252,9 +217,7 @@ class Dispatcher:
                     self._clock.after(GRACE_S, partial(self._end_if_stuck, worker, task.id))
                     continue
                 if frame.kind in _LAST:
-                    answered = self._answered[worker.node]
-                    answered[0] += task.ended_calls(frame)
-                    answered[1] += frame.kind == Kind.ERROR
+                    self.load.count_answer(worker.node, task.ended_calls(frame), failed=frame.kind == Kind.ERROR)
                     del worker.outstanding[frame.id]
                     self._limits.pop(frame.id, None)
                     worker.observe(RESULT_HEAD.unpack_from(frame.head)[0])

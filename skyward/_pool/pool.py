@@ -277,7 +277,7 @@ class ComputePool(Facts, CallsOnly):
         self._dispatcher = Dispatcher(
             self._clock, workers, tell, partial(terminal.take, self._printer), self._checkpoints.take
         )
-        record.count(self._dispatcher.counts)
+        record.count(self._dispatcher.load.counts)
         self._group = WorkerGroup(settings, table, self._dispatcher, self._setup, self._clock)
         self._manager = manager = NodeManager(
             request,

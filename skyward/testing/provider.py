@@ -38,7 +38,7 @@ from skyward.errors import (
 )
 from skyward.model.resource import Resource
 from skyward.model.volume import Volume
-from skyward.nodes.node import Host
+from skyward.nodes.node import Host, Launch
 from skyward.nodes.program import Program
 from skyward.providers.base import Allocation, PoolRequest, Provider
 from skyward.testing.client import CALLS, Order, node_functions
@@ -142,7 +142,9 @@ class ProviderConformance(ABC):
         """A start that comes late is refused, and leaves nothing."""
         with self.pool() as pool:
             host: Host = pool._table.nodes[0].host
-            launch = pool._manager._topology.launch(0, None)
+            launch = Launch(
+                pool=pool.id, node=0, name="late", image=None, compute_pool="{}", runner="{}", key=bytes(32)
+            )
         with pytest.raises(SkywardError):
             host.start(launch)
         assert not self.left([pool.id])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from tests.sim.mutants import Mutant
 
-DISPATCH, SCHEDULE, NODE, MANAGER, GROUP = (
+DISPATCH, SCHEDULE, NODE, MANAGER, TABLE, GROUP = (
     "_pool/dispatcher.py",
     "_pool/scheduler.py",
     "_pool/nodes/node_client.py",
     "_pool/nodes/manager.py",
+    "_pool/nodes/node_table.py",
     "_pool/collective/worker_group.py",
 )
 COLLECTIVE, GATHER, TASK, RUNNER, STREAM = (
@@ -243,9 +244,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "the first nodes are not announced",
-        MANAGER,
-        "                table.early.append(node)\n                table.changed.notify_all()",
-        "                table.early.append(node)",
+        TABLE,
+        "                self.early.append(node)\n                self.changed.notify_all()",
+        "                self.early.append(node)",
     ),
     # connections
     Mutant(

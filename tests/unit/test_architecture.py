@@ -16,6 +16,8 @@ from typing import NamedTuple
 import pytest
 
 import skyward
+from skyward._pool.dispatcher import Dispatcher
+from skyward._pool.nodes.manager import NodeManager
 
 ROOT = Path(str(skyward.__file__)).parent
 LEVELS: tuple[tuple[str, ...], ...] = (
@@ -40,6 +42,7 @@ ON_CLIENTS = {  # the first does without where there is none; nodes have no runs
     ("skyward.records.run", "platformdirs"),
 }
 MAX_LINES = 500
+MAX_METHODS = 20
 SIMULATED = (
     "_pool",
     "runner",
@@ -176,6 +179,14 @@ def test_time_threads_and_sockets_come_from_one_place() -> None:
 def test_a_file_is_one_room(module: str) -> None:
     """No file is longer than 500 lines."""
     assert len(MODULES[module].read_text().splitlines()) <= MAX_LINES
+
+
+@pytest.mark.parametrize("of", [Dispatcher, NodeManager])
+def test_an_object_of_the_pool_does_one_thing(of: type) -> None:
+    """What others call most has at most 20 methods."""
+    methods = [name for name, value in vars(of).items() if callable(value) or isinstance(value, property)]
+
+    assert len(methods) <= MAX_METHODS, methods
 
 
 @pytest.mark.parametrize("module", [module for module in MODULES if room(module) != "cli"])

@@ -107,7 +107,7 @@ class CallRunner:
         if journal is None:
             # Where each call has a limit, or may be repeated, or is not trusted, it is a call of its own.
             alone = timeout is not None or self.default_timeout_s is not None or retries or self.functions.only_data
-            if not alone and pays(plain, len(known), slots := self.dispatcher.slots):
+            if not alone and pays(plain, len(known), slots := self.dispatcher.load.slots):
                 return self._run_batches(plain, known, task, slots)
             return self._run_all(list(itertools.starmap(task, enumerate(known))), counted=True)
 

@@ -115,7 +115,7 @@ class CollectiveCall(Broadcast):
 
     def stop(self, _task: Task | None = None) -> None:
         """Stop the call on every rank where it is not over yet; the caller does not wait for its outcome any more."""
-        begun = any(map(self._dispatcher.has_begun, self._tasks.values()))
+        begun = any(map(self._dispatcher.load.has_begun, self._tasks.values()))
         with self._changed:
             left = self._left()
             if self._over or not left:
@@ -162,7 +162,7 @@ class CollectiveCall(Broadcast):
 
     def abort(self, reason: str) -> None:
         """Fail, since the ranks are to be started afresh, unless no rank has begun it; returns when that is settled."""
-        if not self._begun and not any(map(self._dispatcher.has_begun, self._tasks.values())):
+        if not self._begun and not any(map(self._dispatcher.load.has_begun, self._tasks.values())):
             return
         with self._changed:
             self._abort_reason = reason
@@ -260,7 +260,7 @@ class CollectiveCall(Broadcast):
     def _await_root_cause(self) -> None:
         """Wait for the failure that is to blame; a peer that noticed it may have been quicker to tell."""
         while self._failures:
-            unexplained = any(map(self._dispatcher.has_hung_up, self._running()))
+            unexplained = any(map(self._dispatcher.load.has_hung_up, self._running()))
             end = self._failures[0].at + diagnosis.patience_s(self._failures, unexplained=unexplained)
             left_s = end - time.monotonic()
             if left_s <= 0:
@@ -275,12 +275,12 @@ class CollectiveCall(Broadcast):
     def _silent(self) -> list[Task]:
         """The parts that have not said where they are."""
         asked = [task for task in self._running() if task.rank not in self._samples]
-        return [task for task in asked if self._dispatcher.has_begun(task)]
+        return [task for task in asked if self._dispatcher.load.has_begun(task)]
 
     def _without_stack(self) -> list[Task]:
         """Those, and the parts that were just ending, whose outcome is under way."""
         asked = [task for task in self._running() if not self._samples.get(task.rank)]
-        return [task for task in asked if self._dispatcher.has_begun(task)]
+        return [task for task in asked if self._dispatcher.load.has_begun(task)]
 
     def _dumps(self) -> dict[int, str]:
         """Where those ranks are that do not answer, because their code holds the interpreter's lock."""

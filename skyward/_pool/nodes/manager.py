@@ -1,4 +1,4 @@
-"""Starts the nodes of a pool, replaces them when they are lost, drains them when their hosts are taken away.
+"""Gets the nodes of a pool, replaces them when they are lost, drains them when their hosts are taken away.
 
 A node in the place of a lost one has its index, and with it its ranks; the others are told where it is.
 """
@@ -14,18 +14,16 @@ from skyward._pool.collective.worker_group import WorkerGroup
 from skyward._pool.config import PoolConfig
 from skyward._pool.console import Printer
 from skyward._pool.dispatcher import Dispatcher
-from skyward._pool.named import NamedPool, shape_of
+from skyward._pool.named import NamedPool
 from skyward._pool.nodes.node_client import BEAT_S, DISMISSED, NodeClient
+from skyward._pool.nodes.node_starter import NodeStarter, discard
 from skyward._pool.nodes.node_table import NodeSlot, NodeTable
 from skyward._pool.nodes.pool_link import PoolLink
-from skyward._pool.nodes.takeover import NodeInUseError, Order
-from skyward._pool.nodes.topology import Topology
 from skyward._pool.signals import uninterrupted
-from skyward.errors import BudgetSpentError, PoolClosedError, PoolError, SkywardError
+from skyward.errors import BudgetSpentError, PoolClosedError, PoolError
 from skyward.model.protocol import EXIT_DISMISSED
-from skyward.nodes.node import Host, Launch, Node
+from skyward.nodes.node import Host
 from skyward.providers.base import PoolRequest, PreemptionNotice
-from skyward.records.kept_pool import KeptNode
 from skyward.records.pools import PoolRecord
 from skyward.system import threading, time
 from skyward.system.futures import ThreadPoolExecutor, wait
@@ -69,8 +67,7 @@ class NodeManager:
         self._pool, self._settings, self._table, self._tell = request.pool_id, settings, table, tell
         self._record = record
         self._dispatcher, self._group = dispatcher, group
-        self._topology = Topology(self._pool, settings)
-        self._link = PoolLink(
+        link = PoolLink(
             dispatcher=dispatcher,
             printer=printer,
             callbacks=callbacks,
@@ -90,6 +87,7 @@ class NodeManager:
         self.allocation = settings.provider.open(
             replace(request, on_preemption=self.preempted, on_budget_spent=self._budget_spent)
         )
+        self._starter = NodeStarter(self._pool, settings, table, self.allocation, link, tell, named)
 
     def _beat(self) -> None:
         """Keep the nodes alive, and notice those that are not (a thread that does nothing else, and never blocks)."""
@@ -110,13 +108,8 @@ class NodeManager:
         table, nodes = self._table, self._settings.nodes
         needed = nodes.desired if self._group.collective else nodes.least
         threading.Thread(target=self._beat, name="skyward-heartbeat", daemon=True).start()
-        for index, host in enumerate(hosts):
-            self._topology.put(index, host)
         self._has_begun = True
-        if self._named is not None:
-            unfit = self._named.sort({index: self._topology.launch(index, image) for index in range(len(hosts))})
-            for kept in unfit:
-                self._discard_kept(kept)
+        self._starter.prepare(hosts, image)
         for slot in table.slots:
             has_host = slot.index < len(hosts)
             self._spawn(slot, hosts[slot.index] if has_host else None, image, begins=has_host)
@@ -175,15 +168,17 @@ class NodeManager:
 
         It `begins` on this host, with this image; otherwise the host is that of the node before, if there was one.
         """
-        while not self._table.closed.wait(0.0 if begins else slot.next_wait()):
+        table = self._table
+        while not table.closed.wait(0.0 if begins else slot.next_wait()):
             try:
                 with self._starting:
                     if not begins or host is None:
                         host = self.allocation.replace(host)
                         image = self.allocation.prepare([host])
                     begins = False
-                    node = self._begin(slot, host, image)
-                if self._is_early(node) or self._serves(slot, node):
+                    node = self._starter.start(slot, host, image)
+                self._starter.announce()
+                if table.waits_for_first_set_up(node) or self._serves(slot, node):
                     return
             except PoolClosedError as error:
                 self._end(f"cannot go on: {error}")
@@ -191,81 +186,6 @@ class NodeManager:
             except Exception as error:  # whatever it is: callers may be waiting for this node
                 if not self._note_failure(slot, error):
                     return
-
-    def _begin(self, slot: NodeSlot, host: Host, image: str | None) -> NodeClient:
-        """Start a node and connect to it."""
-        with self._table.changed:
-            self._topology.put(slot.index, host)
-            launch = self._topology.launch(slot.index, image)
-        if self._named is None:
-            return self._connect(slot, host, launch, host.start(launch), None)
-        if (kept := self._named.take(slot.index)) is not None:
-            try:
-                return self._take_over(slot, host, launch, kept)
-            except (NodeInUseError, PoolClosedError):
-                raise
-            except SkywardError as error:
-                self._tell(f"node {slot.index} of pool {self._named.name} is started anew: {error}")
-        started = host.start(launch)
-        return self._connect(slot, host, launch, started, Order(launch.compute_pool, self._settings.lease_s))
-
-    def _take_over(self, slot: NodeSlot, host: Host, launch: Launch, kept: KeptNode) -> NodeClient:
-        """Connect to a node that an earlier client has started."""
-        launch = replace(launch, key=bytes.fromhex(kept.key))
-        node, environment = self.allocation.adopt(launch, kept.about, kept.agent)
-        order = Order(launch.compute_pool, self._settings.lease_s, environment)
-        return self._connect(slot, host, launch, node, order)
-
-    def _discard_kept(self, kept: KeptNode) -> None:
-        """End a node that an earlier client has started and this one cannot use."""
-        launch = replace(self._topology.launch(0, None), node=kept.index, key=bytes.fromhex(kept.key))
-        self.allocation.adopt(launch, kept.about, kept.agent)[0].remove()
-
-    def _connect(self, slot: NodeSlot, host: Host, launch: Launch, started: Node, order: Order | None) -> NodeClient:
-        """Connect to a node, by an order where the pool has a name."""
-        node = NodeClient(slot.index, host, started, self._settings.worker, self._link, key=launch.key)
-        node.order = order
-        try:
-            with self._table.changed:
-                if self._table.closed.is_set():
-                    raise PoolClosedError(f"Pool {self._pool} was closed.")
-                slot.node = node  # from here on `close` ends it
-            for opened in node.open(self._settings.provision_timeout_s):
-                opened.buffer = self._settings.worker.buffer
-        except NodeInUseError:
-            raise  # it is another client's, and so is its end
-        except BaseException:
-            _discard(node, self._tell)
-            raise
-        node.told = launch.compute_pool
-        if self._named is not None:
-            self._named.note(
-                KeptNode(
-                    index=slot.index,
-                    key=launch.key.hex(),
-                    agent=node.agent,
-                    shape=shape_of(launch),
-                    about=self.allocation.about(slot.index),
-                )
-            )
-        return node
-
-    def _is_early(self, node: NodeClient) -> bool:
-        """Tell all nodes where they are now; whether this one is to be set up together with those before it."""
-        table = self._table
-        with table.changed:
-            told = [slot.node for slot in table.slots if slot.node is not None and slot.node.told]
-            documents = [(each, self._topology.document(each.index)) for each in told]
-            moved = [(each, document) for each, document in documents if each.told != document]
-            for each, document in moved:
-                each.told = document
-        for each, document in moved:
-            each.move(document)
-        with table.changed:
-            if not table.is_open:
-                table.early.append(node)
-                table.changed.notify_all()
-            return not table.is_open
 
     def _serves(self, slot: NodeSlot, node: NodeClient) -> bool:
         """Let a node serve the pool; False if it is gone again."""
@@ -276,7 +196,7 @@ class NodeManager:
         try:
             self._group.node_started(node)
         except BaseException:
-            _discard(node, self._tell)
+            discard(node, self._tell)
             raise
         with self._table.changed:
             if node.gone is None:
@@ -303,18 +223,14 @@ class NodeManager:
             return True
         if is_news:
             self._tell(f"node {slot.index} could not be started: {text}")
-        if give_up:
-            self._give_up(slot, text)
+        if give_up:  # slower attempts follow, for which nothing waits
+            with self._table.changed:
+                slot.give_up(text)
+                self._table.changed.notify_all()
+            self._tell(" ".join(slot.absent.split()))
+            self._dispatcher.give_up(self._settings.worker.ranks_of_node(slot.index), slot.absent)
+            self._group.node_given_up()
         return True
-
-    def _give_up(self, slot: NodeSlot, error: str) -> None:
-        """Let nothing wait for a node that could not be had in many attempts; slower ones follow."""
-        with self._table.changed:
-            slot.give_up(error)
-            self._table.changed.notify_all()
-        self._tell(" ".join(slot.absent.split()))
-        self._dispatcher.give_up(self._settings.worker.ranks_of_node(slot.index), slot.absent)
-        self._group.node_given_up()
 
     def _end(self, how: str) -> None:
         """The pool was ended by somebody else: its calls fail, and nothing is replaced any more."""
@@ -371,12 +287,12 @@ class NodeManager:
             return until - time.monotonic()
 
         self._group.drain_node(node, left)
-        while any(map(self._dispatcher.held, node.workers)) and left() > 0 and node.gone is None:
+        while any(map(self._dispatcher.load.held, node.workers)) and left() > 0 and node.gone is None:
             if self._table.closed.wait(_LOOK_S):
                 return
         if node.gone is not None:
             return
-        if any(map(self._dispatcher.held, node.workers)):
+        if any(map(self._dispatcher.load.held, node.workers)):
             node.declare_lost("its host was about to be taken away, and its time was up")
             return
         node.leave(min(DRAIN_GRACE_S, max(1.0, left())))
@@ -445,7 +361,7 @@ class NodeManager:
             self.allocation.keep(self._named.left_s() if untouched else self._named.keep_s or 0.0, keeps)
         else:
             for kept in self._named.untaken() if self._named is not None else ():
-                self._discard_kept(kept)
+                self._starter.discard_kept(kept)
             self.allocation.close()
         with self._table.changed:
             under_way = [thread for thread in self._threads if thread.is_alive()]
@@ -460,10 +376,3 @@ class NodeManager:
                 self._named.keep(self._kept)
             else:
                 self._named.forget()
-
-
-def _discard(node: NodeClient, tell: Callable[[str], None]) -> None:
-    try:
-        node.discard()
-    except SkywardError as error:
-        tell(f"what was begun of node {node.index} could not be removed, and ends by its lease: {error}")

@@ -116,6 +116,14 @@ class NodeTable:
         with self.changed:
             return next((slot.absent for slot in self.slots if slot.absent), "")
 
+    def waits_for_first_set_up(self, node: NodeClient) -> bool:
+        """Note a node that is connected before the pool is open; False if the first set-up has begun."""
+        with self.changed:
+            if not self.is_open:
+                self.early.append(node)
+                self.changed.notify_all()
+            return not self.is_open
+
     def wait_whole(self) -> None:
         """Block while nodes are being started or replaced; Ctrl-C gets through.
 

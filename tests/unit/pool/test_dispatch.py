@@ -255,7 +255,7 @@ def test_a_worker_that_is_drained_finishes_what_it_runs(make: Make) -> None:
     pool.finish(leaving, running, "done")
     assert running.value() == "done"
     assert sent(leaving) == before
-    assert pool.dispatcher.held(leaving) == []
+    assert pool.dispatcher.load.held(leaving) == []
 
 
 def test_a_call_on_a_drained_worker_can_be_stopped_and_lost(make: Make) -> None:
