@@ -5,7 +5,8 @@ With `--json` standard output has one object per line and nothing else; each has
 - `node`: `pool`, `node` (-1 for what belongs to no node), `name`, `state`, `owner` (the client's process), `user` (who
   started it, as "name@host"), and what else the provider knows: `image`, `host`, `type`; of what is rented `hourly` and
   `cost`, USD per hour and so far (null: not known); of a pool with a name `pool_name`, and while it is kept `until`, in
-  seconds since 1970.
+  seconds since 1970; of a pool that a program of this machine has open `cores`, `memory` and `gpus` in use, as
+  `pool.stats()` has them.
 - `run`: `run` (its name), `program`, `arguments`, `state` ("running", "ended", "killed", "unknown"), `status`,
   `started` and `ended` (seconds since 1970; null: not yet), `detached`, `user`, `pools`, and `calls`: how many are
   `running`, `queued`, `done` and `failed`; of what is rented `cost`, USD so far.
@@ -15,18 +16,25 @@ With `--json` standard output has one object per line and nothing else; each has
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 
 import click
 
+from skyward.cli.figures import figures, open_pools, size_text, utilization
 from skyward.cli.kept import with_names
 from skyward.cli.output import show_table
 from skyward.cli.places import Place, ask_all, place_options
 from skyward.cli.runs_table import say_runs, say_runs_json
 from skyward.errors import SkywardError
 from skyward.model.resource import Resource
+from skyward.model.stats import NodeStats
 from skyward.providers import SSH
 from skyward.runs.listing import list_runs
+
+_PATIENCE_S = 1.5  # with which figures of nodes are waited for
+_Use = Mapping[tuple[str, int], NodeStats]  # by pool and node
 
 UNKNOWN = 6  # exit status where a place cannot be asked: that of provider errors
 
@@ -36,11 +44,11 @@ UNKNOWN = 6  # exit status where a place cannot be asked: that of provider error
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, one object per line.")
 @place_options
 def command(places: Sequence[Place], ended: bool, as_json: bool) -> int:
-    """Show the nodes of all pools, whoever started them, what those that are rented cost, and this user's runs.
+    """Show the nodes of all pools, whoever started them, what they use and cost, and this user's runs.
 
     Looks at this machine's containers and processes, and at what the options name; nodes are found by their
-    labels, runs by their records, here and on the machines that these point to. Exit status 6 if a place
-    cannot be asked.
+    labels, runs by their records, here and on the machines that these point to. What nodes use is known of
+    pools that programs of this user on this machine have open. Exit status 6 if a place cannot be asked.
     """
     found: list[tuple[Place, Resource]] = []
     failures: list[tuple[Place, SkywardError]] = []
@@ -54,9 +62,15 @@ def command(places: Sequence[Place], ended: bool, as_json: bool) -> int:
     listing = list_runs(hosts, ended=ended)
     unasked = {place.name for place, _ in failures}
     lost = {name: error for name, error in listing.failures.items() if name not in unasked}
-    (_say_json if as_json else _say)(found, failures)
+    (_say_json if as_json else _say)(found, failures, _use_of({str(each["pool"]) for _, each in found}))
     (say_runs_json if as_json else say_runs)(listing.runs, lost, _costs(found))
     return UNKNOWN if failures or lost else 0
+
+
+def _use_of(pools: set[str]) -> _Use:
+    """What the nodes of these pools use, of those that programs of this machine have open."""
+    answers = figures(lambda: [each for each in open_pools(None) if each.pool in pools], time.time(), _PATIENCE_S)
+    return {(stats.pool, node.node): node for _, stats in answers for node in stats.nodes}
 
 
 def _costs(found: Sequence[tuple[Place, Resource]]) -> dict[str, float]:
@@ -68,22 +82,29 @@ def _costs(found: Sequence[tuple[Place, Resource]]) -> dict[str, float]:
     return costs
 
 
-def _say_json(found: Sequence[tuple[Place, Resource]], failures: Sequence[tuple[Place, SkywardError]]) -> None:
+def _say_json(
+    found: Sequence[tuple[Place, Resource]], failures: Sequence[tuple[Place, SkywardError]], use: _Use
+) -> None:
     for place, each in found:
-        click.echo(json.dumps({"event": "node", "where": place.name, **each, "owner": _owner(each)}))
+        uses = use.get((str(each["pool"]), each["node"]))
+        of_it = {name: asdict(uses)[name] for name in ("cores", "memory", "gpus")} if uses is not None else {}
+        click.echo(json.dumps({"event": "node", "where": place.name, **each, "owner": _owner(each), **of_it}))
     for place, error in failures:
         told = {"kind": type(error).__name__, "message": str(error)}
         click.echo(json.dumps({"event": "error", "where": place.name, **told}))
 
 
-def _say(found: Sequence[tuple[Place, Resource]], failures: Sequence[tuple[Place, SkywardError]]) -> None:
+def _say(found: Sequence[tuple[Place, Resource]], failures: Sequence[tuple[Place, SkywardError]], use: _Use) -> None:
     for place, error in failures:
         click.echo(f"skyward: {place.name} cannot be asked: {error}", err=True)
     rented = any("hourly" in each for _, each in found)
-    rows = [("POOL", "NODE", "WHERE", "STATE", "OWNER", "NAME", *(("USD/HOUR", "USD") if rented else ()))]
+    uses = ("CPU", "MEM", *(("GPU",) if any(each.gpus for each in use.values()) else ())) if use else ()
+    heading = ("POOL", "NODE", "WHERE", "STATE", "OWNER", "NAME", *uses, *(("USD/HOUR", "USD") if rented else ()))
+    rows = [heading]
     rows += [
         (
             *(_pool(each), str(each["node"]), place.name, str(each["state"]), _owner(each), str(each["name"])),
+            *_used(use.get((str(each["pool"]), each["node"])))[: len(uses)],
             *((_price(each.get("hourly")), _price(each.get("cost"))) if rented else ()),
         )
         for place, each in found
@@ -96,6 +117,12 @@ def _say(found: Sequence[tuple[Place, Resource]], failures: Sequence[tuple[Place
             sum(each.get("cost") or 0.0 for each in priced),
         )
         click.echo(f"rented: {hourly:.3f} USD per hour, {cost:.3f} USD so far, at the prices of their launches")
+
+
+def _used(uses: NodeStats | None) -> tuple[str, str, str]:
+    if uses is None:
+        return "-", "-", "-"
+    return "-" if uses.cores is None else f"{uses.cores:.2f}", size_text(uses.memory), utilization(uses.gpus)
 
 
 def _pool(each: Resource) -> str:

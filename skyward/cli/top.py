@@ -9,43 +9,22 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import click
 
-from skyward._pool.stats import EVERY_S, WATCHED, stats_file
+from skyward._pool.stats import EVERY_S
+from skyward.cli.figures import OpenPool, figures, open_pools, size_text, utilization, watch
 from skyward.cli.output import show_table
 from skyward.errors import PoolError
-from skyward.model.stats import GpuStats, NodeStats, PoolStats
-from skyward.nodes.process_id import ProcessId
-from skyward.records.pools import POOLS
-from skyward.records.run import RunRecord, runs_folder
+from skyward.model.stats import NodeStats, PoolStats
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 ANSWER_S = 5.0  # how long the first figures are waited for
 _WIDE = 70  # columns, from which on all figures are shown
-_UNITS = ("", "K", "M", "G", "T", "P")
-
-
-@dataclass(frozen=True, slots=True)
-class OpenPool:
-    """A pool that a run of this machine may have open."""
-
-    run: str
-    folder: Path
-    pool: str
-
-    def read(self) -> PoolStats | None:
-        """Its figures, None while there are none."""
-        try:
-            return PoolStats.from_dict(json.loads(stats_file(self.folder, self.pool).read_bytes()))
-        except (OSError, ValueError, TypeError, KeyError):
-            return None
 
 
 Column = tuple[str, Callable[[PoolStats, NodeStats], str], bool]  # heading, value, whether for wide terminals only
@@ -72,56 +51,21 @@ def command(name: str | None, as_json: bool) -> int:
     return 0
 
 
-def _open_pools(name: str | None) -> Iterator[OpenPool]:
-    """The pools of runs that have not ended, as far as can be told."""
-    for path in sorted(runs_folder().glob("*/run.json")):
-        folder = path.parent
-        if (folder / "end.json").exists():
-            continue
-        try:
-            record = RunRecord.parse(path.read_bytes())
-        except (OSError, ValueError, TypeError):
-            continue  # it is being written, or removed
-        process = ProcessId.parse(record.process or "")
-        if process is not None and process.is_gone():
-            continue
-        for each in sorted((folder / POOLS).glob("*")):
-            if name is None or name in {each.name, record.id}:
-                yield OpenPool(record.id, folder, each.name)
-
-
 def _answered(name: str | None, since: float) -> list[tuple[OpenPool, PoolStats]]:
-    """The pools that have given figures since a moment; those that are open give some within two seconds.
+    """The pools that have given figures since a moment.
 
     Raises:
         PoolError: the one that was asked for does not.
     """
-    deadline = time.monotonic() + ANSWER_S
-    while True:
-        pools = list(_open_pools(name))
-        _watch(pools)
-        found = [(pool, stats) for pool in pools if (stats := pool.read()) is not None and stats.at >= since]
-        if time.monotonic() > deadline - ANSWER_S + 2.5 * EVERY_S and found:
-            return found
-        if len(found) == len(pools) or time.monotonic() > deadline:
-            if name is not None and not found:
-                raise PoolError(
-                    f"No pool or run {name} of this machine gave figures within {ANSWER_S:g} s: it is not open, or its "
-                    "program is stopped. `skyward ps` lists what exists."
-                )
-            if not pools:
-                click.echo("skyward: no run of this machine has a pool open", err=True)
-            return found
-        time.sleep(0.1)
-
-
-def _watch(pools: Sequence[OpenPool]) -> None:
-    """Ask for figures for the next seconds."""
-    for folder in {pool.folder for pool in pools}:
-        try:
-            (folder / WATCHED).touch(mode=0o600)
-        except OSError:
-            continue  # the record is being removed
+    found = figures(lambda: list(open_pools(name)), since, ANSWER_S)
+    if name is not None and not found:
+        raise PoolError(
+            f"No pool or run {name} of this machine gave figures within {ANSWER_S:g} s: it is not open, or its "
+            "program is stopped. `skyward ps` lists what exists."
+        )
+    if not found and not any(open_pools(name)):
+        click.echo("skyward: no run of this machine has a pool open", err=True)
+    return found
 
 
 def _show_live(name: str | None, first: Sequence[PoolStats]) -> None:
@@ -133,8 +77,8 @@ def _show_live(name: str | None, first: Sequence[PoolStats]) -> None:
         with Live(_table(first, console.width), console=console, auto_refresh=False) as live:
             while True:
                 time.sleep(EVERY_S)
-                pools = list(_open_pools(name))
-                _watch(pools)
+                pools = list(open_pools(name))
+                watch(pools)
                 live.update(_table([s for p in pools if (s := p.read()) is not None], console.width), refresh=True)
     except KeyboardInterrupt:
         return  # the usual end
@@ -165,12 +109,12 @@ def _columns(pools: Sequence[PoolStats], width: int) -> list[Column]:
         ("DONE", lambda _, node: str(node.done), False),
         ("FAIL", lambda _, node: str(node.failed), True),
         ("CPU", lambda _, node: "-" if node.cores is None else f"{node.cores:.2f}", False),
-        ("MEM", lambda _, node: _size(node.memory), False),
-        ("OF", lambda _, node: _size(node.memory_limit), True),
-        *([("GPU", lambda _, node: _utilization(node.gpus), False)] if gpus else []),
-        *([("GPUMEM", lambda _, node: _size(sum(gpu.memory or 0 for gpu in node.gpus)), True)] if gpus else []),
-        ("IN/s", lambda _, node: _size(node.received_rate), False),
-        ("OUT/s", lambda _, node: _size(node.sent_rate), False),
+        ("MEM", lambda _, node: size_text(node.memory), False),
+        ("OF", lambda _, node: size_text(node.memory_limit), True),
+        *([("GPU", lambda _, node: utilization(node.gpus), False)] if gpus else []),
+        *([("GPUMEM", lambda _, node: size_text(sum(gpu.memory or 0 for gpu in node.gpus)), True)] if gpus else []),
+        ("IN/s", lambda _, node: size_text(node.received_rate), False),
+        ("OUT/s", lambda _, node: size_text(node.sent_rate), False),
     ]
     return [each for each in columns if width >= _WIDE or not each[2]]
 
@@ -178,20 +122,3 @@ def _columns(pools: Sequence[PoolStats], width: int) -> list[Column]:
 def _rows(pools: Sequence[PoolStats], columns: Sequence[Column]) -> list[tuple[str, ...]]:
     rows = [tuple(title for title, _, _ in columns)]
     return rows + [tuple(value(pool, node) for _, value, _ in columns) for pool in pools for node in pool.nodes]
-
-
-def _utilization(gpus: Sequence[GpuStats]) -> str:
-    """The mean of all GPUs that tell it."""
-    told = [gpu.utilization for gpu in gpus if gpu.utilization is not None]
-    return f"{sum(told) / len(told):.0%}" if told else "-"
-
-
-def _size(value: float | None) -> str:
-    """A number of bytes in four characters or five: "1.2G"; 1K is 1000."""
-    if value is None:
-        return "-"
-    for unit in _UNITS:
-        if value < 999.5:
-            return f"{value:.1f}{unit}" if value < 9.95 and unit else f"{value:.0f}{unit}"
-        value /= 1000
-    return f"{value:.0f}E"

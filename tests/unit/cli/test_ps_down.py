@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,9 @@ def test_pools_are_listed_and_ended(capsys: pytest.CaptureFixture[str]) -> None:
     ):
         assert main(["ps"]) == 0
         rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-        assert rows[0] == ["POOL", "NODE", "WHERE", "STATE", "OWNER", "NAME"]
+        assert rows[0] == ["POOL", "NODE", "WHERE", "STATE", "OWNER", "NAME", "CPU", "MEM"]
+        (used,) = {tuple(map(bool, row[6:8])) for row in rows if row[:1] == [ending.id]}
+        assert used == (True, True) and all(re.fullmatch(r"[\d.]+M", row[7]) for row in rows if row[:1] == [staying.id])
         assert [row[1:4] for row in rows if row[:1] == [ending.id]] == [
             ["0", "local", "running"],
             ["1", "local", "running"],
