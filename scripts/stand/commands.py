@@ -50,10 +50,12 @@ def _bring_up(stand: Stand) -> None:
 
 
 def down(stand: Stand) -> None:
-    """Take the hosts away with all their data."""
+    """Take the hosts away with all their data, and those of test processes that were killed."""
     if not stand.root.is_dir():
         _say("nothing to take away: there is no .stand folder")
         return
+    for nested in stand.root.glob("*/.stand"):
+        down(Stand(nested.parent))
     started_s = time.monotonic()
     with stand.locked():
         _clear(stand)

@@ -152,6 +152,17 @@ def second(stand: Stand, tmp_path: Path) -> Iterator[Stand]:
     commands.down(other)
 
 
+def test_nothing_is_left_of_a_stand_of_a_killed_test_process(second: Stand) -> None:
+    """It lies in the folder of the clone's own, which takes it away."""
+    inner = Stand(second.root / "gw0")
+    inner.clone.mkdir(parents=True)
+    commands.up(inner)
+    inits = [host.init for host in inner.hosts]
+    commands.down(second)
+    assert all(inits) and not [pid for pid in inits if Path(f"/proc/{pid}").exists()]
+    assert inner.tag not in subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout
+
+
 def test_nothing_is_left_of_a_stand(second: Stand) -> None:
     """A second clone's stand gets a network of its own, and when it is down there is no trace."""
     commands.up(second)
