@@ -21,6 +21,7 @@ EVERY_S = 5.0  # between lines that tell of progress where there is no terminal
 _DRAIN_S = 2.0  # how long a result waits for the output that came before it, and the end of a pool for a terminal
 _SETTLE_S = 0.1  # between looks at what is not finished
 _BEGUN_S = 1.0  # after which a line that was begun below Python, where calls have no end, is taken for whole
+_SIGNALS_S = 0.2  # how often a wait that has no end looks for signals
 _NO_CALL = 0
 _Source = tuple[str, bool, int]
 
@@ -110,7 +111,10 @@ class Printer:
             if thread is None:
                 return
             if not _may_skip():
-                self._changed.wait_for(lambda: self._is_hurried or self._came == self._printed)
+                # Python handles a signal that comes just before it waits for a lock when that wait ends, and this one
+                # may ask to hurry
+                while not self._changed.wait_for(lambda: self._is_hurried or self._came == self._printed, _SIGNALS_S):
+                    pass
         thread.join(_DRAIN_S)
         with self._changed:
             if thread.is_alive():

@@ -59,6 +59,11 @@ class PoolDirectory:
         path = base / f"{_PREFIX}{pool}"
         try:
             path.mkdir(mode=0o700, exist_ok=name is not None)
+            if not _is_own(path):
+                raise ProviderError(
+                    f"The directory {path} of pool {pool} is another user's, or opens for others. End the pool with "
+                    f"`skyward down {name}`, and have that directory removed."
+                )
             owner = ProcessId.of(os.getpid()).text if name is None else f"{_NAMED}{pool_folder(name)}"
             (path / _OWNER_FILE).write_text(owner)
         except OSError as error:
@@ -245,6 +250,12 @@ def pool_directories() -> Iterator[PoolDirectory]:
                 continue
             if stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid():
                 yield PoolDirectory(path)
+
+
+def _is_own(path: Path) -> bool:
+    """Whether a directory opens for this user alone; the name of a pool's that was kept is known to others."""
+    about = path.lstat()
+    return stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and not about.st_mode & 0o077
 
 
 @contextmanager

@@ -28,7 +28,7 @@ PoolSecrets: TypeAlias = "Callable[[], Mapping[str, str]]"
 AroundClient: TypeAlias = "Callable[[Any, Cluster], AbstractContextManager[Any]]"
 
 HOOKS = ("transform", "bootstrap", "decorate", "around_app", "around_process", "around_client")
-_SERVERS = ("ray", "dask")  # plugins of a cluster whose server is found at the pool's port, by replaced nodes too
+SERVERS = ("ray", "dask")  # plugins of a cluster whose server is found at the pool's port, by replaced nodes too
 WORKER_HOOKS = ("decorate", "around_app", "around_process")  # these travel to the nodes
 
 
@@ -171,17 +171,17 @@ def _check_port(plugins: Sequence[Plugin]) -> None:
     serving: str | None = None
     group: str | None = None
     for plugin in plugins:
-        if plugin.name in _SERVERS and serving:
+        if plugin.name in SERVERS and serving:
             raise ConfigError(
                 f"The plugins {serving!r} and {plugin.name!r} cannot be in one pool: each has a server on the one port "
                 "that a pool claims on node 0. Open a pool for each."
             )
-        if plugin.name in _SERVERS and group:
+        if plugin.name in SERVERS and group:
             raise ConfigError(
                 f"List the plugin {plugin.name!r} before {group!r}: its server needs the port that the pool claims on "
                 "node 0, and a group of ranks that is made later uses another one."
             )
-        serving = plugin.name if plugin.name in _SERVERS else serving
+        serving = plugin.name if plugin.name in SERVERS else serving
         group = plugin.name if plugin.collective else group
 
 

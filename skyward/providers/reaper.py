@@ -44,7 +44,8 @@ class Reaper:
         document = cloudpickle.dumps((provider, pool_id))
         self._pool = pool_id
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "skyward.providers.reaper", provider.name, pool_id],  # the words are for people
+            # -P: no modules of the client's directory, where others may put files; the last words are for people
+            [sys.executable, "-P", "-m", "skyward.providers.reaper", provider.name, pool_id],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

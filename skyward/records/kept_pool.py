@@ -69,9 +69,15 @@ class KeptPool:
 
     @classmethod
     def read(cls, folder: Path) -> KeptPool | None:
-        """What is in a pool's directory; None where there is no record, or one of another version."""
+        """What is in a pool's directory; None where there is no record of this user's, or one of another version.
+
+        Whoever writes a record has its client connect to nodes of theirs, with keys of theirs.
+        """
         try:
-            values = json.loads((folder / "pool.json").read_bytes())
+            with (folder / "pool.json").open("rb") as file:
+                if os.fstat(file.fileno()).st_uid != os.geteuid():  # another user's home, as with sudo
+                    return None
+                values = json.loads(file.read())
             nodes = tuple(KeptNode(**each) for each in values["nodes"])
             return cls(**{each.name: values[each.name] for each in fields(cls) if each.name != "nodes"}, nodes=nodes)
         except (OSError, ValueError, KeyError, TypeError):

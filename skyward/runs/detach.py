@@ -121,7 +121,13 @@ def _as_process(launch: Launch) -> RunRecord:
     said = folder / "driver.log"
     with open(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as errors:
         process = subprocess.Popen(
-            [sys.executable, "-m", _DRIVER, str(folder)],
+            [
+                sys.executable,
+                "-P",
+                "-m",
+                _DRIVER,
+                str(folder),
+            ],  # -P: no modules of the directory that this is called in
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,

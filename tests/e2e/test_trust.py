@@ -114,6 +114,13 @@ def test_without_it_everything_comes(tmp_path: Path) -> None:
     assert ran_here(mark)
 
 
+@pytest.mark.parametrize("name", ["dask", "ray"])
+def test_a_plugin_whose_own_client_unpickles_is_refused(name: str) -> None:
+    """What Dask's and Ray's nodes send does not pass through the pool."""
+    with pytest.raises(ConfigError, match=f"the client of the plugin '{name}' unpickles what they send"):
+        sky.ComputePool(sky.Local(), results="data", plugins=[sky.plugins.Plugin.create(name)])
+
+
 def test_other_words_are_refused() -> None:
     with pytest.raises(ConfigError, match="results must be 'any' or 'data'; found 'none'"):
         sky.ComputePool(sky.Local(), results="none")  # type: ignore[arg-type]

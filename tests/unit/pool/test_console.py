@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import signal
 import sys
 import threading
+import time
 
 import pytest
 
@@ -185,6 +187,35 @@ def test_a_hurried_end_does_not_wait_for_the_reader(monkeypatch: pytest.MonkeyPa
     stopping.join(30)
     assert not stopping.is_alive()
     pipe.resume.set()
+
+
+def test_an_end_that_waits_for_a_reader_sees_a_signal_that_wakes_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that comes just before the wait does not; here another thread takes it from the kernel."""
+    pipe = _Pipe()
+    monkeypatch.setattr(sys, "stdout", pipe)
+    printer = Printer(quiet=False)
+    before = signal.signal(signal.SIGUSR1, lambda *_: printer.hurry())
+
+    def take() -> None:
+        time.sleep(0.2)
+        signal.raise_signal(signal.SIGUSR1)
+
+    other = threading.Thread(target=take)
+    late = threading.Timer(20, pipe.resume.set)
+    try:
+        printer.put("0", "line\n", error=False)
+        other.start()
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+        late.start()
+        began = time.monotonic()
+        printer.stop()
+        assert time.monotonic() - began < 10
+    finally:
+        late.cancel()
+        pipe.resume.set()
+        other.join()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_what_an_encoding_does_not_have_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:

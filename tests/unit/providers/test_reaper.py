@@ -62,7 +62,7 @@ reaper.relieve(clear)
 """
 
 
-def client(folder: Path, *words: str) -> subprocess.Popen[str]:
+def client(folder: Path, *words: str, cwd: Path | None = None) -> subprocess.Popen[str]:
     """A client that has made something."""
     script = folder / "program.py"
     script.write_text(PROGRAM)
@@ -73,6 +73,7 @@ def client(folder: Path, *words: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        cwd=cwd,
         env={**os.environ, "PYTHONPATH": root},
     )
     assert started.stdout
@@ -91,6 +92,19 @@ def test_the_pool_of_a_killed_client_is_destroyed(tmp_path: Path, fails_first: b
     killed.communicate(timeout=30)
     wait_until(lambda: not (tmp_path / "p1").exists(), 30)
     assert (tmp_path / "asked").read_text().startswith("p1p1" if fails_first else "p1")
+
+
+def test_the_directory_that_the_client_is_in_has_no_modules_for_it(tmp_path: Path) -> None:
+    """It may be one where others can put files, such as /tmp."""
+    place, mark = tmp_path / "place", tmp_path / "mark"
+    (place / "skyward").mkdir(parents=True)
+    for file in ("skyward/__init__.py", "pickle.py"):
+        (place / file).write_text(f"open({str(mark)!r}, 'w')\n")
+    killed = client(tmp_path, cwd=place)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate(timeout=30)
+    wait_until(lambda: not (tmp_path / "p1").exists() or mark.exists(), 30)
+    assert not mark.exists()
 
 
 def test_a_client_that_closes_its_pool_needs_no_reaper(tmp_path: Path) -> None:

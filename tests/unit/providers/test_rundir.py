@@ -168,6 +168,30 @@ def test_links_that_others_plant_are_no_directories_of_pools(
     assert (mine / "0" / "process").exists()
 
 
+@pytest.mark.parametrize("planted", ["link", "open", "another user's"])
+def test_a_directory_that_others_plant_is_no_kept_pool_s(
+    base: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, planted: str
+) -> None:
+    """Others can know the name of a pool that was kept, and make its directory once it is gone, as after a reboot."""
+    path = base / "skyward-p"
+    if planted == "link":
+        path.symlink_to(tmp_path_factory.mktemp("theirs"))
+    else:
+        path.mkdir(mode=0o700)
+        path.chmod(0o777 if planted == "open" else 0o700)
+    if planted == "another user's":
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(ProviderError, match="skyward-p of pool p is another user's, or opens for others"):
+        PoolDirectory.create("p", base, "warm")
+    assert list(path.iterdir()) == []
+
+
+def test_a_kept_pool_s_own_directory_is_used_again(base: Path) -> None:
+    """By the next client."""
+    first = PoolDirectory.create("p", base, "warm")
+    assert PoolDirectory.create("p", base, "warm").path == first.path
+
+
 def test_what_a_killed_process_left_in_a_private_directory_is_swept(base: Path) -> None:
     """The next client of this user removes keys and sockets; while the process lives, nobody does."""
     program = (

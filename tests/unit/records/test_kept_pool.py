@@ -36,6 +36,14 @@ def test_what_is_no_record_is_none(tmp_path: Path, text: str) -> None:
     assert KeptPool.read(tmp_path) is None
 
 
+def test_a_record_of_another_user_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would lead to nodes of that user's, as where a program runs by sudo with the caller's home."""
+    POOL.write(tmp_path)
+    assert KeptPool.read(tmp_path) == POOL
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert KeptPool.read(tmp_path) is None
+
+
 def test_one_has_the_name_at_a_time(tmp_path: Path) -> None:
     """The others learn who; it is free when that one lets go."""
     first, second = PoolLock(tmp_path / "pools" / "warm"), PoolLock(tmp_path / "pools" / "warm")
