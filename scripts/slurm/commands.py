@@ -26,15 +26,16 @@ _PROGRAMS = {
     "tini": "tini",
 }
 _START_LIMIT_S = 60
-# Each machine has namespaces of its own, and below them this machine's files. Accounts and names are the cluster's. The
-# administrator's shell files stay out of the way, since nobody logs in as root.
+# Each machine has namespaces of its own, and below them this machine's files. Accounts and names are the cluster's, by
+# a layer over /etc: a mount over a file of it would vanish as soon as this machine replaces the file (useradd does).
+# The administrator's shell files stay out of the way, since nobody logs in as root.
 _BOOT = r"""
 set -e
 mount --make-rprivate /
 mount --bind "$FOLDER" /mnt
 mount -t proc proc /proc
 mount -t tmpfs -o mode=755 tmpfs /run
-for name in passwd group hosts; do mount --bind "/mnt/etc/$name" "/etc/$name"; done
+mount -t overlay -o lowerdir=/mnt/etc:/etc overlay /etc
 hostname "$NAME"
 export SLURM_CONF=/mnt/etc/slurm.conf
 exec "$TINI" -s -- sh "/mnt/etc/start.$NAME"

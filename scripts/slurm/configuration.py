@@ -9,7 +9,8 @@ from scripts.stand.machine import make_key
 
 from .place import ROOT, SSH_PORT, USERS, Cluster
 
-# A lost node is known to be lost after ten seconds, and jobs start as soon as they can; else it is as it comes.
+# A lost node is known to be lost after ten seconds, jobs start as soon as they can, and one that uses more memory than
+# it may is ended: without control groups Slurm looks by itself. Else it is as it comes.
 _SLURM = """
 ClusterName=skyward
 SlurmctldHost=login({controller})
@@ -40,6 +41,8 @@ MpiDefault=none
 JobCompType=jobcomp/none
 AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/linux
+JobAcctGatherFrequency=1
+JobAcctGatherParams=OverMemoryKill
 GresTypes=gpu
 DefMemPerCPU=500
 SlurmdParameters=config_overrides

@@ -2,23 +2,28 @@
 
 With `--json` there is one object per host and line: `host`, `engine` (version), `platform`, `cpus`, `memory_gb`,
 `disk_gb` (free), `gpus` (names), `driver`, `cuda`, `ahead_s`, `builder`, `can`, `cannot`, `ssh` (the SSH client), each
-null or empty where it is not known, and `findings`, each with `what` and `text`.
+null or empty where it is not known, and `findings`, each with `what` and `text`. For a Slurm cluster it has `host`,
+`slurm` (version), `platform`, `partitions`, `image_modes` (what is missing for each; "" for nothing) and `findings`.
 """
 
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
 from skyward.cli.output import show_table
+from skyward.errors import SkywardError
 from skyward.providers import SSH
 from skyward.ssh.connection import client_version
 from skyward.ssh.host_report import HEADINGS, HostReport, as_row, local_host_report
-from skyward.ssh.preflight import table
+from skyward.ssh.preflight import Finding, table
 
 UNHEALTHY = 6  # exit status where something is wrong with a host: that of provider errors
 _HERE = "this machine"
@@ -27,14 +32,24 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 @click.command()
 @click.option("--ssh", "hosts", multiple=True, metavar="HOST", help="Also this machine, as sky.SSH() names it.")
-@click.option("--key", type=_FILE, help="Private key for --ssh.")
-@click.option("--known-hosts", type=_FILE, help="The only host keys to trust for --ssh.")
+@click.option(
+    "--slurm",
+    "logins",
+    multiple=True,
+    metavar="LOGIN",
+    help="Also the Slurm cluster of this login node, as sky.Slurm() names it; - for this machine.",
+)
+@click.option("--key", type=_FILE, help="Private key for SSH.")
+@click.option("--known-hosts", type=_FILE, help="The only host keys to trust for SSH.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per host.")
-def command(hosts: tuple[str, ...], key: Path | None, known_hosts: Path | None, as_json: bool) -> int:
+def command(
+    hosts: tuple[str, ...], logins: tuple[str, ...], key: Path | None, known_hosts: Path | None, as_json: bool
+) -> int:
     """Show whether hosts can run nodes, and what is wrong with those that cannot.
 
-    Looks at the Docker engine here and at the machines named with --ssh, all at once, and changes nothing on any. Exit
-    status 6 if something is wrong.
+    Looks at the Docker engine here and at the machines named with --ssh, all at once, and changes nothing on any. Of
+    Slurm clusters it says how images can run there (image_mode=), and makes the folder that pools use. Exit status 6
+    if something is wrong.
     """
     remote = SSH(*hosts, key=key, known_hosts=known_hosts) if hosts else None
     with ThreadPoolExecutor(1) as threads:
@@ -42,12 +57,51 @@ def command(hosts: tuple[str, ...], key: Path | None, known_hosts: Path | None, 
         there = remote.host_reports() if remote else ()
     client = client_version() if remote else None
     reports = [here.result(), *(replace(report, ssh=client) for report in there)]
+    clusters = [_cluster_report(login, key, known_hosts) for login in logins]
     if as_json:
-        for report in reports:
-            click.echo(json.dumps(report.document))
+        for document in (*(report.document for report in reports), *clusters):
+            click.echo(json.dumps(document))
     else:
         _show(reports)
-    return UNHEALTHY if any(report.findings for report in reports) else 0
+        for each in clusters:
+            _show_cluster(each)
+    is_well = not any(report.findings for report in reports) and not any(each["findings"] for each in clusters)
+    return 0 if is_well else UNHEALTHY
+
+
+def _cluster_report(login: str, key: Path | None, known_hosts: Path | None) -> Mapping[str, Any]:
+    """What a Slurm cluster has, as JSON."""
+    from skyward.providers import Slurm
+    from skyward.providers.slurm.cluster import ask
+
+    provider = Slurm() if login == "-" else Slurm(login, key=key, known_hosts=known_hosts)
+    host = provider.login.name
+    try:
+        with provider.connected() as connection:
+            facts = ask(connection, provider.folder, f"{sys.version_info.major}.{sys.version_info.minor}")
+    except SkywardError as error:
+        empty: dict[str, Any] = {"slurm": None, "platform": None, "partitions": [], "image_modes": {}}
+        return {"host": host, **empty, "findings": [{"what": "slurm", "text": str(error)}]}
+    findings = []
+    if all(facts.modes.values()):
+        findings = [{"what": "image_mode", "text": f"No image can run there: {'; '.join(facts.modes.values())}."}]
+    return {
+        "host": host,
+        "slurm": facts.version,
+        "platform": facts.platform,
+        "partitions": [each.name for each in facts.partitions],
+        "image_modes": dict(facts.modes),
+        "findings": findings,
+    }
+
+
+def _show_cluster(found: Mapping[str, Any]) -> None:
+    if found["slurm"]:
+        modes = "; ".join(f"{mode}: {missing or 'yes'}" for mode, missing in found["image_modes"].items())
+        click.echo(f"\nSlurm {found['slurm']} of {found['host']}, partitions {', '.join(found['partitions'])}")
+        click.echo(f"  image_mode {modes}")
+    if found["findings"]:
+        click.echo(f"\n{table([Finding(found['host'], **each) for each in found['findings']])}")
 
 
 def _show(reports: list[HostReport]) -> None:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 _TERM_GRACE_S = 5.0  # `docker stop` kills after ten seconds
 _KILLED_S = 1.0  # how long a killed process may take to vanish
+_TOGETHER_S = 0.2  # between the signals to two processes of a job that its scheduler ends
 _DUMP_S = 1.0  # how long a worker may take to write its stack
 _MAX_FAILED_STARTS = 3  # in a row
 _LONGEST_GRACE_S = 1e6
@@ -78,6 +79,7 @@ class Agent:
         self._takeover = Takeover(self._changed, lambda: self._children, clean, self._set_lease, self._fail)
         self._clients: list[Client] = []
         self._ready = self._stopping = False
+        self._told_to_end = threading.Event()  # by a signal
         self._contact = time.monotonic()
         self._oom = OomCounter()
         self._probe = UdpProbe(node)
@@ -90,10 +92,12 @@ class Agent:
         threading.excepthook = self._on_thread_error
         ended = End(0, grace_s=_TERM_GRACE_S)
         dismissed = End(EXIT_DISMISSED, f"Node {self._node} ends: it was told to by another client than its pool's.")
-        on_signals(
-            (signal.SIGTERM, signal.SIGINT, signal.Signals[DISMISS]),
-            lambda number: self._inbox.put(dismissed if number == signal.Signals[DISMISS] else ended),
-        )
+
+        def end_by(number: int) -> None:
+            self._told_to_end.set()
+            self._inbox.put(dismissed if number == signal.Signals[DISMISS] else ended)
+
+        on_signals((signal.SIGTERM, signal.SIGINT, signal.Signals[DISMISS]), end_by)
         end = End(EXIT_FAILED)
         try:
             end = self._serve()
@@ -183,6 +187,8 @@ class Agent:
             reader.join()
             child.close()
             self._pass_on_unfinished(child)
+            if ended.signal == signal.SIGTERM and not ended.asked and self._told_to_end.wait(_TOGETHER_S):
+                return  # whoever ends the node has signalled all of its processes, and that it ends is the news
             self._report(child, ended, oom=oom)
             if child.address:
                 failed_starts = 0

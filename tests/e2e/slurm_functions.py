@@ -32,3 +32,13 @@ def work(seconds: float) -> str:
     """Take so long; then the machine."""
     time.sleep(seconds)
     return socket.gethostname()
+
+
+@sky.compute
+def fill(gigabytes: float) -> int:
+    """Take memory, and stay a while."""
+    taken = bytearray(int(gigabytes * 2**30))
+    for place in range(0, len(taken), 4096):
+        taken[place] = 1
+    time.sleep(30)
+    return len(taken)

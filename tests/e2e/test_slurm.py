@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +19,7 @@ from scripts.slurm.place import Cluster
 from skyward.cli.main import main
 from skyward.errors import ProviderError, WorkerLostError
 from tests.e2e.slurm import LONG_S
-from tests.e2e.slurm_functions import echo, variables, where, work
+from tests.e2e.slurm_functions import echo, fill, variables, where, work
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.usefixtures("left_nothing"), pytest.mark.timeout(300)]
@@ -30,11 +34,12 @@ def test_a_pool(
     image = sky.Image(pip=["six"], env={"COLOUR": "blue"})
     facts = cluster.facts
     where_ = ["--slurm", facts["login"], "--key", facts["key"], "--known-hosts", facts["known_hosts"]]
-    with sky.ComputePool(slurm(), nodes=2, image=image, accelerator="A100", display="quiet") as pool:
+    shape: dict[str, Any] = {"nodes": 2, "accelerator": "A100", "memory_gb": 2}
+    with sky.ComputePool(slurm(), image=image, display="quiet", **shape) as pool:
         assert {uid for _, uid in where() @ pool} == {20001}
         seen = variables() >> pool
         assert seen["COLOUR"] == "blue" and len(seen["CUDA_VISIBLE_DEVICES"].split(",")) == 1
-        data = bytes(64 << 20)
+        data = bytes(256 << 20)
         assert echo(data) >> pool == data
         folder = cluster.root / "home/alice/.cache/skyward/pools" / pool.id
         assert folder.stat().st_mode & 0o777 == 0o700
@@ -48,15 +53,24 @@ def test_a_pool(
         wait_until(lambda: pool.current_nodes() == 0, LONG_S)
 
 
+def block(cluster: Cluster, nodes: int) -> str:
+    """Have another user's job take so many machines; its number."""
+    words = ["sbatch", "--parsable", f"--nodes={nodes}", "--exclusive", "--time=5", "--output=/dev/null"]
+    line = subprocess.list2cmdline([*words, "--wrap=sleep 300"])
+    job = cluster.login.run("sh", "-c", f"cd /tmp && {line}", user="bob").strip()
+    wait_until(lambda: cluster.login.run("squeue", "-h", "-j", job, "-o", "%T").strip() == "RUNNING", LONG_S)
+    return job
+
+
 def test_a_queue(slurm: Make, cluster: Cluster, capfd: pytest.CaptureFixture[str]) -> None:
-    """Jobs wait behind another user's, which is said with the reason; then they start."""
-    full = ["sbatch", "--parsable", "--nodes=3", "--exclusive", "--time=5", "--output=/dev/null", "--wrap=sleep 300"]
-    blocking = cluster.login.run("sh", "-c", f"cd /tmp && {subprocess.list2cmdline(full)}", user="bob").strip()
+    """Jobs wait behind another user's, which is said with the reason and the expected start; then they start."""
+    blocking = block(cluster, 3)
     printed = []
 
     def waits() -> bool:
         printed.append(capfd.readouterr().err)
-        return "waiting in the queue: job" in "".join(printed) and "(Resources)" in "".join(printed)
+        said = "".join(printed)
+        return all(text in said for text in ("waiting in the queue: job", "(Resources)", "estimated to start in"))
 
     pool = sky.ComputePool(slurm(), nodes=1)
     with ThreadPoolExecutor(1) as threads:
@@ -70,6 +84,20 @@ def test_a_queue(slurm: Make, cluster: Cluster, capfd: pytest.CaptureFixture[str
         assert where() >> pool
     finally:
         pool.__exit__(None, None, None)
+
+
+def test_nodes_that_come_later(slurm: Make, cluster: Cluster) -> None:
+    """The pool opens with the one machine that is free, and the others join when another user's job has ended."""
+    blocking = block(cluster, 2)
+    try:
+        with sky.ComputePool(slurm(), nodes=(1, 3), cpu=4, display="quiet") as pool:
+            assert pool.current_nodes() == 1
+            assert where() >> pool
+            cluster.login.run("scancel", blocking)
+            wait_until(lambda: pool.current_nodes() == 3, LONG_S)
+            assert len({machine for machine, _ in where() @ pool}) == 3
+    finally:
+        cluster.login.run("scancel", blocking)
 
 
 def test_jobs_that_never_run(slurm: Make) -> None:
@@ -103,6 +131,88 @@ def test_a_machine_that_is_lost(slurm: Make, cluster: Cluster) -> None:
         finally:
             commands.power_on(machine)
     commands.wait_idle(cluster)
+
+
+def lost(pool: sky.ComputePool, running: Any) -> str:
+    """What a call says whose node is lost, after which the pool goes on."""
+    with pytest.raises(WorkerLostError) as caught:
+        running.result(LONG_S)
+    return str(caught.value)
+
+
+def test_jobs_that_are_ended(slurm: Make, cluster: Cluster) -> None:
+    """A drained machine ends what it runs and gets nothing new; scancel and memory are named with the call."""
+    with sky.ComputePool(slurm(), memory_gb=0.3, display="quiet") as pool:
+        machine, _ = where() >> pool
+        cluster.login.run("scontrol", "update", f"nodename={machine}", "state=drain", "reason=test")
+        try:
+            assert work(1.0) >> pool == machine
+            running = work(200.0) > pool
+            time.sleep(1.0)
+            cluster.login.run("scancel", "--user=alice")
+            assert "was cancelled (scancel)" in lost(pool, running)
+            assert (where() >> pool)[0] != machine
+        finally:
+            cluster.login.run("scontrol", "update", f"nodename={machine}", "state=resume")
+        assert "more memory than it may" in lost(pool, fill(0.6) > pool)
+        assert where() >> pool
+
+
+def test_a_cut_link(slurm: Make, cluster: Cluster) -> None:
+    """The call is lost once its machine has been silent, and a new job avoids that machine."""
+    with sky.ComputePool(slurm(), display="quiet") as pool:
+        before, _ = where() >> pool
+        machine = next(each for each in cluster.nodes if each.name == before)
+        running = work(200.0) > pool
+        time.sleep(1.0)
+        subprocess.run(["ip", "link", "set", machine.link, "down"], check=True)
+        try:
+            assert "has answered nothing" in lost(pool, running)
+            assert (where() >> pool)[0] != before
+        finally:
+            subprocess.run(["ip", "link", "set", machine.link, "up"], check=True)
+    commands.wait_idle(cluster)
+
+
+AT_LOGIN = """
+import os, socket
+import skyward as sky
+from tests.e2e.slurm_functions import echo, where
+with sky.ComputePool(sky.Slurm(time="10"), nodes=2, display="quiet") as pool:
+    assert {uid for _, uid in where() @ pool} == {os.getuid()}
+    data = bytes(8 << 20)
+    assert echo(data) >> pool == data
+    print("at", socket.gethostname(), os.getuid())
+"""
+
+
+def test_on_the_login_node(cluster: Cluster) -> None:
+    """An ordinary user's program there needs no SSH."""
+    program = cluster.root / "home" / "alice" / "program.py"
+    program.write_text(AT_LOGIN)
+    packages = next(path for path in sys.path if path.endswith("site-packages"))
+    env = f'HOME="$HOME" PATH="$PATH" SLURM_CONF="$SLURM_CONF" PYTHONPATH={Path.cwd()}:{packages}'
+    line = f"cd && exec env -i {env} python3.{sys.version_info.minor} -P program.py"  # nothing of this test's variables
+    done = subprocess.run(
+        cluster.login.command("sh", "-c", line, user="alice"),
+        capture_output=True,
+        text=True,
+        timeout=LONG_S,
+        check=False,
+    )
+    assert done.stdout == "at login 20001\n", done.stdout + done.stderr
+
+
+def test_what_a_cluster_can_do(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    """`skyward doctor` says how images can run there, and which partitions there are."""
+    facts = cluster.facts
+    keys = ["--key", facts["key"], "--known-hosts", facts["known_hosts"]]
+    main(["doctor", "--slurm", facts["login"], *keys, "--json"])
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (found["partitions"], found["findings"]) == (["main", "pairs"], [])
+    assert found["image_modes"]["venv"] == ""
+    assert main(["doctor", "--slurm", facts["login"], *keys]) == 0
+    assert f"Slurm {found['slurm']} of {facts['login']}, partitions main, pairs" in capsys.readouterr().out
 
 
 def test_a_time_limit(slurm: Make, capfd: pytest.CaptureFixture[str]) -> None:

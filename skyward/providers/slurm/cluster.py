@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from skyward.errors import ProviderError
@@ -11,7 +12,6 @@ from skyward.model.protocol import PLATFORMS
 from skyward.providers.base import PoolRequest
 from skyward.providers.slurm.login import Login
 
-_TOOLS = ("apptainer", "podman")
 # Nothing is changed but that the folder is made. A name or number that a command does not tell is left empty.
 _SCRIPT = r"""
 say() { printf 'skyward %s %s\n' "$1" "$2"; }
@@ -23,9 +23,9 @@ say machine "$(uname -s) $(uname -m)"
 say libc "$(getconf GNU_LIBC_VERSION 2>/dev/null)"
 for name in python@PYTHON@ python3; do
     found=$(command -v $name) && [ "$("$found" -c 'import sys; print("%d.%d" % sys.version_info[:2])')" = @PYTHON@ ] &&
-        say python "$found" && break
+        say python "$found" && { "$found" -c 'import ensurepip' 2>/dev/null && say venv yes; break; }
 done
-for name in @TOOLS@; do command -v $name >/dev/null 2>&1 && say tool $name; done
+say apptainer "$(apptainer --version 2>/dev/null)"
 scontrol show config 2>/dev/null | sed -n 's/^\(SlurmctldHost\|SlurmctldPort\)[^=]*= */skyward \1 /p'
 sinfo -h -o '%R|%P|%a|%l|%G' 2>/dev/null | sed 's/^/skyward partition /'
 exit 0
@@ -62,7 +62,8 @@ class ClusterFacts:
         platform: OCI platform of the login node, which its compute nodes are taken to have as well.
         libc: its C library, such as "glibc 2.36".
         interpreter: the Python of the client's version there; "" if there is none.
-        tools: what it has to run containers: "apptainer", "podman".
+        has_venv: whether that makes virtual environments.
+        apptainer: version of Apptainer there; "" if there is none.
         controllers: where Slurm's controllers are, as `host:port`.
         partitions: those that it lists.
     """
@@ -73,7 +74,8 @@ class ClusterFacts:
     platform: str
     libc: str
     interpreter: str
-    tools: tuple[str, ...]
+    has_venv: bool
+    apptainer: str
     controllers: tuple[str, ...]
     partitions: tuple[Partition, ...]
 
@@ -90,6 +92,30 @@ class ClusterFacts:
             f"client's version. Have `python{minor}` in the PATH of commands there (a module loaded in ~/.profile is "
             "not), or run the client on a version that the cluster has."
         )
+
+    @property
+    def modes(self) -> Mapping[str, str]:
+        """What is missing for each `image_mode` of sky.Slurm, the preferred one first; "" for nothing."""
+        return {
+            "apptainer": "" if self.apptainer else f"there is no Apptainer on {self.login}",
+            "venv": ""
+            if self.has_venv
+            else f"{self.interpreter} on {self.login} has no venv module with pip (Debian: python3-venv)"
+            if self.interpreter
+            else f"there is no Python of this client's version on {self.login}",
+        }
+
+    def check_mode(self, mode: str) -> None:
+        """Refuse a way to run images that the cluster does not have.
+
+        Raises:
+            ProviderError: it is missing; says what.
+        """
+        if missing := self.modes[mode]:
+            raise ProviderError(
+                f"sky.Slurm(image_mode={mode!r}): {missing}. Have it in the PATH of commands there (a module loaded in "
+                "~/.profile is not), or choose another image_mode; `skyward doctor --slurm LOGIN` says which there are."
+            )
 
     def partition(self, name: str | None) -> Partition:
         """The partition of that name, or the default one.
@@ -116,7 +142,7 @@ def ask(login: Login, folder: str, python: str) -> ClusterFacts:
         ProviderError: it has no Slurm, no controller answers, or the folder cannot be made.
     """
     script = _SCRIPT.replace("@FOLDER@", shlex.quote(folder)).replace("@PYTHON@", python)
-    return facts_in(login.run(script.replace("@TOOLS@", " ".join(_TOOLS))), login.address.name, folder)
+    return facts_in(login.run(script), login.address.name, folder)
 
 
 def facts_in(text: str, login: str, folder: str) -> ClusterFacts:
@@ -160,7 +186,8 @@ def facts_in(text: str, login: str, folder: str) -> ClusterFacts:
         platform=PLATFORMS[machine],
         libc=one("libc"),
         interpreter=one("python"),
-        tools=tuple(found.get("tool", ())),
+        has_venv=bool(one("venv")),
+        apptainer=one("apptainer").rpartition(" ")[2],
         controllers=tuple(f"{_address(host)}:{port}" for host in found["SlurmctldHost"]),
         partitions=_partitions(found.get("partition", [])),
     )

@@ -60,8 +60,9 @@ def check_image(image: Image) -> None:
     fields = ("apt", "run", "base", "secrets", "build_env", "bake", "verify")
     if asked := [name for name in fields if getattr(image, name)]:
         raise ConfigError(
-            f"sky.Slurm(image_mode='venv') installs Python packages only, and this image has {', '.join(asked)}. Leave "
-            "that out, and let the cluster provide it (modules), or choose an image_mode that runs containers."
+            f"With image_mode='venv' sky.Slurm installs Python packages only, and this image has {', '.join(asked)}. "
+            "Leave that out, and let the cluster provide it (modules), or run images by Apptainer "
+            "(image_mode='apptainer'), which the cluster must have."
         )
 
 

@@ -21,7 +21,7 @@ from skyward.nodes.claimed import Claim, claim, end, open_through
 from skyward.nodes.process_id import ProcessId, current_user
 from skyward.providers.slurm.environment import Environment, archive_of
 from skyward.providers.slurm.login import Login, quoted
-from skyward.providers.slurm.queue import FORMAT, JobRequest, QueuedJob, name_of, queued_jobs
+from skyward.providers.slurm.queue import FORMAT, JobRequest, QueuedJob, name_of, queued_jobs, with_output
 from skyward.runner.entry.slurm_job import ADDRESS, IDENTITY, SETTINGS
 from skyward.runner.entry.swarm_task import STOP
 from skyward.system import socket, threading, time
@@ -281,9 +281,9 @@ class Jobs:
             self._cancel(job)
             problem = ProviderError(f"{who} can never run (Slurm: {seen.reason}), and was cancelled. {seen.advice}")
         elif (seen is not None and seen.has_ended) or (seen is not None and not is_listed):
-            lines = self._login.run(f"tail -n 20 {shlex.quote(job.folder)}/output 2>/dev/null; exit 0").strip()
+            lines = self._output(job)
             said = f"Its last lines:\n{lines}" if lines else "It printed nothing."
-            problem = NodeStartError(f"{who} {seen.how_ended} before it was a node. {said}")
+            problem = NodeStartError(f"{who} {with_output(seen, lines).how_ended} before it was a node. {said}")
         elif address is not None and (claim := self._claim(job, address)) is not None:
             with self._changed:
                 job.claim = claim
@@ -307,6 +307,9 @@ class Jobs:
             self._failures.append(problem)
             self._changed.notify_all()
         return True
+
+    def _output(self, job: _Job) -> str:
+        return self._login.run(f"tail -n 20 {shlex.quote(job.folder)}/output 2>/dev/null; exit 0").strip()
 
     def _is_hopeless(self, job: _Job) -> bool:
         """Whether a job has waited for some time for what does not come."""
@@ -381,13 +384,14 @@ class Jobs:
         self._login.run(quoted(["scontrol", "update", f"jobid={claim.id}", f"comment={comment}"]))
 
     def state(self, job: str) -> QueuedJob | None:
-        """A job as the queue shows it now; None if Slurm has forgotten it.
+        """A job as the queue shows it now, and as its own output tells its end; None if Slurm has forgotten it.
 
         Raises:
             ProviderError: the login node cannot be asked.
         """
-        found = queued_jobs(self._login.run(f"{_LIST} -n {name_of(self._request.pool)}"))
-        return next((each for each in found if each.id == job), None)
+        listed = queued_jobs(self._login.run(f"{_LIST} -n {name_of(self._request.pool)}"))
+        found = next((each for each in listed if each.id == job), None)
+        return with_output(found, self._output(self._jobs[job])) if found and found.has_ended else found
 
     def is_due(self, claim: ClaimedJob) -> bool:
         """Whether a job is about to reach its time limit, and may still finish what it runs."""

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import IO, Any
 
 from skyward.errors import ConfigError, ProviderError, WireError
 from skyward.model.ssh import SshHost
@@ -89,18 +90,19 @@ class Login:
         """The command line here that runs these words there."""
         return list(words) if self._connection is None else self._connection.through.command(*words)
 
-    def run(self, script: str, data: bytes = b"", *, timeout_s: float = _ANSWER_S) -> str:
-        """What a shell script prints there.
+    def run(self, script: str, data: bytes | IO[bytes] = b"", *, timeout_s: float = _ANSWER_S) -> str:
+        """What a shell script prints there; `data`, or an open file, is its standard input.
 
         Raises:
             ProviderError: it fails; the message has what it said. Or the login node is gone, or does not answer.
         """
         words = self.command("sh", "-c", _PROLOGUE + script)
+        given: dict[str, Any] = {"input": data} if isinstance(data, bytes) else {"stdin": data}
         with self._sessions:
             try:
                 # a session of its own: Ctrl-C is the client's alone
-                done = subprocess.run(
-                    words, input=data, capture_output=True, check=False, timeout=timeout_s, start_new_session=True
+                done: subprocess.CompletedProcess[bytes] = subprocess.run(
+                    words, **given, capture_output=True, check=False, timeout=timeout_s, start_new_session=True
                 )
             except (OSError, subprocess.TimeoutExpired) as error:
                 if gone := self.why_gone():

@@ -8,14 +8,17 @@ from skyward.errors import ProviderError, SkywardError
 from skyward.model.resource import Resource
 from skyward.nodes.access import NodeAccess, ProcessStream
 from skyward.nodes.claimed import ClaimedProcess
-from skyward.nodes.node import Exit, Launch
+from skyward.nodes.node import Exit, Launch, exit_of
 from skyward.providers.slurm.jobs import ClaimedJob, Jobs
 from skyward.providers.slurm.login import Login
+from skyward.providers.slurm.queue import QueuedJob
 from skyward.system import socket, time
 
 _END_S = 10.0
 _REASON_S = 3.0  # how long Slurm may take to tell how a job ended
 _LOOK_S = 0.2
+_SIGNALLED = 128  # exit statuses above tell a signal
+_PLAIN_ENDS = ("COMPLETED", "FAILED")  # states of jobs of which the exit status tells more
 
 
 class SlurmProcess(ClaimedProcess):
@@ -33,6 +36,7 @@ class SlurmProcess(ClaimedProcess):
 
     def __init__(self, login: Login, jobs: Jobs, job: ClaimedJob, launch: Launch) -> None:
         self._login, self._jobs, self._job = login, jobs, job
+        self._is_told_to_end = False
         title = f"job {job.id} on {job.machine}"
         try:
             jobs.name_node(job, launch.node)
@@ -50,22 +54,39 @@ class SlurmProcess(ClaimedProcess):
         """Whether the login node is gone."""
         return bool(self._login.why_gone())
 
+    def end(self) -> None:
+        """End the runner at once."""
+        self._is_told_to_end = True
+        super().end()
+
+    def how_exited(self, code: int) -> Exit:
+        """How it ended; that its job was cancelled, preempted, or used too much memory, only Slurm knows."""
+        is_signalled = code == 0 or code > _SIGNALLED
+        job = self._ended_job() if is_signalled and not self._is_told_to_end else None
+        return exit_of(code) if job is None or job.state in _PLAIN_ENDS else _exit_of_job(job)
+
     def how_lost(self) -> Exit:
         """What Slurm knows of a job that exited without reporting."""
-        deadline = time.monotonic() + _REASON_S
-        try:
-            while True:
-                job = self._jobs.state(self._job.id)
-                if job is None or job.has_ended:
-                    text = job.how_ended if job else "has ended, and Slurm has forgotten how"
-                    return Exit(code=None, oom=job is not None and job.state == "OUT_OF_MEMORY", text=text)
-                if time.monotonic() > deadline:
-                    break
-                time.sleep(_LOOK_S)
-        except SkywardError:
-            pass  # the login node is gone, which is said below
+        if job := self._ended_job():
+            return _exit_of_job(job)
         gone = self._login.why_gone()
         return Exit(code=None, text=gone or f"is lost: its connection to {self._job.machine} ended")
+
+    def _ended_job(self) -> QueuedJob | None:
+        """The job, once Slurm says that it has ended; None if it does not say so, or cannot be asked."""
+        deadline = time.monotonic() + _REASON_S
+        while True:
+            try:
+                job = self._jobs.state(self._job.id)
+            except SkywardError:
+                return None  # the login node is gone
+            if job is None or job.has_ended or time.monotonic() > deadline:
+                return job if job is None or job.has_ended else None
+            time.sleep(_LOOK_S)
+
+
+def _exit_of_job(job: QueuedJob) -> Exit:
+    return Exit(code=None, oom=job.state == "OUT_OF_MEMORY", text=job.how_ended)
 
 
 class SlurmAccess(NodeAccess):

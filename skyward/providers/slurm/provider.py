@@ -49,7 +49,8 @@ class Slurm(Provider):
         time: limit of each job, as sbatch takes it ("4:00:00", "2-12"); None for the partition's default.
         renew: whether a node whose time is nearly over gets a successor. Otherwise the pool ends with its last job.
         folder: on a disk that all machines of the cluster share; "~" is the home directory there.
-        image_mode: "venv": the packages of the image are installed into a virtual environment in that folder.
+        image_mode: how the image runs. "apptainer": as a file in that folder, which Apptainer runs; "venv": its
+            packages are installed into a virtual environment there. None: the first of them that the cluster can do.
 
     Raises:
         ConfigError: a value is wrong.
@@ -64,7 +65,7 @@ class Slurm(Provider):
     time: str | None
     renew: bool
     folder: str
-    image_mode: Literal["venv"]
+    image_mode: Literal["apptainer", "venv"] | None
 
     def __init__(
         self,
@@ -76,7 +77,7 @@ class Slurm(Provider):
         time: str | None = None,
         renew: bool = False,
         folder: str = "~/.cache/skyward",
-        image_mode: Literal["venv"] = "venv",
+        image_mode: Literal["apptainer", "venv"] | None = None,
         key: str | os.PathLike[str] | None = None,
         known_hosts: str | os.PathLike[str] | None = None,
     ) -> None:
@@ -90,7 +91,7 @@ class Slurm(Provider):
             time: limit of each job.
             renew: whether a node whose time is nearly over gets a successor.
             folder: on a disk that all machines of the cluster share.
-            image_mode: how the image runs.
+            image_mode: how the image runs, as above.
             key: file of the private key for SSH; None for what agent and SSH configuration offer.
             known_hosts: file of the only host keys to trust, also of jump hosts; None for what the SSH configuration
                 trusts.
@@ -106,8 +107,8 @@ class Slurm(Provider):
             )
         if not _FOLDER.fullmatch(folder):
             raise ConfigError(f"sky.Slurm: folder is an absolute path, or starts with ~; found {folder!r}.")
-        if image_mode != "venv":
-            raise ConfigError(f"sky.Slurm: image_mode must be 'venv'; found {image_mode!r}.")
+        if image_mode not in (None, "apptainer", "venv"):
+            raise ConfigError(f"sky.Slurm: image_mode must be 'apptainer' or 'venv'; found {image_mode!r}.")
         values: dict[str, object] = {
             "login": LoginAddress.of(login, *files),
             "partition": partition,
@@ -128,7 +129,8 @@ class Slurm(Provider):
             ConfigError: the request contradicts what the provider is.
         """
         super().check(request)
-        check_image(request.image)
+        if self.image_mode == "venv":
+            check_image(request.image)
 
     def open(self, request: PoolRequest) -> SlurmAllocation:
         """The jobs of a pool."""
@@ -229,7 +231,7 @@ class SlurmAllocation(Allocation):
         return [SlurmHost(self, next(self._numbers)) for _ in range(request.fewest)]
 
     def prepare(self, hosts: Sequence[Host]) -> str | None:
-        """Install the image's packages unless they are there, submit all jobs, and wait until enough of them run.
+        """Put the image there unless it is there, submit all jobs, and wait until enough of them run.
 
         Raises:
             ConfigError: the image has what the cluster cannot run.
@@ -239,10 +241,7 @@ class SlurmAllocation(Allocation):
         """
         if self._environment is not None:  # else it is for a host that has been replaced
             return self._environment.reference
-        assert self._login and self._cluster
-        request = self.request
-        python = request.cluster.spec.python
-        environment = virtual_environment(self._login, self._cluster, request.image, python, request.report)
+        environment = self._made_environment()
         self._submit(environment)
         for host in hosts:
             claim = self._taken()
@@ -252,6 +251,18 @@ class SlurmAllocation(Allocation):
                 self._claims[host] = claim
         self._environment = environment
         return environment.reference
+
+    def _made_environment(self) -> Environment:
+        """What the jobs run their nodes in, on the shared disk."""
+        assert self._login and self._cluster
+        request, facts = self.request, self._cluster
+        mode = self._provider.image_mode or ("apptainer" if facts.apptainer else "venv")
+        if mode == "venv":
+            python = request.cluster.spec.python
+            return virtual_environment(self._login, facts, request.image, python, request.report)
+        from skyward.providers.slurm.container import sif_environment  # brings what builds images
+
+        return sif_environment(self._login, facts, request.image, request.cluster, request.report)
 
     def _submit(self, environment: Environment) -> None:
         """Make the pool's folder, and submit a job for each node."""

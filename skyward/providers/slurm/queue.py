@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from skyward.errors import ProviderError
 from skyward.model.accelerator import Accelerator
@@ -29,18 +29,21 @@ _NEVER = re.compile(
     r"|(Assoc|QOS|Association|Assoc_?Group)\w*(PerJob|PerNode|WallDuration)\w*|QOSMin\w+|DeadLine|FedJobLock"
 )
 _ADVICE = {
-    "PartitionConfig": "No node of the partition has what the job asks for: see cpu=, memory= and accelerator=.",
+    "PartitionConfig": "No node of the partition has what the job asks for: see cpu=, memory_gb= and accelerator=.",
     "PartitionNodeLimit": "The partition takes no jobs of one node; name another one with partition=.",
     "PartitionTimeLimit": "time= is longer than the partition allows; `sinfo` shows its limit.",
     "InvalidAccount": "Name an account that may run jobs here with account=.",
     "AccountNotAllowed": "Name an account that may use the partition with account=.",
 }
+# What Slurm's step says in the output of a job that it, or the kernel, killed for its memory. Without control groups
+# such a job is in the state FAILED, with another reason.
+_MEMORY = re.compile(r"slurmstepd.*(exceeded memory limit|oom[_-]kill)")
 _ENDS = {
     "TIMEOUT": "was ended by Slurm: its time limit was reached",
     "NODE_FAIL": "is lost: Slurm says that its machine failed",
     "PREEMPTED": "was ended by Slurm for a job of higher priority",
     "CANCELLED": "was cancelled (scancel)",
-    "OUT_OF_MEMORY": "was killed because it used more memory than it may (out of memory)",
+    "OUT_OF_MEMORY": "was killed because it used more memory than it may (out of memory). Ask for more with memory_gb=",
     "DEADLINE": "was ended by Slurm at its deadline",
     "BOOT_FAIL": "is lost: its machine failed to start",
 }
@@ -96,6 +99,11 @@ class QueuedJob:
         text = _ENDS.get(self.state, f"has ended (Slurm: {self.state})")
         why = "" if self.reason in ("", "None", "NonZeroExitCode", "TimeLimit") else f" ({self.reason})"
         return text + why
+
+
+def with_output(job: QueuedJob, said: str) -> QueuedJob:
+    """A job that has ended, with what the last lines of its output tell of that."""
+    return replace(job, state="OUT_OF_MEMORY", reason="") if _MEMORY.search(said) else job
 
 
 def queued_jobs(text: str) -> list[QueuedJob]:

@@ -9,7 +9,7 @@ from skyward.errors import ConfigError, ProviderError
 from skyward.model.accelerator import Accelerator
 from skyward.providers.slurm.cluster import facts_in
 from skyward.providers.slurm.environment import check_image
-from skyward.providers.slurm.queue import JobRequest, comment_of, gres_for, labels_in, queued_jobs, seconds
+from skyward.providers.slurm.queue import JobRequest, comment_of, gres_for, labels_in, queued_jobs, seconds, with_output
 
 QUEUE = """
 1|PENDING|Resources|1795427161|(Resources)|1:00|alice|skyward.pool=ab12,skyward.node=-1
@@ -24,7 +24,8 @@ skyward slurm slurm-wlm 22.05.8
 skyward machine Linux x86_64
 skyward libc glibc 2.36
 skyward python /usr/bin/python3.11
-skyward tool podman
+skyward venv yes
+skyward apptainer apptainer version 1.4.5
 skyward SlurmctldHost login(10.91.136.1)
 skyward SlurmctldHost backup
 skyward SlurmctldPort 6817-6818
@@ -59,6 +60,20 @@ def test_never_runs(reason: str, never: bool) -> None:
     """What waits for others' jobs is not given up."""
     (job,) = queued_jobs(f"7|PENDING|{reason}|N/A||1:00|alice|")
     assert job.never_runs is never
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("slurmstepd-n1: error: StepId=3.batch exceeded memory limit (5 > 2), being killed", "(out of memory)"),
+        ("slurmstepd: error: Detected 1 oom_kill event in StepId=3.batch.", "(out of memory)"),
+        ("Traceback: exceeded memory limit", "(Slurm: FAILED)"),
+    ],
+)
+def test_memory(said: str, expected: str) -> None:
+    """Without control groups only the job's output tells that it was memory."""
+    (job,) = queued_jobs("3|FAILED|JobLaunchFailure|1|n1|1:00|alice|")
+    assert expected in with_output(job, said).how_ended
 
 
 @pytest.mark.parametrize(
@@ -100,7 +115,8 @@ def test_facts() -> None:
     """What a login node prints before them is left out."""
     facts = facts_in(CLUSTER, "login", "~/.cache/skyward")
     assert facts.controllers == ("10.91.136.1:6817", "backup:6817")
-    assert (facts.version, facts.platform, facts.tools) == ("22.05.8", "linux/amd64", ("podman",))
+    assert (facts.version, facts.platform, facts.apptainer) == ("22.05.8", "linux/amd64", "1.4.5")
+    assert facts.modes == {"apptainer": "", "venv": ""}
     assert facts.partition(None).gres == "gpu:a100:2\n(null)"
     with pytest.raises(ProviderError, match="Its partitions: main, old"):
         facts.partition("gpu")
@@ -108,6 +124,16 @@ def test_facts() -> None:
         facts.partition("old")
     with pytest.raises(ProviderError, match="no sbatch on login"):
         facts_in("", "login", "~")
+
+
+def test_ways_to_run_images() -> None:
+    """What is missing is named, when it is asked for and by doctor."""
+    lines = [line for line in CLUSTER.splitlines() if not line.startswith(("skyward venv", "skyward apptainer"))]
+    facts = facts_in("\n".join(lines), "login", "~")
+    assert facts.modes["apptainer"] == "there is no Apptainer on login"
+    assert facts.modes["venv"].startswith("/usr/bin/python3.11 on login has no venv module")
+    with pytest.raises(ProviderError, match="skyward doctor --slurm"):
+        facts.check_mode("apptainer")
 
 
 @pytest.mark.parametrize(
