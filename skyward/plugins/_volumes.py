@@ -170,6 +170,7 @@ def _rclone(env: Mapping[str, str], limit_s: float, *words: str) -> subprocess.C
             errors="replace",
             timeout=limit_s,
             check=False,
+            start_new_session=True,  # the group of a worker that dies is killed, and the mount is for those after it
         )
     except OSError as error:
         raise PluginError(f"rclone could not be started ({error}). Install it in the node's image.") from error

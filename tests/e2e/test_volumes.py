@@ -13,6 +13,7 @@ from moto.server import ThreadedMotoServer
 
 import skyward as sky
 from skyward.errors import PluginError
+from tests.e2e.checkpoint_functions import count
 from tests.e2e.volume_functions import names, read, variables, write, write_and_read
 
 SECRET = "the-secret-of-a-test"
@@ -64,6 +65,25 @@ def test_buckets_are_directories(s3: Any, engine: Any, containers: Callable[[str
         assert not [name for name in variables() >> pool if name.startswith(("AWS_", "RCLONE_"))]
         assert write_and_read("/results/table", "rows") >> pool == "rows"
     assert s3.get_object(Bucket="digits", Key="runs/7/table")["Body"].read() == b"rows"
+
+
+def test_checkpoints_are_kept_in_a_bucket(s3: Any) -> None:
+    """A call goes on after the loss of its worker and of its node; so does a call of a later pool."""
+    s3.create_bucket(Bucket="states")  # with versions: moto calls those of other buckets null, which it does not know
+    s3.put_bucket_versioning(Bucket="states", VersioningConfiguration={"Status": "Enabled"})
+    volume = sky.Volume("states", "/kept", prefix="runs", read_only=False)
+    with sky.ComputePool(sky.Docker(), volumes=[volume], display="quiet") as pool:
+        number, begun = count("/kept/train", 6, (3, -5), 200_000) >> pool
+    assert number == 6
+    assert begun[0] == 0
+    assert begun[1] in (2, 3)
+    assert begun[2:] == [5]
+    with sky.ComputePool(sky.Docker(), volumes=[volume], display="quiet") as pool:
+        assert (count("/kept/train", 7, ()) >> pool) == (7, [*begun, 6])
+    keys = [each["Key"] for each in s3.list_objects_v2(Bucket="states", Prefix="runs/train/")["Contents"]]
+    assert len([key for key in keys if key.endswith(".json")]) == 2  # the last two commits alone
+    numbers = (s3.get_object(Bucket="states", Key=key)["Body"].read() for key in keys if key.endswith("/n"))
+    assert set(numbers) == {b"6", b"7"}
 
 
 def test_a_bucket_that_cannot_be_read_is_named(s3: Any, containers: Callable[[str], list[Any]]) -> None:
