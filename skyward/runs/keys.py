@@ -59,6 +59,7 @@ _LEASE = r"""
 lease=/run/skyward/$(id -un)/pools/$2.run
 [ "$2" ] || lease=
 if [ "$lease" ]; then mkdir -p "$lease" && : >"$lease/alive" && : >"$lease/lease.$3" || exit; fi
+expect() { if [ "$lease" ]; then rm -f "$lease"/lease.*; : >"$lease/lease.$1"; : >"$lease/alive"; fi; }
 renew() { : >"$marks/$1"; if [ "$lease" ]; then : >"$lease/alive"; fi; }
 """
 _ADD = f"""{_FUNCTIONS}
@@ -78,7 +79,7 @@ say held
 while read -r word; do
     case $word in
     end) locked remove "$1"; [ -z "$lease" ] || rm -rf "$lease"; say removed; exit ;;
-    stay) [ -z "$lease" ] || : >"$lease/alive"; locked remove "$1"; say removed; exit ;;
+    stay) expect "$4"; locked remove "$1"; say removed; exit ;;
     *) renew "$1" ;;
     esac
 done
@@ -176,7 +177,7 @@ def held_keys(hosts: Sequence[SshHost], record: RunRecord) -> Iterator[None]:
     """Keep a run's key alive on all its hosts, by sessions made with that key; at the end it is removed there.
 
     Rented machines run for as long. The driver's, which is the first, stays at the end for the time that its record
-    says; so it does when the driver is gone without a word, and the others end after two minutes.
+    says; so it does when the driver is gone without a word, at least for two minutes, as the others.
 
     Raises:
         ProviderError: a host cannot be reached from here.
@@ -199,7 +200,7 @@ class _Holder:
         self._words, self._last = [record.id], "end"
         if record.rented is not None:
             lease_s = max(_LEASE_S, record.rented.keep_s) if number == 0 else _LEASE_S
-            self._words += [record.rented.pool, f"{lease_s:.0f}"]
+            self._words += [record.rented.pool, f"{lease_s:.0f}", f"{max(1.0, record.rented.keep_s):.0f}"]
             self._last = "stay" if number == 0 else "end"
         self._ending = threading.Event()
         self._connection: SshConnection | None = None

@@ -6,14 +6,18 @@ The API is moto's server on loopback, the machines are the stand's hosts; progra
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from scripts.stand import faults
 from tests.e2e.cloud import Cloud, Instance, left
+from tests.e2e.run_programs import PRINTING
 from tests.e2e.test_attached_runs import command
 from tests.e2e.test_aws import cloud
-from tests.e2e.test_runs import check, detached, home
+from tests.e2e.test_runs import check, detached, home, skyward_run
+from tests.waiting import wait_until
 
 __all__ = ["cloud", "home"]
 
@@ -41,6 +45,46 @@ def test_a_run_on_rented_machines_ends_with_them(cloud: Cloud, home: Path) -> No
     check(home / run)
     assert left(cloud) == []
     assert command("logs", run).stdout == done.stdout
+
+
+def test_machines_end_though_nobody_fetches_the_results(cloud: Cloud, home: Path) -> None:
+    """The first after --keep, the other after its lease; what is known here says so."""
+    Path("beside.py").write_text("CALLS = 2\n")
+    Path("short.py").write_text(PRINTING.replace("PROVIDER", PROVIDER))
+    started = skyward_run("--detach", "--keep", "1s", "short.py")
+    assert started.returncode == 0, started.stderr
+    first, second = sorted(cloud.running(), key=lambda each: each.host.number)
+
+    wait_until(lambda: not {first.id, second.id} & {each.id for each in cloud.running()}, 180)
+
+    attached = command("attach", started.stdout.strip())
+    assert attached.returncode == 6
+    assert "cannot be asked" in attached.stderr
+    assert command("down", started.stdout.strip()).returncode == 0
+    assert left(cloud) == []  # the security group has gone as well
+
+
+@pytest.mark.parametrize("what", ["driver", "machine"])
+def test_a_run_is_ended_whose_driver_is_gone(
+    cloud: Cloud, home: Path, request: pytest.FixtureRequest, what: str
+) -> None:
+    """Alone, or with its machine: `skyward down` gives the machines back."""
+    run = detached(PROVIDER)
+    first = min(cloud.running(), key=lambda each: each.host.number).host
+    if what == "machine":
+        request.addfinalizer(lambda: faults.link_up(first))
+        faults.link_down(first)
+    else:
+        first.run("docker", "kill", f"skyward-run-{run}")
+        attached = command("attach", run)
+        assert attached.returncode == 6
+        assert f"Run {run} is gone from" in attached.stderr
+
+    done = command("down", run)
+
+    assert done.returncode == 0, done.stderr
+    assert re.match(rf"run {run} (had )?ended ", done.stdout)
+    assert left(cloud) == []
 
 
 def accepted(machine: Instance) -> str:
