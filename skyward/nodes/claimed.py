@@ -9,17 +9,19 @@ from __future__ import annotations
 import json
 import ssl
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 from skyward.errors import ProviderError, WireError
-from skyward.nodes.node import Exit, Launch, exit_of
-from skyward.runner.entry.swarm_task import CLAIM, EXIT, HEADER, OPEN, START, STOP
+from skyward.nodes.node import Exit, Launch, RunnerNode, exit_of
+from skyward.runner.entry.swarm_task import CLAIM, EXIT, HEADER, OPEN, START, STOP, keep_alive
 from skyward.system import socket, threading
+from skyward.wire.listen import tune
 from skyward.wire.tls import end_point, plain_end
 
+DIAL_S = 5.0
 _END_S = 10.0
 _LINE_BYTES = 4096
 
@@ -39,6 +41,83 @@ class Claim:
     channel: bytes
     free_port: int
     busy: bool
+
+
+class Claimed(Protocol):
+    """A task, job or pod of a pool, whose program waits to become a node or is one."""
+
+    @property
+    def machine(self) -> str:
+        """Name of the machine that it is on."""
+
+    @property
+    def address(self) -> str:
+        """Its IP address, for the other nodes."""
+
+    @property
+    def claim(self) -> Claim | None:
+        """The connection of this client to it; None before it is claimed."""
+
+
+class ClaimingAllocation(Protocol):
+    """What `ClaimedHost` needs of an allocation."""
+
+    def claim_of(self, host: ClaimedHost) -> Claimed:
+        """What a host stands for, after `prepare`."""
+
+    def start(self, host: ClaimedHost, launch: Launch) -> RunnerNode:
+        """Make that the node."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedHost:
+    """The machine that a task, job or pod is on, as the host of one node. Which one is known after `prepare`.
+
+    Attributes:
+        allocation: the pool's.
+        number: of the host among those of the pool.
+        turn: how many have stood in its place before.
+    """
+
+    allocation: ClaimingAllocation
+    number: int
+    turn: int = 0
+
+    @property
+    def name(self) -> str:
+        """The machine's name, as the swarm or the cluster has it."""
+        return self.allocation.claim_of(self).machine
+
+    @property
+    def address(self) -> str:
+        """Its IP address, for the other nodes."""
+        return self.allocation.claim_of(self).address
+
+    def claim_port(self) -> int:
+        """A port there on which nobody listened when its program was claimed."""
+        found = self.allocation.claim_of(self).claim
+        assert found
+        return found.free_port
+
+    def start(self, launch: Launch) -> RunnerNode:
+        """Make its program the node.
+
+        Raises:
+            ProviderError: it has ended.
+        """
+        return self.allocation.start(self, launch)
+
+
+def dial_directly(address: str, port: int) -> socket.socket:
+    """A connected socket to a program that listens for its client.
+
+    Raises:
+        OSError: nothing listens there, or it cannot be reached.
+    """
+    sock = socket.create_connection((address, port), timeout=DIAL_S)
+    tune(sock)
+    keep_alive(sock)
+    return sock
 
 
 def claim(sock: socket.socket, context: ssl.SSLContext, name: str) -> Claim | None:
@@ -69,11 +148,13 @@ def claim(sock: socket.socket, context: ssl.SSLContext, name: str) -> Claim | No
     return Claim(plain_end(tls, name), shown, int(greeting["port"]), bool(greeting["busy"]))
 
 
-def open_through(sock: socket.socket, context: ssl.SSLContext, address: str, *, where: str, name: str) -> socket.socket:
+def open_through(
+    dial: Callable[[], socket.socket], context: ssl.SSLContext, address: str, *, where: str, name: str
+) -> socket.socket:
     """A socket that leads, encrypted, to an address that a node's runner has announced.
 
     Args:
-        sock: leads to the node's program; closed if it leads no further.
+        dial: gives a socket to the node's program.
         context: this client's identity towards it.
         address: what the runner has announced.
         where: the same in words, for errors.
@@ -82,12 +163,15 @@ def open_through(sock: socket.socket, context: ssl.SSLContext, address: str, *, 
     Raises:
         WireError: nothing listens there any more.
     """
+    sock = None
     try:
+        sock = dial()
         tls = context.wrap_socket(sock)
         tls.sendall(f"{OPEN} {address}\n".encode())
         answer = _line(tls)
     except OSError as error:
-        sock.close()
+        if sock is not None:
+            sock.close()
         raise WireError(f"{where} cannot be reached: {error}.") from error
     if answer != "ok":
         tls.close()

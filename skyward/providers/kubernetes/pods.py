@@ -7,6 +7,7 @@ import os
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from skyward.builder.events import Report, note
 from skyward.errors import NodeStartError, PoolClosedError, ProviderError
@@ -235,7 +236,8 @@ class Pods:
             ProviderError: the API server gives no way.
         """
         where = f"{address} of pod {pod.name} on {pod.machine}"
-        return open_through(self._dial(pod, pod.port), pod.context, address, where=where, name=f"{pod.name}-{address}")
+        dial = partial(self._dial, pod, pod.port)
+        return open_through(dial, pod.context, address, where=where, name=f"{pod.name}-{address}")
 
     def name_node(self, pod: Pod, node: int) -> None:
         """Note in the labels of a pod which node it is, by which `skyward ps` shows it.

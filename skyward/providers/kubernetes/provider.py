@@ -20,6 +20,7 @@ from skyward.model.resource import Resource
 from skyward.model.rights import ACCOUNT_ID
 from skyward.model.ssh import existing_file
 from skyward.nodes.access import NodeAccess
+from skyward.nodes.claimed import ClaimedHost
 from skyward.nodes.node import Host, Launch, RunnerNode
 from skyward.nodes.process_id import ProcessId
 from skyward.nodes.run_directory import PoolDirectory, private_directory, runtime_base, sweep_orphans
@@ -193,8 +194,8 @@ class KubernetesAllocation(Allocation):
         super().__init__(request)
         self._provider = provider
         self._numbers = itertools.count()
-        self._of_hosts: dict[KubernetesHost, Pod] = {}
-        self._processes: dict[KubernetesHost, PodProcess] = {}
+        self._of_hosts: dict[ClaimedHost, Pod] = {}
+        self._processes: dict[ClaimedHost, PodProcess] = {}
         self._lock = threading.Lock()
         self._directory: PoolDirectory | None = None
         self._api: ClusterApi | None = None
@@ -218,7 +219,7 @@ class KubernetesAllocation(Allocation):
         self._directory = directory = PoolDirectory.create(self.request.pool_id, runtime_base())
         self._api = ClusterApi(self._provider.address, directory.path)
         resources.sweep(self._api)
-        return [KubernetesHost(self, next(self._numbers)) for _ in range(self.request.fewest)]
+        return [ClaimedHost(self, next(self._numbers)) for _ in range(self.request.fewest)]
 
     def prepare(self, hosts: Sequence[Host]) -> str | None:
         """Put the image into the registry unless it is there, make the pods, and wait until all of them run.
@@ -236,7 +237,7 @@ class KubernetesAllocation(Allocation):
         with self._lock:
             self.check_open()
             for host, pod in zip(hosts, made, strict=True):
-                assert isinstance(host, KubernetesHost)
+                assert isinstance(host, ClaimedHost)
                 self._of_hosts[host] = pod
         self._image = image
         return image
@@ -297,8 +298,8 @@ class KubernetesAllocation(Allocation):
         with self._lock:
             self.check_open()
             pods = self._pods
-            pod = self._of_hosts.get(lost) if isinstance(lost, KubernetesHost) else None
-            process = self._processes.get(lost) if isinstance(lost, KubernetesHost) else None
+            pod = self._of_hosts.get(lost) if isinstance(lost, ClaimedHost) else None
+            process = self._processes.get(lost) if isinstance(lost, ClaimedHost) else None
         if pods is None:
             raise PoolClosedError(f"Pool {self.request.pool_id} has not begun, and cannot replace a node.")
         if not pods.exists():
@@ -311,7 +312,7 @@ class KubernetesAllocation(Allocation):
         except ProviderError:
             pods.give_up(made)
             raise
-        host = KubernetesHost(self, next(self._numbers))
+        host = ClaimedHost(self, next(self._numbers))
         with self._lock:
             self.check_open()
             self._of_hosts[host] = made
@@ -324,11 +325,11 @@ class KubernetesAllocation(Allocation):
             self.request.report(note(f"{pod.machine} is avoided: {pod.name} was lost with it"))
         pods.give_up(pod)
 
-    def pod_of(self, host: KubernetesHost) -> Pod:
+    def claim_of(self, host: ClaimedHost) -> Pod:
         """The pod that a host stands for, after `prepare`."""
         return self._of_hosts[host]
 
-    def start(self, host: KubernetesHost, launch: Launch) -> RunnerNode:
+    def start(self, host: ClaimedHost, launch: Launch) -> RunnerNode:
         """Make the pod the node.
 
         Raises:
@@ -358,43 +359,6 @@ class KubernetesAllocation(Allocation):
                     pods.close()
                 if reaper is not None:
                     reaper.relieve(lambda: resources.clear(api, self.request.pool_id))
-
-
-@dataclass(frozen=True, slots=True)
-class KubernetesHost:
-    """The machine that a pod is on, as the host of one node. Which one is known once the pod runs.
-
-    Attributes:
-        allocation: the pool's.
-        number: of the host among those of the pool.
-    """
-
-    allocation: KubernetesAllocation
-    number: int
-
-    @property
-    def name(self) -> str:
-        """The machine's name in the cluster."""
-        return self.allocation.pod_of(self).machine
-
-    @property
-    def address(self) -> str:
-        """The pod's IP address."""
-        return self.allocation.pod_of(self).address
-
-    def claim_port(self) -> int:
-        """A port there on which nobody listened when the pod was claimed."""
-        claim = self.allocation.pod_of(self).claim
-        assert claim
-        return claim.free_port
-
-    def start(self, launch: Launch) -> RunnerNode:
-        """Make the pod the node.
-
-        Raises:
-            ProviderError: the pod has ended.
-        """
-        return self.allocation.start(self, launch)
 
 
 def _numbers(user: str) -> tuple[int, int]:

@@ -13,9 +13,10 @@ import ssl
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 
 from skyward.builder.events import Report, note
-from skyward.errors import NodeStartError, PoolClosedError, ProviderError, SkywardError, WireError
+from skyward.errors import NodeStartError, PoolClosedError, ProviderError, SkywardError
 from skyward.nodes.certificate import identities
 from skyward.nodes.claimed import Claim, claim, end, open_through
 from skyward.nodes.process_id import ProcessId, current_user
@@ -368,11 +369,8 @@ class Jobs:
             WireError: nothing listens there any more.
         """
         where = f"{address} of job {job.id} on {job.machine} ({job.address}:{job.port})"
-        try:
-            sock = self._login.dial(job.address, job.port)
-        except OSError as error:
-            raise WireError(f"{where} cannot be reached: {error}.") from error
-        return open_through(sock, job.context, address, where=where, name=f"skyward-{self._request.pool}-{address}")
+        dial = partial(self._login.dial, job.address, job.port)
+        return open_through(dial, job.context, address, where=where, name=f"skyward-{self._request.pool}-{address}")
 
     def name_node(self, claim: ClaimedJob, node: int) -> None:
         """Note in the comment of a job which node it is, by which `skyward ps` shows it.

@@ -12,14 +12,13 @@ from typing import IO, Any
 
 from skyward.errors import ConfigError, ProviderError, WireError
 from skyward.model.ssh import SshHost
-from skyward.runner.entry.swarm_task import keep_alive
+from skyward.nodes.claimed import DIAL_S, dial_directly
 from skyward.ssh.connection import CONNECT_S, connect
 from skyward.system import socket, threading
-from skyward.wire.listen import dial, tune
+from skyward.wire.listen import dial
 
 _READY = "skyward-login"
 _ANSWER_S = 60.0  # a controller under load takes its time
-_CONNECT_S = 5.0
 _AT_ONCE = 4  # commands; an sshd has ten sessions for one connection
 # Where Slurm is not in the PATH of commands, the site's files for login shells know it.
 _PROLOGUE = "export LC_ALL=C; command -v sbatch >/dev/null 2>&1 || . /etc/profile >/dev/null 2>&1\n"
@@ -137,10 +136,7 @@ class Login:
             OSError: nothing listens there, or it cannot be reached.
         """
         if self._connection is None:
-            sock = socket.create_connection((address, port), timeout=_CONNECT_S)
-            tune(sock)
-            keep_alive(sock)
-            return sock
+            return dial_directly(address, port)
         host = f"[{address}]" if ":" in address else address
         try:
             with self._lock:
@@ -150,7 +146,7 @@ class Login:
             sock = dial(local.parent, f"unix:{local.name}")
         except (ProviderError, WireError) as error:
             raise ConnectionError(str(error)) from error
-        sock.settimeout(_CONNECT_S)
+        sock.settimeout(DIAL_S)
         return sock
 
     def why_gone(self) -> str:

@@ -17,6 +17,7 @@ from skyward.model.parameters import suggesting
 from skyward.model.resource import Resource
 from skyward.model.ssh import existing_file
 from skyward.nodes.access import NodeAccess
+from skyward.nodes.claimed import ClaimedHost
 from skyward.nodes.node import Host, Launch, RunnerNode
 from skyward.nodes.run_directory import PoolDirectory, private_directory, runtime_base, sweep_orphans
 from skyward.providers.base import Allocation, Capabilities, PoolRequest, PreemptionNotice, Provider
@@ -204,8 +205,8 @@ class SlurmAllocation(Allocation):
         super().__init__(request)
         self._provider = provider
         self._numbers = itertools.count()
-        self._claims: dict[SlurmHost, ClaimedJob] = {}
-        self._processes: dict[SlurmHost, SlurmProcess] = {}
+        self._claims: dict[ClaimedHost, ClaimedJob] = {}
+        self._processes: dict[ClaimedHost, SlurmProcess] = {}
         self._lock = threading.Lock()
         self._directory: PoolDirectory | None = None
         self._login: Login | None = None
@@ -228,7 +229,7 @@ class SlurmAllocation(Allocation):
         self._cluster = cluster = ask(login, provider.folder, request.cluster.spec.python)
         partition = check_room(request, cluster, provider.partition)
         self._gres = gres_for(request.accelerator, partition.gres) if request.accelerator else ""
-        return [SlurmHost(self, next(self._numbers)) for _ in range(request.fewest)]
+        return [ClaimedHost(self, next(self._numbers)) for _ in range(request.fewest)]
 
     def prepare(self, hosts: Sequence[Host]) -> str | None:
         """Put the image there unless it is there, submit all jobs, and wait until enough of them run.
@@ -247,7 +248,7 @@ class SlurmAllocation(Allocation):
             claim = self._taken()
             with self._lock:
                 self.check_open()
-                assert isinstance(host, SlurmHost)
+                assert isinstance(host, ClaimedHost)
                 self._claims[host] = claim
         self._environment = environment
         return environment.reference
@@ -312,15 +313,15 @@ class SlurmAllocation(Allocation):
         """
         with self._lock:
             self.check_open()
-            jobs, claim = self._jobs, self._claims.get(lost) if isinstance(lost, SlurmHost) else None
-            process = self._processes.get(lost) if isinstance(lost, SlurmHost) else None
+            jobs, claim = self._jobs, self._claims.get(lost) if isinstance(lost, ClaimedHost) else None
+            process = self._processes.get(lost) if isinstance(lost, ClaimedHost) else None
         if jobs is None:
             raise PoolClosedError(f"Pool {self.request.pool_id} has not begun, and cannot replace a node.")
         if not jobs.exists():
             raise PoolClosedError(f"Pool {self.request.pool_id} was ended by another client: its folder is gone.")
         if claim is not None:
             self._give_up(jobs, claim, process)
-        host = SlurmHost(self, next(self._numbers))
+        host = ClaimedHost(self, next(self._numbers))
         claim = jobs.take()
         with self._lock:
             if self.ended.is_set():
@@ -366,11 +367,11 @@ class SlurmAllocation(Allocation):
             text = f"has {left_s:.0f} s left of its time limit (job {claim.id})"
             self.request.on_preemption(PreemptionNotice(host=host, text=text, left_s=left_s))
 
-    def claim_of(self, host: SlurmHost) -> ClaimedJob:
+    def claim_of(self, host: ClaimedHost) -> ClaimedJob:
         """The job that a host stands for, after `prepare`."""
         return self._claims[host]
 
-    def start(self, host: SlurmHost, launch: Launch) -> RunnerNode:
+    def start(self, host: ClaimedHost, launch: Launch) -> RunnerNode:
         """Make the job the node.
 
         Raises:
@@ -417,38 +418,3 @@ for old in $(find . -mindepth 1 -maxdepth 1 -type d -mmin +{minutes} 2>/dev/null
 done
 mkdir {pool} || exit 1
 """
-
-
-@dataclass(frozen=True, slots=True)
-class SlurmHost:
-    """The machine that a job is on, as the host of one node. Which one is known once the job runs.
-
-    Attributes:
-        allocation: the pool's.
-        number: of the host among those of the pool.
-    """
-
-    allocation: SlurmAllocation
-    number: int
-
-    @property
-    def name(self) -> str:
-        """The machine's name."""
-        return self.allocation.claim_of(self).machine
-
-    @property
-    def address(self) -> str:
-        """Its IP address in the cluster."""
-        return self.allocation.claim_of(self).address
-
-    def claim_port(self) -> int:
-        """A port there on which nobody listened when the job was claimed."""
-        return self.allocation.claim_of(self).claim.free_port
-
-    def start(self, launch: Launch) -> RunnerNode:
-        """Make the job the node.
-
-        Raises:
-            ProviderError: the job has ended.
-        """
-        return self.allocation.start(self, launch)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ssl
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from skyward.builder.events import Report, note
-from skyward.errors import NodeStartError, PoolClosedError, ProviderError, WireError
+from skyward.errors import NodeStartError, PoolClosedError, ProviderError
 from skyward.nodes.claimed import Claim, claim, end, open_through
 from skyward.nodes.container import POOL
 from skyward.providers.swarm.api import Document
@@ -150,12 +151,9 @@ class TaskClaimer:
             WireError: nothing listens there any more.
         """
         where = f"{address} of the task on {task.machine} ({task.address}:{task.port})"
-        try:
-            sock = self._manager.dial(task.address, task.port)
-        except OSError as error:
-            raise WireError(f"{where} cannot be reached: {error}.") from error
+        dial = partial(self._manager.dial, task.address, task.port)
         name = f"skyward-{self._pool}-{address}"
-        return open_through(sock, self._contexts[task.slot], address, where=where, name=name)
+        return open_through(dial, self._contexts[task.slot], address, where=where, name=name)
 
     def _restart_all(self) -> None:
         """Start all tasks again if all have ended with status 0, as after the lease of a client that was silent.

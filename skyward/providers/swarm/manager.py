@@ -9,15 +9,13 @@ from pathlib import Path, PurePosixPath
 from skyward.engine.address import EngineAddress, find_engine
 from skyward.errors import ConfigError, EngineMissingError, ProviderError, WireError
 from skyward.model.ssh import SshHost
+from skyward.nodes.claimed import DIAL_S, dial_directly
 from skyward.nodes.ssh_host import Machine
 from skyward.providers.swarm.api import Document, SwarmApi
-from skyward.runner.entry.swarm_task import keep_alive
 from skyward.ssh.handed import handed_hosts
 from skyward.ssh.preflight import check_host, refuse
 from skyward.system import socket
-from skyward.wire.listen import tune
 
-_CONNECT_S = 5.0
 _UNUSED_LEASE_S = 60.0  # of a watchdog that makes nothing
 
 
@@ -99,16 +97,13 @@ class Manager:
             OSError: nothing listens there, or it cannot be reached.
         """
         if self._machine is None:
-            sock = socket.create_connection((address, port), timeout=_CONNECT_S)
-            tune(sock)
-            keep_alive(sock)
-            return sock
+            return dial_directly(address, port)
         host = f"[{address}]" if ":" in address else address
         try:
             sock = self._machine.dial(PurePosixPath("/"), f"tcp:{host}:{port}")
         except (ProviderError, WireError) as error:
             raise ConnectionError(str(error)) from error
-        sock.settimeout(_CONNECT_S)
+        sock.settimeout(DIAL_S)
         return sock
 
     def machines(self) -> dict[str, Document]:
@@ -126,7 +121,7 @@ class Manager:
             why = machine.connection.why or "without a reason given"
             return f"is unreachable: the SSH connection to the manager {machine.name} ended ({why})"
         try:
-            self.engine.dial(_CONNECT_S).close()
+            self.engine.dial(DIAL_S).close()
         except EngineMissingError:
             return f"is unreachable: the manager's engine at {self.engine.url} is gone"
         return ""

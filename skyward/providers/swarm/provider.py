@@ -18,7 +18,7 @@ from skyward.model.rights import Rights
 from skyward.model.ssh import existing_file
 from skyward.nodes.access import ContainerAccess, NodeAccess
 from skyward.nodes.certificate import identities
-from skyward.nodes.claimed import end
+from skyward.nodes.claimed import ClaimedHost, end
 from skyward.nodes.container import user_of
 from skyward.nodes.node import Host, Launch, RunnerNode
 from skyward.nodes.process_id import ProcessId
@@ -161,7 +161,7 @@ class SwarmAllocation(Allocation):
         super().__init__(request)
         self._provider, self._registry, self._rights = provider, provider.registry, provider.rights
         self._service_image: str | None = None  # once the service is there
-        self._claims: dict[SwarmHost, ClaimedTask] = {}
+        self._claims: dict[ClaimedHost, ClaimedTask] = {}
         self._slots: dict[int, int] = {}  # by the number of the host
         self._numbers = itertools.count()
         self._given_up: set[str] = set()  # ids of tasks that are not claimed again
@@ -202,7 +202,7 @@ class SwarmAllocation(Allocation):
             self._gpus = (kind, request.gpus)
         self._managers = [str(each["Addr"]) for each in info["Swarm"]["RemoteManagers"]]
         self._shm_bytes = self._shm(usable)
-        return [SwarmHost(self, node) for node in range(self._possible)]
+        return [ClaimedHost(self, node) for node in range(self._possible)]
 
     def _shm(self, nodes: Sequence[Document]) -> int:
         own = self.request.memory_gb
@@ -258,7 +258,7 @@ class SwarmAllocation(Allocation):
         claims = self._claimer.claim(range(1, request.nodes + 1), self._possible)
         with self._lock:
             for slot, claim in sorted(claims.items()):
-                self._note(SwarmHost(self, next(self._numbers)), slot, claim)
+                self._note(ClaimedHost(self, next(self._numbers)), slot, claim)
 
     def replace(self, lost: Host | None) -> Host:
         """Wait until the engine has a new task in the slot of a lost one, on whichever machine, and claim it.
@@ -272,13 +272,13 @@ class SwarmAllocation(Allocation):
         """
         with self._lock:
             self.check_open()
-            if isinstance(lost, SwarmHost):
+            if isinstance(lost, ClaimedHost):
                 slots = [self._slots[lost.number]]
-                host = SwarmHost(self, lost.number, lost.turn + 1)
+                host = ClaimedHost(self, lost.number, lost.turn + 1)
                 self._given_up.add(self._claims[lost].task)
             else:
                 slots = [slot for slot in range(1, self.request.nodes + 1) if slot not in self._slots.values()]
-                host = SwarmHost(self, next(self._numbers))
+                host = ClaimedHost(self, next(self._numbers))
         if not slots:
             raise ProviderError(
                 f"The service of pool {self.request.pool_id} has {self.request.nodes} tasks, and all of them are nodes."
@@ -291,14 +291,14 @@ class SwarmAllocation(Allocation):
             self._note(host, slot, claim)
         return host
 
-    def _note(self, host: SwarmHost, slot: int, claim: ClaimedTask) -> None:
+    def _note(self, host: ClaimedHost, slot: int, claim: ClaimedTask) -> None:
         self._slots[host.number], self._claims[host] = slot, claim
 
-    def claim_of(self, host: SwarmHost) -> ClaimedTask:
+    def claim_of(self, host: ClaimedHost) -> ClaimedTask:
         """The task that a host stands for, after `prepare`."""
         return self._claims[host]
 
-    def start(self, host: SwarmHost, launch: Launch) -> RunnerNode:
+    def start(self, host: ClaimedHost, launch: Launch) -> RunnerNode:
         """Make a task the node.
 
         Raises:
@@ -330,40 +330,3 @@ class SwarmAllocation(Allocation):
     def _clear(self) -> None:
         resources.settle(self.manager.api, self.request.pool_id)
         resources.clear(self.manager.api, self.request.pool_id)
-
-
-@dataclass(frozen=True, slots=True)
-class SwarmHost:
-    """The machine that a task is on, as the host of one node. Which one is known once the image is prepared.
-
-    Attributes:
-        allocation: the pool's.
-        number: of the host among those of the pool.
-        turn: how many tasks its slot has had before.
-    """
-
-    allocation: SwarmAllocation
-    number: int
-    turn: int = 0
-
-    @property
-    def name(self) -> str:
-        """The machine's name in the swarm."""
-        return self.allocation.claim_of(self).machine
-
-    @property
-    def address(self) -> str:
-        """Its IP address in the swarm."""
-        return self.allocation.claim_of(self).address
-
-    def claim_port(self) -> int:
-        """A port there on which nobody listened when the task was claimed."""
-        return self.allocation.claim_of(self).claim.free_port
-
-    def start(self, launch: Launch) -> RunnerNode:
-        """Make the task the node.
-
-        Raises:
-            ProviderError: the task has ended.
-        """
-        return self.allocation.start(self, launch)
