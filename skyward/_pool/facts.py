@@ -1,4 +1,4 @@
-"""What a pool says of itself: its size, its state, its times."""
+"""Facts about an open pool: its size, its state, its times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one source prints, as lines that are finished and rows that still change.
+"""Splits the output of one source into finished lines, and rows that still change.
 
 Programs draw progress by returning to the beginning of the line (tqdm), or by moving up some lines (several bars of
 tqdm, rich). A source is read as a terminal would show it, with a cursor; a row that is left for good becomes a line.

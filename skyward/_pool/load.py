@@ -1,4 +1,4 @@
-"""What the workers of a pool hold and have answered, for those who ask and change nothing."""
+"""`Load`: read access to the calls that the workers of a pool hold, and counts of those they have answered."""
 
 from __future__ import annotations
 

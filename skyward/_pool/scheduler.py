@@ -1,4 +1,4 @@
-"""Which worker runs which call, and which calls wait.
+"""The scheduler: chooses the worker for each call, and queues calls while no worker has room.
 
 The state behind `Dispatcher`, used under its lock: nothing here blocks, and messages are queued, not sent.
 """

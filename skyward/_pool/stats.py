@@ -1,4 +1,4 @@
-"""What a pool's nodes use and run now: asked of their agents, and shown to `skyward top` for as long as that watches.
+"""Measures what a pool's nodes use and run now, and writes it for `skyward top` while that watches.
 
 `skyward top` touches the file `watched` in the run's directory. The pool looks at its time once a second; while it is
 young the pool measures itself every second and writes `stats-POOL.json` beside it. Nothing is measured else.

@@ -1,4 +1,4 @@
-"""From an image's description to its plan: reads files, finds the base, locks the requirements, compiles."""
+"""Plans an image from its description: reads files, finds the base, locks the requirements, compiles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the nodes of open pools of this machine's runs use now: pools tell it while somebody asks."""
+"""The usage of open pools of this machine's runs: pools write it while a command asks for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `skyward ps` and `skyward down` know of this user's pools with names, besides what exists of them."""
+"""Kept pools of this user for `skyward ps` and `skyward down`: their names and times, from their records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands on runs share: the options that say where a run is, and how its output is printed."""
+"""Options that say where a run is, and the printing of its output, for all commands on runs."""
 
 from __future__ import annotations
 

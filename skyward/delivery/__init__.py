@@ -1,4 +1,4 @@
-"""How an image reaches the engines that run it. It knows engines, hosts and registries, and no provider.
+"""Delivery of images to the engines that run them. Knows engines, hosts and registries, and no provider.
 
 The entry point is `deliver` in `deliver.py`:
 

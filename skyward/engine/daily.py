@@ -1,4 +1,4 @@
-"""What is said once a day: of each thing, when it was said last, on this machine and to this user."""
+"""Notices that are printed at most once a day for each user and machine: when each was printed last."""
 
 from __future__ import annotations
 

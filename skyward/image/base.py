@@ -1,4 +1,4 @@
-"""What a base image has, as far as it decides what is built on it."""
+"""The properties of a base image that decide what is built on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What decides an image's content, written down in one canonical way, and the hash of it.
+"""The identity of an image: everything that decides its content in one canonical form, and the hash of that.
 
 Out of it are: names of bases and indexes' mirrors, secrets' values, labels, origins, paths and times of this machine.
 Texts are taken as they are: to normalise their Unicode would give two contents one name.

@@ -1,4 +1,4 @@
-"""Who asked for an entry of an image: the user's own field, or the plugin that added it."""
+"""Origins of an image's entries: the user's own field, or the plugin that added one. Errors name them."""
 
 from __future__ import annotations
 

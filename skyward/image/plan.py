@@ -1,4 +1,4 @@
-"""What the compiler makes: a plan of layers, its Dockerfile, and the identity that names the image."""
+"""`Plan`, the compiler's result: layers, their Dockerfile, and the identity that names the image."""
 
 from __future__ import annotations
 

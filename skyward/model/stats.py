@@ -1,4 +1,4 @@
-"""What `pool.stats()` tells: what each node uses, and how many calls it has run."""
+"""The value of `pool.stats()`: what each node uses, and how many calls it has run."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What remains of runs: journals of what programs and nodes print and of what pools do, and the record of each run."""
+"""Records of runs: journals of the output of programs and nodes and of pools' events, and the record of each run."""

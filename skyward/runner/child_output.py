@@ -1,4 +1,4 @@
-"""What one worker process writes below Python: masked and kept before its client is sent it."""
+"""The output that one worker process writes below Python: masked and recorded before it is sent to the client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the processes of a node print, in files on its host: in its run directory, of bounded size, for its owner alone.
+"""The output of a node's processes as files on its host: in its run directory, of bounded size, for its owner only.
 
 Each process has two files of JSON lines, as the journals of `skyward.records` have them: `w0.log` and, before it,
 `w0.log.1`. When the newer one is full it takes the place of the older one, and says how much has gone. A line is

@@ -1,4 +1,4 @@
-"""What a node uses: processors, memory, network, GPUs. Read from cgroups (v2 or v1) and /proc, only when it is asked.
+"""The resources that a node uses: CPUs, memory, network, GPUs; read from cgroups (v2 or v1) and /proc when asked.
 
 A container is its cgroup. A node that is processes among others of its machine is the tree of its agent's processes.
 """

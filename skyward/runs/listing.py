@@ -1,4 +1,4 @@
-"""What runs there are: those of this machine, and those behind pointers or on machines that are named."""
+"""The list of runs: those of this machine, and those behind pointers or on machines that are named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bears cuts of a connection to the machine of a run: they are told of, and what was asked is asked again."""
+"""Tolerates cuts of the connection to the machine of a run: reports them, and repeats what was asked."""
 
 from __future__ import annotations
 

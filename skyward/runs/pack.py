@@ -1,4 +1,4 @@
-"""What a program needs where it runs: the script, the local modules it imports, the files that its images include."""
+"""The pack of a detached program: the script, the local modules it imports, the files that its images include."""
 
 from __future__ import annotations
 

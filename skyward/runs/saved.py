@@ -1,4 +1,4 @@
-"""What programs keep beside their runs: values under names (`sky.save`), and files in the run's output folder.
+"""Values (`sky.save`) and files (the output folder) that programs leave with the record of their run.
 
 A value is a file in the run's directory, in a format that says what it is and cannot hold code: `.json`, `.bin` for
 bytes, `.npy` for an array of numpy's. So whoever reads it trusts the machine that wrote it with nothing.

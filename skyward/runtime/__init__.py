@@ -1,1 +1,1 @@
-"""What user code calls inside a node: `instance_info`, `shard`, `gather`, output control."""
+"""The functions for user code on nodes: `instance_info`, `shard`, `gather`, output control."""

@@ -1,4 +1,4 @@
-"""Whom paramiko connects to and trusts: the user's SSH configuration, keys, jump hosts and known host keys."""
+"""The hosts, keys and host keys that paramiko uses: from the user's SSH configuration, with its jump hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to do about exceptions of functions that have their cause in the pool: added to them as notes, on the node."""
+"""Advice on exceptions of functions whose cause lies in the pool: added as notes, on the node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a runner's processes listen: a unix socket in the private run directory, else TCP on loopback.
+"""Addresses on which a runner's processes listen: a unix socket in the private run directory, else TCP on loopback.
 
 An address is `unix:<file name>` or `tcp:<ip>:<port>`. The unix form is safer (the directory opens for its owner only)
 and up to twice as fast.

@@ -1,4 +1,4 @@
-"""One call: what is sent of it, where it is, how it ended; and the broadcast that it may be part of."""
+"""`Task`: one call with its payload, its state and its outcome; `Broadcast`: the calls of one `@`."""
 
 from __future__ import annotations
 

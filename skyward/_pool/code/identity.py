@@ -1,4 +1,4 @@
-"""What a call is, as digests that are the same in every process: its function's code, and its arguments.
+"""Digests of calls that are the same in every process: of a function's code and of its arguments.
 
 A pickle will not do for that: it depends on the order of sets, on which strings are one object, on line numbers and on
 names that cloudpickle draws. Here a value is what it consists of. A function is its instructions, constants, defaults,

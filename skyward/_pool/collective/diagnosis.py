@@ -1,4 +1,4 @@
-"""Why a call on all ranks failed: the root cause among several failures, ranks that hang, where each rank was.
+"""Diagnosis of a failed call on all ranks: the root cause among several failures, ranks that hang, where each was.
 
 When a rank ends, the others fail as well, a moment later or even before its end is known: their connections break, the
 framework's heartbeats stop. Such an error tells what a peer noticed, and must not hide the cause. That a rank has

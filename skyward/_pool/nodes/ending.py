@@ -1,4 +1,4 @@
-"""How a process ended, in words."""
+"""Describes how a process ended, in words."""
 
 from __future__ import annotations
 

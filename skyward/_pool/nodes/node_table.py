@@ -1,4 +1,4 @@
-"""Which nodes a pool has: one slot per index, with its node or the state of the attempts to get it one."""
+"""`NodeTable`: the nodes of a pool, one slot per index, with its node or the state of the attempts to start one."""
 
 from __future__ import annotations
 

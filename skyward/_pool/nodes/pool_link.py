@@ -1,4 +1,4 @@
-"""What the nodes of a pool share with it."""
+"""`PoolLink`: the objects of a pool that its nodes use."""
 
 from __future__ import annotations
 

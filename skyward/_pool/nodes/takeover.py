@@ -1,4 +1,4 @@
-"""What a client says to the agent of a node of a pool with a name: that it takes the node, that it gives it back."""
+"""The client's messages to an agent by which it takes over a node of a pool with a name, and leaves it to the next."""
 
 from __future__ import annotations
 

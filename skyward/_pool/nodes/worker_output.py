@@ -1,4 +1,4 @@
-"""What the workers of one node print, on its way to the program's output and to the pool's record."""
+"""The output of one node's workers, passed on to the program's own output and to the pool's record."""
 
 from __future__ import annotations
 

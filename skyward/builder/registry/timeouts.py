@@ -1,4 +1,4 @@
-"""How long a silent transfer to or from a registry is waited for: an engine's push or pull, and uploads of our own.
+"""Time limits for silent transfers to and from registries: an engine's push or pull, and uploads of our own.
 
 Registries take minutes to store a large layer, and answer nothing meanwhile: distribution's upload of a layer ends with
 one request that is answered once the object store has the whole (https://github.com/distribution/distribution,

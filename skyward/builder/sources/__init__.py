@@ -1,1 +1,1 @@
-"""Where images are declared: TOML files, and scripts and notebooks, which are followed without being run."""
+"""Declarations of images: TOML files, and scripts and notebooks, which are read without being run."""

@@ -1,4 +1,4 @@
-"""What a script, module, function or class imports by itself, read from its source."""
+"""The imports of a script, module, function or class itself, read from its source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the pools of a script run, found by reading it; nothing of it is run."""
+"""The providers of a script's pools, found by reading it; nothing of it is run."""
 
 from __future__ import annotations
 

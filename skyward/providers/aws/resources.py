@@ -1,4 +1,4 @@
-"""What exists at EC2 of any pool, found by its tags: they are the only record there is."""
+"""The resources of all pools at EC2, found by their tags: there is no other record."""
 
 from __future__ import annotations
 

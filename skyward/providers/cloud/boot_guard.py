@@ -1,4 +1,4 @@
-"""What a machine does at its first start, as cloud-init's user data, and the guard that shuts it down after its pool.
+"""The first start of a machine as cloud-init's user data, and the guard that shuts it down after its pool.
 
 The user data holds the first host key, the user who may log in, and three systemd services: the guard, the exchange of
 the host key (`keys`), and the rule that closes the metadata service to containers (`metadata`).

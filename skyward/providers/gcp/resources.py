@@ -1,4 +1,4 @@
-"""What exists at Compute Engine of any pool: machines by their label, firewall rules by name; there is no other record.
+"""The resources of all pools at Compute Engine: machines by label, firewall rules by name; there is no other record.
 
 A label takes few characters, and a firewall rule has none. Their descriptions hold the rest, as JSON.
 """

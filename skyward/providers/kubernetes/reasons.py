@@ -1,4 +1,4 @@
-"""Why a pod does not start, and how one has ended, in sentences, from what the API server says of it. Pure."""
+"""Sentences on why a pod does not start and how one has ended, from what the API server says of it. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What calls in a script do: those of its own functions and classes are followed, Skyward's values are made."""
+"""Evaluates the calls of a script: its own functions and classes are followed, Skyward's values are made."""
 
 from __future__ import annotations
 

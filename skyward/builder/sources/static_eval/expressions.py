@@ -1,4 +1,4 @@
-"""What expressions of a script mean."""
+"""Evaluates the expressions of a script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the imports of a script bind: files beside it are read as well, everything else goes by its dotted name."""
+"""Evaluates imports: files beside the script are read too, every other module is known by its dotted name only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is followed of the names that are not the script's own: Skyward's values, plugins and pools, built-in functions.
+"""Names from outside a script that are followed: Skyward's values, plugins and pools, and built-in functions.
 
 Everything else that is called may change what it is given, and returns something unknown.
 """

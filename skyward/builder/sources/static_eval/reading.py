@@ -1,4 +1,4 @@
-"""What all parts of one reading share: the state, the file being read, what escaped to code that is not followed."""
+"""Shared state of one reading: the file being read, the bindings, what escaped to code that is not followed."""
 
 from __future__ import annotations
 

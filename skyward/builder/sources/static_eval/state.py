@@ -1,4 +1,4 @@
-"""What names are bound to and containers hold while a script is read, with changes that can be taken back and joined.
+"""The state of a reading: bindings and contents of containers, with changes that can be undone and joined.
 
 A branch that may run or not is read with its changes noted; they are taken back, and what the ways through the script
 do not agree on becomes unknown.

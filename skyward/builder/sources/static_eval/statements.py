@@ -1,4 +1,4 @@
-"""What statements of a script do, one after the other; where several ways are possible, each of them."""
+"""Evaluates the statements of a script, in order; where several branches are possible, each of them."""
 
 from __future__ import annotations
 
