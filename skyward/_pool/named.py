@@ -184,7 +184,7 @@ def _own_files() -> str:
     """When the files that nodes run were last changed: a process of the node before has them in memory."""
     package = Path(__file__).parents[1]
     files = (
-        path for room in ("runner", "runtime", "wire", "model", "system") for path in (package / room).glob("*.py")
+        path for name in ("runner", "runtime", "wire", "model", "system") for path in (package / name).glob("*.py")
     )
     return str(max(path.stat().st_mtime_ns for path in files))
 

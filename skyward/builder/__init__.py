@@ -6,7 +6,7 @@
 `store` is any `ImageStore` (`store.py`); `report` is called with an `Event` for what happens. `ensure` starts no
 process when the engine has the image. Ctrl-C ends a build with everything it started.
 
-Read `planning.py` and `ensure.py` first, which use the rooms in this order: `files` and `packages` (what goes in),
+Read `planning.py` and `ensure.py` first, which use the packages in this order: `files` and `packages` (what goes in),
 `bases` (what it stands on), `site` (indexes and certificates of this machine), `docker` (the build), `registry`.
 `sources` reads declarations and scripts. `contents.py` knows what tags stand for; `explain.py`, `sbom.py` and
 `draft.py` are for the command line.

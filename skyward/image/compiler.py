@@ -38,7 +38,7 @@ def check_python(image: Image, python: str) -> None:
         )
 
 
-def compile(  # noqa: A001 - it is what the room does
+def compile(  # noqa: A001 - it is what the package does
     image: Image,
     *,
     python: str,

@@ -271,7 +271,7 @@ class Image:
         Raises:
             ConfigError: it is none of these, or its source cannot be read.
         """
-        # reading files is an effect, which has no place in this room; so the name is all that is known of it here
+        # reading files is an effect, which has no place in this package; so the name is all that is known of it here
         found: Inferred = import_module("skyward.builder.sources.infer").infer(code)
         return found
 

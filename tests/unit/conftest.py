@@ -1,4 +1,4 @@
-"""What unit tests of several rooms share."""
+"""Fixtures of unit tests of several packages."""
 
 from __future__ import annotations
 

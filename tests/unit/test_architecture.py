@@ -1,6 +1,6 @@
-"""The rooms of the package: imports go one way, files stay small, nothing prints.
+"""The packages of skyward: imports go one way, files stay small, nothing prints.
 
-The table is the design's: a module imports from its own room and from rooms on lower levels. Imports inside functions
+The table is the design: a module imports from its own package and from lower levels. Imports inside functions
 count for the direction, those that only type checkers see for nothing.
 """
 
@@ -35,7 +35,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("cli", "testing"),
     ("", "__main__"),  # the root itself, and what starts the command line
 )
-LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
+LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages}
 IN_CONTAINERS = ("errors", "system", "model", "wire", "runtime", "records", "runner", "_compute", "_version", "")
 ON_CLIENTS = {  # the first does without where there is none; nodes have no runs
     ("skyward.model.image_fields", "packaging.requirements"),
@@ -51,7 +51,7 @@ SIMULATED = (
     "nodes",
     "delivery",
     "providers",
-)  # rooms whose time, threads and sockets a simulation replaces
+)  # packages whose time, threads and sockets a simulation replaces
 BEHIND_SYSTEM = {"time", "threading", "socket", "select", "selectors", "queue", "concurrent", "_thread", "sched"}
 
 
@@ -76,13 +76,13 @@ def modules() -> dict[str, Path]:
 MODULES = modules()
 
 
-def room(module: str) -> str:
-    """The room a module of ours belongs to; "" for the root."""
+def package(module: str) -> str:
+    """The package a module of ours belongs to; "" for the root."""
     return (module + "..").split(".")[1]
 
 
-def packages(module: str) -> Iterator[str]:
-    """The packages a module is in."""
+def parents(module: str) -> Iterator[str]:
+    """The packages that a module is in, the innermost first."""
     while module := module.rpartition(".")[0]:
         yield module
 
@@ -122,17 +122,17 @@ IMPORTS = [found for module in MODULES for found in imports(module)]
 OURS = [found for found in IMPORTS if found.imported.partition(".")[0] == "skyward"]
 
 
-def test_every_room_has_a_level() -> None:
-    """A new room must be entered in the table."""
-    assert {room(module) for module in MODULES} <= set(LEVEL)
+def test_every_package_has_a_level() -> None:
+    """A new package must be entered in the table."""
+    assert {package(module) for module in MODULES} <= set(LEVEL)
 
 
 def test_imports_go_downwards() -> None:
-    """A module imports from its own room and from lower levels; rooms on one level do not know each other."""
+    """A module imports from its own package and from lower levels; packages on one level do not know each other."""
     wrong = [
         f"{i.importer}:{i.line} imports {i.imported}"
         for i in OURS
-        if room(i.importer) != room(i.imported) and LEVEL[room(i.importer)] <= LEVEL[room(i.imported)]
+        if package(i.importer) != package(i.imported) and LEVEL[package(i.importer)] <= LEVEL[package(i.imported)]
     ]
 
     assert wrong == []
@@ -143,8 +143,8 @@ def test_no_cycles_when_modules_are_imported() -> None:
     graph: dict[str, set[str]] = {module: set() for module in MODULES}
     for found in OURS:
         if found.at_top:
-            loading = {found.importer, *packages(found.importer)}
-            graph[found.importer] |= {found.imported} | (set(packages(found.imported)) - loading)
+            loading = {found.importer, *parents(found.importer)}
+            graph[found.importer] |= {found.imported} | (set(parents(found.imported)) - loading)
 
     order = list(TopologicalSorter(graph).static_order())  # raises CycleError, which names the cycle
 
@@ -157,8 +157,8 @@ def test_containers_need_cloudpickle_only() -> None:
     for found in IMPORTS:
         top = found.imported.partition(".")[0]
         foreign = top not in sys.stdlib_module_names and top not in ("cloudpickle", "skyward", "__future__")
-        beyond = top == "skyward" and room(found.imported) not in IN_CONTAINERS
-        if room(found.importer) in IN_CONTAINERS and (foreign or beyond) and found[:2] not in ON_CLIENTS:
+        beyond = top == "skyward" and package(found.imported) not in IN_CONTAINERS
+        if package(found.importer) in IN_CONTAINERS and (foreign or beyond) and found[:2] not in ON_CLIENTS:
             wrong.append(f"{found.importer}:{found.line} imports {found.imported}")
 
     assert wrong == []
@@ -169,14 +169,14 @@ def test_time_threads_and_sockets_come_from_one_place() -> None:
     around = [
         f"{i.importer}:{i.line} imports {i.imported}"
         for i in IMPORTS
-        if room(i.importer) in SIMULATED and i.imported.partition(".")[0] in BEHIND_SYSTEM
+        if package(i.importer) in SIMULATED and i.imported.partition(".")[0] in BEHIND_SYSTEM
     ]
 
     assert around == []
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_a_file_is_one_room(module: str) -> None:
+def test_files_are_short(module: str) -> None:
     """No file is longer than 500 lines."""
     assert len(MODULES[module].read_text().splitlines()) <= MAX_LINES
 
@@ -189,7 +189,7 @@ def test_an_object_of_the_pool_does_one_thing(of: type) -> None:
     assert len(methods) <= MAX_METHODS, methods
 
 
-@pytest.mark.parametrize("module", [module for module in MODULES if room(module) != "cli"])
+@pytest.mark.parametrize("module", [module for module in MODULES if package(module) != "cli"])
 def test_only_the_command_line_prints_to_standard_output(module: str) -> None:
     """Nothing but the command line writes to standard output, which belongs to the user's program."""
     prints = [

@@ -372,11 +372,11 @@ def test_the_mount_points_of_builders_are_the_same_bytes() -> None:
 
 
 def test_what_nodes_load_has_bytecode() -> None:
-    """Of our own files, those of the rooms that only clients use go without; each of these rooms is one of ours."""
+    """Of our own files, those of packages that only clients use go without; each of these packages is there."""
     (left_out,) = re.findall(r"-x '(\S+)'", (SCRIPTS / "runner.sh").read_text())
     without = {path for path, _ in runner_files() if re.search(left_out, f"/opt/skyward/{path}")}
-    rooms = {path.split("/")[1] for path in without}
-    assert rooms == {"_pool", "builder", "delivery", "engine", "image", "nodes", "providers", "ssh"}
+    packages = {path.split("/")[1] for path in without}
+    assert packages == {"_pool", "builder", "delivery", "engine", "image", "nodes", "providers", "ssh"}
     code = "import sys, skyward.runner.agent, skyward.runner.worker, skyward.plugins.node; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "skyward.runner.worker" in loaded
