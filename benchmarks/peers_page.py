@@ -87,8 +87,8 @@ def conditions(found: dict[str, Any]) -> str:
 
 
 def plot(found: dict[str, Any]) -> str:
-    """Bars of one panel for each figure, with a logarithmic scale; readable on light and on dark pages."""
-    width, left, bar, gap = 640, 80, 14, 34
+    """Bars of one panel for each figure, with a logarithmic scale; readable on light, dark and narrow pages."""
+    width, left, bar, gap = 440, 80, 14, 34
     parts, top = list[str](), 8
     for figure in FIGURES:
         values = {name: each[figure.key] for name, each in found["figures"].items() if figure.key in each}
@@ -96,7 +96,7 @@ def plot(found: dict[str, Any]) -> str:
         parts.append(f'<text x="0" y="{top}" class="title">{figure.title.replace("`", "")} ({figure.unit})</text>')
         top += 8
         for name, value in values.items():
-            length = (width - left - 90) * _share(value, list(values.values()))
+            length = (width - left - 70) * _share(value, list(values.values()))
             parts.append(f'<text x="{left - 8}" y="{top + 11}" text-anchor="end">{TITLES.get(name, name)}</text>')
             parts.append(
                 f'<rect x="{left}" y="{top}" width="{length:.1f}" height="{bar - 2}" rx="2" '
@@ -107,7 +107,7 @@ def plot(found: dict[str, Any]) -> str:
         top += gap - 18
     style = "text{font:12px sans-serif;fill:#808692}.title{font-weight:bold}"
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {top}" role="img">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" viewBox="0 0 {width} {top}" role="img">'
         f"<style>{style}</style>\n" + "\n".join(parts) + "\n</svg>\n"
     )
 

@@ -56,7 +56,6 @@ _HOW_TO_RUN = "Give it to a pool: `{} >> pool`; `.local(...)` of the function ru
 _OF_OTHERS = ("apply_async", "delay", "remote", "spawn", "submit")  # names that other libraries give to calls
 _SHAPES = 64  # remembered argument shapes of a function; one with *args or **kwargs has no end of them
 
-
 Destination = Target | ModuleType | ActivePool
 
 
@@ -154,8 +153,11 @@ class PendingCompute(Generic[R_co]):
             )
 
         __bool__ = __iter__ = __len__ = __getitem__ = __int__ = __float__ = __index__ = _refuse_value
-        __lt__ = __le__ = __ge__ = __await__ = __contains__ = _refuse_value
+        __lt__ = __le__ = __ge__ = __contains__ = __neg__ = __abs__ = _refuse_value
         __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse_value
+
+        def __await__(self) -> NoReturn:
+            raise TypeError(f"{self!r} is a call that has not been sent. Write `await ({self!r} > pool)`.")
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._used = True  # it goes on elsewhere: as an argument, or as what a function on a node returns
@@ -409,9 +411,8 @@ def gather(*calls: Any, stream: bool = False, ordered: bool = True) -> Any:
         if not isinstance(call, PendingCompute):
             several = isinstance(call, list | tuple | Iterator)
             remedy = "unpack it: gather(*calls)" if several else "write gather(f(1), f(2))"
-            raise TypeError(
-                f"gather() takes calls of compute functions; argument {position} is {_found(call)}: {remedy}."
-            )
+            text = f"gather() takes calls of compute functions; argument {position} is {_found(call)}: {remedy}."
+            raise TypeError(text)
     return Stream(calls, ordered) if stream else Group(calls)
 
 
@@ -459,12 +460,11 @@ def _operands(other: object) -> tuple[PendingCompute[Any], ...]:
 
 
 def _found(value: object) -> str:
-    if isinstance(value, ComputeFunction):
-        return f"the function {value.name}, which was not called: write {value.name}(...)"
-    if isinstance(value, ModuleType):
-        return f"the module {value.__name__}"
-    if isinstance(value, type):
-        return f"the class {value.__name__}"
+    if isinstance(value, ComputeFunction | MethodType):
+        name = value.name if isinstance(value, ComputeFunction) else value.__name__
+        return f"the function {name}, which was not called: write {name}(...)"
+    if isinstance(value, ModuleType | type):
+        return f"the {'class' if isinstance(value, type) else 'module'} {value.__name__}"
     return f"{reprlib.repr(value)} of type {type(value).__name__}"
 
 

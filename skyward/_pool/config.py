@@ -130,7 +130,8 @@ def _instead_of_provider(found: object) -> str:
     if isinstance(found, int) and not isinstance(found, bool):
         return f"{found!r}: for a number of nodes write nodes={found!r}"
     if isinstance(found, str):
-        names = {name.lower(): name for name in ("Docker", "Local", "SSH", "AWS", "GCP", "Compose", "Swarm")}
+        known = ("Docker", "Local", "SSH", "AWS", "GCP", "Compose", "Swarm", "Slurm", "Kubernetes")
+        names = {name.lower(): name for name in known}
         if meant := names.get(found.lower()):
             return f"{found!r}: write sky.{meant}(...)"
     return repr(found)
@@ -146,7 +147,8 @@ def image_of(value: Image | None, verify: str | None = None) -> Image:
     given: object = value
     if given is not None and not isinstance(given, Image):
         meant = f": to start from that image write sky.Image(base={given!r})" if isinstance(given, str) else ""
-        raise ConfigError(f"image= takes a sky.Image(...); found {value!r}{meant}.")
+        found = "the class Image: write sky.Image(...)" if given is Image else f"{value!r}{meant}"
+        raise ConfigError(f"image= takes a sky.Image(...); found {found}.")
     # on a node a module of the user's may make a pool that is never opened there, and the client's files are not there
     if value is not None and value.includes and ENV_VAR not in os.environ:
         from skyward.builder.files.included import included_files

@@ -64,7 +64,7 @@ class EngineAddress:
                 found = "the socket exists, but nobody listens."
             elif isinstance(error, PermissionError):
                 found, advice = "permission denied, this user may not open it.", _MAY_NOT
-            raise EngineMissingError(f"{where}: {found} {advice}") from error
+            raise EngineMissingError(f"{where}: {found} {advice}") from None
 
 
 def find_engine(base_url: str | None = None, env: Mapping[str, str] = os.environ) -> EngineAddress:

@@ -84,8 +84,16 @@ class CallsOnly:
 
         def __rshift__(self, other: object) -> NoReturn:
             raise TypeError(
-                f"The call stands on the left and the pool on the right, `call >> pool`; found `pool >> {other!r}`."
+                "The call stands on the left and the pool on the right, as in `call >> pool`; found a pool left of "
+                f"{other!r}."
             )
+
+        __matmul__ = __rshift__
+
+        def __aenter__(self) -> NoReturn:
+            raise TypeError("A pool is opened by `with`, also in `async def`; `await (f(x) > pool)` waits for a call.")
+
+        __aexit__ = __aenter__
 
         def __getattr__(self, name: str) -> NoReturn:
             remedy = _OF_OTHERS.get(name)

@@ -176,7 +176,8 @@ def env(name: str, variables: Any) -> dict[str, str]:
     require(isinstance(variables, Mapping), name, variables, "a mapping of names to texts")
     for key, value in variables.items():
         require(_matches(_ENV_NAME, key), name, key, "names of letters, digits and '_'")
-        require(_is_text(value), f"{name}[{key!r}]", value, "a text without NUL characters")
+        meant = f", such as {str(value)!r}" if isinstance(value, int | float) else ""
+        require(_is_text(value), f"{name}[{key!r}]", value, f"a text without NUL characters{meant}")
     return dict(variables)
 
 

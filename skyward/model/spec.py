@@ -53,6 +53,8 @@ class Nodes:
             if len(value) != 2:
                 raise ConfigError(f"nodes as a tuple is (min, max); found {value!r}.")
             low, high = value
+            if _is_whole(low) and _is_whole(high) and high < low:
+                raise ConfigError(f"nodes as a tuple is (min, max); found {value!r}: write ({high}, {low}).")
             return cls(desired=high, min=low, max=high)
         if not _is_whole(value) or value < 1:
             raise ConfigError(

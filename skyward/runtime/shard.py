@@ -123,8 +123,8 @@ def _length(data: Any, position: int) -> int:
         length = None
     if length is None or not hasattr(data, "__getitem__"):
         raise TypeError(
-            f"shard() argument {position} is a {kind} without a length or positions; pass a sequence, an array or a "
-            "table (list(...) makes one of an iterator)."
+            f"shard() argument {position} is of type {kind}, without a length or positions; pass a sequence, an array "
+            "or a table (list(...) makes one of an iterator)."
         )
     return length
 

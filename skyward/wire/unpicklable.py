@@ -37,7 +37,14 @@ def _works(pickle: Callable[[object], object], value: object) -> bool:
     return True
 
 
+def _refuses(value: object) -> bool:
+    """Whether its class says by itself that it cannot be pickled, so that nothing in it need be looked for."""
+    return type(value).__reduce__ is not object.__reduce__ and not _works(lambda it: it.__reduce__(), value)
+
+
 def _parts(value: object) -> Iterator[tuple[str, Any]]:
+    if _refuses(value):
+        return
     if isinstance(value, Mapping):
         yield from ((f"[{key!r:.60}]", part) for key, part in value.items())
     elif isinstance(value, list | tuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import inspect
 import os
@@ -43,8 +44,11 @@ def local() -> Iterator[sky.ComputePool]:
     [
         ({"nodes": 0}, r"nodes= takes a whole number, at least 1.* found 0\."),
         ({"nodes": "4"}, r"found '4'\."),
+        ({"nodes": (3, 1)}, r"found \(3, 1\): write \(1, 3\)"),
         ({"provider": 2}, r"for a number of nodes write nodes=2"),
         ({"provider": "docker"}, r"write sky\.Docker\(\.\.\.\)"),
+        ({"provider": "kubernetes"}, r"write sky\.Kubernetes\(\.\.\.\)"),
+        ({"image": sky.Image}, r"the class Image: write sky\.Image\(\.\.\.\)"),
         ({"image": "python:3.12"}, r"write sky\.Image\(base='python:3\.12'\)"),
         ({"env": {"N": 3}}, r"write 'N': '3'"),
         ({"env": ["A=1"]}, r"mapping from names to texts, such as"),
@@ -164,6 +168,17 @@ def test_a_call_that_is_returned_has_been_used() -> None:
     assert (payload.loads(*data, what="A result") >> Here()) == 1
 
 
+@sky.compute
+def divmod_of(a: int, b: int) -> tuple[int, int]:
+    return divmod(a, b)
+
+
+def test_a_pool_in_an_argument_is_named_as_such(local: sky.ComputePool) -> None:
+    """And not a lock that it happens to have."""
+    with pytest.raises(SerializationError, match=r"\['pool'\] of it gives TypeError: A pool exists in the client only"):
+        same({"pool": local}) >> local
+
+
 class Here:
     """A target that runs calls at once."""
 
@@ -214,10 +229,24 @@ def test_an_image_without_names_says_which_there_are() -> None:
         made("python:3.12")
 
 
+async def waiting(call: Any) -> Any:
+    return await call
+
+
+async def entering(pool: Any) -> None:
+    async with pool:
+        pass
+
+
 @pytest.mark.parametrize(
     ("wrong", "kind", "said"),
     [
-        (lambda pool: pool >> same(1), TypeError, r"call on the left|call stands on the left"),
+        (lambda pool: pool >> same(1), TypeError, r"call stands on the left"),
+        (lambda pool: pool @ same(1), TypeError, r"call stands on the left"),
+        (lambda pool: same(1) >> pool.open, TypeError, r"open, which was not called: write open\(\.\.\.\)"),
+        (lambda _: -cast(Any, same(1)), TypeError, r"same\(1\) is a call that has not run"),
+        (lambda _: asyncio.run(waiting(same(1))), TypeError, r"Write `await \(same\(1\) > pool\)`"),
+        (lambda pool: asyncio.run(entering(pool)), TypeError, r"opened by `with`, also in `async def`"),
         (lambda _: cast(Any, same(1)) < 2, TypeError, r"same\(1\) is a call that has not run"),
         (lambda pool: pool.run(same), TypeError, r"the function <compute function same>, not called"),
         (lambda pool: pool.broadcast(3), TypeError, r"such as `f\(1\)` of a compute function f; found 3"),
@@ -289,6 +318,7 @@ def test_aws_without_boto3_is_refused_when_the_pool_is_made(monkeypatch: pytest.
         (lambda pool: pool.map(same, 5), r"range\(5\)"),
         (lambda pool: pool.map(same(1), [5]), r"found the call same\(1\)"),
         (lambda pool: pool.map([5], same), r"in the function's place"),
+        (lambda pool: pool.map(divmod_of, [(7, 2)]), r"sky\.gather\(\*\(divmod_of\(\*item\) for item in items\)\)"),
     ],
 )
 def test_a_map_over_something_else_says_what_it_takes(

@@ -5,6 +5,7 @@ Also what waits for them: a latch in the thread of the caller, a future for call
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import os
 import reprlib
@@ -258,8 +259,30 @@ def _checked_items(fn: object, items: object) -> Iterable[Any]:
                 f"map() calls the function once for each item of an iterable; found {reprlib.repr(items)} of type "
                 f"{type(items).__name__}: {remedy}."
             ) from None
+    _check_takes_one(fn)
     found: Iterable[Any] = items  # type: ignore[assignment]
     return found
+
+
+def _check_takes_one(fn: Callable[..., Any]) -> None:
+    """A map calls its function with one item.
+
+    Raises:
+        TypeError: it takes more or fewer arguments.
+    """
+    plain = getattr(fn, "fn", fn)
+    try:
+        signature = inspect.signature(plain, follow_wrapped=False)
+    except (TypeError, ValueError):  # a function written in C that does not say
+        return
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        name = getattr(plain, "__name__", None) or type(plain).__name__
+        raise TypeError(
+            f"map() calls {name}() with one item, which does not fit it: {error}. For items of several arguments write "
+            f"`sky.gather(*({name if name.isidentifier() else 'f'}(*item) for item in items)) >> pool`."
+        ) from None
 
 
 class Unread(Exception):  # noqa: N818
