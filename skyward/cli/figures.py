@@ -36,20 +36,24 @@ class OpenPool:
 
 def open_pools(name: str | None) -> Iterator[OpenPool]:
     """The pools of runs that have not ended, as far as can be told: all, or one by its identifier or its run's name."""
+    for run, folder in open_runs():
+        for each in sorted((folder / POOLS).glob("*")):
+            if name is None or name in {each.name, run}:
+                yield OpenPool(run, folder, each.name)
+
+
+def open_runs() -> Iterator[tuple[str, Path]]:
+    """The names and directories of runs of this machine that have not ended, as far as can be told."""
     for path in sorted(runs_folder().glob("*/run.json")):
-        folder = path.parent
-        if (folder / "end.json").exists():
+        if (path.parent / "end.json").exists():
             continue
         try:
             record = RunRecord.parse(path.read_bytes())
         except (OSError, ValueError, TypeError):
             continue  # it is being written, or removed
         process = ProcessId.parse(record.process or "")
-        if process is not None and process.is_gone():
-            continue
-        for each in sorted((folder / POOLS).glob("*")):
-            if name is None or name in {each.name, record.id}:
-                yield OpenPool(record.id, folder, each.name)
+        if process is None or not process.is_gone():
+            yield record.id, path.parent
 
 
 def figures(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from skyward._pool.stats import EVERY_S
-from skyward.cli.figures import OpenPool, figures, open_pools, size_text, utilization, watch
+from skyward.cli.figures import OpenPool, figures, open_pools, open_runs, size_text, utilization, watch
 from skyward.cli.output import show_table
 from skyward.errors import PoolError
 from skyward.model.stats import NodeStats, PoolStats
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 ANSWER_S = 5.0  # how long the first figures are waited for
+_LOOK_S = 0.1
 _WIDE = 70  # columns, from which on all figures are shown
 
 
@@ -52,15 +53,19 @@ def command(name: str | None, as_json: bool) -> int:
 
 
 def _answered(name: str | None, since: float) -> list[tuple[OpenPool, PoolStats]]:
-    """The pools that have given figures since a moment.
+    """The pools that have given figures since a moment; a run that has just been started is given time to open one.
 
     Raises:
         PoolError: the one that was asked for does not.
     """
-    found = figures(lambda: list(open_pools(name)), since, ANSWER_S)
+    deadline = time.monotonic() + ANSWER_S
+    while not (found := figures(lambda: list(open_pools(name)), since, ANSWER_S)):
+        if time.monotonic() > deadline or name not in dict(open_runs()):
+            break
+        time.sleep(_LOOK_S)
     if name is not None and not found:
         raise PoolError(
-            f"No pool or run {name} of this machine gave figures within {ANSWER_S:g} s: it is not open, or its "
+            f"No pool or run {name} of this machine gave figures within {ANSWER_S:g} s: it has no pool open, or its "
             "program is stopped. `skyward ps` lists what exists."
         )
     if not found and not any(open_pools(name)):

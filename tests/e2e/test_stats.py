@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -78,6 +81,21 @@ def test_top_of_a_pool_that_is_not_open() -> None:
     ran = subprocess.run([*TOP, "nobody"], capture_output=True, text=True, timeout=60, check=False)
     assert ran.returncode == 7
     assert "No pool or run nobody of this machine gave figures" in ran.stderr
+
+
+def test_top_waits_for_the_first_pool_of_a_run(tmp_path: Path) -> None:
+    """Asked as soon as the run has begun."""
+    lines = ("import time, skyward as sky", "time.sleep(1)", "with sky.ComputePool(sky.Local()):", "    time.sleep(60)")
+    (tmp_path / "program.py").write_text("\n".join(lines))
+    where: dict[str, Any] = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}}
+    words = [sys.executable, "-m", "skyward"]
+    done = [*words, "run", "--detach", "program.py"]
+    run = subprocess.run(done, capture_output=True, text=True, timeout=60, check=True, **where).stdout.strip()
+    try:
+        shown = subprocess.run([*words, "top", run], capture_output=True, text=True, timeout=60, check=False, **where)
+    finally:
+        subprocess.run([*words, "down", run], capture_output=True, timeout=60, check=True, **where)
+    assert "OUT/s" in shown.stdout, shown.stderr
 
 
 @pytest.mark.parametrize(("columns", "no_color"), [(80, ""), (50, ""), (80, "1")])
