@@ -52,7 +52,6 @@ class KeptPool:
         pool: its identifier, which labels what belongs to it.
         provider: where it runs, in the words of its provider.
         until: when it ends unless a client takes it, in seconds since 1970; None while a client has it.
-        hourly: what keeping it costs in USD per hour, None where nothing is rented.
         nodes: those that it has.
     """
 
@@ -60,7 +59,6 @@ class KeptPool:
     pool: str
     provider: str
     until: float | None = None
-    hourly: float | None = None
     nodes: tuple[KeptNode, ...] = ()
 
     def write(self, folder: Path) -> None:
