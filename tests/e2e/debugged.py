@@ -1,4 +1,4 @@
-"""The program of test_debugging.py: `python debugged.py NAME` runs one of its scenes on plain processes."""
+"""The program of test_debugging.py: `python debugged.py NAME [HOST KEY KNOWN_HOSTS]` runs a scene."""
 
 from __future__ import annotations
 
@@ -70,12 +70,13 @@ def divide(x: int) -> float:
     return over / x
 
 
-def main(scene: str) -> None:  # noqa: C901 - a table of scenes
+def main(scene: str, *host: str) -> None:  # noqa: C901 - a table of scenes
     if scene == "local":
         print("result", sky.debug(divide(0)))
         return
     slots = 2 if scene == "slots" else 1
     provider = sky.Docker() if scene == "docker" else sky.Local()
+    provider = sky.SSH(host[0], key=host[1], known_hosts=host[2]) if host else provider
     with sky.ComputePool(provider, nodes=1 if slots == 2 else 2, concurrency=slots) as pool:
         if scene in {"one", "docker"}:
             print("result", double(3) >> pool)
@@ -107,6 +108,6 @@ def main(scene: str) -> None:  # noqa: C901 - a table of scenes
 
 if __name__ == "__main__":
     try:
-        main(sys.argv[1])
+        main(*sys.argv[1:])
     except (sky.errors.SkywardError, EOFError, ZeroDivisionError) as error:
         print(f"{type(error).__name__}: {error}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import getpass
+import os
 import subprocess
 import time
 from pathlib import Path
@@ -9,13 +11,16 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.patterns import PatternTerminal, python
+from tests.e2e.sshd import Site, site
+
+__all__ = ["site"]
 
 PROGRAM = str(Path(__file__).with_name("debugged.py"))
 PROMPT = r"\(Pdb\) "
 
 
-def scene(name: str, *, columns: int = 80) -> PatternTerminal:
-    return PatternTerminal(python(PROGRAM, name), columns=columns, PYTHONPATH=str(Path(__file__).parents[2]))
+def scene(*words: str, columns: int = 80) -> PatternTerminal:
+    return PatternTerminal(python(PROGRAM, *words), columns=columns, PYTHONPATH=str(Path(__file__).parents[2]))
 
 
 def test_without_a_terminal_calls_fail_at_once() -> None:
@@ -54,6 +59,22 @@ def test_the_debugger_of_a_call_is_in_the_terminal(columns: int) -> None:
             terminal.wait_match(expected)
             if expected == "--Return--":
                 terminal.wait_match(PROMPT)
+        assert terminal.wait_end() == 0
+
+
+@pytest.mark.parametrize("site", ["OpenSSH"], indirect=True)
+def test_the_debugger_works_over_ssh(site: Site) -> None:
+    """In a container of a host: the prompt comes through the connection that calls go through."""
+    server = site.serve(f"SetEnv=DOCKER_HOST={os.environ['DOCKER_HOST']}")
+    host = f"{getpass.getuser()}@127.0.0.1:{server.port}"
+    with scene("one", host, site.key, site.known(server)) as terminal:
+        assert "[node 0, call 1] double() (debugged.py:14) is at a breakpoint." in terminal.wait_match(PROMPT)
+        terminal.type("p y\n")
+        assert "\n4\n" in terminal.wait_match(PROMPT)
+        terminal.type("y = 10\n")
+        terminal.wait_match(PROMPT)
+        terminal.type("c\n")
+        terminal.wait_match("result 20")
         assert terminal.wait_end() == 0
 
 
