@@ -75,8 +75,9 @@ def main(scene: str, *host: str) -> None:  # noqa: C901 - a table of scenes
         print("result", sky.debug(divide(0)))
         return
     slots = 2 if scene == "slots" else 1
-    provider = sky.Docker() if scene == "docker" else sky.Local()
-    provider = sky.SSH(host[0], key=host[1], known_hosts=host[2]) if host else provider
+    provider: sky.Docker | sky.Local | sky.SSH = sky.Docker() if scene == "docker" else sky.Local()
+    if host:
+        provider = sky.SSH(host[0], key=host[1], known_hosts=host[2])
     with sky.ComputePool(provider, nodes=1 if slots == 2 else 2, concurrency=slots) as pool:
         if scene in {"one", "docker"}:
             print("result", double(3) >> pool)
