@@ -228,7 +228,8 @@ class Calls:
             for item in items:
                 end_child()
                 data, buffers = dumps(item)
-                credit.acquire()
+                with slot.shield():  # no interrupt wakes a thread from this: who interrupts it gives it a credit
+                    credit.acquire()
                 with slot.shield():
                     send(Frame(Kind.ITEM, call, data, buffers))
         finally:

@@ -97,7 +97,7 @@ class Worker:
         """Interrupt what runs and let `run` return."""
         self._leaving = True
         for slot in self._slots:
-            slot.interrupt(slot.running)
+            self._interrupt(slot.running)
             self._work.put(None)
         self._gathers.abandon("the worker is ending.")
         self._terminal.abandon("the worker is ending.")
@@ -180,8 +180,12 @@ class Worker:
         if is_queued:
             self._send(Frame(Kind.DROPPED, frame.id), waits=False)
         elif frame.kind == Kind.CANCEL:
-            any(slot.interrupt(frame.id) for slot in self._slots)
+            self._interrupt(frame.id)
             self._retiring |= any(slot.broke_import for slot in self._slots)  # no call may start beside it
+
+    def _interrupt(self, call: int) -> None:
+        if any(slot.interrupt(call) for slot in self._slots):
+            self._calls.credit(call, 1)  # of a stream that waits for it: its wait ends, and then it
 
     def _break_in(self, call: int) -> None:
         """Let the debugger of a call stop where the call is; called in another thread than the call's."""

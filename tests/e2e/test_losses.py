@@ -239,6 +239,7 @@ def test_a_dropped_stream_frees_its_node(victim: sky.ComputePool) -> None:
         while True:
             yield 1
 
+    place() @ victim  # which imports this file there
     streams = endless() @ victim
     assert [next(iter(stream)) for stream in streams] == [1, 1]
     del streams

@@ -79,6 +79,21 @@ def test_a_forked_child_ends_as_any_process_does(
     printed.until(out="from the child", err=str(error) if status == 1 else "")
 
 
+def test_streams_that_wait_for_their_consumer_can_be_stopped_in_threads(threads_pool: sky.ComputePool) -> None:
+    """At once, and the process that they are in goes on, with the calls beside them."""
+    before = functions.process() >> threads_pool
+    began = time.monotonic()
+    for _ in range(5):
+        streams = [functions.endless() >> threads_pool for _ in range(4)]
+        assert [next(stream) for stream in streams] == [0] * 4
+        time.sleep(0.1)  # until all have sent as many items as they may
+        for stream in streams[:2]:
+            stream.close()  # type: ignore[attr-defined] # a remote stream can be closed
+        del stream, streams
+        assert functions.process() >> threads_pool == before
+    assert time.monotonic() - began < 5
+
+
 def test_a_daemon_does_not_keep_the_connection_of_its_worker(pool: sky.ComputePool) -> None:
     """A worker that ends while a process that it forked lives on is noticed at once."""
     functions.leave_a_daemon(30) @ pool

@@ -46,6 +46,20 @@ def fail_late(error: Exception) -> Iterator[int]:
     raise error
 
 
+@sky.compute
+def endless() -> Iterator[int]:
+    number = 0
+    while True:
+        yield number
+        number += 1
+
+
+@sky.compute
+def process() -> int:
+    """The number of the process that runs this."""
+    return os.getpid()
+
+
 # forks ---------------------------------------------------------------------------------------------------------------
 
 
