@@ -33,7 +33,7 @@ from skyward.model.stats import NodeStats
 from skyward.providers import SSH
 from skyward.runs.listing import list_runs
 
-_PATIENCE_S = 1.5  # with which figures of nodes are waited for
+_PATIENCE_S = 3.0  # with which figures of nodes are waited for
 _Use = Mapping[tuple[str, int], NodeStats]  # by pool and node
 
 UNKNOWN = 6  # exit status where a place cannot be asked: that of provider errors
