@@ -268,7 +268,7 @@ def resolve_base(reference: str, store: ImageStore) -> Base:
             raise ImageNotFoundError(
                 f"The base image {reference!r} is neither on the engine nor can it be pulled. {error} "
                 "Where no registry can be reached, set SKYWARD_BASE or Image(base=...) to an image the engine has."
-            ) from error
+            ) from None  # its text has it all
         facts = store.inspect(reference)
     if facts is None:
         raise ImageNotFoundError(
