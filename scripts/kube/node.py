@@ -113,6 +113,7 @@ def _kubelet(cluster: Cluster, node: Machine) -> dict[str, object]:
         "nodeLeaseDurationSeconds": 10,
         "syncFrequency": "10s",
         "evictionHard": {},
+        "volumeStatsAggPeriod": "3s",  # how late a full volume is noticed
         "imageGCHighThresholdPercent": 100,  # else images go when others fill the disk
         "imageGCLowThresholdPercent": 99,
         "resolvConf": "",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
 import skyward as sky
 
 
@@ -9,3 +12,10 @@ import skyward as sky
 def fill(gigabytes: float) -> int:
     """Use so much memory."""
     return len(bytearray(int(gigabytes * (1 << 30))))
+
+
+@sky.compute
+def write(megabytes: int) -> None:
+    """Fill the working directory, and stay a while."""
+    Path("filled").write_bytes(bytes(megabytes << 20))
+    time.sleep(200.0)
