@@ -11,6 +11,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests import failures
 from tests.printed import Printed
@@ -29,6 +30,9 @@ def _source_engine() -> None:
 
 
 _source_engine()
+# how long an example takes to make says how busy the machine is
+settings.register_profile("skyward", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("skyward")
 _STATE = tempfile.TemporaryDirectory(prefix="records.")  # of the runs of this suite; removed at its end
 os.environ["XDG_STATE_HOME"] = _STATE.name
 # hundreds of processes of a suite load the package; some environments let none of them write its bytecode
