@@ -181,7 +181,7 @@ def folder_of(name: str, value: str | Path | None) -> Path | None:
         raise ConfigError(f"{name}= names a directory; found {given!r}.")
     folder = Path(value).expanduser().absolute()
     if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"{name}= names a directory; {folder} is none.")
+        raise ConfigError(f"{name}= names a directory; {folder} is not one.")
     return folder
 
 
@@ -278,17 +278,17 @@ def name_of(name: str | None, keep: str | float | None) -> str | None:
 
     given: object = name
     if not isinstance(given, str):
-        raise ConfigError(f"name= takes a text; found {given!r}.")
+        raise ConfigError(f"name= takes a string; found {given!r}.")
     pool_folder(name)
     return name
 
 
 def seconds_of(name: str, value: str | float | None) -> float | None:
-    """A duration in seconds, from a number of them or a text such as "90s", "30m", "2h" or "1d"."""
+    """A duration in seconds, from a number of them or a string such as "90s", "30m", "2h" or "1d"."""
     if isinstance(value, str):
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd]?)\s*", value)
         if match is None:
-            raise ConfigError(f"{name}= takes seconds, or a text such as '90s', '30m' or '2h'; found {value!r}.")
+            raise ConfigError(f"{name}= takes seconds, or a string such as '90s', '30m' or '2h'; found {value!r}.")
         value = float(match[1]) * _SECONDS[match[2]]
     if value is not None and (isinstance(value, bool) or not _is_positive(value) or value > _LONGEST_S):
         raise ConfigError(f"{name}= must be above 0 seconds and at most {_LONGEST_S / 86400:g} days; found {value!r}.")
@@ -311,7 +311,7 @@ def env_of(env: Mapping[Any, Any] | None) -> tuple[tuple[str, str], ...]:
     """The run-time environment as sorted pairs; values must be text."""
     given: object = env
     if given is not None and not isinstance(given, Mapping):
-        raise ConfigError(f"env= takes a mapping from names to texts, such as {{'A': '1'}}; found {given!r}.")
+        raise ConfigError(f"env= takes a mapping from names to strings, such as {{'A': '1'}}; found {given!r}.")
     for name, value in (env or {}).items():
         check_variable(name, "env")
         if not isinstance(value, str) or "\0" in value:

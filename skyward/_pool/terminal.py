@@ -230,7 +230,7 @@ def missing() -> str:
     for stream, name in ((sys.stdin, "standard input"), (sys.stdout, "standard output")):
         try:
             if not stream.isatty():
-                return f"its {name} is no terminal."
+                return f"its {name} is not a terminal."
             if name == "standard input" and os.tcgetpgrp(stream.fileno()) != os.getpgrp():
                 return "it runs in the background."
         except (AttributeError, OSError, ValueError):

@@ -68,7 +68,7 @@ def read(path: Path) -> str | None:
 
 
 def write(path: Path, text: str) -> bool:
-    """Keep a text in a file of the cache that only this user can read; False if that is not possible."""
+    """Keep a string in a file of the cache that only this user can read; False if that is not possible."""
     if cache_folder(*path.parent.relative_to(cache_path()).parts) is None:
         return False
     fresh: str | None = None

@@ -44,7 +44,7 @@ class RemotePath:
 
     @classmethod
     def parse(cls, text: str) -> RemotePath | None:
-        """The path in a node that a text names; None for one here, also where it has a slash before any colon."""
+        """The path in a node that a string names; None for one here, also where it has a slash before any colon."""
         found = re.fullmatch(r"([^:/]+):([^:/]*):(.*)", text, re.DOTALL)
         return cls(found[1], found[2] or None, found[3]) if found else None
 

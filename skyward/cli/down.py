@@ -150,7 +150,7 @@ def _agree(chosen: Sequence[Found], runs: Sequence[ListedRun], told: _Told, *, i
     what = f"{'these' if len(runs) + len(chosen) > 1 else 'this'} {' and '.join(counts)}"
     if sys.stdin is None or not sys.stdin.isatty():
         raise ConfigError(
-            f"skyward down --all would end {what}, and standard input is no terminal on which it could ask. Nothing "
+            f"skyward down --all would end {what}, and standard input is not a terminal on which it could ask. Nothing "
             "was ended. Say --yes to end them without a question."
         )
     click.confirm(f"End {what}?", abort=True)

@@ -41,7 +41,7 @@ def host_options(command: Callable[..., int]) -> Callable[..., int]:
 
 
 def seconds_of(text: str) -> float:
-    """The duration of a text such as "90s", "10m", "2h" or "1d".
+    """The duration of a string such as "90s", "10m", "2h" or "1d".
 
     Raises:
         ConfigError: it is none.

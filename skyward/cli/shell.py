@@ -25,7 +25,7 @@ def command(pool: str, node: str | None, places: Sequence[Place]) -> int:
     status is the shell's.
     """
     if not os.isatty(0):
-        raise ConfigError("skyward shell takes a terminal; standard input is none. Say `skyward exec POOL NODE -- sh`.")
+        raise ConfigError("skyward shell needs a terminal as its standard input. Run `skyward exec POOL NODE -- sh`.")
     target = find_node(places, pool, node)
     with target.enter() as access:
         click.echo(f"skyward: a shell in {target.title}; exit or Ctrl-D ends it", err=True)

@@ -14,7 +14,7 @@ def check_verifiable(image: Image, registry: str | None) -> None:
     """
     if image.verify and registry is None:
         raise ConfigError(
-            f"Image(verify={image.verify!r}) wants the image's signature to be verified. Signatures are kept in a "
+            f"Image(verify={image.verify!r}) requires a signature of the image. Signatures are kept in a "
             "registry, and this provider takes the image from none. Use a provider with registry=, or leave verify= "
             "out."
         )

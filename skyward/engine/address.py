@@ -112,7 +112,7 @@ def _default(env: Mapping[str, str]) -> EngineAddress:
 def _socket(url: str, origin: str) -> EngineAddress:
     given: object = url
     if not isinstance(given, str):
-        raise ConfigError(f"{origin} is a text of the form unix:///path/to/docker.sock; found {given!r}.")
+        raise ConfigError(f"{origin} is a string of the form unix:///path/to/docker.sock; found {given!r}.")
     scheme, _, rest = url.partition("://")
     if scheme == "unix" and rest:
         return EngineAddress(Path("/" + rest.lstrip("/")), origin)

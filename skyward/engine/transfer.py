@@ -175,7 +175,7 @@ class Archive:
         """The archive in a file.
 
         Raises:
-            ValueError: it is no archive of one image.
+            ValueError: it is not an archive of one image.
         """
         with tarfile.open(fileobj=file) as tar:
             members = tar.getmembers()
@@ -183,7 +183,7 @@ class Archive:
                 (manifest,) = _document(tar, "manifest.json")
                 layers = _document(tar, manifest["Config"])["rootfs"]["diff_ids"]
             except (KeyError, TypeError, AttributeError, tarfile.TarError) as error:
-                raise ValueError(f"This is no archive of one image: {error!r}.") from error
+                raise ValueError(f"This is not an archive of one image: {error!r}.") from error
         starts = [member.offset for member in members]
         end = file.seek(0, 2)
         names = [member.name for member in members]

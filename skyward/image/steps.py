@@ -296,7 +296,7 @@ def _group_words(entries: tuple[str, ...], group: Group) -> str:
 
 
 def _word(text: str) -> str:
-    """A text as a word of the shell. Not `shlex.quote`: the same on every version of Python."""
+    """A string as a word of the shell. Not `shlex.quote`: the same on every version of Python."""
     return text if re.fullmatch(r"[\w./:=@%+,-]+", text, re.ASCII) else "'" + text.replace("'", "'\"'\"'") + "'"
 
 

@@ -67,11 +67,11 @@ def require(holds: object, name: str, value: object, wanted: str) -> None:
 
 
 def texts(name: str, values: Any) -> tuple[str, ...]:
-    """A caller's list of texts as a tuple; one text alone is refused, as it would be taken letter by letter."""
+    """A caller's list of strings as a tuple; a single string is refused, as it would be taken letter by letter."""
     listed = isinstance(values, (list, tuple, set, frozenset))
     if isinstance(values, str):
-        raise ConfigError(f"Image: {name} must be a list of texts; found {values!r}: write {name}=[{values!r}].")
-    require(listed and all(isinstance(v, str) for v in values), name, values, "a list of texts")
+        raise ConfigError(f"Image: {name} must be a list of strings; found {values!r}: write {name}=[{values!r}].")
+    require(listed and all(isinstance(v, str) for v in values), name, values, "a list of strings")
     return tuple(values)
 
 
@@ -173,11 +173,11 @@ def command(text: str) -> str:
 
 def env(name: str, variables: Any) -> dict[str, str]:
     """Environment variables."""
-    require(isinstance(variables, Mapping), name, variables, "a mapping of names to texts")
+    require(isinstance(variables, Mapping), name, variables, "a mapping of names to strings")
     for key, value in variables.items():
         require(_matches(_ENV_NAME, key), name, key, "names of letters, digits and '_'")
         meant = f", such as {str(value)!r}" if isinstance(value, int | float) else ""
-        require(_is_text(value), f"{name}[{key!r}]", value, f"a text without NUL characters{meant}")
+        require(_is_text(value), f"{name}[{key!r}]", value, f"a string without NUL characters{meant}")
     return dict(variables)
 
 
@@ -227,7 +227,7 @@ def requirement(text: str) -> str:
         text = _repository(text.strip())
     if text.lstrip().startswith("-"):
         raise ConfigError(
-            f"Image: pip must be requirements, paths, '-r FILE' or '-c FILE'; found {text!r}. An index is said in "
+            f"Image: pip must be requirements, paths, '-r FILE' or '-c FILE'; found {text!r}. Give an index in "
             "pip_indexes, for the packages that come from it, or in a file of requirements."
         )
     located = local_path(text)
@@ -260,7 +260,7 @@ def requirement(text: str) -> str:
 
 
 def _meant(text: str) -> str:
-    """What to write in place of a text that is no requirement; "" where that cannot be told."""
+    """What to write in place of a string that is no requirement; "" where that cannot be told."""
     words = text.split()
     if len(words) > 1 and all(map(_PLAIN.fullmatch, words)):
         return f": write one entry for each, pip={words!r}"

@@ -51,7 +51,7 @@ class Rights:
         """The rights that a caller of a provider's class asks for; `provider` is its name, for errors."""
         if user is not None and not (isinstance(user, str) and _USER.fullmatch(user)):
             raise ConfigError(
-                f"{provider}: user is a text, the name or number of a user in the image, with its group if wanted "
+                f"{provider}: user is a string, the name or number of a user in the image, with its group if wanted "
                 f"('app', '1000:100'); found {user!r}."
             )
         return cls(user, _privileges(provider, privileges))
@@ -72,5 +72,5 @@ def _privileges(provider: str, given: object) -> tuple[str, ...] | Literal["defa
 
             near = get_close_matches(name, _CAPABILITIES, 1)
             meant = f" Is {near[0]} meant?" if near else ""
-            raise ConfigError(f"{provider}: privileges names {name!r}, which is no capability of Linux.{meant}")
+            raise ConfigError(f"{provider}: privileges names {name!r}, which is not a capability of Linux.{meant}")
     return tuple(names)

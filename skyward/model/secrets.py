@@ -45,7 +45,7 @@ class Secrets:
         elif isinstance(given, Sequence) and not isinstance(given, str | bytes):
             pairs = [(name, None) for name in given]
         else:
-            kind = "a text" if isinstance(given, str | bytes) else type(given).__name__
+            kind = "a string" if isinstance(given, str | bytes) else type(given).__name__
             raise ConfigError(
                 f"{what} takes a list of names of environment variables, such as ['WANDB_API_KEY'], or a mapping from "
                 f"names to values; found {kind}."

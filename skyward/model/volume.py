@@ -50,7 +50,7 @@ class Volume:
             )
         others: tuple[object, object] = (self.prefix, self.read_only)
         if not isinstance(others[0], str) or not isinstance(others[1], bool):
-            raise ConfigError(f"sky.Volume: prefix is a text and read_only True or False; found {self!r}.")
+            raise ConfigError(f"sky.Volume: prefix is a string and read_only True or False; found {self!r}.")
 
     @property
     def source(self) -> str:

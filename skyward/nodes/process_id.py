@@ -44,7 +44,7 @@ class ProcessId:
 
     @classmethod
     def parse(cls, text: str) -> ProcessId | None:
-        """The process that a text names, None if it is no such text."""
+        """The process that a string names; None if it names none."""
         pid, _, rest = text.strip().partition(",")
         started, _, namespace = rest.partition(",")
         return cls(int(pid), started, namespace) if pid.isdigit() else None

@@ -85,7 +85,7 @@ def _steps(plugin: Plugin, cluster: Cluster) -> list[Step]:
     for op in found:
         if not isinstance(op, str) and not callable(op):
             raise PluginError(
-                f"Plugin {plugin.name!r}: its bootstrap hook must return shell texts and functions; found a "
+                f"Plugin {plugin.name!r}: its bootstrap hook must return shell commands and functions; found a "
                 f"{type(op).__name__}."
             )
         check_pickles(op, plugin.name, "bootstrap")

@@ -151,7 +151,8 @@ class SSH(Provider):
         """
         host = next((host for host in self.hosts if host.name == node.get("host")), None)
         if host is None:
-            raise ProviderError(f"Host {node.get('host')} of {node['name']} is none of {[h.name for h in self.hosts]}.")
+            hosts = [host.name for host in self.hosts]
+            raise ProviderError(f"Host {node.get('host')} of {node['name']} is not one of {hosts}.")
         with ExitStack() as last:
             machine = Machine(host, "none", last.enter_context(private_directory()) / "m", LEASE_S)
             last.callback(machine.connection.kill)  # its watchdog has changed nothing, and ends

@@ -32,7 +32,7 @@ class _Wait:
 
     def __init__(self) -> None:
         self.done = threading.Event()
-        self.answer: Frame | str = ""  # a text says why there is none
+        self.answer: Frame | str = ""  # a string says why there is none
 
     def end(self, answer: Frame | str) -> None:
         self.answer = answer

@@ -10,7 +10,7 @@ from typing import Any
 from skyward.runner.forked import is_child
 from skyward.runtime import masking, output
 
-_LONGEST = 64 * 1024  # characters of a text that are sent
+_LONGEST = 64 * 1024  # characters of a string that are sent
 
 Send = Callable[[int | None, dict[str, Any]], None]
 

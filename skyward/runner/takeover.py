@@ -190,7 +190,7 @@ def _checked(environment: object) -> dict[str, str] | None:
     if environment is None:
         return None
     if not isinstance(environment, dict):
-        raise ValueError("the environment is no object")
+        raise ValueError("the environment is not an object")
     for name, value in environment.items():
         if not isinstance(value, str) or not name or "=" in name or "\0" in name + value:
             raise ValueError(f"the environment has {name!r}, which no process can have")

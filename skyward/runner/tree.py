@@ -152,7 +152,7 @@ class Destination:
         if self._is_folder:
             return
         if several:
-            raise CopyError(f"{path} is no folder; copies of several things go into one that exists.")
+            raise CopyError(f"{path} is not a folder; copies of several things go into one that exists.")
         if not self._path.parent.is_dir():
             raise CopyError(f"There is no folder {self._path.parent}; make it first.")
 

@@ -34,7 +34,7 @@ def save(name: str, value: Any) -> None:
 
     Args:
         name: letters, digits, "_", "-" and ".".
-        value: what JSON holds (tuples become lists), numbers of numpy's, bytes, or an array of numpy's of numbers.
+        value: what JSON can hold (tuples become lists), numbers of numpy's, bytes, or an array of numpy's of numbers.
 
     Raises:
         ConfigError: the name or the value is none of these; or the disk does not take it.
@@ -114,8 +114,8 @@ def _encoded(name: str, value: Any) -> tuple[str, bytes]:
         return ".json", (json.dumps(value, default=_plain, ensure_ascii=False) + "\n").encode("utf-8", "replace")
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(
-            f"sky.save takes what JSON holds, bytes, or an array; {name!r} is a {type(value).__name__} that is none of "
-            f"these ({error}). Write it to a file in sky.output_folder()."
+            f"sky.save takes what JSON can hold, bytes, or an array; {name!r} is a {type(value).__name__} "
+            f"({error}). Write it to a file in sky.output_folder()."
         ) from error
 
 

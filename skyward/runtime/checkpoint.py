@@ -197,7 +197,7 @@ def _content(name: str, root: Path) -> tuple[dict[str, FileFacts], list[str]]:
         for each in (*names, *below):
             path = Path(folder) / each
             if path.is_symlink() or not (path.is_file() or path.is_dir()):
-                raise CheckpointError(f"checkpoint({name!r}) holds {each}, which is no file. Keep files only.")
+                raise CheckpointError(f"checkpoint({name!r}) holds {each}, which is not a file. Keep files only.")
         files |= {(Path(folder) / each).relative_to(root).as_posix(): _facts(Path(folder) / each) for each in names}
         if not below and not names and Path(folder) != root:
             folders.append(Path(folder).relative_to(root).as_posix())

@@ -218,7 +218,7 @@ def _checked(path: str) -> str:
     """A path below the checkpoint, whoever has sent it."""
     parts = PurePosixPath(path).parts
     if not parts or parts[0] == "/" or ".." in parts or "\0" in path or "/".join(parts) != path:
-        raise CheckpointError(f"{path!r} is no path of a file in a checkpoint.")
+        raise CheckpointError(f"{path!r} is not a path of a file in a checkpoint.")
     return path
 
 

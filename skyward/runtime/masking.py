@@ -34,7 +34,7 @@ class Masks:
         return text if self._pattern is None else self._pattern.sub(MASK, text)
 
     def split(self, text: str) -> tuple[str, str]:
-        """What of a text can be shown now, masked, and its end as it is, which may be the beginning of a value.
+        """What of a string can be shown now, masked, and its end as it is, which may be the beginning of a value.
 
         That end is to be put before what follows it, and to be concealed where nothing does. A whole line has none.
         """
@@ -70,12 +70,12 @@ def use(values: Iterable[str]) -> None:
 
 
 def conceal(text: str) -> str:
-    """A text with this process's secrets masked."""
+    """A string with this process's secrets masked."""
     return text if current is None else current.conceal(text)
 
 
 def _begun(value: str, text: str) -> int:
-    """Where the beginning of a value begins that a text ends with, but not all of it; the text's end without."""
+    """Where the beginning of a value begins that a string ends with, but not all of it; the text's end without."""
     start = max(0, len(text) - len(value) + 1)
     while (start := text.find(value[0], start)) >= 0:
         if value.startswith(text[start:]):

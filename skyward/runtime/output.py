@@ -107,7 +107,7 @@ class TaskStream(io.TextIOBase):
         return length
 
     def _take(self, task: _Task, key: tuple[StreamName, int], text: str) -> None:
-        """Keep a text at once, and pass its whole lines on."""
+        """Keep a string at once, and pass its whole lines on."""
         if not text:
             return
         self._sink.keep(task.id, self._stream, text)

@@ -106,7 +106,7 @@ def _common_length(data: tuple[Any, ...]) -> int:
 def _length(data: Any, position: int) -> int:
     kind = type(data).__name__
     if isinstance(data, str | bytes | bytearray | memoryview):
-        raise TypeError(f"shard() argument {position} is {kind}; pass a list of the texts or records to divide.")
+        raise TypeError(f"shard() argument {position} is {kind}; pass a list of the strings or records to divide.")
     if isinstance(data, Mapping):
         raise TypeError(
             f"shard() argument {position} is a {kind}, which has no row order; pass its values as separate arguments "

@@ -240,7 +240,7 @@ def strings(texts: list[str | None], kind: str) -> Any:
         or type(texts) is not list
         or not {type(each) for each in texts} <= {str, type(None)}
     ):
-        raise ValueError("no array of texts")
+        raise ValueError("not an array of strings")
     return _library("pandas").array(texts, dtype=kind)
 
 

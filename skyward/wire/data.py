@@ -76,7 +76,7 @@ class _Machine:
             code = self._file.read(1).decode("latin-1")
             opcode = _OPCODES.get(code)
             if opcode is None:
-                raise NotDataError("something that is no pickle")
+                raise NotDataError("something that is not a pickle")
             if opcode.name == "STOP":
                 (value,) = self._items([self._stack.pop()])
                 return value
@@ -116,7 +116,7 @@ class _Machine:
 
     def tuple_of(self, count: int) -> None:
         if len(self._stack) < count:
-            raise NotDataError("something that is no pickle")
+            raise NotDataError("something that is not a pickle")
         start = len(self._stack) - count
         self._stack[start:] = [tuple(self._items(self._stack[start:]))]
 

@@ -185,7 +185,7 @@ def record(module: str, name: str, values: dict[str, Any]) -> Any:
     kind = _class(module, name, object)
     fields = getattr(kind, "__dataclass_fields__", None)
     if not isinstance(fields, dict):
-        raise NotDataError(f"a {module}.{name}, which is no dataclass here")
+        raise NotDataError(f"a {module}.{name}, which is not a dataclass here")
     if not _is_own(module):
         raise NotDataError(f"a {module}.{name}, a dataclass that this program does not define itself")
     if hasattr(kind, "__del__"):
@@ -213,7 +213,7 @@ def _class(module: str, name: str, base: type) -> Any:
     for part in name.split("."):
         found = found.__dict__.get(part)
         if not isinstance(found, type):
-            raise NotDataError(f"a {module[:80]}.{name[:80]}, which is no class of this program")
+            raise NotDataError(f"a {module[:80]}.{name[:80]}, which is not a class of this program")
     if not issubclass(found, base):
         raise NotDataError(f"a {module}.{name} as if it were a {base.__name__}")
     return found

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 from skyward.errors import ConfigError, PluginError, RemoteError, RemoteTraceback, SerializationError, WireError
 
 _FRAME = re.compile(r'^(?P<indent>[ |]*)File "(?P<file>[^"]+)", line (?P<line>\d+), in .*$')
-_LONGEST = 200_000  # characters of a text that are sent
+_LONGEST = 200_000  # characters of a string that are sent
 _HEAP_TYPE = 1 << 9  # flag of classes that are not built into the interpreter
-_FROM_TEXT: dict[str, type[Exception]] = {  # of a text alone
+_FROM_TEXT: dict[str, type[Exception]] = {  # of a string alone
     f"{kind.__module__}.{kind.__qualname__}": kind for kind in (ConfigError, PluginError, SerializationError, WireError)
 }
 _OURS = ("skyward.runner", "skyward.wire")  # frames below the user's code, which say nothing about it
@@ -149,7 +149,7 @@ def restore(error: BaseException, state: dict[str, Any]) -> None:
 
 
 def _shortened(text: str) -> str:
-    """A text, without its middle where it is so long that nobody reads it."""
+    """A string, without its middle where it is so long that nobody reads it."""
     if len(text) <= _LONGEST:
         return text
     return f"{text[: _LONGEST // 2]}\n... ({len(text) - _LONGEST} characters) ...\n{text[-_LONGEST // 2 :]}"

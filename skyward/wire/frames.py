@@ -261,7 +261,7 @@ class Connection:
             return None
         kind, n_buffers, head_size, ident = HEADER.unpack_from(self._space, self._start)
         if n_buffers > _MAX_BUFFERS or head_size > _MAX_BYTES:
-            raise WireError(f"The connection carries bytes that are no message (a head of {head_size} bytes).")
+            raise WireError(f"The connection carries bytes that are not a message (a head of {head_size} bytes).")
         total = HEADER.size + head_size
         if n_buffers or total > _READ:
             return self._large(kind, ident, n_buffers, head_size)
@@ -277,7 +277,7 @@ class Connection:
         self._start += HEADER.size
         sizes = [size for (size,) in _SIZE.iter_unpack(self._read(n_buffers * _SIZE.size))]
         if any(size > _MAX_BYTES for size in sizes):
-            raise WireError("The connection carries bytes that are no message (a buffer of impossible size).")
+            raise WireError("The connection carries bytes that are not a message (a buffer of impossible size).")
         head = self._read(head_size)
         return Frame(kind, ident, head, [self._read(n) for n in sizes])
 

@@ -115,4 +115,4 @@ def decode(head: bytes | bytearray | memoryview) -> dict[str, Any]:
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"a control message holds {name}, which is no number of JSON")
+    raise ValueError(f"a control message holds {name}, which is not a number of JSON")

@@ -28,7 +28,7 @@ class Kind(IntEnum):
     OPEN = 1
     DATA = 2
     END = 3  # this direction has ended
-    RESET = 4  # both have, with an error; a text may say why
+    RESET = 4  # both have, with an error; a string may say why
     TAKEN = 5  # so many bytes have gone on
 
 

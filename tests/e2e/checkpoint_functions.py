@@ -48,7 +48,7 @@ def commits(name: str, rank: int | None = None) -> tuple[int, dict[str, str]]:
 
 @sky.compute
 def write(name: str, text: str, rank: int | None = None, until: tuple[str, int] | None = None) -> int:
-    """Commit a text; `until` whoever listens at that address closes the connection, the call keeps the checkpoint."""
+    """Commit a string; `until` whoever listens at that address closes the connection, the call keeps the checkpoint."""
     info = sky.instance_info()
     assert info is not None
     state = sky.checkpoint(name, rank=rank)

@@ -107,7 +107,7 @@ class Kernel:
 
 
 def wait_until_printed(cell: Cell, text: str, limit_s: float = 30) -> None:
-    """Wait until a cell has printed a text to standard output."""
+    """Wait until a cell has printed a string to standard output."""
     end = time.monotonic() + limit_s
     while text not in cell.printed():
         assert time.monotonic() < end, cell.published

@@ -56,7 +56,7 @@ class Terminal:
         os.write(self._ours, keys.encode())
 
     def wait_for(self, text: str, seconds: float = 60) -> str:
-        """Wait until a text is shown that has not been waited for yet; all that was shown up to it."""
+        """Wait until a string is shown that has not been waited for yet; all that was shown up to it."""
         deadline = time.monotonic() + seconds
         while (at := self.shown.find(text.encode())) < 0:
             left = deadline - time.monotonic()

@@ -32,7 +32,7 @@ def test_without_a_terminal_calls_fail_at_once() -> None:
     tried = ("breakpoint() in double() (debugged.py:14)", "breakpoint() in by_module() (debugged.py:24)")
     for error, what in zip(errors, (*tried, "input() in name_of() (debugged.py:30)"), strict=True):
         assert error.startswith(f"TerminalError: {what} needs the terminal of the program that opened the pool")
-        assert "its standard input is no terminal" in error
+        assert "its standard input is not a terminal" in error
         assert ("sky.debug(" if "breakpoint" in what else "as an argument") in error
 
 

@@ -33,7 +33,7 @@ def soon(condition: Callable[[], bool]) -> None:
 
 
 def processes_with(text: str) -> list[str]:
-    """Command lines of this machine's processes that contain a text."""
+    """Command lines of this machine's processes that contain a string."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:

@@ -119,7 +119,7 @@ def test_links_lead_somewhere(document: Path) -> None:
 
 @each_document
 def test_make_targets_exist(document: Path) -> None:
-    """Every `make target` in a text is one."""
+    """Every `make target` in a document exists."""
     rules = re.findall(r"^\.PHONY: (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     targets = {target for rule in rules for target in rule.split()}
     named = {

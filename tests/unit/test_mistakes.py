@@ -51,14 +51,14 @@ def local() -> Iterator[sky.ComputePool]:
         ({"image": sky.Image}, r"the class Image: write sky\.Image\(\.\.\.\)"),
         ({"image": "python:3.12"}, r"write sky\.Image\(base='python:3\.12'\)"),
         ({"env": {"N": 3}}, r"write 'N': '3'"),
-        ({"env": ["A=1"]}, r"mapping from names to texts, such as"),
+        ({"env": ["A=1"]}, r"mapping from names to strings, such as"),
         ({"accelerator": 2}, r"such as 'A100:4', or sky\.Accelerator\(\.\.\.\); found 2"),
         ({"accelerator": "A100x4"}, r"write 'A100:4'"),
         ({"accelerator": "4xH100"}, r"write 'H100:4'"),
         ({"accelerator": "A10O"}, r"is 'A10' meant\?"),
         ({"worker": 4}, r"write concurrency=4"),
         ({"timeout": "5m"}, r"timeout= takes a number of seconds above 0; found '5m'"),
-        ({"name": 3}, r"name= takes a text; found 3"),
+        ({"name": 3}, r"name= takes a string; found 3"),
         ({"checkpoints": 3}, r"checkpoints= names a directory; found 3"),
     ],
 )
@@ -198,8 +198,8 @@ def test_a_platform_without_its_system_says_how_it_is_written() -> None:
     ("made", "said"),
     [
         (lambda: sky.Docker(base_url="/run/docker.sock").find(), r"write 'unix:///run/docker\.sock'"),
-        (lambda: sky.Docker(base_url=cast(Any, 3)).find(), r"base_url is a text of the form unix:///"),
-        (lambda: sky.AWS(region=cast(Any, 3)), r"sky\.AWS: region is a text"),
+        (lambda: sky.Docker(base_url=cast(Any, 3)).find(), r"base_url is a string of the form unix:///"),
+        (lambda: sky.AWS(region=cast(Any, 3)), r"sky\.AWS: region is a string"),
     ],
 )
 def test_an_address_of_another_form_says_which_it_takes(made: Callable[[], object], said: str) -> None:

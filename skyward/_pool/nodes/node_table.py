@@ -171,7 +171,7 @@ class NodeTable:
         text = "\n".join(dict.fromkeys(map(str, errors)))
         try:
             return kinds.pop()(text) if len(kinds) == 1 else PoolError(text)
-        except TypeError:  # a class that needs more than a text
+        except TypeError:  # a class that needs more than a message
             return PoolError(text)
 
     def _not_early(self) -> list[NodeSlot]:

@@ -193,7 +193,7 @@ def _behind(name: str, given: Sequence[str]) -> list[str]:
 
 
 def _shell_runs(given: Sequence[str], read: Callable[[str], bytes | None]) -> bool:
-    """A shell runs a text (`-c`), a script, or, with nothing, the file that is its first argument: no command."""
+    """A shell runs a string (`-c`), a script, or, with nothing, the file that is its first argument: no command."""
     text = next((at + 1 for at, word in enumerate(given) if re.fullmatch(r"-[a-z]*c", word)), None)
     if text is not None:  # the first word after the text is $0, so that a command is whole only behind one
         return len(given) > text + 1 and bool(_RUNS_ARGUMENTS.search(given[text]))

@@ -53,7 +53,7 @@ def git_rules(folder: Path) -> tuple[GitRules, ...]:
     def is_pattern(line: str) -> bool:
         try:
             GitIgnoreSpec.from_lines([line])
-        except (ValueError, re.error):  # git passes over what is no pattern, such as "!" and "[z-a]"
+        except (ValueError, re.error):  # git passes over what is not a pattern, such as "!" and "[z-a]"
             return False
         return True
 

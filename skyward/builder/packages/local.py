@@ -55,7 +55,7 @@ def local_packages(image: Image, root: Path) -> tuple[LocalPackage, ...]:
         root: what its relative paths are relative to.
 
     Raises:
-        ConfigError: a path does not exist, or is no wheel or project whose needs can be read.
+        ConfigError: a path does not exist, or is not a wheel or project whose needs can be read.
     """
     found = [(entry, path) for entry in image.pip if (path := local_path(entry)) is not None]
     return tuple(_package(entry, located(root, path)) for entry, path in found)
@@ -127,7 +127,7 @@ def _package(entry: str, path: Path) -> LocalPackage:
     except (ConfigError, InvalidRequirement, tomllib.TOMLDecodeError, OSError) as error:
         raise ConfigError(f"Image: pip={entry!r} cannot be used: {error}") from error
     if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", name):  # it becomes a folder of the build
-        raise ConfigError(f"Image: pip={entry!r} calls itself {name!r}, which is no name of a Python package.")
+        raise ConfigError(f"Image: pip={entry!r} calls itself {name!r}, which is not a name of a Python package.")
     return LocalPackage(
         entry=entry,
         name=package_name(name),
@@ -161,7 +161,7 @@ def _of_wheel(path: Path, extras: tuple[str, ...]) -> tuple[str, tuple[str, ...]
             name = next(name for name in wheel.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", name))
             metadata = HeaderParser().parsestr(wheel.read(name).decode("utf-8"))
     except (BadZipFile, StopIteration) as error:
-        raise ConfigError(f"{path} is no wheel: {str(error) or 'it holds no metadata'}.") from None
+        raise ConfigError(f"{path} is not a wheel: {str(error) or 'it holds no metadata'}.") from None
     offered = {package_name(name) for name in metadata.get_all("Provides-Extra", [])}
     if unknown := sorted(set(extras) - offered):
         raise ConfigError(f"{path.name} has no extra {unknown[0]!r}; it has: {_listed(offered)}.")

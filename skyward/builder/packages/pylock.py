@@ -112,7 +112,7 @@ def read_pylock(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} cannot be read: {error}.") from None
     version = str(document.get("lock-version", ""))
     if version.partition(".")[0] != "1" or not isinstance(document.get("packages", []), list):
-        raise ConfigError(f"{path} is no lock file of version 1.0 (PEP 751); its lock-version is {version!r}.")
+        raise ConfigError(f"{path} is not a lock file of version 1.0 (PEP 751); its lock-version is {version!r}.")
     return document
 
 

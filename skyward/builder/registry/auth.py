@@ -181,7 +181,7 @@ def _from_auths(auths: dict[str, Any], registry: str, origin: str) -> Credential
         username, colon, password = decoded.rstrip("\0").partition(":")
         if not colon:
             raise RegistryError(
-                f"The entry of {registry} in {origin} is no user name and password.",
+                f"The entry of {registry} in {origin} is not a user name and password.",
                 f"Write it anew with `docker logout {registry}` and `docker login {registry}`.",
             )
     found = Credentials(
@@ -230,7 +230,7 @@ def _ask_program(program: str, registry: str, environ: Mapping[str, str]) -> Cre
         found = json.loads(done.stdout)
         username, secret = str(found["Username"]), str(found["Secret"])
     except (ValueError, KeyError, TypeError):
-        raise RegistryError(f"{asked} answered what is no credential.", remedy) from None
+        raise RegistryError(f"{asked} answered what is not a credential.", remedy) from None
     if username == _TOKEN_USER:
         return Credentials(identity_token=secret)
     return Credentials(username=username, password=secret) if username or secret else None

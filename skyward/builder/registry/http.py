@@ -210,7 +210,7 @@ def origin_of(url: str) -> tuple[str, str, int]:
     except LocationParseError:
         parts = None
     if parts is None or not parts.scheme or not parts.host:
-        raise RegistryError("A registry led to an address that is no URL.", "Ask who runs the registry.")
+        raise RegistryError("A registry led to an address that is not a URL.", "Ask who runs the registry.")
     scheme = parts.scheme.lower()
     return scheme, parts.host.lower(), parts.port or _PORTS.get(scheme, 0)
 

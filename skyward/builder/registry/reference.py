@@ -76,12 +76,12 @@ def parse_reference(text: str) -> Reference:
     registry, path = _split_registry(name)
     repository, colon, tag = path.partition(":")
     if colon and not _TAG.fullmatch(tag):
-        raise _wrong(text, f"{tag!r} is no tag: letters, digits, '_', '.' and '-', at most 128")
+        raise _wrong(text, f"{tag!r} is not a tag: letters, digits, '_', '.' and '-', at most 128")
     if not _REGISTRY.fullmatch(registry):
-        raise _wrong(text, f"{registry!r} is no registry: a host name, and a port if it has one")
+        raise _wrong(text, f"{registry!r} is not a registry: a host name, and a port if it has one")
     if not _REPOSITORY.fullmatch(repository) or len(f"{registry}/{repository}") > _LONGEST_NAME:
         why = "lower-case letters, digits, and single '.', '_', '__' or '-' between them, parted by '/'"
-        raise _wrong(text, f"{repository!r} is no repository: {why}")
+        raise _wrong(text, f"{repository!r} is not a repository: {why}")
     return Reference(
         registry=registry,
         repository=repository,

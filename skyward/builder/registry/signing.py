@@ -47,8 +47,7 @@ def private_key(path: str | Path) -> EllipticCurvePrivateKey:
         key: Any = load_pem_private_key(text, password)
     except (ValueError, TypeError):
         raise ConfigError(
-            f"The key {path} cannot be used: it is no private key in PEM form, or COSIGN_PASSWORD is not its password. "
-            f"{_MAKE}"
+            f"The key {path} cannot be used: it is not a private key in PEM form, or COSIGN_PASSWORD is wrong. {_MAKE}"
         ) from None
     if not isinstance(key, EllipticCurvePrivateKey) or not isinstance(key.curve, SECP256R1):
         raise ConfigError(f"The key {path} is not one for ECDSA on the curve P-256. {_MAKE}")
@@ -68,7 +67,7 @@ def public_key(path: str | Path) -> EllipticCurvePublicKey:
     try:
         key: Any = load_pem_public_key(text)
     except ValueError:
-        raise ConfigError(f"{path} is no public key in PEM form. {_MAKE}") from None
+        raise ConfigError(f"{path} is not a public key in PEM form. {_MAKE}") from None
     if not isinstance(key, EllipticCurvePublicKey) or not isinstance(key.curve, SECP256R1):
         raise ConfigError(f"The key {path} is not one for ECDSA on the curve P-256. {_MAKE}")
     return key

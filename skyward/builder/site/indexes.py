@@ -125,7 +125,7 @@ def _tool_table(project: Path) -> dict[str, Any]:
 
 def _checked_map(table: Any, place: str) -> dict[str, str]:
     if not isinstance(table, dict) or not all(isinstance(target, str) for target in table.values()):
-        raise ConfigError(f"{place} must map index URLs to URLs or folders of wheels, both as texts.")
+        raise ConfigError(f"{place} must map index URLs to URLs or folders of wheels, both as strings.")
     return {url.rstrip("/"): target for url, target in table.items()}
 
 

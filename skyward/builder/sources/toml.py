@@ -25,9 +25,9 @@ from skyward.model.spec import Nodes
 
 type_check = with_config(ConfigDict(extra="forbid", strict=True))
 Location = tuple[str | int, ...]
-Text = Annotated[str, Field(title="a text")]
-Texts = Annotated[list[str], Field(title="a list of texts")]
-TableOfTexts = Annotated[dict[str, str], Field(title="a table of texts")]
+Text = Annotated[str, Field(title="a string")]
+Texts = Annotated[list[str], Field(title="a list of strings")]
+TableOfTexts = Annotated[dict[str, str], Field(title="a table of strings")]
 
 
 @type_check
@@ -101,7 +101,7 @@ class ImageFile(TypedDict, total=False):
         Field(title="true or false", description="Put includes into the image, instead of sending them to the nodes."),
     ]
     platform: Annotated[
-        str, Field(title="a text such as 'linux/amd64'", description="Platform of the image. Default: the nodes'.")
+        str, Field(title="a string such as 'linux/amd64'", description="Platform of the image. Default: the nodes'.")
     ]
     lock: Annotated[
         str,
@@ -114,7 +114,7 @@ class ImageFile(TypedDict, total=False):
         list[str] | dict[str, dict[str, Any]], Field(title=_PLUGINS, description="Plugins of the pool, by name.")
     ]
     accelerator: Annotated[
-        str, Field(title="a text such as 'A100' or 'A100:4'", description="Accelerators of each node, for plugins.")
+        str, Field(title="a string such as 'A100' or 'A100:4'", description="Accelerators of each node, for plugins.")
     ]
     nodes: Annotated[int, Field(ge=1, title="a whole number, at least 1", description="Number of nodes, for plugins.")]
 
@@ -222,7 +222,7 @@ def _sentence(location: Location, mistake: str, found: object, titles: Mapping[s
         return f"there is no key {name!r}. " + (
             f"Did you mean {' or '.join(close)}?" if close else f"Known keys: {', '.join(titles)}."
         )
-    types = {"string_type": "a text", "list_type": "a list", "dict_type": "a table"}
+    types = {"string_type": "a string", "list_type": "a list", "dict_type": "a table"}
     wanted = titles[name] if name in titles else types[mistake]
     return f"{name or 'this'} must be {wanted}; found {found!r}."
 
@@ -252,7 +252,7 @@ def _raise_all(path: Path, text: str, problems: Mapping[Location, str], above: L
 def _line(text: str, location: Location) -> int:
     """The line of the statement that sets a value: the one after which the text up to there has it.
 
-    A text cut between two statements is TOML, and one cut within a statement is none.
+    Text cut between two statements is TOML, and one cut within a statement is none.
     """
     lines = text.split("\n")
     found, start, depth = 1, 0, 0

@@ -43,7 +43,7 @@ class CloudProvider(Provider):
         title = f"sky.{type(self).__name__}"
         region: object = getattr(self, "region", None)
         if region is not None and not isinstance(region, str):
-            raise ConfigError(f"{title}: region is a text, the provider's name for it; found {region!r}.")
+            raise ConfigError(f"{title}: region is a string, the provider's name for it; found {region!r}.")
         if self.build not in ("local", "remote"):
             raise ConfigError(f"{title}: build must be 'local' or 'remote'; found {self.build!r}.")
         if self.disk_gb is not None and self.disk_gb <= 0:

@@ -202,5 +202,5 @@ def _standby(container: Mapping[str, Any]) -> Standby:
     labels = container["Labels"]
     gpus = labels.get(GPUS, "0")
     if not gpus.isdigit():
-        raise ProviderError(f"Container {name} has the label {GPUS}={gpus}, which is no number of GPUs.")
+        raise ProviderError(f"Container {name} has the label {GPUS}={gpus}, which is not a number of GPUs.")
     return Standby(container["Id"], name, address, container["Image"], labels[POOL], int(gpus))

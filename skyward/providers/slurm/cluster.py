@@ -163,7 +163,7 @@ def facts_in(text: str, login: str, folder: str) -> ClusterFacts:
 
     if not one("slurm"):
         raise ProviderError(
-            f"There is no sbatch on {login}: it is no login node of a Slurm cluster, or Slurm is not in the PATH of "
+            f"There is no sbatch on {login}: it is not a login node of a Slurm cluster, or Slurm is not in the PATH of "
             "commands there."
         )
     if not one("SlurmctldHost"):

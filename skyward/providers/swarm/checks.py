@@ -37,7 +37,7 @@ def check_manager(url: str, info: Document) -> None:
         raise ProviderError(f"The swarm of the engine at {url} is locked. Unlock it: `docker swarm unlock`.")
     why = f" ({swarm['Error']})" if swarm.get("Error") else ""
     raise ProviderError(
-        f"The engine at {url} is in no swarm that works: its state is {state!r}{why}. Start one with `docker swarm "
+        f"The engine at {url} is not in a working swarm: its state is {state!r}{why}. Start one with `docker swarm "
         "init`, or name a manager of yours: sky.Swarm('ssh://user@host')."
     )
 

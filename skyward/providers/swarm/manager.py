@@ -40,7 +40,7 @@ class ManagerAddress:
         """
         given: object = engine
         if given is not None and not isinstance(given, str):
-            raise ConfigError(f"sky.Swarm: a manager is named by a text such as 'ssh://user@host'; found {given!r}.")
+            raise ConfigError(f"sky.Swarm: a manager is named by a string such as 'ssh://user@host'; found {given!r}.")
         text = engine or os.environ.get("DOCKER_HOST") or ""
         if text.startswith("ssh://"):
             host = SshHost.parse(text)

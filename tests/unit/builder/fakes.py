@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-# what a Debian with a Python of its own has, as far as builds look at it; a text that begins with "->" is a link
+# what a Debian with a Python of its own has, as far as builds look at it; a string that begins with "->" is a link
 DEBIAN: Mapping[str, str] = {
     **{f"/usr/bin/{name}": "" for name in ("cat", "chmod", "cp", "find", "grep", "mkdir", "sleep", "touch", "apt-get")},
     "/bin/sh": "->/usr/bin/dash",

@@ -123,7 +123,7 @@ def test_a_dockerfile_as_base(tmp_path: Path, text: str, base: Dockerfile) -> No
     ],
 )
 def test_dates_of_toml(tmp_path: Path, value: str, kept: str) -> None:
-    """A date may be TOML's own or a text."""
+    """A date may be TOML's own or a string."""
     assert load(written(tmp_path, f"exclude_newer = {value}")).image.exclude_newer == kept
 
 
@@ -141,12 +141,12 @@ def test_plugins_as_a_list(tmp_path: Path) -> None:
     [
         ('pips = ["numpy"]', r"there is no key 'pips'. Did you mean pip"),
         ("qqq = 1", r"there is no key 'qqq'. Known keys: base, python, apt"),
-        ('pip = "numpy"', r"pip must be a list of texts; found 'numpy'"),
-        ('apt = ["git", 1]', r"apt.1 must be a text; found 1"),
+        ('pip = "numpy"', r"pip must be a list of strings; found 'numpy'"),
+        ('apt = ["git", 1]', r"apt.1 must be a string; found 1"),
         ("python = 3.12", r"python must be 'auto' or a minor version in quotes, such as '3.12'; found 3.12"),
         ('python = "3"', r"python must be 'auto' or a minor version"),
-        ("env = {A = 1}", r"env.A must be a text; found 1"),
-        ('env = "A=1"', r"env must be a table of texts; found 'A=1'"),
+        ("env = {A = 1}", r"env.A must be a string; found 1"),
+        ('env = "A=1"', r"env must be a table of strings; found 'A=1'"),
         ('bake = "yes"', r"bake must be true or false; found 'yes'"),
         ("nodes = true", r"nodes must be a whole number, at least 1; found True"),
         ("nodes = 0", r"nodes must be a whole number, at least 1; found 0"),
@@ -203,9 +203,9 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
         load(file)
     assert str(caught.value).splitlines() == [
         f"{file}:2: python must be 'auto' or a minor version such as '3.12'; found '3'.",
-        f"{file}:3: pip.1 must be a text; found 1.",
+        f"{file}:3: pip.1 must be a string; found 1.",
         f"{file}:7: there is no key 'bse'. Did you mean base?",
-        f"{file}:11: env.B must be a text; found 2.",
+        f"{file}:11: env.B must be a string; found 2.",
         f"{file}:13: base.dockerfile is missing.",
         f"{file}:18: pip_indexes.0.packages must be a list; found 'a'.",
     ]

@@ -93,7 +93,7 @@ def test_what_is_no_notebook(tmp_path: Path, text: str) -> None:
     """One sentence says so."""
     (tmp_path / "train.ipynb").write_text(text)
 
-    with pytest.raises(ConfigError, match="is no Jupyter notebook"):
+    with pytest.raises(ConfigError, match="is not a Jupyter notebook"):
         pools_in_script(tmp_path / "train.ipynb")
 
 

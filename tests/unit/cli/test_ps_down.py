@@ -213,7 +213,7 @@ def test_all_shows_what_it_ends_and_asks(
 def test_all_ends_nothing_where_nobody_can_be_asked(
     words: list[str], ended: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such as in a script, which must say --yes; a closed input is no terminal either."""
+    """Such as in a script, which must say --yes; a closed input is not a terminal either."""
     for no_terminal in (io.StringIO("y\n"), None):
         monkeypatch.setattr("sys.stdin", no_terminal)
         assert main(["down", *words]) == 2

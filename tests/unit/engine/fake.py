@@ -29,7 +29,7 @@ class FakeEngine:
         requests: method and path of each request.
         pushes: messages that a push or a pull answers with.
         silence_s: before the last of them.
-        files: content of the files of every image by path; a text that begins with "->" is a link.
+        files: content of the files of every image by path; a string that begins with "->" is a link.
     """
 
     def __init__(self, path: Path) -> None:

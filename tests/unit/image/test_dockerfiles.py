@@ -36,7 +36,7 @@ def test_frameworks_have_a_layer_of_their_own(name: str) -> None:
 
 
 def test_the_machine_does_not_show(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Neither the site's base nor the working directory changes a text."""
+    """Neither the site's base nor the working directory changes a Dockerfile."""
     monkeypatch.setenv("SKYWARD_BASE", "registry.example/other:1")
     monkeypatch.chdir(tmp_path)
     for path in PATHS:

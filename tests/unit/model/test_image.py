@@ -111,9 +111,9 @@ def test_replace_and_pickle_keep_the_value() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"pip": "numpy"}, r"pip must be a list of texts; found 'numpy'"),
+        ({"pip": "numpy"}, r"pip must be a list of strings; found 'numpy'"),
         ({"pip": ["-x requirements.txt"]}, r"pip .*'-x requirements.txt'"),
-        ({"pip": ["--index-url https://a.example"]}, r"pip must be .* '-r FILE'.*An index is said in pip_indexes"),
+        ({"pip": ["--index-url https://a.example"]}, r"pip must be .* '-r FILE'.*Give an index in pip_indexes"),
         ({"pip": ["-e git+https://a.example/x"]}, r"pip must be repositories with the package's name, such as 'NAME @"),
         ({"pip": ["-e git+file:///srv/x#egg=x"]}, r"pip must be a URL that starts with .*git\+https"),
         ({"project": "."}, r"project must be a Project; found '.'"),
@@ -127,7 +127,7 @@ def test_replace_and_pickle_keep_the_value() -> None:
         ({"base": 3}, r"base must be an image reference .*found 3"),
         ({"build_env": {"A-B": "1"}}, r"build_env .*'A-B'"),
         ({"build_env": {"A": 1}}, r"build_env\['A'\] .*found 1"),
-        ({"requirements": "requirements.txt"}, r"requirements must be a list of texts; found 'requirements.txt'"),
+        ({"requirements": "requirements.txt"}, r"requirements must be a list of strings; found 'requirements.txt'"),
         ({"requirements": [" "]}, r"requirements must be a path"),
         ({"groups": ["train>=2"]}, r"groups must be names of dependency groups.*'train>=2'"),
         ({"secrets": ["HF TOKEN"]}, r"secrets must be names.*'HF TOKEN'"),

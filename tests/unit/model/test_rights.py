@@ -23,14 +23,14 @@ def test_nothing_is_given_unless_asked_for() -> None:
 @pytest.mark.parametrize(
     ("user", "privileges", "said"),
     [
-        (0, (), r"user is a text, .*found 0\."),
-        ("", (), r"user is a text"),
-        ("a:b:c", (), r"user is a text"),
-        ("-u", (), r"user is a text"),
+        (0, (), r"user is a string, .*found 0\."),
+        ("", (), r"user is a string"),
+        ("a:b:c", (), r"user is a string"),
+        ("-u", (), r"user is a string"),
         (None, "SYS_PTRACE", r"privileges is a list of capabilities.*found 'SYS_PTRACE'"),
         (None, [1], r"privileges is a list"),
         (None, None, r"privileges is a list"),
-        (None, ["SYS_PTRACER"], r"'SYS_PTRACER', which is no capability of Linux\. Is SYS_PTRACE meant\?"),
+        (None, ["SYS_PTRACER"], r"'SYS_PTRACER', which is not a capability of Linux\. Is SYS_PTRACE meant\?"),
     ],
 )
 def test_what_is_no_right_is_refused(user: object, privileges: object, said: str) -> None:

@@ -49,13 +49,13 @@ def test_what_is_not_set_is_named(environment: dict[str, str]) -> None:
     ],
 )
 def test_what_is_no_secret_is_refused(wrong: Any) -> None:
-    """A text is no list of names, and the pool's own variables are nobody's."""
+    """A string is no list of names, and the pool's own variables are nobody's."""
     with pytest.raises(ConfigError, match=r"^secrets"):
         Secrets.of(wrong)
 
 
 def test_errors_and_representations_show_no_value() -> None:
-    """Not of a text given by mistake either, which may be the secret itself."""
+    """Not of a string given by mistake either, which may be the secret itself."""
     secrets = Secrets.of({"TOKEN": CANARY})
     with pytest.raises(ConfigError) as error:
         Secrets.of({"TOKEN": CANARY + "\0"})

@@ -20,7 +20,7 @@ from skyward.model.volume import Volume, volumes_of
         ({"mount": "/data/../etc"}, "mount is an absolute path"),
         ({"mount": "/usr"}, "holds the node's own files"),
         ({"mount": "/"}, "holds the node's own files"),
-        ({"prefix": None}, "prefix is a text"),
+        ({"prefix": None}, "prefix is a string"),
         ({"read_only": "yes"}, "read_only True or False"),
     ],
 )

@@ -123,7 +123,7 @@ def test_only_what_runs_on_nodes_is_sent(cluster: Cluster) -> None:
 
 
 def test_one_op_alone_is_not_taken_letter_by_letter(cluster: Cluster) -> None:
-    """A hook that returns a text means one command."""
+    """A hook that returns a string means one command."""
     setup = node_setup([Plugin.create("p").with_bootstrap(lambda _: "echo hello")], cluster)
     assert [step.op for step in setup.steps] == ["echo hello"]
 
@@ -131,7 +131,7 @@ def test_one_op_alone_is_not_taken_letter_by_letter(cluster: Cluster) -> None:
 @pytest.mark.parametrize(
     ("bootstrap", "reason"),
     [
-        (lambda _: (None,), "must return shell texts and functions; found a NoneType"),
+        (lambda _: (None,), "must return shell commands and functions; found a NoneType"),
         (lambda _: 1 / 0, "failed: ZeroDivisionError"),
         (lambda _: (threading.Lock().acquire,), "cannot be pickled"),
     ],

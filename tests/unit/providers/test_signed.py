@@ -21,6 +21,6 @@ def test_a_provider_without_a_registry(tmp_path: Path) -> None:
     key = tmp_path / "team.pub"
     key.touch()
     for provider in (sky.Local(), sky.Docker(), sky.SSH("node1"), [sky.SSH("node1", registry="r.io/x"), sky.Local()]):
-        with pytest.raises(ConfigError, match=r"team\.pub'\) wants the image's signature to be verified.* registry="):
+        with pytest.raises(ConfigError, match=r"team\.pub'\) requires a signature of the image.* registry="):
             sky.ComputePool(provider, verify=str(key), display="quiet")
     sky.ComputePool(sky.SSH("node1", registry="r.io/x"), verify=str(key), display="quiet")

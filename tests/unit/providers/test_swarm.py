@@ -103,14 +103,14 @@ def test_tasks_have_the_rights_that_were_asked_for(
 
 
 def test_a_manager_is_named_by_a_text() -> None:
-    with pytest.raises(ConfigError, match=r"sky\.Swarm: a manager is named by a text such as .*; found 3"):
+    with pytest.raises(ConfigError, match=r"sky\.Swarm: a manager is named by a string such as .*; found 3"):
         sky.Swarm(3)  # type: ignore[arg-type]
 
 
 def test_a_wrong_user_or_privilege_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"sky\.Swarm: privileges names 'SYS_PTRACER'.*SYS_PTRACE meant"):
         sky.Swarm("unix:///engine", privileges=["sys_ptracer"])
-    with pytest.raises(ConfigError, match=r"sky\.Swarm: user is a text"):
+    with pytest.raises(ConfigError, match=r"sky\.Swarm: user is a string"):
         sky.Swarm("unix:///engine", user=1000)  # type: ignore[arg-type]
     assert sky.Swarm("unix:///engine", user="app").rights.user == "app"
 

@@ -108,7 +108,7 @@ def test_places_are_those_of_cp(
     [
         (["data"], "none/new", "There is no folder none; make it first."),
         (["data/run.sh"], "new/", "There is no folder new; make it first."),
-        (["data", "data/sub"], "new", "new is no folder"),
+        (["data", "data/sub"], "new", "new is not a folder"),
         (["missing"], "new", "missing does not exist."),
     ],
 )
@@ -152,7 +152,7 @@ def test_what_cannot_be_copied_is_named_and_the_rest_is(source: Path, tmp_path: 
 
 
 def hostile(*members: tarfile.TarInfo | str) -> io.BytesIO:
-    """A stream with these entries; a text is the name of a file with the content "evil"."""
+    """A stream with these entries; a string is the name of a file with the content "evil"."""
     stream = io.BytesIO()
     with tarfile.open(mode="w|", fileobj=stream) as archive:
         for each in members:

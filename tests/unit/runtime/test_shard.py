@@ -182,8 +182,8 @@ def test_an_impossible_node_is_refused(node: int, total: int | None) -> None:
 @pytest.mark.parametrize(
     ("data", "remedy"),
     [
-        ("text", "a list of the texts"),
-        (b"bytes", "a list of the texts"),
+        ("text", "a list of the strings"),
+        (b"bytes", "a list of the strings"),
         ({"x": [1]}, "its values as separate arguments"),
         ({1, 2}, "sorted"),
         ({1: 2}.keys(), "sorted"),

@@ -130,7 +130,7 @@ def test_nonsense_is_refused_before_memory_is_taken(header: bytes) -> None:
     left, right = socket.socketpair()
     left.sendall(header)
 
-    with pytest.raises(WireError, match="no message"):
+    with pytest.raises(WireError, match="not a message"):
         Connection(right).receive()
     left.close()
     right.close()

@@ -82,7 +82,8 @@ class Calls:
                 kwargs |= found
             else:
                 self._reading.escape(found, node)
-                rest = found if isinstance(found, Unknown) else self._reading.unknown(keyword.value, "is no constant")
+                unknown = self._reading.unknown(keyword.value, "is not a constant")
+                rest = found if isinstance(found, Unknown) else unknown
         return self.call(called, Arguments(args, kwargs, rest), node)
 
     def call(self, called: Any, arguments: Arguments, node: ast.expr) -> Any:
@@ -143,7 +144,7 @@ class Calls:
             here = here.parent
         function = next((each for each, _ in reversed(self._active)), None)
         if here is None or function is None or function.owner is None:
-            return Unknown("is no constant")
+            return Unknown("is not a constant")
         args = function.node.args.args
         return Super(function.owner, here.values.get(args[0].arg) if args else None)
 
@@ -294,7 +295,7 @@ class Calls:
         if unknown is None and name in ("insert", "remove", "pop", "sort", "discard", "setdefault"):
             unknown = reading.unknown_in([*args[: 2 if name != "insert" else 1], *arguments.kwargs.values()])
             if any(isinstance(each, Function | Bound) for each in arguments.all()):
-                unknown = Unknown("is no constant", about=reading.about(node))
+                unknown = Unknown("is not a constant", about=reading.about(node))
         if name in ("remove", "sort", "index") and unknown is None:
             unknown = reading.unknown_in(owner)
         reading.state.touch(owner, place)

@@ -58,7 +58,7 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.NotIn: lambda one, other: one not in other,
 }
 _PLAIN = (str, bytes, int, float, bool, type(None), tuple, *CONTAINERS)
-MOST = 100_000  # a text or list may have as many parts
+MOST = 100_000  # a string or list may have as many parts
 _ENVIRONMENT = ("os.environ", "os.getenv", "os.getenvb")
 _FROM_ENVIRONMENT = (
     "is read from the environment when the script runs; `ComputePool(env=...)` gives nodes variables without becoming "
@@ -125,7 +125,7 @@ class Expressions:
         if isinstance(value, Unknown):
             return value
         self._reading.escape(value, node)
-        return self._reading.unknown(node, "is no list of constants")
+        return self._reading.unknown(node, "is not a list of constants")
 
     def read(self, name: str, scope: Scope) -> Any:
         """The value of a name."""
@@ -159,7 +159,7 @@ class Expressions:
             self._reading.used.add(id(owner))
             return field[0]
         self._reading.escape(owner, node)
-        return Unknown("is no name of skyward's")
+        return Unknown("is not a name of skyward's")
 
     def reference(self, name: str) -> Any:
         """What a dotted name stands for: a file beside the script, a constant, or the name as it is."""
@@ -189,7 +189,7 @@ class Expressions:
         """The result of a binary operator."""
         apply = OPERATORS.get(kind)
         if apply is None or not self._are_plain(node, left, right):
-            return next((each for each in (left, right) if isinstance(each, Unknown)), Unknown("is no constant"))
+            return next((each for each in (left, right) if isinstance(each, Unknown)), Unknown("is not a constant"))
         if kind in (ast.Mult, ast.Add) and _length(kind, left, right) > MOST:
             return Unknown("is too long")
         return self.applied(node, apply, left, right)
@@ -231,7 +231,8 @@ class Expressions:
                 values |= found
             else:
                 self._reading.escape(found, node)
-                unknown = unknown or (found if isinstance(found, Unknown) and found.why else Unknown("is no constant"))
+                known_why = isinstance(found, Unknown) and found.why
+                unknown = unknown or (found if known_why else Unknown("is not a constant"))
         if unknown is not None:
             self._reading.escape(values, node)
         return values if unknown is None else unknown
@@ -244,7 +245,7 @@ class Expressions:
         value = self.value(node.value, scope)
         spec = "" if node.format_spec is None else self.value(node.format_spec, scope)
         if not self._are_plain(node, value, spec):
-            return value if isinstance(value, Unknown) else Unknown("is no constant")
+            return value if isinstance(value, Unknown) else Unknown("is not a constant")
         convert = _CONVERSIONS.get(node.conversion, lambda each: each)
         return self.applied(node, lambda one, other: format(convert(one), other), value, spec)
 
@@ -257,7 +258,7 @@ class Expressions:
             answer = self.truth(value, node)
             return answer if isinstance(answer, Unknown) else not answer
         if not self._are_plain(node, value):
-            return value if isinstance(value, Unknown) else Unknown("is no constant")
+            return value if isinstance(value, Unknown) else Unknown("is not a constant")
         return self.applied(node, _SIGNS[type(node.op)], value)
 
     def truth(self, value: Any, node: ast.AST) -> bool | Unknown:
@@ -266,7 +267,7 @@ class Expressions:
             return value
         if isinstance(value, Instance | Reference):
             self._reading.escape(value, node)
-            return Unknown("is no constant", about=self._reading.about(node))
+            return Unknown("is not a constant", about=self._reading.about(node))
         return bool(value)
 
     def _boolop(self, node: ast.BoolOp, scope: Scope) -> Any:
@@ -294,7 +295,7 @@ class Expressions:
             is_identity = isinstance(sign, ast.Is | ast.IsNot) and (left is None or right is None)
             found = [each for each in (left, right) if isinstance(each, Unknown)]
             if found or (not is_identity and not self._are_plain(node, left, right)):
-                return found[0] if found else Unknown("is no constant")
+                return found[0] if found else Unknown("is not a constant")
             answer = self.applied(node, _COMPARISONS[type(sign)], left, right)
             if answer is not True:
                 return answer
@@ -328,7 +329,7 @@ class Expressions:
         if not isinstance(owner, _PLAIN) or isinstance(key, Unknown):
             for each in (owner, key):
                 self._reading.escape(each, node)
-            return next((each for each in (owner, key) if isinstance(each, Unknown)), Unknown("is no constant"))
+            return next((each for each in (owner, key) if isinstance(each, Unknown)), Unknown("is not a constant"))
         held: Any = owner  # whose other parts may well be unknown
         return self.applied(node, lambda each: held[each], key)
 
@@ -452,7 +453,7 @@ class Expressions:
 
         def once() -> None:
             for each in generators:
-                self._reading.statements.assign(each.target, self._reading.unknown(node, "is no constant"), scope)
+                self._reading.statements.assign(each.target, self._reading.unknown(node, "is not a constant"), scope)
                 for test in each.ifs:
                     self.value(test, scope)
             act(scope)
@@ -464,7 +465,7 @@ class Expressions:
         for part in ast.iter_child_nodes(node):
             if isinstance(part, ast.expr):
                 self._reading.escape(self.value(part, scope), node)
-        return Unknown("is no constant")
+        return Unknown("is not a constant")
 
 
 def _length(kind: type[ast.operator], left: Any, right: Any) -> int:

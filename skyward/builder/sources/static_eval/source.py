@@ -65,7 +65,7 @@ def _python_of(path: Path, content: bytes) -> tuple[str, list[tuple[int, int]]]:
         language = notebook.get("metadata", {}).get("kernelspec", {}).get("language", "python")
         cells = [(number, _text(cell)) for number, cell in enumerate(notebook["cells"], 1) if _is_code(cell)]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{path} is no Jupyter notebook (nbformat 4): {type(error).__name__}: {error}.") from None
+        raise ConfigError(f"{path} is not a Jupyter notebook (nbformat 4): {type(error).__name__}: {error}.") from None
     if language != "python":
         raise ConfigError(f"{path} is a notebook in {language}; only those in Python can be read.")
     lines, places = [], []

@@ -165,7 +165,7 @@ class Bound:
 
 
 class Method:
-    """A method of a value that is known: of a text, a container, an image."""
+    """A method of a value that is known: of a string, a container, an image."""
 
     __slots__ = ("name", "owner")
 

@@ -200,5 +200,5 @@ def test_origins(url: str, origin: tuple[str, str, int]) -> None:
 @pytest.mark.parametrize("url", ["", "/relative", "//host", "https://"])
 def test_no_origin(url: str) -> None:
     """What is no address is refused."""
-    with pytest.raises(RegistryError, match="no URL"):
+    with pytest.raises(RegistryError, match="not a URL"):
         origin_of(url)

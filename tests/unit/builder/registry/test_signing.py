@@ -110,7 +110,7 @@ def test_keys_that_cannot_be_used(tmp_path: Path, keys: tuple[Path, Path], image
         with pytest.raises(ConfigError, match=word) as caught:
             private_key(tmp_path / name)
         assert name in str(caught.value)
-    with pytest.raises(ConfigError, match=r"team\.key is no public key .*openssl"):
+    with pytest.raises(ConfigError, match=r"team\.key is not a public key .*openssl"):
         verify(*image, keys[0])
 
 

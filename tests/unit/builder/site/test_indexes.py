@@ -159,7 +159,7 @@ def test_mirrors(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"a": 1}'])
 def test_a_wrong_map(text: str, tmp_path: Path) -> None:
-    """SKYWARD_INDEXES must be an object of texts."""
+    """SKYWARD_INDEXES must be an object of strings."""
     with pytest.raises(ConfigError, match="SKYWARD_INDEXES"):
         mirrors({"SKYWARD_INDEXES": text}, tmp_path)
 
