@@ -73,5 +73,5 @@ def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.tar"
     with tarfile.open(path, "w") as tar:
         tar.addfile(tarfile.TarInfo("hello"))
-    with path.open("rb") as file, pytest.raises(ValueError, match="no archive of one image"):
+    with path.open("rb") as file, pytest.raises(ValueError, match="not an archive of one image"):
         Archive.of(file)

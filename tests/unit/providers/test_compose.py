@@ -72,7 +72,7 @@ def test_functions_have_no_privileges_unless_the_file_is_written_to_give_some(
 
 def test_the_command_refuses_what_is_no_capability(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["up", "--compose", "--privileges", "PTRACE"]) == 2
-    assert "no capability of Linux" in capsys.readouterr().err
+    assert "not a capability of Linux" in capsys.readouterr().err
 
 
 def test_a_file_has_nothing_that_docker_compose_1_29_rejects() -> None:
