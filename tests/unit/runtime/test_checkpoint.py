@@ -171,7 +171,7 @@ def test_links_are_refused(tmp_path: Path) -> None:
     state = checkpoint(tmp_path / "c")
     (state / "link").symlink_to("/etc/passwd")
 
-    with pytest.raises(CheckpointError, match="holds link, which is no file"):
+    with pytest.raises(CheckpointError, match="holds link, which is not a file"):
         state.commit()
 
 
@@ -190,9 +190,9 @@ def test_a_name_needs_a_pool() -> None:
 def test_a_path_outside_is_refused(tmp_path: Path, path: str) -> None:
     """Whoever sends it."""
     document = Commit(0, {path: FileFacts("0" * 64, 1)}).to_json()
-    with pytest.raises(CheckpointError, match="no path of a file in a checkpoint"):
+    with pytest.raises(CheckpointError, match="not a path of a file in a checkpoint"):
         Commit.of_json(document)
-    with pytest.raises(CheckpointError, match="no path of a file in a checkpoint"):
+    with pytest.raises(CheckpointError, match="not a path of a file in a checkpoint"):
         CheckpointStore(tmp_path).read(Commit(1), path, 0)
 
 

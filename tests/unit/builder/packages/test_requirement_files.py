@@ -210,7 +210,7 @@ def test_extras_of_a_wheel(tmp_path: Path, needs: str, extras: str, on_311: bool
         ("./no", {}, r"pip names './no', but there is no .*/no"),
         ("./lib", {"lib/setup.py": ""}, r"'./lib' cannot be used: .* it has no \[project\] name. Make a wheel"),
         ("./lib", {"lib/pyproject.toml": DYNAMIC}, r"dependencies in .* are dynamic"),
-        ("./lib", {"lib/pyproject.toml": '[project]\nname = "../out"'}, r"calls itself '../out', which is no name"),
+        ("./lib", {"lib/pyproject.toml": '[project]\nname = "../out"'}, r"calls itself '../out', which is not a name"),
         ("./lib[no]", {"lib/pyproject.toml": PROJECT}, r"my-lib has no extra 'no'; it has: all, gpu"),
         ("./lib", {"lib/pyproject.toml": "[project"}, r"pip='./lib' cannot be used: "),
         ("./a-1.tar.gz", {"a-1.tar.gz": ""}, r"neither a wheel nor a project. Make a wheel of it"),
