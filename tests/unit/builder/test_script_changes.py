@@ -57,7 +57,8 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
     def made(text: str) -> list[Image]:
         with contextlib.redirect_stdout(io.StringIO()):
-            exec(compile(text, str(tmp_path / "train.py"), "exec"), {"__name__": "__main__"})
+            file = str(tmp_path / "train.py")
+            exec(compile(text, file, "exec"), {"__name__": "__main__", "__file__": file})
         return _Noted.images
 
     return made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -428,8 +429,9 @@ class Calls:
         return Unknown(_MADE)
 
 
-_ORDERED = (list, tuple, str, repr, enumerate, zip)  # what they make of a set depends on its order
-_LAZY = ("dict_items", "dict_keys", "dict_values", "enumerate", "list_reverseiterator", "reversed", "zip")
+# what they make of a set depends on its order
+_ORDERED = (list, tuple, str, repr, enumerate, zip, itertools.chain, dict.fromkeys)
+_LAZY = ("chain", "dict_items", "dict_keys", "dict_values", "enumerate", "list_reverseiterator", "reversed", "zip")
 
 
 def _replaced(image: Image, **fields: Any) -> Image:
@@ -462,7 +464,9 @@ def _copied(value: Any) -> Any:
     """A value with its containers copied."""
     if isinstance(value, dict):
         return {key: _copied(each) for key, each in value.items()}
-    return type(value)(map(_copied, value)) if isinstance(value, list | set | tuple) else value
+    if isinstance(value, tuple):
+        return tuple(map(_copied, value))
+    return type(value)(map(_copied, value)) if isinstance(value, list | set) else value
 
 
 def _own(node: ast.AST) -> list[ast.AST]:

@@ -7,6 +7,7 @@ import builtins
 import operator
 from collections.abc import Callable, Iterable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from skyward.builder.sources.static_eval import known
@@ -34,6 +35,7 @@ OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.BitAnd: operator.and_,
     ast.BitOr: operator.or_,
     ast.BitXor: operator.xor,
+    ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
     ast.Mult: operator.mul,
@@ -57,7 +59,7 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.NotEq: operator.ne,
     ast.NotIn: lambda one, other: one not in other,
 }
-_PLAIN = (str, bytes, int, float, bool, type(None), tuple, *CONTAINERS)
+_PLAIN = (str, bytes, int, float, bool, type(None), tuple, Path, *CONTAINERS)
 MOST = 100_000  # a string or list may have as many parts
 _ENVIRONMENT = ("os.environ", "os.getenv", "os.getenvb")
 _FROM_ENVIRONMENT = (
@@ -136,7 +138,7 @@ class Expressions:
             module = self._reading.module
             return "__main__" if module is self._reading.main else module.source.path.stem
         if name == "__file__":
-            return str(self._reading.module.source.path)
+            return self._reading.module.source.file
         if hasattr(builtins, name):
             return Reference(f"builtins.{name}")
         return Unknown("is bound nowhere in this script")

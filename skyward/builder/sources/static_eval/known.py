@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import builtins
 import copy
+import itertools
+import os.path
 import sys
+import textwrap
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from skyward.model.accelerator import Accelerator
@@ -41,10 +45,15 @@ VALUES: dict[str, Callable[..., Any]] = {
     "copy.copy": copy.copy,
     "copy.deepcopy": copy.deepcopy,
     "collections.OrderedDict": dict,
+    "builtins.dict.fromkeys": dict.fromkeys,
+    "itertools.chain": itertools.chain,
+    "pathlib.Path": Path,
+    "textwrap.dedent": textwrap.dedent,
+    **{f"os.path.{name}": getattr(os.path, name) for name in ("abspath", "basename", "dirname", "join", "realpath")},
 }
 CONSTANTS = {
     "sys.platform": sys.platform,
-    "sys.version_info": tuple(sys.version_info),
+    "sys.version_info": sys.version_info,
     "typing.TYPE_CHECKING": False,
     "os.sep": "/",
 }
@@ -80,7 +89,11 @@ _READING: dict[type, tuple[str, ...]] = {
     ),
     tuple: ("count", "index"),
     str: tuple(name for name in vars(str) if not name.startswith("_") and name not in ("format_map", "maketrans")),
+    type(Path()): (
+        *("absolute", "as_posix", "joinpath", "relative_to", "resolve", "with_name", "with_stem", "with_suffix"),
+    ),
 }
+_OF_PATHS = ("name", "parent", "parents", "parts", "stem", "suffix")
 _ROOT = sys.modules["skyward"]  # an import of it would be one of what stands above
 NAMES = (*(f"skyward.{name}" for name in _ROOT.__all__), *POOLS)  # what `from ... import *` binds
 _INNER = {
@@ -134,7 +147,11 @@ def has_method(owner: Any, method: str) -> bool:
 
 
 def attribute(owner: Any, name: str) -> tuple[Any, ...]:
-    """A field of one of Skyward's values, alone in a tuple; empty where it has none."""
+    """A field of a path, of Python's version or one of Skyward's values, alone in a tuple; empty where it has none."""
+    if isinstance(owner, Path):
+        return (tuple(owner.parents) if name == "parents" else getattr(owner, name),) if name in _OF_PATHS else ()
+    if owner is sys.version_info:
+        return (getattr(owner, name),) if name in ("major", "minor", "micro") else ()
     slots = getattr(type(owner), "__dataclass_fields__", {})
     return (
         (getattr(owner, name),) if isinstance(owner, Image | PipIndex | Accelerator | Nodes) and name in slots else ()

@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from skyward.builder.sources.static_eval.values import Unknown
 from skyward.errors import ConfigError
 
 # of https://ipython.readthedocs.io/en/stable/interactive/magics.html: those whose cell is Python all the same
@@ -49,6 +50,11 @@ class Source:
             raise ConfigError(f"{path} cannot be read: {place}: {error.msg}.") from None
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{path} cannot be read: {error}.") from None
+
+    @property
+    def file(self) -> str | Unknown:
+        """Its `__file__`, which is absolute; notebooks have none."""
+        return Unknown("is bound nowhere in a notebook") if self._cells else str(self.path.absolute())
 
     def place(self, line: int) -> str:
         """Where a line stands: "line 5", in a notebook "cell 2, line 1", in another file with its name."""
