@@ -77,10 +77,14 @@ def stop(token: str, role: str, lasts_s: tuple[float, float] = STOPPED_S) -> Str
 
     def begin(chance: random.Random) -> tuple[str, Callable[[], None], float] | None:
         victim = _choose(chance, token, role)
-        if victim is None:
+        try:
+            handle = None if victim is None else os.pidfd_open(victim.pid)
+        except ProcessLookupError:  # it has just ended
+            handle = None
+        if victim is None or handle is None:
             return None
-        handle = os.pidfd_open(victim.pid)
-        signal.pidfd_send_signal(handle, signal.SIGSTOP)
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(handle, signal.SIGSTOP)
 
         def go_on() -> None:
             with suppress(ProcessLookupError):
