@@ -11,7 +11,6 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 from tests import failures
 from tests.printed import Printed
@@ -30,9 +29,6 @@ def _source_engine() -> None:
 
 
 _source_engine()
-# how long an example takes to make says how busy the machine is
-settings.register_profile("skyward", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("skyward")
 _STATE = tempfile.TemporaryDirectory(prefix="records.")  # of the runs of this suite; removed at its end
 os.environ["XDG_STATE_HOME"] = _STATE.name
 # hundreds of processes of a suite load the package; some environments let none of them write its bytecode
@@ -42,6 +38,11 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a suite in the backgrou
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    from hypothesis import HealthCheck, settings  # not above: some tests send this module to nodes
+
+    # how long an example takes to make says how busy the machine is
+    settings.register_profile("skyward", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("skyward")
     failures.register(config, _STATE)
 
 
