@@ -162,7 +162,7 @@ def test_a_shell_takes_a_terminal() -> None:
     done = subprocess.run([*SKYWARD, "shell", "x"], stdin=subprocess.DEVNULL, capture_output=True, check=False)
 
     assert done.returncode == 2
-    assert b"standard input is none" in done.stderr
+    assert b"needs a terminal as its standard input" in done.stderr
 
 
 def cp(*words: object) -> subprocess.CompletedProcess[str]:
@@ -302,8 +302,8 @@ def test_the_end_of_a_node_ends_its_shell(looked: sky.ComputePool) -> None:
     """It is said, and the terminal is as it was."""
     with Terminal([*SKYWARD, "shell", looked.id]) as terminal:
         before = terminal.settings
-        terminal.type("echo $((6 * 7))\r")
-        terminal.wait_for("42")
+        terminal.type("echo $((6 * 7)) is it\r")
+        terminal.wait_for("42 is it")
         with pytest.raises(WorkerLostError):
             end_first_node() @ looked
 

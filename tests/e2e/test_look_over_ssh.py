@@ -103,8 +103,8 @@ def test_a_connection_that_ends_is_said(pool: sky.ComputePool, words: list[str],
     wait_until(lambda: not (processes("98761") >> pool))
     with Terminal([*SKYWARD, "shell", *words, pool.id]) as terminal:
         before = terminal.settings
-        terminal.type("echo $((6 * 7))\r")
-        terminal.wait_for("42")
+        terminal.type("echo $((6 * 7)) is it\r")
+        terminal.wait_for("42 is it")
         cut = subprocess.run(
             ["pgrep", "-P", str(terminal.process.pid), "ssh"], capture_output=True, text=True, check=True
         )
