@@ -139,7 +139,7 @@ def test_what_is_rented_is_shown_with_its_cost(
     assert main(["ps", "--aws", "us-east-1"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert rows[0][-2:] == ["USD/HOUR", "USD"]
-    assert [row[-3:] for row in rows if row[:1] == ["1a2b3c4d"]] == [
+    assert [[row[5], *row[-2:]] for row in rows if row[:1] == ["1a2b3c4d"]] == [
         ["sg-1", "-", "-"],
         ["i-1", "0.031", "0.015"],
         ["i-2", "0.031", "0.015"],
