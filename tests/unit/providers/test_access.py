@@ -29,7 +29,7 @@ class Closed(sky.Docker):
     [
         (sky.Local(), "Pool 0badcafe has ended."),
         (sky.AWS("eu-central-1"), "The keys of pool 0badcafe are not here: .* Run this command there."),
-        (sky.SSH("gpu1"), r"Host gpu9 of skyward-0badcafe-0 is none of \['gpu1'\]."),
+        (sky.SSH("gpu1"), r"Host gpu9 of skyward-0badcafe-0 is not one of \['gpu1'\]."),
         (Closed(), r"sky.Closed has no way into a node for another process \(skyward-0badcafe-0\)."),
     ],
 )
