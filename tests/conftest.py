@@ -38,11 +38,6 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a suite in the backgrou
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    from hypothesis import HealthCheck, settings  # not above: some tests send this module to nodes
-
-    # how long an example takes to make says how busy the machine is
-    settings.register_profile("skyward", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    settings.load_profile("skyward")
     failures.register(config, _STATE)
 
 

@@ -306,8 +306,7 @@ def test_ps_and_down_see_a_pool_from_another_process(cloud: Cloud) -> None:
         shown = subprocess.run([*command, "ps", "--aws", REGION], capture_output=True, text=True, check=True).stdout
         (machine,) = cloud.running()
         (row,) = (line.split() for line in shown.splitlines() if pool.id in line and machine.id in line)
-        assert row[:4] == [pool.id, "0", REGION, "running"]
-        assert "0.031" in row  # USD per hour
+        assert (row[:4], row[-2]) == ([pool.id, "0", REGION, "running"], "0.031")  # USD per hour
         down = subprocess.run([*command, "down", pool.id, "--aws", REGION], capture_output=True, text=True, check=True)
         assert f"pool {pool.id}: 1 node ended at {REGION}" in down.stdout
         assert left(cloud) == []

@@ -72,8 +72,7 @@ def test_a_pool_on_google_cloud(google: Google, capsys: pytest.CaptureFixture[st
         command = [sys.executable, "-m", "skyward", "ps", "--gcp", REGION]
         shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         (row,) = (line.split() for line in shown.splitlines() if pool.id in line and name in line)
-        assert row[:4] == [pool.id, "0", REGION, "running"]
-        assert f"{ZONES[1]}/{name}" in row
+        assert (row[:4], row[5]) == ([pool.id, "0", REGION, "running"], f"{ZONES[1]}/{name}")
         google.machines[name].interrupt("now")
         wait_until(lambda: where() >> pool == "stand2", 90)
         assert len(google.machines) == 2

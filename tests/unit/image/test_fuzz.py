@@ -12,7 +12,7 @@ from typing import Any
 
 import dockerfile
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from skyward.errors import ConfigError
@@ -77,7 +77,7 @@ IMAGES = st.builds(
     excludes=st.lists(TEXT.filter(lambda text: _accepted(excludes=[text])), max_size=2),
     platform=st.sampled_from([None, "linux/arm64/v8"]),
 )
-MANY = settings(max_examples=150)
+MANY = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def _plan(image: Image, *, locked: bool) -> Plan:

@@ -58,7 +58,7 @@ _frame = st.builds(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(_frame, min_size=1, max_size=30))
 def test_frames_arrive_as_sent(frames: list[Frame]) -> None:
     """Any sequence of frames arrives whole, in order, byte for byte."""
@@ -157,7 +157,7 @@ def test_close_releases_a_blocked_sender(pair: Pair) -> None:
     assert len(failed) == 1
 
 
-@settings(max_examples=100)
+@settings(max_examples=100, deadline=None)
 @given(st.binary(min_size=1, max_size=400))
 def test_random_bytes_never_crash_the_parser(data: bytes) -> None:
     """Whatever arrives ends in frames, an orderly end, or a WireError."""
