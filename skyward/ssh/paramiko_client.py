@@ -64,7 +64,11 @@ def _open_unix_channel(transport: Any, path: str) -> paramiko.Channel:
         channel._set_transport(transport)
         channel._set_window(window, packet)
     transport._send_user_message(message)
-    if not opened.wait(CONNECT_S) or transport._channels.get(number) is None:
+    until = time.monotonic() + CONNECT_S
+    # A transport that ends forgets the channels that it knows, and tells nobody of one that is added afterwards.
+    while transport.active and not opened.wait(0.1) and time.monotonic() < until:
+        pass
+    if not (opened.is_set() and transport.active) or transport._channels.get(number) is None:
         raise transport.get_exception() or SSHException(f"The machine did not forward to {path}.")
     opened_channel: paramiko.Channel = channel
     return opened_channel

@@ -40,9 +40,14 @@ class Built(NamedTuple):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """The source distribution, and the wheel that is built from it."""
-    into = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(into), str(ROOT)]
+    """The source distribution, and the wheel that is built from it.
+
+    They are built from a copy of the tree: files that other tests make and remove meanwhile end a build.
+    """
+    into, tree = tmp_path_factory.mktemp("dist"), tmp_path_factory.mktemp("tree") / "skyward"
+    made = shutil.ignore_patterns("__pycache__", ".git", ".venv", ".engine", ".kube", ".slurm", ".stand", ".*_cache")
+    shutil.copytree(ROOT, tree, symlinks=True, ignore=made)
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(into), str(tree)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     (source,), (wheel,) = into.glob("*.tar.gz"), into.glob("*.whl")

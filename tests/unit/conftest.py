@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,17 @@ import pytest
 def no_open_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     """No pool that end-to-end tests have left open in this process is the active one."""
     monkeypatch.setattr("skyward.runtime.active_pool._open", [])
+
+
+@pytest.fixture(autouse=True)
+def runtime_directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory for sockets and pools of this test alone: tests of several processes name their pools alike.
+
+    It is not below `tmp_path`, whose length leaves no room for a socket's name.
+    """
+    with tempfile.TemporaryDirectory(prefix="rt.", ignore_cleanup_errors=True) as directory:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", directory)
+        yield Path(directory)
 
 
 @pytest.fixture

@@ -23,6 +23,12 @@ TESTS = """
 import time
 import pytest
 
+TRIES = []
+
+def test_passes_at_last():
+    TRIES.append(1)
+    assert len(TRIES) == 3, "not yet"
+
 @pytest.fixture
 def broken():
     raise OSError("no such engine\\nsecond line")
@@ -59,6 +65,16 @@ def test_each_failure_is_a_line_when_it_happens(tmp_path: Path) -> None:
     assert "FAILED test_some.py::test_of_a_fixture (setup): OSError: no such engine\n" in before
 
 
+def test_each_try_of_a_repeated_test_is_a_line(tmp_path: Path) -> None:
+    """The run passes, its summary counts the tries, and the traceback of each is there."""
+    out = pytest_in(tmp_path, "-k", "test_passes_at_last", "--reruns=2", "--rerun-show-tracebacks")
+
+    assert out.count("\nRERUN test_some.py::test_passes_at_last (call): AssertionError: not yet\n") == 2
+    assert "E       AssertionError: not yet" in out
+    assert "1 passed" in out
+    assert "2 rerun" in out
+
+
 def test_too_many_failures_end_all_processes(tmp_path: Path) -> None:
     """The one that has 400 tests of 0.1 s before it as well; the tracebacks are there."""
     out = pytest_in(tmp_path, "-n", "2", "--dist", "loadgroup", "--maxfail=5", "-v")
@@ -71,4 +87,4 @@ def test_too_many_failures_end_all_processes(tmp_path: Path) -> None:
 
 def test_a_line_is_never_long() -> None:
     """300 characters at most."""
-    assert len(line("test", "call", "x" * 1000)) == LIMIT
+    assert len(line("FAILED", "test", "call", "x" * 1000)) == LIMIT
