@@ -39,6 +39,15 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a suite in the backgrou
 
 def pytest_configure(config: pytest.Config) -> None:
     failures.register(config, _STATE)
+    _settle_hypothesis()
+
+
+def _settle_hypothesis() -> None:
+    """The same examples in each run, however slow the machine: what one run finds, the next one finds as well."""
+    from hypothesis import HealthCheck, settings  # here: nodes may import this module, and have no hypothesis
+
+    settings.register_profile("suite", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("suite")
 
 
 @pytest.hookimpl(wrapper=True)

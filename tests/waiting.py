@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 
-def wait_until(true: Callable[[], object], within_s: float = 60) -> float:
+def wait_until(true: Callable[[], object], within_s: float = 120) -> float:
     """Seconds until something is so; fails if it is not in time."""
     began = time.monotonic()
     while not true():

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import time
 
-PATIENCE_S = 60.0  # for the client to come to the point in question; a machine may be busy
+PATIENCE_S = 120.0  # for the client to come to the point in question; a machine may be busy
 SOON_S = 8.0  # from Ctrl-C to the end of the client
 
 CLIENT = """

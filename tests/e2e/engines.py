@@ -24,7 +24,7 @@ from scripts.engine import daemon, debian, mounts, processes, sources
 
 NEWER = {"12": ("bookworm", "trixie")}  # Debian's version, its name, and the name of the release to take packages of
 PACKAGES = ("docker.io", "docker-cli", "docker-buildx", "docker-compose", "containerd")
-START_LIMIT_S = 60
+START_LIMIT_S = 180
 
 
 @dataclass(frozen=True)

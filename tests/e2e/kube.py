@@ -23,7 +23,7 @@ from tests.waiting import wait_until
 
 IMAGE = digits.IMAGE  # for all of these tests, since each machine has to pull it
 REGISTRY = os.environ.get("SKYWARD_REGISTRY", "")
-LONG_S = 90.0  # nothing in these tests is about this time
+LONG_S = 180.0  # nothing in these tests is about this time
 NAMESPACE = "team"
 
 

@@ -10,7 +10,7 @@ import time
 
 from tests.e2e.terminal import Terminal
 
-_LIMIT_S = 60.0
+_LIMIT_S = 120.0
 
 
 class PatternTerminal(Terminal):

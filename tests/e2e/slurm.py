@@ -15,7 +15,7 @@ from scripts.slurm import commands
 from scripts.slurm.place import Cluster, here
 from tests.waiting import wait_until
 
-LONG_S = 90.0  # nothing in these tests is about this time
+LONG_S = 180.0  # nothing in these tests is about this time
 
 
 @pytest.fixture(scope="session")

@@ -32,7 +32,7 @@ from tests.e2e.stand_functions import ask_metadata, where, work_once
 pytestmark = [pytest.mark.timeout(300)]
 MakeSsh = Callable[..., sky.SSH]
 QUIET = ("boto3", "botocore", "urllib3", "werkzeug", "moto")
-REAPER_S = 60.0  # a reaper stays for some seconds after a killed client, and other tests run at the same time
+REAPER_S = 120.0  # a reaper stays for some seconds after a killed client, and other tests run at the same time
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ distributed = pytest.importorskip("distributed")
 __all__ = ["ssh", "stand"]
 
 LOOPBACK = "0100007F"
-AGAIN_S = 60.0
+AGAIN_S = 180.0
 # Dask sends functions of modules by their names: the nodes must have the modules
 IMAGE = sky.Image(includes=["tests/e2e/dask_functions.py"])
 SETTINGS: dict[str, Any] = {"image": IMAGE, "plugins": [sky.plugins.dask()], "display": "quiet"}

@@ -26,7 +26,7 @@ __all__ = ["stand"]
 pytestmark = [pytest.mark.timeout(300)]
 PROVIDER = sky.GCP(REGION, use_private_ip=True)
 SMALL = "e2-standard-2"
-REAPER_S = 90.0
+REAPER_S = 180.0
 
 
 @pytest.fixture

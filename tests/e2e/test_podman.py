@@ -14,7 +14,7 @@ import pytest
 
 from tests.e2e.commands import Images
 
-START_LIMIT_S = 20
+START_LIMIT_S = 60
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from skyward.plugins._ray_node import TOKEN, read_ports
 if find_spec("ray") is None or find_spec("grpc") is None:
     pytest.skip("Ray is not installed here; `pip install -e .[dev]` brings it", allow_module_level=True)
 
-AGAIN_S = 90.0
+AGAIN_S = 180.0
 pytestmark = pytest.mark.timeout(600)  # on a busy machine Ray takes a minute to start; the first test builds the image
 
 

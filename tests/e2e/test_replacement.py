@@ -24,7 +24,7 @@ from tests.e2e.conftest import IMAGE, provider_of
 from tests.e2e.failing_functions import members, ring
 from tests.e2e.replacement_functions import begins, ends_after, marks, place, prepared
 
-PATIENCE_S = 60.0  # for what is asserted to come at all
+PATIENCE_S = 120.0  # for what is asserted to come at all
 Containers = Callable[[str], list[Any]]
 
 

@@ -29,7 +29,7 @@ from tests.unit.pool.conftest import Make
 from tests.unit.pool.fakes import FakePool, error, result, sent
 
 NAMES = {0: "rank 0 (node 0)", 1: "rank 1 (node 1)"}
-WAITS_S = 60.0
+WAITS_S = 120.0
 
 
 class FakePaths:

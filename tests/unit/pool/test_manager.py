@@ -20,7 +20,7 @@ from skyward.model.spec import Nodes, Worker
 from skyward.nodes.node import Exit
 from skyward.providers.base import PoolRequest, PreemptionNotice
 
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 
 
 class FakeHost:

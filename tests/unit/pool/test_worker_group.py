@@ -25,7 +25,7 @@ from skyward.wire.messages import Kind
 from tests.unit.pool.conftest import Make
 from tests.unit.pool.fakes import FakePool, error, make_worker, result, sent
 
-WAITS_S = 5.0
+WAITS_S = 60.0
 
 
 class FakeNode:
