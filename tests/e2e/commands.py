@@ -49,7 +49,8 @@ class Images:
     def __call__(self, *words: object, **env: str) -> Done:
         command = [*SKYWARD, *map(str, words)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **env})
-        self.note(done.stdout)
+        if words[:1] != ("image",):  # which names the images of others, too
+            self.note(done.stdout)
         return Done(done.returncode, done.stdout, done.stderr)
 
     def note(self, out: str) -> None:
@@ -58,10 +59,13 @@ class Images:
         self.tags += [tag for tag in sorted(found) if tag not in self.tags]
 
     def has(self, tag: str) -> bool:
-        return any(tag in image.tags for image in self.engine.images.list())
+        return tag in self._tags()
 
     def remove(self) -> None:
         """Remove every image of which an output told."""
-        for image in self.engine.images.list():
-            for tag in {*self.tags} & {*image.tags}:
-                self.engine.images.remove(tag, force=True)
+        for tag in {*self.tags} & self._tags():
+            self.engine.images.remove(tag, force=True)
+
+    def _tags(self) -> set[str]:
+        """In one request: `images.list()` asks for each image again, and one may have been removed meanwhile."""
+        return {tag for image in self.engine.api.images() for tag in image["RepoTags"] or ()}

@@ -56,7 +56,8 @@ def host(site: Site, server: Server) -> SshHost:
 def clean_engine() -> Iterator[Callable[[str], bool]]:
     """Whether the engine has no container of a pool."""
     engine = docker.from_env()
-    yield lambda pool: not engine.containers.list(all=True, filters={"label": f"skyward.pool={pool}"})
+    here = {"all": True, "ignore_removed": True}
+    yield lambda pool: not engine.containers.list(**here, filters={"label": f"skyward.pool={pool}"})
     engine.close()
 
 
