@@ -21,7 +21,7 @@ from tests.e2e.test_aws import cloud, pool_on, reapers
 __all__ = ["cloud"]
 
 # the SDK of Docker forgets sockets whose machine is ended in the middle of a request
-pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")]
+pytestmark = [pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")]
 PER_SECOND = PRICES["m6i.large"] / 3600
 CLIENT = """
 import skyward as sky
@@ -44,7 +44,7 @@ def test_a_pool_ends_when_its_budget_is_spent(cloud: Cloud, capsys: pytest.Captu
         try:
             work_once(1, 300.0) >> pool
         finally:
-            wait_until(lambda: not cloud.running(), 60)
+            wait_until(lambda: not cloud.running(), 180)
             with pytest.raises(BudgetSpentError):
                 where() >> pool
     assert time.monotonic() - began > 18
@@ -58,17 +58,18 @@ def test_a_pool_ends_when_its_budget_is_spent(cloud: Cloud, capsys: pytest.Captu
 
 def test_machines_end_themselves_when_the_client_is_away(cloud: Cloud) -> None:
     """Long before the lease of the pool is over, with nobody left to end them: they were told at their launch."""
-    program = CLIENT.format(region=REGION, budget=8 * PER_SECOND)
+    program = CLIENT.format(region=REGION, budget=20 * PER_SECOND)
     client = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL)
-    wait_until(lambda: bool(cloud.running()), 60)
+    wait_until(lambda: bool(cloud.running()), 120)
     (machine,) = cloud.running()
-    for reaper in reapers(cloud):
-        os.kill(reaper, signal.SIGKILL)
-    client.kill()
-    client.wait()
-    assert cloud.running()
+    try:
+        for reaper in reapers(cloud):
+            os.kill(reaper, signal.SIGKILL)
+        client.kill()
+        client.wait()
+        assert cloud.running()
 
-    wait_until(lambda: not cloud.running(), 90)
-
-    assert cloud.backend.get_instance(machine.id).state == "terminated"
-    sky.AWS(REGION).destroy(machine.pool)
+        wait_until(lambda: cloud.backend.get_instance(machine.id).state == "terminated", 180)
+    finally:
+        client.kill()
+        sky.AWS(REGION).destroy(machine.pool)

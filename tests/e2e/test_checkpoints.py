@@ -40,7 +40,7 @@ def test_each_rank_has_its_own_unless_one_ranks_is_asked_for(pool: sky.ComputePo
     assert write(name, "a") @ pool == [1, 1]
     assert commits(name) @ pool == [(1, {"text": "a of 0"}), (1, {"text": "a of 1"})]
     assert commits(name, rank=1) @ pool == [(1, {"text": "a of 1"})] * 2
-    assert write(name, "b", rank=0) @ pool == [2, 1]
+    assert write(name, "b", rank=0) @ pool in ([2, 1], [2, 2])  # rank 1 may begin when rank 0 has committed
     assert commits(name, rank=0) @ pool == [(2, {"text": "b of 0"})] * 2
     assert commits(name) >> pool == (0, {})  # of calls on one rank
     with pytest.raises(CheckpointError, match=r"rank=\d\) is rank \d's; rank \d cannot commit it"):
