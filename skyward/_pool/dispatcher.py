@@ -205,15 +205,16 @@ class Dispatcher:
         given_back: list[Task] = []
         with self._lock:
             for frame in frames:
+                if frame.kind == Kind.STALE:
+                    worker.stale = True  # it ends by itself; what it holds runs in the process after it
                 task = worker.outstanding.get(frame.id)
                 if task is None:
-                    continue  # lost and settled before
+                    continue  # lost and settled before, or answered
                 if frame.kind == Kind.DROPPED:
                     del worker.outstanding[frame.id]
                     given_back.append(task)
                     continue
                 if frame.kind == Kind.STALE:
-                    worker.stale = True  # it ends by itself; what it holds runs in the process after it
                     self._clock.after(GRACE_S, partial(self._end_if_stuck, worker, task.id))
                     continue
                 if frame.kind in _LAST:

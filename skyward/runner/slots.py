@@ -30,6 +30,7 @@ class Slot:
 
     Attributes:
         running: id of the call that runs, `IDLE` without. Set by the slot's own thread alone.
+        unsent: whether it has taken a call whose outcome has not been sent yet.
         thread: identifier of that thread.
         struck: whether an interrupt has been raised in the call that runs, or ran last. What becomes of the call then
             is not its own outcome.
@@ -40,7 +41,7 @@ class Slot:
     def __init__(self) -> None:
         self.running = IDLE
         self.thread = 0
-        self.struck = self.broke_import = False
+        self.struck = self.broke_import = self.unsent = False
         self._target = IDLE
         self._shielded = 0
 
@@ -55,6 +56,7 @@ class Slot:
     def begin(self, call: int) -> None:
         """Note which call starts; in the slot's own thread, as `end`."""
         self.struck = self.broke_import = False
+        self.unsent = True  # first: as soon as the call runs, an interrupt can lead out of here
         self.running = call
 
     def end(self) -> None:

@@ -242,18 +242,19 @@ class Worker:
             return True
 
     def _conclude(self, answer: Frame, slot: Slot) -> None:
-        """Send the outcome of a call; the last one of a process that is to be replaced says so first."""
-        if answer.kind == Kind.STALE:
-            self._retiring = True
-        elif slot.broke_import or self._retiring:
+        """Send the outcome of a call. A process that is to be replaced says so once the last outcome is sent."""
+        if answer.kind == Kind.STALE or slot.broke_import:
             with self._claims:
                 self._retiring = True
-                is_last = not self._retired and all(each.running == IDLE for each in self._slots)
-                self._retired |= is_last
-            if is_last:
-                self._send(Frame(Kind.STALE, answer.id))
         self._send(answer)
-        if self._retired:
+        slot.unsent = False
+        if not self._retiring or answer.kind == Kind.STALE:
+            return
+        with self._claims:  # of slots that are done at the same time, one says it
+            is_last = not self._retired and not any(each.unsent for each in self._slots)
+            self._retired |= is_last
+        if is_last:
+            self._send(Frame(Kind.STALE, answer.id))
             for _ in self._slots:
                 self._work.put(None)
             self._inbox.put(None)

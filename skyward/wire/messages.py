@@ -53,7 +53,7 @@ class Kind(IntEnum):
     OUTPUT = 38  # stream byte (1 or 2), then UTF-8 text; id = call, NO_CALL when unknown
     GATHER = 39  # JSON {"name", "round", "timeout_s"}, pickled value in the buffers; id = call, or that of the SETUP
     CHECKPOINT = 48  # JSON {"request", "name", "rank", "op", ...}, see `_pool.calls.checkpoints`; id = call
-    STALE = 40  # a fresh process is to take over; calls that this one holds and does not answer have not begun
+    STALE = 40  # a fresh process takes over; calls that this one holds and does not answer have not begun; id = a call
     LOG = 47  # JSON of a log record (see `runner.node_logging`); id = call, NO_CALL when unknown
     STACKS = 41  # id of the STACK; JSON of `runner.stacks.describe`, empty when the call does not run
     TERMINAL = 42  # the call asks for the client's terminal: JSON {"question", "what", "where", "wants_source"}

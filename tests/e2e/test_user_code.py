@@ -220,3 +220,17 @@ def test_neighbours_of_an_import_that_was_interrupted_go_on(fresh: sky.ComputePo
     future.cancel()
     assert [each.result(60)[0] for each in later] == list(range(30))
     assert [each.result(60) for each in neighbours] == [1, 1, 1]
+
+
+def test_neighbours_of_an_interrupted_import_that_end_together_run_once(tmp_path: Path) -> None:
+    """The process is replaced when their outcomes have been sent, not as soon as they have ended."""
+    with sky.ComputePool(sky.Local(), concurrency=8, display="quiet") as pool:
+        for number in range(8):
+            paths = [tmp_path / f"{number}.{index}" for index in range(8)]
+            neighbours = [functions.counts_runs_until_released(str(path)) > pool for path in paths[1:]]
+            for path in paths[1:]:
+                wait_until(path.exists)
+            future = functions.half_imports_and_releases(str(paths[0])) > pool
+            wait_until(paths[0].exists)
+            future.cancel()
+            assert [each.result(60) for each in neighbours] == [1] * 7

@@ -6,6 +6,7 @@ import atexit
 import multiprocessing
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -231,5 +232,28 @@ def counts_runs(path: str, seconds: float) -> int:
         file.write("x")
         file.flush()
         time.sleep(seconds)
+        file.seek(0)
+        return len(file.read())
+
+
+_released = threading.Event()  # of this process
+
+
+@sky.compute
+def half_imports_and_releases(path: str) -> None:
+    """As `half_imports`; what waits in the same process goes on soon after that is interrupted."""
+    try:
+        half_imports.local(path)
+    finally:
+        threading.Timer(0.05, _released.set).start()
+
+
+@sky.compute
+def counts_runs_until_released(path: str) -> int:
+    """How often this has begun; all that wait in one process end together."""
+    with Path(path).open("a+", encoding="ascii") as file:
+        file.write("x")
+        file.flush()
+        _released.wait(60)
         file.seek(0)
         return len(file.read())

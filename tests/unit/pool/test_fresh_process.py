@@ -39,6 +39,20 @@ def test_a_call_for_one_rank_waits_for_that_rank(make: Make) -> None:
     assert sent(pool.add(0, generation=1)) == [task.id]
 
 
+def test_it_may_be_said_after_the_last_answer(make: Make) -> None:
+    """The process had begun nothing of what it was sent since then: that runs in the next one, once."""
+    pool = make()
+    (worker,) = pool.workers
+    (first,) = pool.submit()
+    pool.finish(worker, first)
+    (second,) = pool.submit()
+
+    pool.say(worker, Frame(Kind.STALE, first.id))
+    pool.lose(worker, is_known=False)
+
+    assert sent(pool.add(0, generation=1)) == [second.id]
+
+
 def test_a_worker_that_does_not_end_is_ended(make: Make) -> None:
     """Its plugins have a while to leave; then it is killed. One that has ended is left alone."""
     pool = make(workers=2)
