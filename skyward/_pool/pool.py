@@ -270,7 +270,9 @@ class ComputePool(Facts, CallsOnly):
         )
         process, masks = ProcessId.of(os.getpid()).text, Masks(value for _, value in settings.secrets)
         self._record = record = PoolRecord(self.id, process, progress.tell, masks.conceal)
-        record.event("opening", provider=settings.provider.name, nodes=count, ranks=len(self._ranks))
+        record.event(
+            "opening", provider=settings.provider.name, nodes=count, ranks=len(self._ranks), name=settings.name
+        )
         tell = record.telling(progress.tell)
         self._checkpoints = Checkpoints(settings.checkpoints, process)
         workers = count * settings.worker.processes

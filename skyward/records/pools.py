@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from skyward.system import threading, time
 
 NODES_BYTES = 256 * 1024**2  # kept of what the nodes of a run print; the oldest goes first
 EVENTS_BYTES = 32 * 1024**2
-POOLS = "pools"  # in a run's directory: an empty file for each of its pools, so that a pool's run is found
+POOLS = "pools"  # in a run's directory: a file for each of its pools, with the name that it is kept under, if any
 _WAITING = 16 * 1024**2  # characters of output that wait for the disk; what comes beyond is left out
 _ENTRY = 64 * 1024  # characters of output in one entry
 _LINGER_S = 0.02  # how long output is gathered before it is written
@@ -215,7 +215,7 @@ class _Writer:
         events = [entry for entry in entries if not isinstance(entry, _Output)]
         for entry in events:
             if entry["event"] == "opening":
-                (self._folder / POOLS / entry["pool"]).touch(mode=0o600)
+                (self._folder / POOLS / entry["pool"]).write_text(entry.get("name") or "")
         if dropped:
             said = f"skyward: {dropped} characters are missing here: they came faster than the disk takes them\n"
             printed.append(_Output(round(time.time(), 3), "", None, None, None, "err", said))
@@ -242,11 +242,35 @@ def _counts_entry(pool: str, counts: Mapping[str, int]) -> dict[str, Any]:
     return {"t": round(time.time(), 3), "pool": pool, "event": "calls", **counts}
 
 
-def runs_of_pool(name: str) -> list[tuple[str, str]]:
-    """The pools recorded on this machine whose identifier begins so: of each, that of its run, and its own."""
-    if not name.isalnum():
-        return []
-    return sorted((path.parents[1].name, path.name) for path in runs_folder().glob(f"*/{POOLS}/{name}*"))
+def runs_of_pool(name: str, *, exactly: bool = False) -> tuple[str, Sequence[str]] | None:
+    """The latest pool that was kept under this name, or the only one whose identifier begins so, as recorded here.
+
+    Its identifier, and the names of the runs that have had it, the first one first.
+    """
+    paths = [path for path in runs_folder().glob(f"*/{POOLS}/*") if not path.parents[1].name.startswith(".")]
+    known: dict[str, list[Path]] = {}
+    for path in sorted(paths, key=_touched):
+        known.setdefault(path.name, []).append(path)
+    named = [pool for pool, runs in known.items() if _pool_name(runs[-1]) == name]
+    begun = [pool for pool in known if (pool == name if exactly else pool.startswith(name))]
+    if not name or not (named or len(begun) == 1):
+        return None
+    pool = named[-1] if named else begun[0]
+    return pool, [path.parents[1].name for path in known[pool]]
+
+
+def _touched(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:  # the record was removed meanwhile
+        return 0.0
+
+
+def _pool_name(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, ValueError):  # removed meanwhile
+        return ""
 
 
 _writer = _Writer()
