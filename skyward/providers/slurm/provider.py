@@ -31,7 +31,7 @@ from skyward.providers.slurm.queue import JobRequest, gres_for
 from skyward.system import threading
 
 _TIME = re.compile(r"\d+(:\d{1,2}){0,2}|\d+-\d{1,2}(:\d{1,2}){0,2}")  # sbatch(1), --time
-_NAME = re.compile(r"[\w.,@+-]+")
+_NAME = re.compile(r"[\w.@+-]+(,[\w.@+-]+)*")  # or several, of which Slurm takes the first that it can
 _FOLDER = re.compile(r"(~|/)[\w./@+-]*")
 _FRESH_MIN = 10  # a folder of a pool this young may be one whose jobs are just being submitted
 _SESSION = "session"  # file in a pool's folder: the command that enters its nodes
@@ -46,7 +46,8 @@ class Slurm(Provider):
 
     Attributes:
         login: the cluster's login node; None, the default, is this machine.
-        partition, account, qos: where the jobs run and who pays, in the cluster's names; None for its defaults.
+        partition, account, qos: where the jobs run and who pays, in the cluster's names; None for its defaults. Of
+            several partitions, as "short,long", each job runs in the one where it can start first.
         time: limit of each job, as sbatch takes it ("4:00:00", "2-12"); None for the partition's default.
         renew: whether a node whose time is nearly over gets a successor. Otherwise the pool ends with its last job.
         folder: on a disk that all machines of the cluster share; "~" is the home directory there.
@@ -361,11 +362,13 @@ class SlurmAllocation(Allocation):
         )
 
     def _on_time(self, claim: ClaimedJob, left_s: float) -> None:
-        """Tell the pool that the time of a job is nearly over: its node is drained, and another asked for."""
+        """Tell the pool that the time of a job is nearly over: its node is drained, and with renew=True replaced."""
         host = next((host for host, each in self._claims.items() if each is claim), None)
         if host is not None:
             text = f"has {left_s:.0f} s left of its time limit (job {claim.id})"
-            self.request.on_preemption(PreemptionNotice(host=host, text=text, left_s=left_s))
+            self.request.on_preemption(
+                PreemptionNotice(host=host, text=text, left_s=left_s, is_replaced=self._provider.renew)
+            )
 
     def claim_of(self, host: ClaimedHost) -> ClaimedJob:
         """The job that a host stands for, after `prepare`."""
