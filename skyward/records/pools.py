@@ -53,13 +53,19 @@ class PoolRecord:
         process: this process as `nodes/process_id.py` writes it.
         warn: told once, with a line, when nothing can be recorded.
         conceal: makes of the text of an event one without secrets.
+        name: the name that the pool is kept under, if any.
     """
 
     def __init__(
-        self, pool: str, process: str, warn: Callable[[str], None], conceal: Callable[[str], str] = str
+        self,
+        pool: str,
+        process: str,
+        warn: Callable[[str], None],
+        conceal: Callable[[str], str] = str,
+        name: str | None = None,
     ) -> None:
         self._pool, self._conceal = pool, conceal
-        _writer.begin(pool, process, warn)
+        _writer.begin(pool, process, warn, name)
 
     def output(self, text: str, *, node: int, rank: int, call: int | None, error: bool) -> None:
         """Record what a node printed: whole lines, or a part of one. Secrets have been masked on the node."""
@@ -98,6 +104,7 @@ class _Writer:
         self._waiting: deque[_Output | dict[str, Any]] = deque()
         self._size = self._dropped = 0
         self._pools: dict[str, Counts | None] = {}  # those that are open
+        self._names: dict[str, str] = {}  # that pools are kept under, or ""
         self._busy = self._failed = False
         self._thread: threading.Thread | None = None
         self._warn: Callable[[str], object] = str
@@ -109,9 +116,10 @@ class _Writer:
         self._counted: dict[str, Mapping[str, int]] = {}  # what was recorded last, by pool
         self._count_at = 0.0
 
-    def begin(self, pool: str, process: str, warn: Callable[[str], None]) -> None:
+    def begin(self, pool: str, process: str, warn: Callable[[str], None], name: str | None) -> None:
         """A pool is about to open."""
         with self._changed:
+            self._names[pool] = name or ""
             self._pools[pool], self._process, self._warn = None, process, warn
             if self._thread is None and not self._failed:
                 self._thread = threading.Thread(target=self._run, name="skyward-record", daemon=True)
@@ -215,7 +223,7 @@ class _Writer:
         events = [entry for entry in entries if not isinstance(entry, _Output)]
         for entry in events:
             if entry["event"] == "opening":
-                (self._folder / POOLS / entry["pool"]).write_text(entry.get("name") or "")
+                (self._folder / POOLS / entry["pool"]).write_text(self._names[entry["pool"]])
         if dropped:
             said = f"skyward: {dropped} characters are missing here: they came faster than the disk takes them\n"
             printed.append(_Output(round(time.time(), 3), "", None, None, None, "err", said))

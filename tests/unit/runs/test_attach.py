@@ -133,8 +133,8 @@ def _with_pool(runs: Path, run: str, pool: str, name: str | None, text: str, at:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("SKYWARD_RUN", str(runs / run))
         patched.setattr(pools, "_writer", pools._Writer())
-        record = pools.PoolRecord(pool, "0,0,x", print)
-        record.event("opening", name=name)
+        record = pools.PoolRecord(pool, "0,0,x", print, name=name)
+        record.event("opening")
         record.output(f"{text}\n", node=0, rank=0, call=1, error=False)
         record.close()
     os.utime(runs / run / pools.POOLS / pool, (at, at))
