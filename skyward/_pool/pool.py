@@ -269,7 +269,7 @@ class ComputePool(Facts, CallsOnly):
             quiet=settings.display == "quiet", widest=place_of(settings.worker, len(self._ranks) - 1)
         )
         process, masks = ProcessId.of(os.getpid()).text, Masks(value for _, value in settings.secrets)
-        self._record = record = PoolRecord(self.id, process, progress.tell, masks.conceal)
+        self._record = record = PoolRecord(self.id, process, progress.tell, masks.conceal, settings.name)
         record.event("opening", provider=settings.provider.name, nodes=count, ranks=len(self._ranks))
         tell = record.telling(progress.tell)
         self._checkpoints = Checkpoints(settings.checkpoints, process)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -93,6 +94,18 @@ def newest(folder: Path, pattern: str) -> list[Path]:
             with suppress(OSError):
                 ages[path] = path.stat().st_mtime
     return sorted(ages, key=lambda path: ages[path], reverse=True)
+
+
+def drop_old(folder: Path, kept_s: float = 30 * 86400.0) -> None:
+    """Remove the notes of a folder of the cache that were written longer ago, so that it does not grow for ever.
+
+    Other processes write there at the same time: what goes away meanwhile is left to them.
+    """
+    with suppress(OSError):
+        for path in list(folder.iterdir()):
+            with suppress(OSError):
+                if path.stat().st_mtime < time.time() - kept_s:
+                    path.unlink()
 
 
 def remove(path: Path) -> None:

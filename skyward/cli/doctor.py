@@ -75,7 +75,7 @@ def _cluster_report(login: str, key: Path | None, known_hosts: Path | None) -> M
     from skyward.providers.slurm.cluster import ask
 
     provider = Slurm() if login == "-" else Slurm(login, key=key, known_hosts=known_hosts)
-    host = provider.login.name
+    host = provider.address.name
     try:
         with provider.connected() as connection:
             facts = ask(connection, provider.folder, f"{sys.version_info.major}.{sys.version_info.minor}")

@@ -8,7 +8,7 @@ With `--json` standard output has one object per line and nothing else: the entr
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import click
@@ -51,12 +51,26 @@ def command(
     """Show what a run or a pool has printed, also after its end.
 
     Of a run that is what its program printed, with what came from nodes among it; with --nodes, or a
-    node, rank, call or pool, what nodes printed alone. Every program that opens a pool is a run.
+    node, rank, call or pool, what nodes printed alone. Every program that opens a pool is a run; of a
+    pool that is kept it is what the nodes printed for all programs that have had it.
     """
     begin = time.time() - seconds_of(since) if since else 0.0
-    found, pool = _find(run, pool, hosts)
+    runs, pool = _find(run, pool, hosts)
     given = {"node": node, "rank": rank, "call": call, "pool": pool}
     wanted = {name: value for name, value in given.items() if value is not None}
+    try:
+        for found in runs:
+            _show(found, wanted, begin, nodes=nodes, goes_on=goes_on, as_json=as_json)
+    except KeyboardInterrupt:
+        if not goes_on:
+            raise
+        return INTERRUPTED
+    return 0
+
+
+def _show(
+    found: FoundRun, wanted: Mapping[str, Any], begin: float, *, nodes: bool, goes_on: bool, as_json: bool
+) -> None:
     printer = Printer(as_json=as_json, run=found.record.id)
     lines = Lines(printer)
     try:
@@ -67,14 +81,9 @@ def command(
                 printer.note(f"{entry.skipped} bytes are gone before this: the oldest go when a record is full.")
             if fields.get("t", begin) >= begin and all(fields.get(name) == value for name, value in wanted.items()):
                 (lines if of_nodes and not as_json else printer).entry(fields)
-    except KeyboardInterrupt:
-        if not goes_on:
-            raise
-        return INTERRUPTED
     finally:
         lines.finish()
         found.place.close()
-    return 0
 
 
 class Lines:
@@ -102,16 +111,24 @@ class Lines:
         self._begun.clear()
 
 
-def _find(name: str, pool: str | None, hosts: Sequence[SshHost]) -> tuple[FoundRun, str | None]:
-    """The run of this name, or else the run of the pool of this identifier, with that."""
+def _find(name: str, pool: str | None, hosts: Sequence[SshHost]) -> tuple[Iterable[FoundRun], str | None]:
+    """The run of this name, or else the runs that had the pool of this name or identifier, with the identifier.
+
+    A pool of this very name comes before a run whose name only begins so.
+    """
     try:
-        return find_run(name, hosts), pool
+        found = find_run(name, hosts)
     except RunNotFoundError:
-        pools = runs_of_pool(name)
-        if len(pools) != 1:
+        had = runs_of_pool(name)
+        if had is None:
             raise
-    run, only = pools[0]
-    return find_run(run), only
+    else:
+        had = None if found.record.id == name else runs_of_pool(name, exactly=True)
+        if had is None:
+            return [found], pool
+        found.place.close()
+    only, runs = had
+    return map(find_run, runs), only
 
 
 def _entries(found: FoundRun, name: str, printer: Printer, *, goes_on: bool) -> Iterator[Entry]:

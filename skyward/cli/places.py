@@ -116,7 +116,7 @@ def place_options(command: Callable[..., int]) -> Callable[..., int]:
             from skyward.providers import Slurm
 
             clusters = [Slurm() if each == "-" else Slurm(each, key=key, known_hosts=known_hosts) for each in logins]
-            places += [Place(f"the cluster of {each.login.name}", each) for each in clusters]
+            places += [Place(f"the cluster of {each.address.name}", each) for each in clusters]
         if contexts:
             from skyward.providers import Kubernetes
 

@@ -3,7 +3,8 @@
 With `--json` standard output has one object per line and nothing else; each has `event` and `run`:
 
 - `state`: `phase` ("running", "ended", "killed", "unknown"), `status`, `ended` (seconds since 1970), `reason`.
-- `value`: `name`, `kind` ("json", "bin", "npy"), `size`, and `value` where `kind` is "json".
+- `value`: `name`, `kind` ("json", "bin", "npy"), `size`, and `value` where `kind` is "json"; numbers that JSON does not
+  have are the strings "NaN", "Infinity" and "-Infinity".
 - `file`: `path`, `size`.
 - `fetched`: `path`, the directory of `--into`.
 """
@@ -178,7 +179,7 @@ def _say(outcome: _Outcome, printer: Printer) -> None:
 
 def _json_value(data: bytes) -> object:
     try:
-        return json.loads(data)
+        return json.loads(data, parse_constant=str)
     except ValueError as error:
         raise ProviderError(
             f"A saved value is not JSON: {error}. The disk of its machine may have been full."

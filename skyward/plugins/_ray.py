@@ -89,7 +89,9 @@ def _check_free() -> None:
         )
     if os.environ.get(MODE, "").lower() == "token":
         raise PluginError(
-            f"{MODE}=token is set here, and would make Ray add a token of its own to that of the pool. Unset it."
+            f"{MODE}=token is set here, and would make Ray add a token of its own to that of the pool. Start the "
+            f"program without it. A ray.init() that made a cluster here before has set it, too: set {MODE}=disabled "
+            "before that, or open the pool in another process."
         )
 
 

@@ -34,11 +34,13 @@ class PreemptionNotice:
         host: which one.
         text: why, in words that complete "Node 1 ...": "will be taken away by AWS at 12:00".
         left_s: seconds until then; what has not ended by that time is lost.
+        is_replaced: whether its pool gets another one; else the pool ends with it, as `Allocation.replace` then says.
     """
 
     host: Host
     text: str
     left_s: float
+    is_replaced: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
@@ -73,11 +73,14 @@ class SSH(Provider):
     known_hosts: Path | None
     registry: str | None
     build: Literal["local", "remote"]
-    rights: Rights
+    user: str | None = field(repr=False)
+    privileges: Sequence[str] = field(repr=False)
+    rights: Rights = field(init=False)
 
     def __init__(
         self,
-        *hosts: str,
+        *names: str,
+        hosts: Sequence[str | SshHost] = (),
         key: str | os.PathLike[str] | None = None,
         known_hosts: str | os.PathLike[str] | None = None,
         registry: str | None = None,
@@ -91,10 +94,14 @@ class SSH(Provider):
         set_(self, "known_hosts", None if handed else existing_file("sky.SSH", "known_hosts", known_hosts))
         set_(self, "registry", registry)
         set_(self, "build", build)
-        set_(self, "rights", Rights.of("sky.SSH", user, privileges))
-        set_(self, "hosts", tuple(self.host(text) for text in hosts))
-        if not hosts or len(set(self.hosts)) < len(hosts):
-            raise ConfigError(f"sky.SSH() takes the names of one or more hosts, each once; found {list(hosts)!r}.")
+        rights = Rights.of("sky.SSH", user, privileges)
+        set_(self, "rights", rights)
+        set_(self, "user", rights.user)
+        set_(self, "privileges", rights.privileges)
+        given = (*names, *([hosts] if isinstance(hosts, str) else hosts))  # `dataclasses.replace` gives hosts=
+        set_(self, "hosts", tuple(self.host(each) for each in given))
+        if not given or len(set(self.hosts)) < len(given):
+            raise ConfigError(f"sky.SSH() takes the names of one or more hosts, each once; found {list(given)!r}.")
         if build not in ("local", "remote"):
             raise ConfigError(f"sky.SSH: build must be 'local' or 'remote'; found {build!r}.")
         if registry is not None:
@@ -102,15 +109,15 @@ class SSH(Provider):
 
             parse_reference(registry)
 
-    def host(self, text: str) -> SshHost:
+    def host(self, named: str | SshHost) -> SshHost:
         """A host, with the key and known host keys of this provider.
 
         Raises:
             ConfigError: this is not the name of one.
         """
-        if not isinstance(text, str):
-            raise ConfigError(f"sky.SSH: a host is named as 'user@host:port'; found {text!r}.")
-        host = SshHost.parse(text if "://" in text else f"ssh://{text}")
+        if not isinstance(named, str | SshHost):
+            raise ConfigError(f"sky.SSH: a host is named as 'user@host:port'; found {named!r}.")
+        host = named if isinstance(named, SshHost) else SshHost.parse(named if "://" in named else f"ssh://{named}")
         if host.name in (handed := handed_hosts()):
             return handed[host.name]
         key, known = (None if path is None else str(path) for path in (self.key, self.known_hosts))

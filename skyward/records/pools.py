@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from skyward.system import threading, time
 
 NODES_BYTES = 256 * 1024**2  # kept of what the nodes of a run print; the oldest goes first
 EVENTS_BYTES = 32 * 1024**2
-POOLS = "pools"  # in a run's directory: an empty file for each of its pools, so that a pool's run is found
+POOLS = "pools"  # in a run's directory: a file for each of its pools, with the name that it is kept under, if any
 _WAITING = 16 * 1024**2  # characters of output that wait for the disk; what comes beyond is left out
 _ENTRY = 64 * 1024  # characters of output in one entry
 _LINGER_S = 0.02  # how long output is gathered before it is written
@@ -53,13 +53,19 @@ class PoolRecord:
         process: this process as `nodes/process_id.py` writes it.
         warn: told once, with a line, when nothing can be recorded.
         conceal: makes of the text of an event one without secrets.
+        name: the name that the pool is kept under, if any.
     """
 
     def __init__(
-        self, pool: str, process: str, warn: Callable[[str], None], conceal: Callable[[str], str] = str
+        self,
+        pool: str,
+        process: str,
+        warn: Callable[[str], None],
+        conceal: Callable[[str], str] = str,
+        name: str | None = None,
     ) -> None:
         self._pool, self._conceal = pool, conceal
-        _writer.begin(pool, process, warn)
+        _writer.begin(pool, process, warn, name)
 
     def output(self, text: str, *, node: int, rank: int, call: int | None, error: bool) -> None:
         """Record what a node printed: whole lines, or a part of one. Secrets have been masked on the node."""
@@ -98,6 +104,7 @@ class _Writer:
         self._waiting: deque[_Output | dict[str, Any]] = deque()
         self._size = self._dropped = 0
         self._pools: dict[str, Counts | None] = {}  # those that are open
+        self._names: dict[str, str] = {}  # that pools are kept under, or ""
         self._busy = self._failed = False
         self._thread: threading.Thread | None = None
         self._warn: Callable[[str], object] = str
@@ -109,9 +116,10 @@ class _Writer:
         self._counted: dict[str, Mapping[str, int]] = {}  # what was recorded last, by pool
         self._count_at = 0.0
 
-    def begin(self, pool: str, process: str, warn: Callable[[str], None]) -> None:
+    def begin(self, pool: str, process: str, warn: Callable[[str], None], name: str | None) -> None:
         """A pool is about to open."""
         with self._changed:
+            self._names[pool] = name or ""
             self._pools[pool], self._process, self._warn = None, process, warn
             if self._thread is None and not self._failed:
                 self._thread = threading.Thread(target=self._run, name="skyward-record", daemon=True)
@@ -215,7 +223,7 @@ class _Writer:
         events = [entry for entry in entries if not isinstance(entry, _Output)]
         for entry in events:
             if entry["event"] == "opening":
-                (self._folder / POOLS / entry["pool"]).touch(mode=0o600)
+                (self._folder / POOLS / entry["pool"]).write_text(self._names[entry["pool"]])
         if dropped:
             said = f"skyward: {dropped} characters are missing here: they came faster than the disk takes them\n"
             printed.append(_Output(round(time.time(), 3), "", None, None, None, "err", said))
@@ -242,11 +250,35 @@ def _counts_entry(pool: str, counts: Mapping[str, int]) -> dict[str, Any]:
     return {"t": round(time.time(), 3), "pool": pool, "event": "calls", **counts}
 
 
-def runs_of_pool(name: str) -> list[tuple[str, str]]:
-    """The pools recorded on this machine whose identifier begins so: of each, that of its run, and its own."""
-    if not name.isalnum():
-        return []
-    return sorted((path.parents[1].name, path.name) for path in runs_folder().glob(f"*/{POOLS}/{name}*"))
+def runs_of_pool(name: str, *, exactly: bool = False) -> tuple[str, Sequence[str]] | None:
+    """The latest pool that was kept under this name, or the only one whose identifier begins so, as recorded here.
+
+    Its identifier, and the names of the runs that have had it, the first one first.
+    """
+    paths = [path for path in runs_folder().glob(f"*/{POOLS}/*") if not path.parents[1].name.startswith(".")]
+    known: dict[str, list[Path]] = {}
+    for path in sorted(paths, key=_touched):
+        known.setdefault(path.name, []).append(path)
+    named = [pool for pool, runs in known.items() if _pool_name(runs[-1]) == name]
+    begun = [pool for pool in known if (pool == name if exactly else pool.startswith(name))]
+    if not name or not (named or len(begun) == 1):
+        return None
+    pool = named[-1] if named else begun[0]
+    return pool, [path.parents[1].name for path in known[pool]]
+
+
+def _touched(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:  # the record was removed meanwhile
+        return 0.0
+
+
+def _pool_name(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, ValueError):  # removed meanwhile
+        return ""
 
 
 _writer = _Writer()

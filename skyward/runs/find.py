@@ -42,6 +42,10 @@ def find_run(name: str, hosts: Sequence[SshHost] = ()) -> FoundRun:
         HostLostError: the machine with its journals does not answer.
         ProviderError: the machine that it was started on has no record of it any more.
     """
+    if not name:
+        raise RunNotFoundError(
+            "A run has a name, and the one given is empty. `skyward ps --all` shows the runs that are known here."
+        )
     here = ThisMachine()
     record = _named(name, here.records(), here)
     if record is not None:

@@ -44,7 +44,8 @@ class Launch:
         """
         _check(program, is_module)
         stem = program.rpartition(".")[2] if is_module else program
-        run_id = name or next(each for each in iter(partial(new_id, stem), "") if not folder_of(each).exists())
+        fresh = (each for each in iter(partial(new_id, stem), "") if not folder_of(each).exists())
+        run_id = next(fresh) if name is None else name
         if folder_of(run_id).exists():
             raise ConfigError(
                 f"There is a run {run_id!r} already: see `skyward ps --all`. Choose another name, or leave --name out."

@@ -145,7 +145,7 @@ class NodeManager:
         for node in early:
             self._record.event("node_ready", node=node.index, host=node.host.name)
             if node.gone is not None:
-                self._replace(node, f"is gone ({node.gone.text}); it")
+                self._replace(node, f"is gone ({node.gone.text}); it is being replaced")
 
     # getting a node for an index -------------------------------------------------------------------------------
 
@@ -159,8 +159,8 @@ class NodeManager:
         thread.start()
 
     def _replace(self, node: NodeClient, why: str) -> None:
-        """Get another node for an index; `why` is told."""
-        self._tell(f"node {node.index} on {node.host.name} {why} is being replaced")
+        """Get another node for an index; `why` and what comes of it are told."""
+        self._tell(f"node {node.index} on {node.host.name} {why}")
         self._spawn(self._table.slots[node.index], node.host, None, begins=False)
 
     def _fill(self, slot: NodeSlot, host: Host | None, image: str | None, begins: bool) -> None:
@@ -265,7 +265,7 @@ class NodeManager:
             if slot.node is not node or slot.is_starting or self._table.closed.is_set():
                 return  # the thread that gets it looks for itself
             slot.start_again()
-        self._replace(node, f"is gone ({node.gone.text}); it")
+        self._replace(node, f"is gone ({node.gone.text}); it is being replaced")
 
     def preempted(self, notice: PreemptionNotice) -> None:
         """A host is about to be taken away: its node gets no more calls, and another one is asked for at once."""
@@ -278,7 +278,8 @@ class NodeManager:
             slot.start_again()
             self._table.draining.append(node)
         threading.Thread(target=self._drain, args=(node, until), name="skyward-drain", daemon=True).start()
-        self._replace(node, f"{notice.text}: it gets no new calls, and")
+        what = "is being replaced" if notice.is_replaced else "the pool ends with it"
+        self._replace(node, f"{notice.text}: it gets no new calls, and {what}")
 
     def _drain(self, node: NodeClient, until: float) -> None:
         """Let a node finish what it runs, until then, and end it (a thread of its own)."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+from functools import lru_cache
 from pathlib import Path
 
-from skyward.builder.cache import cache_path, read, write
+from skyward.builder.cache import cache_path, drop_old, read, write
 from skyward.errors import ConfigError
 
 Files = tuple[tuple[str, str], ...]  # the path that a file gets, and where it is here
@@ -53,8 +54,14 @@ def sha256_of(path: Path) -> str:
         if len(known) == 64:
             return known
         found = hashlib.file_digest(file, "sha256").hexdigest()
-    write(kept, found)
+    if write(kept, found):
+        _drop_old(kept.parent)
     return found
+
+
+@lru_cache  # once per process: there may be as many files as notes
+def _drop_old(folder: Path) -> None:
+    drop_old(folder)
 
 
 def _folder() -> Path:

@@ -12,14 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from time import time
 
-from skyward.builder.cache import cache_path, read, remove, write
+from skyward.builder.cache import cache_path, drop_old, read, remove, write
 from skyward.builder.contents import known_contents, note_content
 from skyward.builder.events import Report, note
 from skyward.builder.registry.reference import DIGEST, Reference, parse_reference
 from skyward.errors import RegistryError
 
 TRUST_S = 24 * 3600.0  # a tag that is an identity never changes its meaning, but its image may be deleted
-_KEEP_S = 30 * 24 * 3600.0  # an old note still saves most of the questions
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +152,7 @@ def remember(reference: Reference, platform: str, digest: str, tagged: str, cont
     digests = {"digest": digest, "tagged": tagged, "content": content}
     seen = {"reference": str(reference), "platform": platform, **digests, "seen_at": time()}
     if write(path, json.dumps(seen)):
-        _drop_old(path.parent)
+        drop_old(path.parent)
 
 
 def forget(reference: str, *, platform: str) -> None:
@@ -178,11 +177,3 @@ def _recall(reference: Reference, platform: str) -> _Known | None:
 def _file(reference: Reference, platform: str) -> Path:
     key = hashlib.sha256(f"{reference.url}\n{reference}\n{platform}".encode()).hexdigest()
     return cache_path("registry", f"{key[:32]}.json")
-
-
-def _drop_old(folder: Path) -> None:
-    """Keep the folder from growing for ever: what was not asked for in a month goes."""
-    oldest = time() - _KEEP_S
-    for path in folder.iterdir():
-        if path.stat().st_mtime < oldest:
-            path.unlink()

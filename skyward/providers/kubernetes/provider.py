@@ -7,7 +7,8 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -38,24 +39,32 @@ _USER = re.compile(r"\d+(:\d+)?")
 
 
 @suggesting("sky.Kubernetes")
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True)
 class Kubernetes(Provider):
     """Pods of a Kubernetes cluster: `sky.Kubernetes(registry="registry.example.com/team/skyward")`.
 
     Each node is a pod of its own. Nothing is installed in the cluster, and no right beyond one namespace is needed.
 
     Attributes:
-        address: context, namespace and kubeconfig.
-        registry: repository through which images reach the machines; required to open a pool.
-        user: numbers of the user and the group that functions run as.
+        context: of the kubeconfig; None for its current one, and in a pod for the cluster of that pod.
+        namespace: None for that of the context.
+        kubeconfig: file; None for what KUBECONFIG names, else ~/.kube/config.
+        registry: repository through which images reach the machines, such as "registry.example.com/team/skyward";
+            required to open a pool.
+        user: number of the user that functions run as, with that of its group if wanted ("1000:1000"). None for
+            the number that the image names, and for an unprivileged one where it names none. "0" is root, which
+            clusters with restricted namespaces refuse.
         node_selector: labels that machines must have.
-        tolerations: of the pods, as in their specification.
+        tolerations: of the pods, as in their specification, such as [{"key": "gpu", "operator": "Exists"}].
         priority: name of the pods' priority class; None for the cluster's default.
-        service_account: whose rights functions have in the cluster; None for none.
+        service_account: whose rights functions have in the cluster; its token is in the pods then. None for none.
         gpu_resource: name by which the cluster counts GPUs.
-        gpu_labels: labels of machines with the pool's accelerator; None for those that clusters usually have.
-        room_s: seconds for which the cluster may have no room for a pod before that is an error.
-        patch: merged into every pod at last.
+        gpu_labels: labels of machines with the pool's accelerator; None for those that clusters usually have, {} for
+            any machine with GPUs.
+        room_s: seconds for which the cluster may have no room for a pod before that is an error. More where an
+            autoscaler adds machines; once it has said that it adds one, the pool waits for 15 minutes.
+        patch: merged into every pod at last, for what has no parameter: {"spec": {"hostNetwork": True}}. Objects are
+            merged, lists of objects with names by name (the container's is "node"), and None removes.
 
     Raises:
         ConfigError: a value is wrong.
@@ -63,86 +72,52 @@ class Kubernetes(Provider):
 
     name: ClassVar[str] = "kubernetes"
     capabilities: ClassVar[Capabilities] = Capabilities(default_lease_s=60.0)
-    address: ClusterAddress
-    registry: str | None
-    user: tuple[int, int] | None
-    node_selector: Mapping[str, str]
-    tolerations: Sequence[Mapping[str, Any]]
-    priority: str | None
-    service_account: str | None
-    gpu_resource: str
-    gpu_labels: Mapping[str, str] | None
-    room_s: float
-    patch: Mapping[str, Any]
+    context: str | None = None
+    _: KW_ONLY
+    namespace: str | None = None
+    kubeconfig: str | os.PathLike[str] | None = None
+    registry: str | None = None
+    user: str | None = None
+    node_selector: Mapping[str, str] | None = None
+    tolerations: Sequence[Mapping[str, Any]] = ()
+    priority: str | None = None
+    service_account: str | None = None
+    gpu_resource: str = "nvidia.com/gpu"
+    gpu_labels: Mapping[str, str] | None = None
+    room_s: float = 8.0
+    patch: Mapping[str, Any] | None = None
 
-    def __init__(
-        self,
-        context: str | None = None,
-        *,
-        namespace: str | None = None,
-        kubeconfig: str | os.PathLike[str] | None = None,
-        registry: str | None = None,
-        user: str | None = None,
-        node_selector: Mapping[str, str] | None = None,
-        tolerations: Sequence[Mapping[str, Any]] = (),
-        priority: str | None = None,
-        service_account: str | None = None,
-        gpu_resource: str = "nvidia.com/gpu",
-        gpu_labels: Mapping[str, str] | None = None,
-        room_s: float = 8.0,
-        patch: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Name the cluster.
-
-        Args:
-            context: of the kubeconfig; None for its current one, and in a pod for the cluster of that pod.
-            namespace: None for that of the context.
-            kubeconfig: file; None for what KUBECONFIG names, else ~/.kube/config.
-            registry: as above, such as "registry.example.com/team/skyward".
-            user: number of the user that functions run as, with that of its group if wanted ("1000:1000"). None for
-                the number that the image names, and for an unprivileged one where it names none. "0" is root, which
-                clusters with restricted namespaces refuse.
-            node_selector: labels that machines must have.
-            tolerations: such as [{"key": "gpu", "operator": "Exists"}].
-            priority: name of a priority class.
-            service_account: name of a service account; its token is in the pods then.
-            gpu_resource: as above.
-            gpu_labels: as above; {} for any machine with GPUs.
-            room_s: as above. More where an autoscaler adds machines; once it has said that it adds one, the pool waits
-                for 15 minutes.
-            patch: of the pod, for what has no parameter: {"spec": {"hostNetwork": True}}. Objects are merged, lists of
-                objects with names by name (the container's is "node"), and None removes.
-        """
-        for field, value in (("namespace", namespace), ("priority", priority), ("service_account", service_account)):
+    def __post_init__(self) -> None:
+        for name in ("namespace", "priority", "service_account"):
+            value = getattr(self, name)
             if value is not None and not _NAME.fullmatch(value):
-                raise ConfigError(f"sky.Kubernetes: {field} is a name that the cluster has; found {value!r}.")
-        if user is not None and not _USER.fullmatch(user):
+                raise ConfigError(f"sky.Kubernetes: {name} is a name that the cluster has; found {value!r}.")
+        if self.user is not None and not _USER.fullmatch(self.user):
             raise ConfigError(
                 "sky.Kubernetes: user is a number, with that of a group if wanted, such as '1000:1000': a cluster does "
-                f"not look names up in images; found {user!r}."
+                f"not look names up in images; found {self.user!r}."
             )
-        if registry is not None:
+        if self.registry is not None:
             from skyward.builder.registry.reference import parse_reference
 
-            parse_reference(registry)
-        if room_s < 0:
-            raise ConfigError(f"sky.Kubernetes: room_s is a number of seconds, at least 0; found {room_s!r}.")
-        file = existing_file("sky.Kubernetes", "kubeconfig", kubeconfig)
-        values: dict[str, object] = {
-            "address": ClusterAddress(context, namespace, None if file is None else Path(file)),
-            "registry": registry,
-            "user": None if user is None else _numbers(user),
-            "node_selector": dict(node_selector or {}),
-            "tolerations": tuple(map(dict, tolerations)),
-            "priority": priority,
-            "service_account": service_account,
-            "gpu_resource": gpu_resource,
-            "gpu_labels": None if gpu_labels is None else dict(gpu_labels),
-            "room_s": float(room_s),
-            "patch": dict(patch or {}),
+            parse_reference(self.registry)
+        if self.room_s < 0:
+            raise ConfigError(f"sky.Kubernetes: room_s is a number of seconds, at least 0; found {self.room_s!r}.")
+        own: dict[str, object] = {  # a caller that goes on changing its documents changes no pool
+            "kubeconfig": existing_file("sky.Kubernetes", "kubeconfig", self.kubeconfig),
+            "node_selector": dict(self.node_selector or {}),
+            "tolerations": tuple(deepcopy(dict(each)) for each in self.tolerations),
+            "gpu_labels": None if self.gpu_labels is None else dict(self.gpu_labels),
+            "room_s": float(self.room_s),
+            "patch": deepcopy(dict(self.patch or {})),
         }
-        for attribute, given in values.items():
-            object.__setattr__(self, attribute, given)
+        for name, value in own.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def address(self) -> ClusterAddress:
+        """Context, namespace and kubeconfig."""
+        return ClusterAddress(self.context, self.namespace, None if self.kubeconfig is None else Path(self.kubeconfig))
 
     def open(self, request: PoolRequest) -> KubernetesAllocation:
         """The pods of a pool."""
@@ -270,7 +245,7 @@ class KubernetesAllocation(Allocation):
             pool=request.pool_id,
             image=image,
             platform=request.image.platform or request.platform,
-            user=provider.user or _user_of(image_user),
+            user=_numbers(provider.user) if provider.user else _user_of(image_user),
             lease_s=request.lease_s,
             inside=self._api.is_inside,
             cpus=request.cpus,
@@ -279,12 +254,12 @@ class KubernetesAllocation(Allocation):
             accelerator=request.accelerator,
             gpu_resource=provider.gpu_resource,
             gpu_labels=provider.gpu_labels,
-            node_selector=provider.node_selector,
+            node_selector=provider.node_selector or {},
             tolerations=provider.tolerations,
             priority_class=provider.priority,
             service_account=provider.service_account,
             pull_secret=pull,
-            patch=provider.patch,
+            patch=provider.patch or {},
         )
 
     def replace(self, lost: Host | None) -> Host:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from skyward.errors import ProviderError
 from skyward.model.protocol import PLATFORMS
@@ -27,7 +27,7 @@ for name in python@PYTHON@ python3; do
 done
 say apptainer "$(apptainer --version 2>/dev/null)"
 scontrol show config 2>/dev/null | sed -n 's/^\(SlurmctldHost\|SlurmctldPort\)[^=]*= */skyward \1 /p'
-sinfo -h -o '%R|%P|%a|%l|%G' 2>/dev/null | sed 's/^/skyward partition /'
+sinfo -h -o '%R|%P|%a|%G' 2>/dev/null | sed 's/^/skyward partition /'
 exit 0
 """
 
@@ -40,14 +40,12 @@ class Partition:
         name: its name.
         is_default: whether jobs that name none go there.
         state: "up", or why it takes no jobs.
-        limit: of a job's time, in Slurm's words.
         gres: generic resources of its nodes, in Slurm's words; a line for each kind of node.
     """
 
     name: str
     is_default: bool
     state: str
-    limit: str
     gres: str
 
 
@@ -118,21 +116,25 @@ class ClusterFacts:
             )
 
     def partition(self, name: str | None) -> Partition:
-        """The partition of that name, or the default one.
+        """The partition of that name, or the default one; of several, as "short,long", those that take jobs as one.
 
         Raises:
-            ProviderError: there is none, or it takes no jobs.
+            ProviderError: there is none, or none of them takes jobs.
         """
-        found = [each for each in self.partitions if (each.name == name if name else each.is_default)]
-        names = ", ".join(dict.fromkeys(each.name for each in self.partitions)) or "none"
-        if not found:
-            what = f"no partition {name!r}" if name else "no default partition"
+        known = {each.name: each for each in self.partitions}
+        names = ", ".join(known) or "none"
+        wanted = name.split(",") if name else [each.name for each in self.partitions if each.is_default][:1]
+        missing = next((each for each in wanted if each not in known), None)
+        if missing is not None or not wanted:
+            what = f"no partition {missing!r}" if missing is not None else "no default partition"
             raise ProviderError(f"The cluster of {self.login} has {what}. Its partitions: {names}. Name one.")
-        if found[0].state != "up":
+        found = [known[each] for each in wanted if known[each].state == "up"]
+        if not found:
+            states = ", ".join(dict.fromkeys(known[each].state for each in wanted))
             raise ProviderError(
-                f"Partition {found[0].name} of {self.login} takes no jobs: it is {found[0].state}. Others: {names}."
+                f"Partition {','.join(wanted)} of {self.login} takes no jobs: it is {states}. Others: {names}."
             )
-        return found[0]
+        return replace(found[0], gres="\n".join(each.gres for each in found))
 
 
 def ask(login: Login, folder: str, python: str) -> ClusterFacts:
@@ -203,15 +205,14 @@ def _partitions(lines: list[str]) -> tuple[Partition, ...]:
     found: dict[str, Partition] = {}
     for line in lines:
         fields = line.split("|")
-        if len(fields) != 5:
+        if len(fields) != 4:
             continue
-        name, shown, state, limit, gres = fields
+        name, shown, state, gres = fields
         known = found.get(name)
         found[name] = Partition(
             name=name,
             is_default=shown.endswith("*"),
             state=state,
-            limit=limit,
             gres=f"{known.gres}\n{gres}" if known else gres,
         )
     return tuple(found.values())

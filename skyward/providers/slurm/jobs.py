@@ -314,7 +314,9 @@ class Jobs:
 
     def _is_hopeless(self, job: _Job) -> bool:
         """Whether a job has waited for some time for what does not come."""
-        if job.seen is None or not job.seen.never_runs:
+        seen = job.seen
+        is_of_one = "," in (self._request.partition or "") and seen is not None and seen.reason.startswith("Partition")
+        if seen is None or not seen.never_runs or is_of_one:  # of several partitions another one may take it
             job.hopeless_since = None
             return False
         job.hopeless_since = job.hopeless_since or time.monotonic()

@@ -8,7 +8,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import ClassVar, Literal
 
 from skyward.builder.events import note
@@ -31,27 +31,33 @@ from skyward.providers.slurm.queue import JobRequest, gres_for
 from skyward.system import threading
 
 _TIME = re.compile(r"\d+(:\d{1,2}){0,2}|\d+-\d{1,2}(:\d{1,2}){0,2}")  # sbatch(1), --time
-_NAME = re.compile(r"[\w.,@+-]+")
+_NAME = re.compile(r"[\w.@+-]+(,[\w.@+-]+)*")  # or several, of which Slurm takes the first that it can
 _FOLDER = re.compile(r"(~|/)[\w./@+-]*")
 _FRESH_MIN = 10  # a folder of a pool this young may be one whose jobs are just being submitted
 _SESSION = "session"  # file in a pool's folder: the command that enters its nodes
 
 
 @suggesting("sky.Slurm")
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True)
 class Slurm(Provider):
     """Jobs of a Slurm cluster: `sky.Slurm("user@login", partition="gpu", time="4:00:00")`.
 
     Each node is a job of its own. All are submitted at once and start as they come.
 
     Attributes:
-        login: the cluster's login node; None, the default, is this machine.
-        partition, account, qos: where the jobs run and who pays, in the cluster's names; None for its defaults.
+        login: the cluster's login node, as "user@host:port", or an alias of the SSH configuration; None, the default,
+            is this machine.
+        partition, account, qos: where the jobs run and who pays, in the cluster's names; None for its defaults. Of
+            several partitions, as "short,long", each job runs in the one where it can start first.
         time: limit of each job, as sbatch takes it ("4:00:00", "2-12"); None for the partition's default.
         renew: whether a node whose time is nearly over gets a successor. Otherwise the pool ends with its last job.
         folder: on a disk that all machines of the cluster share; "~" is the home directory there.
         image_mode: how the image runs. "apptainer": as a file in that folder, which Apptainer runs; "venv": its
             packages are installed into a virtual environment there. None: the first of them that the cluster can do.
+        key: file of the private key for SSH; None for what agent and SSH configuration offer.
+        known_hosts: file of the only host keys to trust, also of jump hosts; None for what the SSH configuration
+            trusts.
+        address: that of the login node.
 
     Raises:
         ConfigError: a value is wrong.
@@ -59,69 +65,37 @@ class Slurm(Provider):
 
     name: ClassVar[str] = "slurm"
     capabilities: ClassVar[Capabilities] = Capabilities(default_lease_s=60.0)
-    login: LoginAddress
-    partition: str | None
-    account: str | None
-    qos: str | None
-    time: str | None
-    renew: bool
-    folder: str
-    image_mode: Literal["apptainer", "venv"] | None
+    login: str | None = None
+    _: KW_ONLY
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    time: str | None = None
+    renew: bool = False
+    folder: str = "~/.cache/skyward"
+    image_mode: Literal["apptainer", "venv"] | None = None
+    key: str | os.PathLike[str] | None = None
+    known_hosts: str | os.PathLike[str] | None = None
+    address: LoginAddress = field(init=False, repr=False)
 
-    def __init__(
-        self,
-        login: str | None = None,
-        *,
-        partition: str | None = None,
-        account: str | None = None,
-        qos: str | None = None,
-        time: str | None = None,
-        renew: bool = False,
-        folder: str = "~/.cache/skyward",
-        image_mode: Literal["apptainer", "venv"] | None = None,
-        key: str | os.PathLike[str] | None = None,
-        known_hosts: str | os.PathLike[str] | None = None,
-    ) -> None:
-        """Name the cluster.
-
-        Args:
-            login: as "user@host:port", or an alias of the SSH configuration; None for this machine.
-            partition: where the jobs run.
-            account: who pays.
-            qos: quality of service.
-            time: limit of each job.
-            renew: whether a node whose time is nearly over gets a successor.
-            folder: on a disk that all machines of the cluster share.
-            image_mode: how the image runs, as above.
-            key: file of the private key for SSH; None for what agent and SSH configuration offer.
-            known_hosts: file of the only host keys to trust, also of jump hosts; None for what the SSH configuration
-                trusts.
-        """
-        files = (existing_file("sky.Slurm", "key", key), existing_file("sky.Slurm", "known_hosts", known_hosts))
-        for field, value in (("partition", partition), ("account", account), ("qos", qos)):
+    def __post_init__(self) -> None:
+        files = {name: existing_file("sky.Slurm", name, getattr(self, name)) for name in ("key", "known_hosts")}
+        for name in ("partition", "account", "qos"):
+            value = getattr(self, name)
             if value is not None and not _NAME.fullmatch(value):
-                raise ConfigError(f"sky.Slurm: {field} is a name that the cluster has; found {value!r}.")
-        if time is not None and not _TIME.fullmatch(time):
+                raise ConfigError(f"sky.Slurm: {name} is a name that the cluster has; found {value!r}.")
+        if self.time is not None and not _TIME.fullmatch(self.time):
             raise ConfigError(
                 f"sky.Slurm: time is a limit as sbatch takes it, such as '4:00:00' or '2-12' (days and hours); found "
-                f"{time!r}."
+                f"{self.time!r}."
             )
-        if not _FOLDER.fullmatch(folder):
-            raise ConfigError(f"sky.Slurm: folder is an absolute path, or starts with ~; found {folder!r}.")
-        if image_mode not in (None, "apptainer", "venv"):
-            raise ConfigError(f"sky.Slurm: image_mode must be 'apptainer' or 'venv'; found {image_mode!r}.")
-        values: dict[str, object] = {
-            "login": LoginAddress.of(login, *files),
-            "partition": partition,
-            "account": account,
-            "qos": qos,
-            "time": time,
-            "renew": bool(renew),
-            "folder": folder,
-            "image_mode": image_mode,
-        }
-        for attribute, given in values.items():
-            object.__setattr__(self, attribute, given)
+        if not _FOLDER.fullmatch(self.folder):
+            raise ConfigError(f"sky.Slurm: folder is an absolute path, or starts with ~; found {self.folder!r}.")
+        if self.image_mode not in (None, "apptainer", "venv"):
+            raise ConfigError(f"sky.Slurm: image_mode must be 'apptainer' or 'venv'; found {self.image_mode!r}.")
+        address = LoginAddress.of(self.login, **files)
+        for name, value in {**files, "renew": bool(self.renew), "address": address}.items():
+            object.__setattr__(self, name, value)
 
     def check(self, request: PoolRequest) -> None:
         """Refuse what it can never give.
@@ -186,7 +160,7 @@ class Slurm(Provider):
     def connected(self) -> Iterator[Login]:
         """A way to the login node, for as long as the block lasts."""
         with private_directory() as folder:
-            login = Login(self.login, folder)
+            login = Login(self.address, folder)
             try:
                 yield login
             finally:
@@ -225,7 +199,7 @@ class SlurmAllocation(Allocation):
         request, provider = self.request, self._provider
         sweep_orphans()
         self._directory = directory = PoolDirectory.create(request.pool_id, runtime_base())
-        self._login = login = Login(provider.login, directory.path)
+        self._login = login = Login(provider.address, directory.path)
         self._cluster = cluster = ask(login, provider.folder, request.cluster.spec.python)
         partition = check_room(request, cluster, provider.partition)
         self._gres = gres_for(request.accelerator, partition.gres) if request.accelerator else ""
@@ -361,11 +335,13 @@ class SlurmAllocation(Allocation):
         )
 
     def _on_time(self, claim: ClaimedJob, left_s: float) -> None:
-        """Tell the pool that the time of a job is nearly over: its node is drained, and another asked for."""
+        """Tell the pool that the time of a job is nearly over: its node is drained, and with renew=True replaced."""
         host = next((host for host, each in self._claims.items() if each is claim), None)
         if host is not None:
             text = f"has {left_s:.0f} s left of its time limit (job {claim.id})"
-            self.request.on_preemption(PreemptionNotice(host=host, text=text, left_s=left_s))
+            self.request.on_preemption(
+                PreemptionNotice(host=host, text=text, left_s=left_s, is_replaced=self._provider.renew)
+            )
 
     def claim_of(self, host: ClaimedHost) -> ClaimedJob:
         """The job that a host stands for, after `prepare`."""

@@ -32,7 +32,9 @@ class ManagerAddress:
     url: str | None
 
     @classmethod
-    def of(cls, engine: str | None, key: Path | None, known_hosts: Path | None) -> ManagerAddress:
+    def of(
+        cls, engine: str | None, key: str | os.PathLike[str] | None, known_hosts: str | os.PathLike[str] | None
+    ) -> ManagerAddress:
         """The manager that a caller names; by default the engine that the docker command would use.
 
         Raises:

@@ -6,7 +6,7 @@ import itertools
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from skyward.engine import Engine, find_engine
@@ -43,19 +43,25 @@ _TASK = "com.docker.swarm.task.id"  # label that the engine gives to containers 
 
 
 @suggesting("sky.Swarm")
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True)
 class Swarm(Provider):
     """Tasks of a service of a Docker Swarm: `sky.Swarm("ssh://user@manager", registry="registry.example.com/skyward")`.
 
     The swarm's engine places them, pulls their image and replaces those that are lost, on another machine if need be.
 
     Attributes:
-        manager: a manager of the swarm: `ssh://user@host`, `unix:///path` of its engine's socket on this machine, or
+        engine: of a manager of the swarm: `ssh://user@host`, `unix:///path` of its engine's socket on this machine, or
             None for the engine that the docker command would use (`DOCKER_HOST` may name one by SSH).
+        key: file of the private key for SSH; None for what agent and SSH configuration offer.
+        known_hosts: file of the only host keys to trust, also of jump hosts; None for what the SSH configuration
+            trusts.
         registry: repository through which images reach the machines, such as "registry.example.com/team/skyward".
             None is for a swarm that is this one machine.
-        rights: the user that functions run as in their containers, and their capabilities: `user` and `privileges`,
-            which `sky.Docker` explains. The user of an image that names none is its user skyward.
+        user: the user that functions run as, by name or number, with a group if wanted ("app", "1000:100"). None
+            for the user that the image names, and for its user skyward where it names none.
+        privileges: capabilities(7) that their programs can have, or "default"; see `sky.Docker`.
+        manager: where the manager is.
+        rights: what user and privileges say.
 
     Raises:
         ConfigError: a value is wrong.
@@ -63,42 +69,28 @@ class Swarm(Provider):
 
     name: ClassVar[str] = "swarm"
     capabilities: ClassVar[Capabilities] = Capabilities(default_lease_s=60.0)
-    manager: ManagerAddress
-    registry: str | None
-    rights: Rights
+    engine: str | None = None
+    _: KW_ONLY
+    key: str | os.PathLike[str] | None = None
+    known_hosts: str | os.PathLike[str] | None = None
+    registry: str | None = None
+    user: str | None = None
+    privileges: Sequence[str] = ()
+    manager: ManagerAddress = field(init=False, repr=False)
+    rights: Rights = field(init=False, repr=False)
 
-    def __init__(
-        self,
-        engine: str | None = None,
-        *,
-        key: str | os.PathLike[str] | None = None,
-        known_hosts: str | os.PathLike[str] | None = None,
-        registry: str | None = None,
-        user: str | None = None,
-        privileges: Sequence[str] = (),
-    ) -> None:
-        """Name the swarm.
-
-        Args:
-            engine: of the manager, as above.
-            key: file of the private key for SSH; None for what agent and SSH configuration offer.
-            known_hosts: file of the only host keys to trust, also of jump hosts; None for what the SSH configuration
-                trusts.
-            registry: as above.
-            user: the user that functions run as, by name or number, with a group if wanted ("app", "1000:100"). None
-                for the user that the image names, and for its user skyward where it names none.
-            privileges: capabilities(7) that their programs can have, or "default"; see `sky.Docker`.
-        """
-        if handed_hosts():  # a detached run's manager has files of its own
-            key = known_hosts = None
-        files = (existing_file("sky.Swarm", "key", key), existing_file("sky.Swarm", "known_hosts", known_hosts))
-        if registry is not None:
+    def __post_init__(self) -> None:
+        handed = handed_hosts()  # a detached run's manager has files of its own
+        for name in ("key", "known_hosts"):
+            file = None if handed else existing_file("sky.Swarm", name, getattr(self, name))
+            object.__setattr__(self, name, file)
+        if self.registry is not None:
             from skyward.builder.registry.reference import parse_reference
 
-            parse_reference(registry)
-        object.__setattr__(self, "manager", ManagerAddress.of(engine, *files))
-        object.__setattr__(self, "registry", registry)
-        object.__setattr__(self, "rights", Rights.of("sky.Swarm", user, privileges))
+            parse_reference(self.registry)
+        object.__setattr__(self, "manager", ManagerAddress.of(self.engine, self.key, self.known_hosts))
+        object.__setattr__(self, "rights", Rights.of("sky.Swarm", self.user, self.privileges))
+        object.__setattr__(self, "privileges", self.rights.privileges)
 
     def open(self, request: PoolRequest) -> SwarmAllocation:
         """The service of a pool."""

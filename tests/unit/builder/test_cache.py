@@ -6,6 +6,7 @@ import errno
 import os
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -191,3 +192,22 @@ def test_who_is_waited_for(tmp_path: Path) -> None:
     kept = cache.read(folder / f"build-{PLAN.identity[:3]}.json")
     assert kept is not None
     assert "4711" in kept  # whoever waits next is told of the one that built, not of one that waited
+
+
+def test_old_notes_go_whatever_others_do_meanwhile(tmp_path: Path) -> None:
+    """Those of a month ago; another process renames its draft, or drops the same note, at any moment."""
+    for name in ("registry", "hashes"):
+        folder = cache.cache_path(name)
+        folder.mkdir(parents=True)
+        for each, at in (("old", 1.0), ("fresh", time.time())):
+            (folder / each).write_text("x")
+            os.utime(folder / each, (at, at))
+        (folder / ".draft").symlink_to("gone")  # as a file that is listed, and gone when it is looked at
+
+    remember_existence(REFERENCE, "linux/amd64", "sha256:1", "sha256:1", "sha256:1")
+    (tmp_path / "a.whl").write_bytes(b"x")
+    sha256_of(tmp_path / "a.whl")
+
+    for name in ("registry", "hashes"):
+        found = {path.name for path in cache.cache_path(name).iterdir()}
+        assert len(found) == 3 and {".draft", "fresh"} < found

@@ -70,7 +70,9 @@ def test_a_program_that_uses_ray_already_is_refused(monkeypatch: pytest.MonkeyPa
         add(Image())
     monkeypatch.delitem(sys.modules, "ray")
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    with pytest.raises(PluginError, match="RAY_AUTH_MODE=token is set here"):
+    with pytest.raises(
+        PluginError, match=r"RAY_AUTH_MODE=token is set here.* A ray\.init\(\) that made a cluster here"
+    ):
         add(Image())
 
 

@@ -332,6 +332,16 @@ def test_a_host_that_is_taken_away_is_drained(make: Callable[..., Rig]) -> None:
     assert rig.said[0] == "node 0 on h0 will be taken away at noon: it gets no new calls, and is being replaced"
 
 
+def test_a_host_that_gets_no_successor_ends_its_pool(make: Callable[..., Rig]) -> None:
+    """As a job does whose time is over: nobody is told of another node."""
+    rig = make(Nodes(desired=1), PoolClosedError("the time is over."))
+    rig.open(host := FakeHost("h0"))
+    notice = PreemptionNotice(host=cast(Any, host), text="has 60 s left", left_s=PATIENCE_S, is_replaced=False)
+    rig.manager.preempted(notice)
+    until(lambda: rig.closed)
+    assert rig.said[0] == "node 0 on h0 has 60 s left: it gets no new calls, and the pool ends with it"
+
+
 def test_what_is_not_over_by_the_deadline_is_lost(make: Callable[..., Rig]) -> None:
     """The node is given up, and is not replaced a second time."""
     rig = make(Nodes(desired=1), FakeHost("fresh"))

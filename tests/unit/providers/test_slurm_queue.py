@@ -29,9 +29,10 @@ skyward apptainer apptainer version 1.4.5
 skyward SlurmctldHost login(10.91.136.1)
 skyward SlurmctldHost backup
 skyward SlurmctldPort 6817-6818
-skyward partition main|main*|up|infinite|gpu:a100:2
-skyward partition main|main*|up|infinite|(null)
-skyward partition old|old|down|1:00:00|(null)
+skyward partition main|main*|up|gpu:a100:2
+skyward partition main|main*|up|(null)
+skyward partition old|old|down|(null)
+skyward partition big|big|up|gpu:h100:8
 """
 
 
@@ -118,12 +119,25 @@ def test_facts() -> None:
     assert (facts.version, facts.platform, facts.apptainer) == ("22.05.8", "linux/amd64", "1.4.5")
     assert facts.modes == {"apptainer": "", "venv": ""}
     assert facts.partition(None).gres == "gpu:a100:2\n(null)"
-    with pytest.raises(ProviderError, match="Its partitions: main, old"):
+    with pytest.raises(ProviderError, match="Its partitions: main, old, big"):
         facts.partition("gpu")
     with pytest.raises(ProviderError, match="takes no jobs: it is down"):
         facts.partition("old")
     with pytest.raises(ProviderError, match="no sbatch on login"):
         facts_in("", "login", "~")
+
+
+def test_several_partitions() -> None:
+    """As sbatch takes them: all are there, one at least takes jobs, and GPUs are looked for in all that do."""
+    sky.Slurm(partition="old,main,big")
+    facts = facts_in(CLUSTER, "login", "~/.cache/skyward")
+    found = facts.partition("old,main,big").gres
+    assert gres_for(Accelerator("A100"), found) == "gpu:a100:1"
+    assert gres_for(Accelerator("H100", 8), found) == "gpu:h100:8"
+    with pytest.raises(ProviderError, match="no partition 'gpu'"):
+        facts.partition("main,gpu")
+    with pytest.raises(ProviderError, match="old,old of login takes no jobs: it is down"):
+        facts.partition("old,old")
 
 
 def test_ways_to_run_images() -> None:
@@ -137,7 +151,15 @@ def test_ways_to_run_images() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"time": "soon"}, {"partition": "a b"}, {"folder": "here"}, {"image_mode": "docker"}, {"key": __file__}]
+    "wrong",
+    [
+        {"time": "soon"},
+        {"partition": "a b"},
+        {"partition": "a,"},
+        {"folder": "here"},
+        {"image_mode": "docker"},
+        {"key": __file__},
+    ],
 )
 def test_wrong_values(wrong: dict[str, str]) -> None:
     """They are refused when the provider is made."""

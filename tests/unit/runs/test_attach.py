@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from skyward.cli.main import main
+from skyward.records import pools
+from skyward.records.run import RunRecord, write_json
 from tests.unit.runs.conftest import Start
 
 SKYWARD = (sys.executable, "-m", "skyward")
@@ -121,6 +123,54 @@ def test_logs_show_what_was_printed_after_the_end(start: Start, capfd: pytest.Ca
     assert main(["logs", "train-1", "--since", "1h"]) == 0
     assert capfd.readouterr().out == lines(range(3))
     assert main(["logs", "train-1", "--since", "yesterday"]) == 2
+
+
+def _with_pool(runs: Path, run: str, pool: str, name: str | None, text: str, at: float) -> None:
+    """Record that a program had a pool from a time on, and what its nodes printed for it."""
+    (runs / run).mkdir(parents=True)
+    RunRecord(id=run, program=f"{run}.py", started=1.0, directory="/", user="u@h", process="0,0,x").write(runs / run)
+    write_json(runs / run / "end.json", {"status": 0, "ended": 2.0, "reason": None})
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("SKYWARD_RUN", str(runs / run))
+        patched.setattr(pools, "_writer", pools._Writer())
+        record = pools.PoolRecord(pool, "0,0,x", print, name=name)
+        record.event("opening")
+        record.output(f"{text}\n", node=0, rank=0, call=1, error=False)
+        record.close()
+    os.utime(runs / run / pools.POOLS / pool, (at, at))
+
+
+def test_logs_of_a_kept_pool_show_all_its_programs(runs: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """By its name, its identifier or how that begins, whichever way the programs' names sort; no other pool's."""
+    programs = (
+        ("old-1", "aaaa0001", "warm", "of a pool that ended"),
+        ("z-1", "bbbb0001", "warm", "first"),
+        ("other-1", "cccc0001", None, "another"),
+        ("a-1", "bbbb0001", "warm", "second"),
+        ("warm-up-1", "dddd0001", None, "a run whose name begins so"),
+    )
+    for at, (run, pool, name, text) in enumerate(programs):
+        _with_pool(runs, run, pool, name, text, at)
+
+    for name in ("warm", "bbbb0001", "bbbb"):
+        assert main(["logs", name]) == 0
+        assert capfd.readouterr().out.splitlines() == ["[0] first", "[0] second"]
+    assert main(["logs", "warm-up", "--nodes"]) == 0
+    assert capfd.readouterr().out.splitlines() == ["[0] a run whose name begins so"]
+    assert main(["logs", "warm", "--json"]) == 0
+    assert [json.loads(line)["run"] for line in capfd.readouterr().out.splitlines()] == ["z-1", "a-1"]
+
+
+def test_the_name_of_a_run_is_not_empty(start: Start, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The beginning of every name names none, also where there is one run alone."""
+    start("train-1").wait()
+    (tmp_path / "program.py").write_text("print(1)")
+
+    for command in (["logs"], ["attach"], ["result"]):
+        assert main([*command, ""]) == 2
+        assert "A run has a name, and the one given is empty." in capfd.readouterr().err
+    assert main(["run", "--name", "", str(tmp_path / "program.py")]) == 2
+    assert "'' cannot be the name of a run" in capfd.readouterr().err
 
 
 def test_logs_of_a_run_that_goes_on_say_so(start: Start, capfd: pytest.CaptureFixture[str]) -> None:

@@ -63,6 +63,21 @@ def test_what_is_saved_is_shown_and_fetched(train: Path, tmp_path: Path, capsys:
     assert {path.stat().st_mode & 0o077 for path in (train / "saved").iterdir()} == {0}
 
 
+def test_numbers_that_json_does_not_have_are_strings(train: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What `--json` prints is read by every parser of JSON."""
+    sky.save("losses", [float("nan"), {"best": float("inf"), "worst": float("-inf")}, 0.5])
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    assert main(["result", "train-1", "--json"]) == 0
+    out = capsys.readouterr().out
+    values = [json.loads(line, parse_constant=refuse) for line in out.splitlines()]
+    assert [each["value"] for each in values if each["event"] == "value"] == [
+        ["NaN", {"best": "Infinity", "worst": "-Infinity"}, 0.5]
+    ]
+
+
 def test_the_later_value_counts(train: Path) -> None:
     """Also where it is of another kind."""
     sky.save("x", 1)
