@@ -33,7 +33,7 @@ class FailureLines:
         if report.failed:
             self._show("FAILED", report, report.when)
             self._count_failure()
-        elif report.outcome == "rerun":  # of pytest-rerunfailures: another try follows
+        elif str(report.outcome) == "rerun":  # of pytest-rerunfailures: another try follows
             self._show("RERUN", report, report.when)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:

@@ -56,8 +56,8 @@ def host(site: Site, server: Server) -> SshHost:
 def clean_engine() -> Iterator[Callable[[str], bool]]:
     """Whether the engine has no container of a pool."""
     engine = docker.from_env()
-    here = {"all": True, "ignore_removed": True}
-    yield lambda pool: not engine.containers.list(**here, filters={"label": f"skyward.pool={pool}"})
+    label = "skyward.pool={}".format
+    yield lambda pool: not engine.containers.list(all=True, ignore_removed=True, filters={"label": label(pool)})
     engine.close()
 
 
