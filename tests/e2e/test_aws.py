@@ -29,7 +29,6 @@ from tests.e2e.cloud_clients import StartClients, calls_until, clients_of, hear,
 from tests.e2e.stand import IMAGE, forget_image, wait_until
 from tests.e2e.stand_functions import ask_metadata, where, work_once
 
-pytestmark = [pytest.mark.timeout(300)]
 MakeSsh = Callable[..., sky.SSH]
 QUIET = ("boto3", "botocore", "urllib3", "werkzeug", "moto")
 REAPER_S = 120.0  # a reaper stays for some seconds after a killed client, and other tests run at the same time

@@ -14,8 +14,6 @@ from tests.e2e.test_aws import cloud
 
 __all__ = ["cloud"]
 
-pytestmark = [pytest.mark.timeout(300)]
-
 
 class TestConformance(ProviderConformance):
     """On the stand's hosts, with the API of moto."""

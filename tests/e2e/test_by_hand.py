@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from benchmarks import images
 
 
-@pytest.mark.timeout(400)  # builds and pushes half a gigabyte, twice
 def test_sklearn_is_as_small_and_cheaper_to_extend() -> None:
     """Within 1 % of its size, nothing left of caches, and one more package sends a tenth at most."""
     with images.opened() as bench:

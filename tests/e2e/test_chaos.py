@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 
-import pytest
-
 from scripts.stand.place import Stand
 from tests.chaos import collective, fuzz, places, soak, workload
 from tests.chaos.workload import Result
@@ -34,25 +32,21 @@ def test_calls_on_containers_that_are_killed_and_stopped() -> None:
     check(workload.run(places.containers(), CALLS, SEED, interval_s=INTERVAL_S))
 
 
-@pytest.mark.timeout(180)
 def test_calls_on_hosts_that_are_cut_off(stand: Stand) -> None:
     """The same for links and SSH servers."""
     check(workload.run(places.three_hosts(stand), CALLS, SEED, interval_s=INTERVAL_S))
 
 
-@pytest.mark.timeout(180)
 def test_a_group_of_ranks_under_kills() -> None:
     """Each round has the right sums of one group, or is lost and says so."""
     check(collective.run(ROUNDS, SEED))
 
 
-@pytest.mark.timeout(180)
 def test_nothing_grows() -> None:
     """Memory, descriptors and threads of client, agents and workers, over calls, errors, streams and pools."""
     check(soak.run(SOAK))
 
 
-@pytest.mark.timeout(180)
 def test_mutated_frames_and_handshakes() -> None:
     """Nothing crashes, nothing is unpickled before authentication, no length makes anybody take memory."""
     check(fuzz.run(SEED, FRAMES, HANDSHAKES))

@@ -44,7 +44,6 @@ PACKAGES = (
     *("python3-urllib3", "python3-pyrsistent", "python3-six", "python3-chardet", "python3-idna", "python3-certifi"),
     *("python3-cached-property", "python3-distutils", "python3-pkg-resources"),
 )
-pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")

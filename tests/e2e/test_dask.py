@@ -31,7 +31,6 @@ AGAIN_S = 180.0
 # Dask sends functions of modules by their names: the nodes must have the modules
 IMAGE = sky.Image(includes=["tests/e2e/dask_functions.py"])
 SETTINGS: dict[str, Any] = {"image": IMAGE, "plugins": [sky.plugins.dask()], "display": "quiet"}
-pytestmark = pytest.mark.timeout(300)  # the first test on a machine builds the image
 
 
 @pytest.fixture(scope="module")

@@ -53,7 +53,6 @@ def left_of(pools: set[str]) -> set[str]:
     return {str(about["state"]) for about in sky.Docker().find() if about["pool"] in pools}
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_client_killed_at_any_provider_call_leaves_nothing(when: str) -> None:
     """What was started ends by its lease; what was only made, and the directories, go with the next pool."""

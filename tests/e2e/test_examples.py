@@ -64,7 +64,6 @@ def check_digits(ran: Ran) -> None:
 
 
 @pytest.mark.alone
-@pytest.mark.timeout(300)  # the first run on a machine builds the image
 def test_digits_on_containers_twice(record_property: Callable[[str, object], None]) -> None:
     """The second run builds nothing, prints all stages, and has its first result within seconds of the pool's start."""
     check_digits(run("examples/digits.py"))
@@ -94,7 +93,6 @@ def test_digits_on_processes() -> None:
     assert "the pool's image is not used" in ran.err
 
 
-@pytest.mark.timeout(300)
 def test_the_readme_example_on_containers(tmp_path: Path) -> None:
     """What the README shows is what it prints, lines of different nodes in any order."""
     code, output = example_and_output(README)

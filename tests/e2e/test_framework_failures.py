@@ -18,7 +18,6 @@ from tests.e2e.failing_functions import absent
 
 torch = pytest.importorskip("torch", reason="torch is not installed here; `pip install -e .[dev]` brings it")
 
-pytestmark = pytest.mark.timeout(600)  # the first test on a machine builds the image
 FRAMEWORKS = ["torch", "jax"]
 STOPPED_S = 15.0  # within which the caller must know, and the other ranks be stopped
 

@@ -23,7 +23,6 @@ from tests.gcp_api import REGION, ZONES
 
 __all__ = ["stand"]
 
-pytestmark = [pytest.mark.timeout(300)]
 PROVIDER = sky.GCP(REGION, use_private_ip=True)
 SMALL = "e2-standard-2"
 REAPER_S = 180.0

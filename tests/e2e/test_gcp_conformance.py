@@ -14,8 +14,6 @@ from tests.e2e.test_gcp import PROVIDER, SMALL, google
 
 __all__ = ["google"]
 
-pytestmark = [pytest.mark.timeout(300)]
-
 
 class TestConformance(ProviderConformance):
     """On the stand's hosts, with the API of `tests.gcp_api`."""

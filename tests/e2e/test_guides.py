@@ -38,7 +38,6 @@ SHOWN = {
 SETTINGS = {"15_ray": {"UV_INDEX_STRATEGY": "unsafe-best-match"}}
 
 
-@pytest.mark.timeout(600)  # the first run on a machine builds the image
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_a_guide_runs_on_containers(path: Path) -> None:
     """It ends well, prints what it promises, and leaves the models of its nodes alike (which it checks itself)."""

@@ -7,8 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import skyward as sky
 from skyward.builder.cache import cache_path
 from tests.conftest import ROOT
@@ -25,7 +23,6 @@ with sky.ComputePool(sky.Docker(), nodes=2, display="quiet") as pool:
 """
 
 
-@pytest.mark.timeout(120)
 def test_a_client_in_a_container_needs_the_socket_only(engine: Any) -> None:
     """Its directory is in the container's own layer, where the engine finds it; nothing of the pool is left."""
     with sky.ComputePool(sky.Docker(), display="quiet"):

@@ -33,8 +33,6 @@ IMAGE = sky.Image(pip=["scikit-learn", "joblib"])  # what the plugins make of an
 GRID = {"C": [0.001, 0.01, 0.1, 1.0], "fit_intercept": [True, False]}
 SPLITS = 3
 
-pytestmark = pytest.mark.timeout(300)  # the first test on a machine builds the image
-
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[sky.ComputePool]:

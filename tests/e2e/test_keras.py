@@ -14,8 +14,6 @@ from skyward.errors import PluginError
 from tests.e2e import keras_functions as functions
 from tests.e2e.jax_image import plain_pool, pool_with
 
-pytestmark = pytest.mark.timeout(600)  # the first test on a machine builds the image
-
 
 @pytest.fixture(scope="module")
 def grouped() -> Iterator[sky.ComputePool]:

@@ -19,7 +19,7 @@ from tests.waiting import wait_until
 
 __all__ = ["kube", "kubernetes", "left_nothing", "repository"]
 
-pytestmark = [pytest.mark.usefixtures("left_nothing"), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.usefixtures("left_nothing")
 
 Make = Callable[..., sky.Kubernetes]
 

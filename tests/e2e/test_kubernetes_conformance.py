@@ -13,7 +13,7 @@ from tests.e2e.kube import IMAGE, kube, kubernetes, left_nothing, repository
 
 __all__ = ["kube", "kubernetes", "left_nothing", "repository"]
 
-pytestmark = [pytest.mark.usefixtures("left_nothing"), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.usefixtures("left_nothing")
 
 
 class TestKubernetes(ProviderConformance):

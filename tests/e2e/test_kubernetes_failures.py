@@ -29,7 +29,7 @@ from tests.waiting import wait_until
 
 __all__ = ["kube", "kubernetes", "left_nothing", "repository"]
 
-pytestmark = [pytest.mark.usefixtures("left_nothing"), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.usefixtures("left_nothing")
 
 Make = Callable[..., sky.Kubernetes]
 _SOON_S = 20.0  # from the request to the error: 8 s of patience, the 10 s of the cluster, and some

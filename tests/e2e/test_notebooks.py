@@ -215,7 +215,6 @@ def test_nothing_is_left_of_a_kernel_that_ends(end: str, ttl: int, containers: C
             time.sleep(0.1)
 
 
-@pytest.mark.timeout(600)  # the first run on a machine builds the image
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_the_examples_run_as_they_stand(path: Path) -> None:
     """On containers, in a kernel of their own; no cell raises, and the last lines hold what the text promises."""

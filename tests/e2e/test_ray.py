@@ -22,7 +22,6 @@ if find_spec("ray") is None or find_spec("grpc") is None:
     pytest.skip("Ray is not installed here; `pip install -e .[dev]` brings it", allow_module_level=True)
 
 AGAIN_S = 180.0
-pytestmark = pytest.mark.timeout(600)  # on a busy machine Ray takes a minute to start; the first test builds the image
 
 
 def soon(condition: Callable[[], bool]) -> None:

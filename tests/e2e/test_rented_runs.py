@@ -21,7 +21,6 @@ from tests.waiting import wait_until
 
 __all__ = ["cloud", "home"]
 
-pytestmark = [pytest.mark.timeout(400)]
 PROVIDER = "sky.AWS('us-east-1', use_private_ip=True), machine='m6i.large'"
 
 

@@ -22,7 +22,7 @@ from tests.e2e.slurm import LONG_S
 from tests.e2e.slurm_functions import echo, fill, variables, where, work
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.usefixtures("left_nothing"), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.usefixtures("left_nothing")
 
 Make = Callable[..., sky.Slurm]
 

@@ -9,7 +9,7 @@ import pytest
 import skyward as sky
 from skyward.testing.provider import ProviderConformance
 
-pytestmark = [pytest.mark.usefixtures("left_nothing"), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.usefixtures("left_nothing")
 
 
 class TestSlurm(ProviderConformance):

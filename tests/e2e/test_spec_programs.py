@@ -156,7 +156,6 @@ def test_a_decorator_of_the_users_own(pool: sky.ComputePool) -> None:
     assert (first["MASTER_ADDR"], first["MASTER_PORT"]) == (second["MASTER_ADDR"], second["MASTER_PORT"])
 
 
-@pytest.mark.timeout(300)  # the first run on a machine builds the image
 def test_a_plugin_with_every_hook(provider_name: str, printed: Printed) -> None:
     """Hooks of two plugins run where and when they should, in order, and are left in reverse when the pool ends."""
     record: list[str] = []

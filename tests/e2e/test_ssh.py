@@ -29,7 +29,7 @@ from tests.e2e.stand_functions import reverse, where
 from tests.printed import Printed
 
 Make = Callable[..., sky.SSH]
-pytestmark = [pytest.mark.usefixtures("clean"), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.usefixtures("clean")
 
 
 @pytest.fixture

@@ -11,8 +11,6 @@ import skyward as sky
 from skyward.testing.provider import ProviderConformance
 from tests.e2e.stand import IMAGE
 
-pytestmark = pytest.mark.timeout(300)
-
 
 class TestSSH(ProviderConformance):
     """Containers on two machines."""

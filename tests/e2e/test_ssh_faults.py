@@ -24,7 +24,7 @@ from tests.printed import Printed
 
 Make = Callable[..., sky.SSH]
 SEEN_S = 10.0  # the loss of a host is known by then
-pytestmark = [pytest.mark.usefixtures("clean"), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.usefixtures("clean")
 
 FAULTS = {
     "link-down": (faults.link_down, faults.link_up, r"the SSH connection to root@\S+ ended \(Timeout"),

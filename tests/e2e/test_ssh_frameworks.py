@@ -32,7 +32,6 @@ from tests.e2e.test_torch import same  # noqa: E402
 
 SEEN_S = 10.0  # a network that fails is known by then
 WAITS_S = 120.0  # for what takes as long as it takes
-pytestmark = pytest.mark.timeout(600)  # the first test on a machine builds the image, and both hosts get it
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from tests.e2e.stand import IMAGE, directories_on, wait_until
 from tests.e2e.stand_functions import where
 
 REFUSED_S = 10.0  # a way that leads nowhere is told by then
-pytestmark = [pytest.mark.usefixtures("clean"), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.usefixtures("clean")
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from tests.e2e.test_runs import home as home
 IMAGE = digits.IMAGE  # for all of these tests, since each host has to fetch it
 REGISTRY = os.environ.get("SKYWARD_REGISTRY", "")
 LONG_S = 60.0  # nothing here is about this time
-pytestmark = [pytest.mark.usefixtures("left_nothing"), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.usefixtures("left_nothing")
 
 Make = Callable[..., sky.Swarm]
 PROGRAM = """

@@ -24,8 +24,6 @@ IMAGE = sky.Image(pip=["scikit-learn"])  # with the torch plugin, that of the gu
 HUB_IMAGE: sky.Image = runpy.run_path(str(GUIDES / "11_huggingface_finetuning.py"))["IMAGE"]
 TOKEN = "hf_CanaryThatMustNotShow" + "0123456789"
 
-pytestmark = pytest.mark.timeout(600)  # the first test on a machine builds the image
-
 
 @pytest.fixture(scope="module")
 def torch_pool() -> Iterator[sky.ComputePool]:

@@ -15,8 +15,6 @@ from skyward.wire.handshake import agent_endpoint, connect, worker_endpoint
 from tests.e2e import data_functions as functions
 from tests.e2e.data_functions import Score
 
-pytestmark = pytest.mark.timeout(120)
-
 
 def test_the_key_of_one_node_opens_no_other() -> None:
     """Neither its agent nor its worker, under whichever name; to its own node it does."""

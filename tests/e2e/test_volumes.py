@@ -17,7 +17,6 @@ from tests.e2e.checkpoint_functions import count
 from tests.e2e.volume_functions import names, read, variables, write, write_and_read
 
 SECRET = "the-secret-of-a-test"
-pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
