@@ -140,11 +140,13 @@ def kill_sshd(hosts: Sequence[Host]) -> Strike:
 class Killer:
     """Strikes every `interval_s` seconds from `start` to `stop`, in a thread of its own; `stop` takes all back.
 
-    It stops by itself after `most` faults.
+    It stops by itself after `most` faults. While `may_strike` says no, it leaves faults out.
     """
 
-    def __init__(self, strikes: Sequence[Strike], seed: str, interval_s: float, most: int = 1 << 30) -> None:
-        self._strikes, self._interval_s, self._most = strikes, interval_s, most
+    def __init__(
+        self, strikes: Sequence[Strike], seed: str, interval_s: float, most: int, may_strike: Callable[[], bool]
+    ) -> None:
+        self._strikes, self._interval_s, self._most, self._may_strike = strikes, interval_s, most, may_strike
         self._chance = random.Random(seed)
         self._faults: list[Fault] = []
         self._pending: list[tuple[float, Callable[[], None]]] = []
@@ -171,7 +173,8 @@ class Killer:
                 self._take_back(time.monotonic())
                 if time.monotonic() >= following and len(self._faults) < self._most:
                     following += self._interval_s
-                    self._strike()
+                    if self._may_strike():
+                        self._strike()
                 self._over.wait(0.01)
         except BaseException as error:
             self._error = error
@@ -197,9 +200,15 @@ class Killer:
 
 
 @contextmanager
-def striking(strikes: Sequence[Strike], seed: str, interval_s: float, most: int = 1 << 30) -> Iterator[Killer]:
+def striking(
+    strikes: Sequence[Strike],
+    seed: str,
+    interval_s: float,
+    most: int = 1 << 30,
+    may_strike: Callable[[], bool] = lambda: True,
+) -> Iterator[Killer]:
     """A killer at work; all is taken back at the end, whatever happens."""
-    killer = Killer(strikes, seed, interval_s, most)
+    killer = Killer(strikes, seed, interval_s, most, may_strike)
     killer.start()
     try:
         yield killer
