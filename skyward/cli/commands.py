@@ -63,7 +63,7 @@ COMMANDS = {
     "result": "skyward.cli.result",
     "run": "skyward.cli.run",
     "schema": "skyward.cli.documents:schema",
-    "shell": "skyward.cli.shell",
+    "shell": "skyward.cli.exec:shell",
     "top": "skyward.cli.top",
     "up": "skyward.cli.up",
 }

@@ -12,11 +12,9 @@ from typing import ClassVar
 
 from skyward.model.instance import ENV_VAR
 from skyward.model.parameters import suggesting
-from skyward.providers.aws.ami import find_image
 from skyward.providers.aws.api import Api, check_installed
 from skyward.providers.aws.catalog import find_offers, find_types
-from skyward.providers.aws.launch import NO_ROOM, Ec2Launcher
-from skyward.providers.aws.network import Network, find_network
+from skyward.providers.aws.launch import NO_ROOM, Ec2Launcher, Network, find_image, find_network
 from skyward.providers.aws.resources import Resources
 from skyward.providers.base import PoolRequest
 from skyward.providers.cloud.client_address import client_cidr

@@ -18,10 +18,8 @@ from skyward.errors import PoolClosedError, ProviderError
 from skyward.model.accelerator import Accelerator
 from skyward.model.resource import Resource
 from skyward.providers.aws import resources
-from skyward.providers.aws.ami import find_image, parameter
 from skyward.providers.aws.api import Api
-from skyward.providers.aws.launch import Ec2Launcher
-from skyward.providers.aws.network import find_network, make_group
+from skyward.providers.aws.launch import Ec2Launcher, find_image, find_network, make_group, parameter
 from skyward.providers.aws.provider import AWS, Ec2
 from skyward.providers.aws.resources import BEGAN, SEEN
 from skyward.providers.base import PoolRequest
