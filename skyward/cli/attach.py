@@ -17,8 +17,7 @@ from skyward.cli.runs import Printer, called, duration_text, host_options
 from skyward.errors import ProviderError
 from skyward.model.ssh import SshHost
 from skyward.runs.find import FoundRun, find_run
-from skyward.runs.follow import follow
-from skyward.runs.losses import Losses
+from skyward.runs.follow import Losses, follow
 from skyward.runs.place import RunState
 
 INTERRUPTED = 130

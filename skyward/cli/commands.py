@@ -41,29 +41,29 @@ from skyward.errors import (
     WireError,
 )
 
-# name -> the module with the command of that name, loaded when it is asked for
+# name -> the module with the command of that name, loaded when it is asked for; of a module with several, its own name
 COMMANDS = {
     "attach": "skyward.cli.attach",
-    "aws": "skyward.cli.aws",
+    "aws": "skyward.cli.documents:aws",
     "build": "skyward.cli.build",
-    "completion": "skyward.cli.completion",
+    "completion": "skyward.cli.documents:completion",
     "cp": "skyward.cli.cp",
     "doctor": "skyward.cli.doctor",
     "down": "skyward.cli.down",
     "exec": "skyward.cli.exec",
     "forward": "skyward.cli.forward",
-    "gcp": "skyward.cli.gcp",
+    "gcp": "skyward.cli.documents:gcp",
     "image": "skyward.cli.image",
     "init": "skyward.cli.init",
-    "kubernetes": "skyward.cli.kubernetes",
+    "kubernetes": "skyward.cli.documents:kubernetes",
     "lock": "skyward.cli.lock",
     "logs": "skyward.cli.logs",
     "offers": "skyward.cli.offers",
     "ps": "skyward.cli.ps",
     "result": "skyward.cli.result",
     "run": "skyward.cli.run",
-    "schema": "skyward.cli.schema",
-    "shell": "skyward.cli.shell",
+    "schema": "skyward.cli.documents:schema",
+    "shell": "skyward.cli.exec:shell",
     "top": "skyward.cli.top",
     "up": "skyward.cli.up",
 }
@@ -93,7 +93,8 @@ class _Commands(click.Group):
             if close := get_close_matches(cmd_name, COMMANDS, n=3):
                 ctx.fail(f"No such command {cmd_name!r}. Did you mean {' or '.join(close)}?")
             return None
-        command: click.Command = import_module(COMMANDS[cmd_name]).command
+        module, _, name = COMMANDS[cmd_name].partition(":")
+        command: click.Command = getattr(import_module(module), name or "command")
         return command
 
 

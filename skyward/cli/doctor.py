@@ -19,6 +19,8 @@ from typing import Any
 import click
 
 from skyward.cli.output import show_table
+from skyward.cli.places import slurm_option, ssh_option
+from skyward.cli.runs import key_options
 from skyward.errors import SkywardError
 from skyward.providers import SSH
 from skyward.ssh.connection import client_version
@@ -27,20 +29,12 @@ from skyward.ssh.preflight import Finding, table
 
 UNHEALTHY = 6  # exit status where something is wrong with a host: that of provider errors
 _HERE = "this machine"
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 @click.command()
-@click.option("--ssh", "hosts", multiple=True, metavar="HOST", help="Also this machine, as sky.SSH() names it.")
-@click.option(
-    "--slurm",
-    "logins",
-    multiple=True,
-    metavar="LOGIN",
-    help="Also the Slurm cluster of this login node, as sky.Slurm() names it; - for this machine.",
-)
-@click.option("--key", type=_FILE, help="Private key for SSH.")
-@click.option("--known-hosts", type=_FILE, help="The only host keys to trust for SSH.")
+@ssh_option
+@slurm_option
+@key_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per host.")
 def command(
     hosts: tuple[str, ...], logins: tuple[str, ...], key: Path | None, known_hosts: Path | None, as_json: bool

@@ -10,9 +10,9 @@ from skyward.errors import HostLostError, SkywardError
 from skyward.model.ssh import SshHost
 from skyward.records.pools import POOLS
 from skyward.runs.find import FoundRun, find_exactly
+from skyward.runs.follow import Losses
 from skyward.runs.keys import remove_key
 from skyward.runs.listing import ListedRun, list_runs
-from skyward.runs.losses import Losses
 from skyward.runs.ssh_runs import SshRuns
 from skyward.runs.stop import GRACE_S, stop
 from skyward.runs.this_machine import ThisMachine

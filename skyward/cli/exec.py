@@ -1,7 +1,8 @@
-"""`skyward exec`: one command in a node, on this process' standard streams."""
+"""`skyward exec`: one command in a node, on this process' standard streams; `skyward shell`: a shell there."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import click
@@ -42,3 +43,22 @@ def command(context: click.Context, pool: str, node: str | None, in_terminal: bo
         raise ConfigError("skyward exec takes a command after two dashes: `skyward exec POOL NODE -- nvidia-smi`.")
     with find_node(places, pool, node).enter() as access:
         return run_in_node(access, words, in_terminal=in_terminal)
+
+
+@click.command()
+@click.argument("pool")
+@click.argument("node", required=False)
+@place_options
+def shell(pool: str, node: str | None, places: Sequence[Place]) -> int:
+    """Open a shell in NODE of POOL: bash if it has it, else sh.
+
+    POOL is an identifier as `skyward ps` shows it, the begin of one, or a name. NODE is a number; without it the shell
+    is in node 0. It has the environment and the working directory of calls. What it has started ends with it. The exit
+    status is the shell's.
+    """
+    if not os.isatty(0):
+        raise ConfigError("skyward shell needs a terminal as its standard input. Run `skyward exec POOL NODE -- sh`.")
+    target = find_node(places, pool, node)
+    with target.enter() as access:
+        click.echo(f"skyward: a shell in {target.title}; exit or Ctrl-D ends it", err=True)
+        return run_in_node(access, (), in_terminal=True)

@@ -19,8 +19,7 @@ from skyward.model.ssh import SshHost
 from skyward.records.journal import Entry
 from skyward.records.pools import runs_of_pool
 from skyward.runs.find import FoundRun, find_run
-from skyward.runs.follow import follow
-from skyward.runs.losses import Losses
+from skyward.runs.follow import Losses, follow
 
 INTERRUPTED = 130
 

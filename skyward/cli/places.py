@@ -11,6 +11,8 @@ from typing import Any
 
 import click
 
+from skyward import providers
+from skyward.cli.runs import key_options
 from skyward.errors import ConfigError, EngineMissingError, SkywardError
 from skyward.model.resource import Resource
 from skyward.providers import SSH, Docker, Local, Provider
@@ -37,16 +39,23 @@ class Place:
             raise
 
 
+ssh_option = click.option(
+    "--ssh", "hosts", multiple=True, metavar="HOST", help="Also this machine, as sky.SSH() names it."
+)
+slurm_option = click.option(
+    "--slurm",
+    "logins",
+    multiple=True,
+    metavar="LOGIN",
+    help="Also the Slurm cluster of this login node, as sky.Slurm() names it; - for this machine.",
+)
+
+
 def place_options(command: Callable[..., int]) -> Callable[..., int]:
     """The options that name places; the command gets them as `places`."""
 
-    @click.option("--ssh", "hosts", multiple=True, metavar="HOST", help="Also this machine, as sky.SSH() names it.")
-    @click.option("--key", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Private key for SSH.")
-    @click.option(
-        "--known-hosts",
-        type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        help="The only host keys to trust for SSH.",
-    )
+    @ssh_option
+    @key_options
     @click.option("--aws", "regions", multiple=True, metavar="REGION", help="Also this region of AWS.")
     @click.option("--gcp", "google", multiple=True, metavar="REGION", help="Also this region of Google Cloud.")
     @click.option(
@@ -56,13 +65,7 @@ def place_options(command: Callable[..., int]) -> Callable[..., int]:
         metavar="ENGINE",
         help="Also the swarm of this manager, as sky.Swarm() names it: ssh://user@host or unix:///path.",
     )
-    @click.option(
-        "--slurm",
-        "logins",
-        multiple=True,
-        metavar="LOGIN",
-        help="Also the Slurm cluster of this login node, as sky.Slurm() names it; - for this machine.",
-    )
+    @slurm_option
     @click.option(
         "--kubernetes",
         "contexts",
@@ -96,32 +99,18 @@ def place_options(command: Callable[..., int]) -> Callable[..., int]:
         remote = [SSH(host, key=key, known_hosts=known_hosts) for host in hosts]
         places = [Place("docker", Docker()), Place("local", Local())]
         places += [Place(provider.hosts[0].name, provider) for provider in remote]
-        if regions:
-            from skyward.providers import AWS
-
-            places += [Place(region, AWS(region)) for region in regions]
-        if google:
-            from skyward.providers import GCP
-
-            places += [Place(region, GCP(region)) for region in google]
-        if managers:
-            from skyward.providers import Swarm
-
-            swarms = [
-                Swarm(each, key=key, known_hosts=known_hosts) if each.startswith("ssh://") else Swarm(each)
-                for each in managers
-            ]
-            places += [Place(f"the swarm of {swarm.manager.name}", swarm) for swarm in swarms]
-        if logins:
-            from skyward.providers import Slurm
-
-            clusters = [Slurm() if each == "-" else Slurm(each, key=key, known_hosts=known_hosts) for each in logins]
-            places += [Place(f"the cluster of {each.address.name}", each) for each in clusters]
-        if contexts:
-            from skyward.providers import Kubernetes
-
-            found = [Kubernetes(None if each == "-" else each, namespace=namespace) for each in contexts]
-            places += [Place(each.address.name, each) for each in found]
+        places += [Place(region, providers.AWS(region)) for region in regions]  # each is imported where it is named
+        places += [Place(region, providers.GCP(region)) for region in google]
+        for each in managers:
+            files = (key, known_hosts) if each.startswith("ssh://") else (None, None)
+            swarm = providers.Swarm(each, key=files[0], known_hosts=files[1])
+            places.append(Place(f"the swarm of {swarm.manager.name}", swarm))
+        for each in logins:
+            slurm = providers.Slurm() if each == "-" else providers.Slurm(each, key=key, known_hosts=known_hosts)
+            places.append(Place(f"the cluster of {slurm.address.name}", slurm))
+        for each in contexts:
+            kubernetes = providers.Kubernetes(None if each == "-" else each, namespace=namespace)
+            places.append(Place(kubernetes.address.name, kubernetes))
         places += [Place(each, provider_of(each)) for each in named]
         return command(*args, places=places, **more)
 

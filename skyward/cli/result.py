@@ -25,10 +25,9 @@ from skyward.cli.runs import Printer, called, host_options
 from skyward.errors import ProviderError, SkywardError
 from skyward.model.ssh import SshHost
 from skyward.records.run import Rental, RunRecord
-from skyward.runs.collect import collect, size_there
-from skyward.runs.fetch import fetch
+from skyward.runs.fetch import collect, fetch, size_there
 from skyward.runs.find import FoundRun, find_run
-from skyward.runs.losses import Losses
+from skyward.runs.follow import Losses
 from skyward.runs.place import FileFacts, RunPlace, RunState
 from skyward.runs.saved import SUFFIXES, shown
 

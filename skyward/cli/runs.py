@@ -20,16 +20,18 @@ from skyward.runs.find import FoundRun
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
+def key_options(command: Callable[..., int]) -> Callable[..., int]:
+    """The options that name files for SSH; the command gets them as `key` and `known_hosts`."""
+    file = click.Path(exists=True, dir_okay=False, path_type=Path)
+    known_hosts = click.option("--known-hosts", type=file, help="The only host keys to trust for SSH.")
+    return click.option("--key", type=file, help="Private key for SSH.")(known_hosts(command))
+
+
 def host_options(command: Callable[..., int]) -> Callable[..., int]:
     """The options that name machines where runs may be; the command gets them as `hosts`."""
 
     @click.option("--host", "--ssh", "names", multiple=True, metavar="HOST", help="Look at this machine: user@host.")
-    @click.option("--key", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Private key for SSH.")
-    @click.option(
-        "--known-hosts",
-        type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        help="The only host keys to trust for SSH.",
-    )
+    @key_options
     @wraps(command)
     def with_hosts(*args: Any, names: tuple[str, ...], key: Path | None, known_hosts: Path | None, **more: Any) -> int:
         own_key, known = (None if path is None else str(path.absolute()) for path in (key, known_hosts))

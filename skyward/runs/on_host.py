@@ -58,18 +58,9 @@ def start_on_hosts(
     report: Report,
     to_pools: Deliver | None = None,
 ) -> RunRecord:
-    """The same with the hosts of a provider.
+    """The same with the hosts of a provider, which the driver reaches, its own first.
 
-    Args:
-        launch: the program.
-        source: its file.
-        provider: of the hosts that the driver reaches, its own first.
-        variables: environment variables that it gets.
-        report: receives progress.
-        to_pools: delivers an image to where the program's pools run it; None for these hosts.
-
-    Raises:
-        the same.
+    `to_pools` delivers an image to where the program's pools run it; None for these hosts.
     """
     images = pools_in_script(source)
     files = pack(launch, source, images)

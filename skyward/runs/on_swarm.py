@@ -27,19 +27,8 @@ def on_manager(
 ) -> RunRecord:
     """Deliver the images of a program's pools to their registry, and start its driver on the swarm's manager.
 
-    Args:
-        launch: the program.
-        source: its file.
-        uses: its pools' providers, all of them sky.Swarm.
-        variables: environment variables that it gets.
-        report: receives progress.
-
-    Raises:
-        ConfigError: its images, or what it needs, cannot be known before it runs; the registry wants a login that the
-            driver is not given.
-        ImageError: an image cannot be had.
-        EngineError: an engine refuses.
-        ProviderError: the manager cannot be used, or the driver ended before the program ran.
+    As `on_first_host` does, with uses of sky.Swarm; it is also a ConfigError that the registry wants a login which the
+    driver is not given.
     """
     swarm = _swarm(uses)
     registry, manager = swarm.registry, swarm.manager.host

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from skyward.errors import ProviderError
 from skyward.records.run import RunRecord
-from skyward.runs.losses import Losses
+from skyward.runs.follow import Losses
 from skyward.runs.place import RunPlace, RunState
 from skyward.system import time
 

@@ -23,8 +23,7 @@ from skyward.model.ssh import SshHost
 from skyward.records.journal import Entry
 from skyward.records.run import RunRecord
 from skyward.runs.fetch import fetch
-from skyward.runs.follow import follow
-from skyward.runs.losses import Losses
+from skyward.runs.follow import Losses, follow
 from skyward.runs.place import CHUNK, FileFacts
 from skyward.runs.ssh_runs import SshRuns
 from tests.e2e.sshd import Server, Site

@@ -12,7 +12,7 @@ from skyward.errors import ConfigError, ProviderError
 from skyward.model.accelerator import Accelerator
 from skyward.providers.aws.api import Api
 from skyward.providers.base import PoolRequest
-from skyward.providers.cloud.machine_types import suitable
+from skyward.providers.cloud.offers import suitable
 from skyward.providers.cloud.protocol import MachineOffer, MachineType, Market
 from skyward.system.futures import ThreadPoolExecutor
 

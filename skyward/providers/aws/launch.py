@@ -1,15 +1,16 @@
-"""The launch of a pool's machines at EC2: one RunInstances call, into the pool's security group."""
+"""The launch of a pool's machines at EC2: their image, the pool's security group, and one RunInstances call."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from skyward.errors import PoolClosedError
+from skyward.errors import PoolClosedError, ProviderError
+from skyward.model.accelerator import Accelerator
 from skyward.providers.aws import resources
-from skyward.providers.aws.ami import MachineImage
 from skyward.providers.aws.api import Api
-from skyward.providers.aws.network import Network, make_group
+from skyward.providers.aws.resources import tagged
 from skyward.providers.cloud.protocol import LaunchRequest, RefusedError
 
 # AWS has no such machine now, or the account may have no more of them
@@ -19,6 +20,18 @@ NO_ROOM = frozenset(
     | {"InstanceLimitExceeded", "VcpuLimitExceeded", "Unsupported", "InsufficientFreeAddressesInSubnet"}
     | {"SpotInstanceTermination", "SpotInstanceShutdown"}  # taken away again while they started
 )
+# AWS' own names for its newest images: the container service's for CPUs, the Deep Learning AMI for GPUs
+_CPU = {
+    "linux/amd64": "/aws/service/ecs/optimized-ami/amazon-linux-2023/recommended/image_id",
+    "linux/arm64": "/aws/service/ecs/optimized-ami/amazon-linux-2023/arm64/recommended/image_id",
+}
+_GPU = {
+    "linux/amd64": "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id",
+    "linux/arm64": "/aws/service/deeplearning/ami/arm64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id",
+}
+# the open driver in those does not support GPUs before Turing
+_OLD_GPU = "/aws/service/ecs/optimized-ami/amazon-linux-2/gpu/recommended/image_id"
+_OLD = ("K80", "V100")
 
 
 class Ec2Launcher:
@@ -103,3 +116,128 @@ class Ec2Launcher:
         if self._profile:
             arguments["IamInstanceProfile"] = {"Name": self._profile}
         return {**arguments, "TagSpecifications": resources.tagged(self._pool, *kinds, hourly=offer.hourly)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineImage:
+    """A machine image, and the root disk that it boots from.
+
+    Attributes:
+        id: such as "ami-0123".
+        root: device of its root disk.
+        disk_gb: size of that disk.
+    """
+
+    id: str
+    root: str
+    disk_gb: int
+
+
+def parameter(platform: str, accelerator: Accelerator | None) -> str:
+    """Name of the public parameter that holds the image's id."""
+    if accelerator is None:
+        return _CPU[platform]
+    return _OLD_GPU if accelerator.name in _OLD else _GPU[platform]
+
+
+def find_image(
+    api: Api, platform: str, accelerator: Accelerator | None, ami: str | None, disk_gb: int | None, room_gb: int
+) -> MachineImage:
+    """The machine image of a pool.
+
+    Args:
+        api: the region.
+        platform: "linux/amd64" or "linux/arm64".
+        accelerator: GPUs that it needs a driver for.
+        ami: id of the image to boot instead of AWS' own.
+        disk_gb: size of the root disk; None for the image's own size and `room_gb` more.
+        room_gb: see `disk_gb`.
+
+    Raises:
+        ProviderError: the region has no such image, or the disk is smaller than it.
+    """
+    if ami is None:
+        name = parameter(platform, accelerator)
+        ami = str(api.call("ssm", "get_parameter", Name=name)["Parameter"]["Value"])
+    found = api.call("ec2", "describe_images", ImageIds=[ami])["Images"]
+    if not found:
+        raise ProviderError(f"{api.region} has no machine image {ami}; images belong to one region each.")
+    root = found[0].get("RootDeviceName") or "/dev/xvda"
+    disks = {disk["DeviceName"]: disk["Ebs"] for disk in found[0].get("BlockDeviceMappings", ()) if "Ebs" in disk}
+    own = int(disks.get(root, {}).get("VolumeSize", 8))
+    if disk_gb is not None and disk_gb < own:
+        raise ProviderError(f"disk_gb={disk_gb} is too small: the machine image {ami} takes {own} GB.")
+    return MachineImage(id=ami, root=root, disk_gb=disk_gb or own + room_gb)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """The default network of a region.
+
+    Attributes:
+        vpc: its id.
+        cidr: its private addresses.
+        subnets: the default subnet of each availability zone.
+    """
+
+    vpc: str
+    cidr: str
+    subnets: dict[str, str]
+
+
+def find_network(api: Api) -> Network:
+    """The default network.
+
+    Raises:
+        ProviderError: the region has none.
+    """
+    filters = [{"Name": "default-for-az", "Values": ["true"]}]
+    found = list(api.all("ec2", "describe_subnets", "Subnets", Filters=filters))
+    if not found:
+        raise ProviderError(
+            f"{api.region} has no default subnets. Make them (`aws ec2 create-default-vpc`), or name another region."
+        )
+    vpc = str(found[0]["VpcId"])
+    described = api.call("ec2", "describe_vpcs", VpcIds=[vpc])["Vpcs"][0]
+    subnets = {each["AvailabilityZone"]: each["SubnetId"] for each in found if each["VpcId"] == vpc}
+    return Network(vpc=vpc, cidr=described["CidrBlock"], subnets=subnets)
+
+
+def make_group(api: Api, pool: str, network: Network, client: str) -> str:
+    """Make the security group of a pool: port 22 from the client, everything among the pool's machines. Its id.
+
+    Args:
+        api: the region.
+        pool: identifier of the pool.
+        network: where it is made.
+        client: the addresses that may log in, such as "203.0.113.7/32".
+    """
+    name = f"skyward-{pool}"
+    about = {"Description": f"Machines of the skyward pool {pool}", "VpcId": network.vpc}
+    tagging = tagged(pool, "security-group")
+    try:
+        made = api.call("ec2", "create_security_group", GroupName=name, TagSpecifications=tagging, **about)
+        group = str(made["GroupId"])
+    except RefusedError as error:
+        if error.code != "InvalidGroup.Duplicate":  # made by an earlier attempt whose answer was lost
+            raise
+        filters = [{"Name": "group-name", "Values": [name]}, {"Name": "vpc-id", "Values": [network.vpc]}]
+        group = str(api.call("ec2", "describe_security_groups", Filters=filters)["SecurityGroups"][0]["GroupId"])
+    version = "CidrIpv6" if ":" in client else "CidrIp"
+    ranges = {"Ipv6Ranges" if ":" in client else "IpRanges": [{version: client, "Description": "client of the pool"}]}
+    permissions = [
+        {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, **ranges},
+        {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group, "Description": "machines of the pool"}]},
+    ]
+    try:
+        api.call(
+            "ec2",
+            "authorize_security_group_ingress",
+            GroupId=group,
+            IpPermissions=permissions,
+            TagSpecifications=tagged(pool, "security-group-rule"),
+        )
+    except RefusedError as error:
+        if error.code != "InvalidPermission.Duplicate":
+            raise
+    return group

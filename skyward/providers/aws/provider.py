@@ -12,16 +12,13 @@ from typing import ClassVar
 
 from skyward.model.instance import ENV_VAR
 from skyward.model.parameters import suggesting
-from skyward.model.resource import Resource
-from skyward.providers.aws import resources
-from skyward.providers.aws.ami import find_image
 from skyward.providers.aws.api import Api, check_installed
 from skyward.providers.aws.catalog import find_offers, find_types
-from skyward.providers.aws.launch import NO_ROOM, Ec2Launcher
-from skyward.providers.aws.network import Network, find_network
+from skyward.providers.aws.launch import NO_ROOM, Ec2Launcher, Network, find_image, find_network
+from skyward.providers.aws.resources import Resources
 from skyward.providers.base import PoolRequest
 from skyward.providers.cloud.client_address import client_cidr
-from skyward.providers.cloud.protocol import FirstStart, Instance, MachineOffer, Market, Notice
+from skyward.providers.cloud.protocol import FirstStart, MachineOffer, Market, Notice
 from skyward.providers.cloud.provider import CloudProvider
 from skyward.ssh.handed import handed_hosts
 
@@ -84,14 +81,15 @@ class AWS(CloudProvider):
         return Ec2(Api(self.region), self)
 
 
-class Ec2:
+class Ec2(Resources):
     """EC2 in one region, for the generic code of `providers/cloud`."""
 
     name = "AWS"
     no_room = NO_ROOM
 
     def __init__(self, api: Api, settings: AWS) -> None:
-        self.api, self._settings = api, settings
+        super().__init__(api, private=settings.use_private_ip)
+        self._settings = settings
 
     @property
     def region(self) -> str:
@@ -129,22 +127,6 @@ class Ec2:
         client = network.cidr if settings.use_private_ip else client_cidr("sky.AWS")
         profile, private = settings.instance_profile, settings.use_private_ip
         return Ec2Launcher(self.api, request.pool_id, image, network, client, profile, private)
-
-    def instances(self, pool: str | None = None) -> Sequence[Instance]:
-        """The machines of a pool, or of all pools."""
-        return resources.instances(self.api, pool, private=self._settings.use_private_ip)
-
-    def terminate(self, ids: Sequence[str]) -> None:
-        """End machines."""
-        resources.terminate(self.api, ids)
-
-    def others(self, pool: str | None = None) -> Sequence[Resource]:
-        """The security groups of a pool, or of all pools."""
-        return resources.described_groups(self.api, pool)
-
-    def remove(self, name: str) -> bool:
-        """Delete a security group."""
-        return resources.delete_group(self.api, name)
 
 
 def _parse_notice(text: str) -> Notice:

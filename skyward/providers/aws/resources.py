@@ -54,20 +54,6 @@ def _number(resource: Mapping[str, Any], key: str) -> float | None:
         return None
 
 
-def instances(api: Api, pool: str | None = None, *, private: bool = False) -> list[Instance]:
-    """The machines of a pool, or of all pools, also those that end or have just ended.
-
-    Args:
-        api: the region.
-        pool: identifier of the pool.
-        private: whether machines are reached at their private addresses.
-    """
-    reservations = api.all("ec2", "describe_instances", "Reservations", Filters=[_of(pool)])
-    found = [each for reservation in reservations for each in reservation["Instances"]]
-    described = [_instance(each, "PrivateIpAddress" if private else "PublicIpAddress") for each in found]
-    return sorted(described, key=lambda each: (each.pool, each.index))
-
-
 def _of(pool: str | None) -> dict[str, Any]:
     return {"Name": f"tag:{POOL}", "Values": [pool]} if pool else {"Name": "tag-key", "Values": [POOL]}
 
@@ -91,46 +77,9 @@ def _instance(found: Mapping[str, Any], address: str) -> Instance:
     )
 
 
-def terminate(api: Api, ids: Sequence[str]) -> None:
-    """End machines; those that do not exist are ignored."""
-    try:
-        api.call("ec2", "terminate_instances", InstanceIds=list(ids))
-    except RefusedError as error:
-        if error.code != "InvalidInstanceID.NotFound":
-            raise
-
-
 def groups(api: Api, pool: str | None = None) -> list[dict[str, Any]]:
     """The security groups of a pool, or of all pools."""
     return list(api.all("ec2", "describe_security_groups", "SecurityGroups", Filters=[_of(pool)]))
-
-
-def described_groups(api: Api, pool: str | None = None) -> list[Resource]:
-    """The same in the form of `Provider.find`, as what belongs to no machine."""
-    return [
-        Resource(
-            pool=tag(each, POOL),
-            node=-1,
-            name=each["GroupId"],
-            state="security group",
-            owner=tag(each, OWNER),
-            user=tag(each, USER),
-            seen=_last_seen(each),
-        )
-        for each in groups(api, pool)
-    ]
-
-
-def delete_group(api: Api, group: str) -> bool:
-    """Delete a security group; False if it is in use: network interfaces outlive their machines by some seconds."""
-    try:
-        api.call("ec2", "delete_security_group", GroupId=group)
-    except RefusedError as error:
-        if error.code == "DependencyViolation":
-            return False
-        if error.code != "InvalidGroup.NotFound":
-            raise
-    return True
 
 
 def renew(api: Api, group: str) -> None:
@@ -145,3 +94,56 @@ def renew(api: Api, group: str) -> None:
 def _last_seen(group: Mapping[str, Any]) -> float | None:
     """When a group's client was last known to be alive, in seconds since the epoch; None if no tag says so."""
     return max((known for key in (BEGAN, SEEN) if (known := _number(group, key)) is not None), default=None)
+
+
+class Resources:
+    """What EC2 has of pools in one region.
+
+    Args:
+        api: the region.
+        private: whether machines are reached at their private addresses.
+    """
+
+    def __init__(self, api: Api, *, private: bool) -> None:
+        self.api, self._private = api, private
+
+    def instances(self, pool: str | None = None) -> Sequence[Instance]:
+        """The machines of a pool, or of all pools, also those that end or have just ended."""
+        reservations = self.api.all("ec2", "describe_instances", "Reservations", Filters=[_of(pool)])
+        found = [each for reservation in reservations for each in reservation["Instances"]]
+        described = [_instance(each, "PrivateIpAddress" if self._private else "PublicIpAddress") for each in found]
+        return sorted(described, key=lambda each: (each.pool, each.index))
+
+    def terminate(self, ids: Sequence[str]) -> None:
+        """End machines; those that do not exist are ignored."""
+        try:
+            self.api.call("ec2", "terminate_instances", InstanceIds=list(ids))
+        except RefusedError as error:
+            if error.code != "InvalidInstanceID.NotFound":
+                raise
+
+    def others(self, pool: str | None = None) -> Sequence[Resource]:
+        """The security groups of a pool, or of all pools."""
+        return [
+            Resource(
+                pool=tag(each, POOL),
+                node=-1,
+                name=each["GroupId"],
+                state="security group",
+                owner=tag(each, OWNER),
+                user=tag(each, USER),
+                seen=_last_seen(each),
+            )
+            for each in groups(self.api, pool)
+        ]
+
+    def remove(self, name: str) -> bool:
+        """Delete a security group; False if it is in use: network interfaces outlive their machines by some seconds."""
+        try:
+            self.api.call("ec2", "delete_security_group", GroupId=name)
+        except RefusedError as error:
+            if error.code == "DependencyViolation":
+                return False
+            if error.code != "InvalidGroup.NotFound":
+                raise
+        return True

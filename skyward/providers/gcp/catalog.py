@@ -8,7 +8,7 @@ from typing import Any
 
 from skyward.errors import ConfigError
 from skyward.providers.base import PoolRequest
-from skyward.providers.cloud.machine_types import suitable
+from skyward.providers.cloud.offers import suitable
 from skyward.providers.cloud.protocol import MachineOffer, MachineType, Market
 from skyward.providers.gcp.api import Api
 from skyward.providers.gcp.prices import Prices, find_prices

@@ -11,15 +11,14 @@ from typing import ClassVar
 from skyward.errors import ProviderError
 from skyward.model.instance import ENV_VAR
 from skyward.model.parameters import suggesting
-from skyward.model.resource import Resource
 from skyward.providers.base import PoolRequest
 from skyward.providers.cloud.client_address import client_cidr
-from skyward.providers.cloud.protocol import FirstStart, Instance, MachineOffer, Market, Notice
+from skyward.providers.cloud.protocol import FirstStart, MachineOffer, Market, Notice
 from skyward.providers.cloud.provider import CloudProvider
-from skyward.providers.gcp import resources
 from skyward.providers.gcp.api import Api, check_installed
 from skyward.providers.gcp.catalog import find_offers
 from skyward.providers.gcp.launch import NO_ROOM, GcpLauncher
+from skyward.providers.gcp.resources import Resources
 from skyward.ssh.handed import handed_hosts
 
 _UBUNTU = "projects/ubuntu-os-cloud/global/images/family/ubuntu-2404-lts-"
@@ -79,14 +78,15 @@ class GCP(CloudProvider):
         return ComputeEngine(Api(self.region), self)
 
 
-class ComputeEngine:
+class ComputeEngine(Resources):
     """Compute Engine in one region, for the generic code of `providers/cloud`."""
 
     name = "Google Cloud"
     no_room = NO_ROOM
 
     def __init__(self, api: Api, settings: GCP) -> None:
-        self.api, self._settings = api, settings
+        super().__init__(api, private=settings.use_private_ip)
+        self._settings = settings
 
     @property
     def region(self) -> str:
@@ -141,19 +141,3 @@ class ComputeEngine:
             private=settings.use_private_ip,
             secure_boot=settings.image is None and request.accelerator is None,
         )
-
-    def instances(self, pool: str | None = None) -> Sequence[Instance]:
-        """The machines of a pool, or of all pools."""
-        return resources.instances(self.api, pool, private=self._settings.use_private_ip)
-
-    def terminate(self, ids: Sequence[str]) -> None:
-        """Delete machines."""
-        resources.delete_instances(self.api, ids)
-
-    def others(self, pool: str | None = None) -> Sequence[Resource]:
-        """The firewall rules of a pool, or of all pools."""
-        return resources.others(self.api, pool)
-
-    def remove(self, name: str) -> bool:
-        """Delete the firewall rules of a pool."""
-        return resources.delete_rules(self.api, name)

@@ -58,21 +58,6 @@ def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-def instances(api: Api, pool: str | None, *, private: bool) -> list[Instance]:
-    """The machines of a pool, or of all pools of the region.
-
-    Args:
-        api: the region.
-        pool: identifier of the pool.
-        private: whether machines are reached at their private addresses.
-    """
-    region = f"{api.region}-"
-    label = f'labels.{POOL}="{pool}"' if pool else f"labels.{POOL}:*"
-    by_zone = api.all("instances", "aggregated_list", filter=label)
-    found = [_instance(each, private) for _, zone in by_zone for each in zone.instances]
-    return sorted((each for each in found if each.id.startswith(region)), key=lambda each: (each.pool, each.index))
-
-
 def _instance(found: Any, private: bool) -> Instance:
     about, interface = _described(found.description), next(iter(found.network_interfaces), None)
     public = next(iter(interface.access_configs), None) if interface else None
@@ -93,17 +78,6 @@ def _instance(found: Any, private: bool) -> Instance:
     )
 
 
-def delete_instances(api: Api, ids: Sequence[str]) -> None:
-    """Begin to delete machines; those that do not exist, or are being deleted, are ignored."""
-
-    def delete(ident: str) -> None:
-        zone, _, name = ident.partition("/")
-        _ignoring_gone(api, "instances", zone=zone, instance=name)
-
-    with ThreadPoolExecutor(_PARALLEL, thread_name_prefix="skyward-delete") as threads:
-        list(threads.map(delete, ids))
-
-
 def _ignoring_gone(api: Api, service: str, **fields: str) -> Any:
     try:
         return api.call(service, "delete_unary", **fields)
@@ -111,23 +85,6 @@ def _ignoring_gone(api: Api, service: str, **fields: str) -> Any:
         if error.code not in ("notFound", "resourceNotReady"):
             raise
         return None
-
-
-def others(api: Api, pool: str | None) -> list[Resource]:
-    """The firewall rules of a pool, or of all pools of the region, as one thing; also while something is being made."""
-    found: dict[str, Resource] = {}
-    for rule in api.all("firewalls", filter=f'name eq "{rules_name(pool or "")}.*"'):
-        about = _described(rule.description)
-        if about.get("region") != api.region:
-            continue
-        name, _, _ = rule.name.rpartition("-")
-        before = found.get(name)
-        seen = max((each for each in (_number(about.get("seen")), before and before.get("seen")) if each), default=None)
-        owner, user = str(about.get("owner", "")), str(about.get("user", ""))
-        found[name] = _rules(name.removeprefix("skyward-"), owner, user, seen)
-    if pool and not found and pending(api, pool):
-        return [_rules(pool)]
-    return list(found.values())
 
 
 def _rules(pool: str, owner: str = "", user: str = "", seen: float | None = None) -> Resource:
@@ -142,17 +99,64 @@ def pending(api: Api, pool: str) -> bool:
     return any(each.client_operation_id.startswith(prefix) for _, scope in scopes for each in scope.operations)
 
 
-def delete_rules(api: Api, name: str) -> bool:
-    """Delete the firewall rules of a pool; False while something of it is being made, or a machine is not ending.
+class Resources:
+    """What Compute Engine has of pools in one region.
 
-    Google deletes rules though machines have them. A launch that was under way when the caller looked for machines may
-    have ended since: they are looked for after it.
+    Args:
+        api: the region.
+        private: whether machines are reached at their private addresses.
     """
-    pool = name.removeprefix("skyward-")
-    if pending(api, pool) or any(each.state != "ending" for each in instances(api, pool, private=False)):
-        return False
-    begun = [_ignoring_gone(api, "firewalls", firewall=f"{name}-{suffix}") for suffix in RULES]
-    for operation in begun:
-        if operation is not None:
-            api.finish(operation)
-    return True
+
+    def __init__(self, api: Api, *, private: bool) -> None:
+        self.api, self._private = api, private
+
+    def instances(self, pool: str | None = None) -> Sequence[Instance]:
+        """The machines of a pool, or of all pools of the region."""
+        region = f"{self.api.region}-"
+        label = f'labels.{POOL}="{pool}"' if pool else f"labels.{POOL}:*"
+        by_zone = self.api.all("instances", "aggregated_list", filter=label)
+        found = [_instance(each, self._private) for _, zone in by_zone for each in zone.instances]
+        return sorted((each for each in found if each.id.startswith(region)), key=lambda each: (each.pool, each.index))
+
+    def terminate(self, ids: Sequence[str]) -> None:
+        """Begin to delete machines; those that do not exist, or are being deleted, are ignored."""
+
+        def delete(ident: str) -> None:
+            zone, _, name = ident.partition("/")
+            _ignoring_gone(self.api, "instances", zone=zone, instance=name)
+
+        with ThreadPoolExecutor(_PARALLEL, thread_name_prefix="skyward-delete") as threads:
+            list(threads.map(delete, ids))
+
+    def others(self, pool: str | None = None) -> Sequence[Resource]:
+        """The firewall rules of a pool, or of all pools of the region, as one thing; also while one is made."""
+        found: dict[str, Resource] = {}
+        for rule in self.api.all("firewalls", filter=f'name eq "{rules_name(pool or "")}.*"'):
+            about = _described(rule.description)
+            if about.get("region") != self.api.region:
+                continue
+            name, _, _ = rule.name.rpartition("-")
+            before = found.get(name)
+            seen = max(
+                (each for each in (_number(about.get("seen")), before and before.get("seen")) if each), default=None
+            )
+            owner, user = str(about.get("owner", "")), str(about.get("user", ""))
+            found[name] = _rules(name.removeprefix("skyward-"), owner, user, seen)
+        if pool and not found and pending(self.api, pool):
+            return [_rules(pool)]
+        return list(found.values())
+
+    def remove(self, name: str) -> bool:
+        """Delete the firewall rules of a pool; False while something of it is being made, or a machine is not ending.
+
+        Google deletes rules though machines have them. A launch that was under way when the caller looked for machines
+        may have ended since: they are looked for after it.
+        """
+        pool = name.removeprefix("skyward-")
+        if pending(self.api, pool) or any(each.state != "ending" for each in self.instances(pool)):
+            return False
+        begun = [_ignoring_gone(self.api, "firewalls", firewall=f"{name}-{suffix}") for suffix in RULES]
+        for operation in begun:
+            if operation is not None:
+                self.api.finish(operation)
+        return True

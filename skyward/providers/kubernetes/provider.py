@@ -6,7 +6,7 @@ import itertools
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from copy import deepcopy
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -154,12 +154,8 @@ class Kubernetes(Provider):
     @contextmanager
     def connected(self) -> Iterator[ClusterApi]:
         """A way to the API server, for as long as the block lasts."""
-        with private_directory() as folder:
-            api = ClusterApi(self.address, folder)
-            try:
-                yield api
-            finally:
-                api.close()
+        with private_directory() as folder, closing(ClusterApi(self.address, folder)) as api:
+            yield api
 
 
 class KubernetesAllocation(Allocation):

@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from typing import ClassVar, Literal
 
@@ -159,12 +159,8 @@ class Slurm(Provider):
     @contextmanager
     def connected(self) -> Iterator[Login]:
         """A way to the login node, for as long as the block lasts."""
-        with private_directory() as folder:
-            login = Login(self.address, folder)
-            try:
-                yield login
-            finally:
-                login.close()
+        with private_directory() as folder, closing(Login(self.address, folder)) as login:
+            yield login
 
     def _shared(self, login: Login) -> str:
         """The absolute path of the folder there."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
@@ -138,12 +138,8 @@ class Swarm(Provider):
 
     @contextmanager
     def _connected(self) -> Iterator[Manager]:
-        with private_directory() as folder:
-            manager = Manager(self.manager, folder)
-            try:
-                yield manager
-            finally:
-                manager.close()
+        with private_directory() as folder, closing(Manager(self.manager, folder)) as manager:
+            yield manager
 
 
 class SwarmAllocation(Allocation):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from skyward.errors import HostLostError
-from skyward.runs import losses as module
-from skyward.runs.losses import Losses
+from skyward.runs import follow as module
+from skyward.runs.follow import Losses
 
 
 @pytest.fixture(autouse=True)

@@ -18,10 +18,8 @@ from skyward.errors import PoolClosedError, ProviderError
 from skyward.model.accelerator import Accelerator
 from skyward.model.resource import Resource
 from skyward.providers.aws import resources
-from skyward.providers.aws.ami import find_image, parameter
 from skyward.providers.aws.api import Api
-from skyward.providers.aws.launch import Ec2Launcher
-from skyward.providers.aws.network import find_network, make_group
+from skyward.providers.aws.launch import Ec2Launcher, find_image, find_network, make_group, parameter
 from skyward.providers.aws.provider import AWS, Ec2
 from skyward.providers.aws.resources import BEGAN, SEEN
 from skyward.providers.base import PoolRequest
@@ -147,7 +145,7 @@ def test_the_price_of_the_launch_is_a_tag_of_each_machine(account: Api, monkeypa
     launch_pool(account, [offer()], "p1", 1)
     unpriced = replace(offer(zone="us-east-1b"), hourly=None)
     launch_pool(account, [unpriced], "p2", 1)
-    (machine,) = resources.instances(account, "p1")
+    (machine,) = ec2(account).instances("p1")
     monkeypatch.setattr(cloud_resources, "time", SimpleNamespace(time=lambda: machine.launched + 1800))
 
     known, unknown = found(account)
@@ -300,4 +298,4 @@ def test_a_machine_that_does_not_run_is_terminated_at_once(account: Api) -> None
 
     with pytest.raises(ProviderError, match="no answer"):
         launch_pool(Stuck("us-east-1"), [offer()])
-    assert [each for each in resources.instances(account, "p1") if each.exists] == []
+    assert [each for each in ec2(account).instances("p1") if each.exists] == []

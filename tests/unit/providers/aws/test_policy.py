@@ -100,7 +100,7 @@ def test_a_launch_is_allowed_as_the_code_makes_it(account: Api) -> None:
 
 
 def test_a_group_is_made_opened_renewed_and_deleted() -> None:
-    """As network.py and resources.py do."""
+    """As launch.py and resources.py do."""
     group, rule = f"{ACCOUNT}:security-group/sg-1", f"{ACCOUNT}:security-group-rule/sgr-1"
     made, opened = tagged("p1", "security-group")[0], tagged("p1", "security-group-rule")[0]
     assert allows("ec2:CreateSecurityGroup", f"{ACCOUNT}:vpc/vpc-1")
