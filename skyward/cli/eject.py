@@ -47,7 +47,7 @@ def build_command(plan: Plan, folder: Path) -> str:
     Secrets are read from files of their names.
     """
     words = ["DOCKER_BUILDKIT=1", "docker", "build", "--platform", plan.platform]
-    words += [word for name in plan.image.secrets for word in ("--secret", f"id={name},src={name}")]
+    words += [word for name in plan.image.secrets for word in ("--secret", f"id={name},type=file,src={name}")]
     arguments = [f"--build-arg {name}=$'{char.encode('unicode_escape').decode()}'" for name, char in plan.build_args]
     name = folder.resolve().name.lower() or "image"
     return " ".join([shlex.join(words), *arguments, shlex.join(["--tag", name, "."])])

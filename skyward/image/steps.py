@@ -78,7 +78,9 @@ def uv_stage(image: Image, base: str, given: BaseFacts | None, python: str) -> l
         return []
     origin = "skyward itself, to bring Python" if first else "skyward itself, to install your pip requirements"
     start = base_stage(base, _OWN, given, "uv") if first else [_layer("FROM python AS uv", "uv", _OWN, "uv")]
-    return [*start, _run(["uv"], name=f"uv {UV}", origin=origin, stage="uv")]
+    install = _run(["uv"], name=f"uv {UV}", origin=origin, stage="uv")
+    # Buildah mounts a stage as it is before a cached last step: https://github.com/containers/buildah/issues/4375
+    return [*start, install, _layer("LABEL skyward.stage=uv", "the last step of the stage", _OWN, "uv")]
 
 
 def needs_uv_first(given: BaseFacts | None, python: str) -> bool:

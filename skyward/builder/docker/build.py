@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -20,6 +21,7 @@ from skyward.builder.docker.remote import run_there
 from skyward.builder.docker.secrets import handed_over
 from skyward.builder.events import Report
 from skyward.builder.files.copied import copy_to, with_usual_modes
+from skyward.builder.files.digest import digest_of
 from skyward.builder.files.runner import runner_files
 from skyward.builder.registry.auth import Logins, config_folder, login, logins_for
 from skyward.builder.registry.cache import SharedCache
@@ -35,6 +37,7 @@ from skyward.model.ssh import SshHost
 _SCRIPTS = Path(str(steps.__file__)).with_name("scripts")
 BASE_LABEL = "skyward.dockerfile"  # on bases built from a Dockerfile: its digest
 _PORTS_THERE = range(46000, 61000)  # of a machine that builds for us: which of them are free only it knows
+_MOUNTED = re.compile(r"^(    --mount=type=bind,source=)([^,\n]+)", re.MULTILINE)  # of a step; commands begin with "["
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PROXY")
 
 
@@ -197,6 +200,29 @@ def write_context(folder: Path, plan: Plan) -> None:
         target.chmod(0o644)
     for copied in plan.copied:
         copy_to(folder, copied)
+    _name_by_content(folder)
+
+
+def _name_by_content(folder: Path) -> None:
+    """Put digests into the names of what steps mount, in a context and in its Dockerfile.
+
+    Buildah takes a step from its cache if the instruction reads the same, whatever the mounted files hold
+    (https://github.com/containers/buildah/issues/5400).
+    """
+    dockerfile = folder / "Dockerfile"
+    names: dict[str, str] = {}
+
+    def named(found: re.Match[str]) -> str:
+        source = found[2]
+        if source not in names:
+            path = folder / source
+            files = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
+            digest = digest_of(tuple((each.relative_to(path).as_posix(), str(each)) for each in files))
+            names[source] = f"{source}-{digest[:16]}"
+            path.rename(folder / names[source])
+        return found[1] + names[source]
+
+    dockerfile.write_bytes(_MOUNTED.sub(named, dockerfile.read_bytes().decode()).encode())
 
 
 def _proxies() -> list[str]:

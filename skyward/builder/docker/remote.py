@@ -118,7 +118,7 @@ def run_there(
                 tar.add(path, path.name, filter=_anonymous)
             for name, value in secrets.items():
                 _add_secret(tar, f"secrets/{name}", value)
-                given += ["--secret", f"id={name},src=secrets/{name}"]
+                given += ["--secret", f"id={name},type=file,src=secrets/{name}"]
             if logins:
                 _add_secret(tar, "login/config.json", json.dumps(with_logins(_config_there(host), logins)).encode())
         size = packed.tell()

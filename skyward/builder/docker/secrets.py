@@ -56,7 +56,7 @@ def handed_over(values: Mapping[str, bytes], folder: Path) -> Iterator[list[str]
         words: list[str] = []
         for name, value in values.items():
             source = _in_memory(value, stack) or _in_file(name, value, folder)
-            words += ["--secret", f"id={name},src={source}"]
+            words += ["--secret", f"id={name},type=file,src={source}"]
         yield words
 
 

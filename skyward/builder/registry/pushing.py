@@ -21,7 +21,7 @@ from skyward.builder.registry.ecr import ensure_repository, is_ecr
 from skyward.builder.registry.existence import Exists
 from skyward.builder.registry.manifests import ImageManifest, find_image
 from skyward.builder.registry.reference import Reference, parse_reference
-from skyward.builder.registry.timeouts import Patience
+from skyward.builder.registry.timeouts import Patience, wait_for_registry
 from skyward.errors import ConfigError, EngineError, RegistryError
 
 _SAY_EVERY_S = 2.0
@@ -45,6 +45,9 @@ _KNOWN = (
 )
 _OUTPUT = "type=image,push=true,compression=zstd,force-compression=true,oci-mediatypes=true"
 _PROBE_LIMIT_S = 20
+# said by engines and builders that a registry has answered with a status which passes
+_BUSY = re.compile("toomanyrequests|too many requests|service unavailable|bad gateway|gateway time-?out", re.IGNORECASE)
+_PAUSES_S = (1.0, 4.0, 15.0)
 
 
 class PushingEngine(Protocol):
@@ -98,13 +101,18 @@ def push(image: str, target: str, *, platform: str, engine: PushingEngine, repor
     credentials = registry_credentials(reference.registry)
     auth = credentials.for_engine(reference.registry) if credentials else {}
     progress = _Progress(reference, report)
-    patience = Patience(reference, f"The engine's push of {reference}", report)
-    with closing(engine.push(image, reference.name, reference.tag, auth, patience)) as messages:  # type: ignore[type-var]
-        for message in messages:
-            if "error" in message:
-                raise refused(reference, str(message["error"]))
-            progress.feed(message)
-    found = find_pushed(reference, platform)
+
+    def attempt() -> str:
+        patience = Patience(reference, f"The engine's push of {reference}", report)
+        with closing(engine.push(image, reference.name, reference.tag, auth, patience)) as messages:  # type: ignore[type-var]
+            for message in messages:
+                if "error" in message:
+                    return str(message["error"]) or "an error"
+                progress.feed(message)
+        return ""
+
+    _until_taken(reference, attempt, report)
+    found = find_pushed(reference, platform, report)
     return Pushed(
         reference=f"{reference.name}@{found.digest}",
         digest=found.digest,
@@ -129,8 +137,31 @@ def prepare(target: str) -> Reference:
     return reference
 
 
-def find_pushed(reference: Reference, platform: str) -> ImageManifest:
+def _until_taken(reference: Reference, attempt: Callable[[], str], report: Report) -> None:
+    """Push, and again while the registry is busy: engines repeat the layers by themselves, but not the manifest.
+
+    Args:
+        reference: of the image there.
+        attempt: pushes it; gives what the engine or builder said of a failure, "" for none.
+        report: receives what is waited for.
+
+    Raises:
+        RegistryError: it was refused, or the registry is busy for too long.
+    """
+    for pause_s in (*_PAUSES_S, None):
+        answer = attempt()
+        if not answer:
+            return
+        if pause_s is None or not _BUSY.search(answer):
+            raise refused(reference, answer)
+        report(note(f"{reference.registry} is busy ({_unsecret(answer)}); pushing again in {pause_s:.0f} s"))
+        wait_for_registry(reference, pause_s)
+
+
+def find_pushed(reference: Reference, platform: str, report: Report) -> ImageManifest:
     """The image that was pushed, as the registry has it; it is known from now on, and what next builds start from.
+
+    A registry that refuses the latter, a tag that moves, has the image all the same.
 
     Raises:
         RegistryError: the registry does not have it, or cannot be asked.
@@ -143,7 +174,10 @@ def find_pushed(reference: Reference, platform: str) -> ImageManifest:
             "The engine may reach another registry by that name than this machine does.",
         )
     existence.remember(reference, platform, found.digest, found.tagged, found.content)
-    leave_cache(found, reference, platform)
+    try:
+        leave_cache(found, reference, platform)
+    except RegistryError as error:
+        report(note(f"the next builds elsewhere start without layers of this one: {error.reason}"))
     return found
 
 
@@ -188,10 +222,15 @@ def refused(reference: Reference, answer: str) -> RegistryError:
     """The error for an engine or builder that could not push, with its own words."""
     advice = next((text for pattern, text in _KNOWN if re.search(pattern, answer, re.IGNORECASE)), "")
     return RegistryError(
-        f"The engine could not push {reference}. It answered: {answer.strip().rstrip('.')}.",
+        f"The engine could not push {reference}. It answered: {_unsecret(answer)}.",
         advice.format(registry=reference.registry, name=reference.name)
         or "Check that the registry runs and that the engine's machine can reach it.",
     )
+
+
+def _unsecret(answer: str) -> str:
+    """An engine's words without the login that an address in them may have, and without their full stop."""
+    return re.sub(r"://[^/@\s]*@", "://***@", answer.strip().rstrip("."))
 
 
 def push_zstd(image: str, target: str, *, platform: str, report: Report, docker_host: str | None = None) -> Exists:
@@ -216,18 +255,21 @@ def push_zstd(image: str, target: str, *, platform: str, report: Report, docker_
     words = [cli, "buildx", "build", "--builder", "default", "--progress=plain", "--provenance=false"]
     words += ["--platform", platform, "--output", f"{_OUTPUT},name={reference.name}:{reference.tag}", "-"]
     with login(logins_for([reference.registry])) as known:
-        done = subprocess.run(
-            words,
-            input=f"FROM {image}\n",
-            env=environment | known,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            check=False,
-        )
-    if done.returncode:
-        raise refused(reference, "\n".join(done.stdout.strip().splitlines()[-5:]))
-    found = find_pushed(reference, platform)
+
+        def attempt() -> str:
+            done = subprocess.run(
+                words,
+                input=f"FROM {image}\n",
+                env=environment | known,
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                check=False,
+            )
+            return "\n".join(done.stdout.strip().splitlines()[-5:]) or "nothing" if done.returncode else ""
+
+        _until_taken(reference, attempt, report)
+    found = find_pushed(reference, platform, report)
     kinds = {layer["mediaType"].rpartition("+")[2] for layer in found.document["layers"]}
     if kinds - {"zstd"}:
         raise RegistryError(f"The image {reference} was to be compressed with zstd, but the registry has {kinds}.")

@@ -17,6 +17,7 @@ _REGISTRY = re.compile(rf"(?:{_LABEL}(?:\.{_LABEL})*|\[[a-fA-F0-9:]+\])(?::[0-9]
 _TAG = re.compile(r"[\w][\w.-]{0,127}", re.ASCII)
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _LONGEST_NAME = 255
+_LOGIN = re.compile(r"^(\w+://(?=[^/\s]*@)|(?=[^/\s]*@[^/@\s]+/))[^/\s]*@(?!sha256:)")  # in front of a registry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +71,8 @@ def parse_reference(text: str) -> Reference:
     scheme, _, name = text.rpartition("://")
     if scheme not in ("", "http", "https"):
         raise _wrong(text, f"{scheme}:// cannot stand in front of it; https:// and http:// can")
+    if _LOGIN.match(text):
+        raise _wrong(text, "a login has no place in it; give that to `docker login`")
     name, at, digest = name.partition("@")
     if at and not DIGEST.fullmatch(digest):
         raise _wrong(text, "what follows the @ must be sha256: and 64 hexadecimal digits")
@@ -122,5 +125,5 @@ def _split_registry(name: str) -> tuple[str, str]:
 
 
 def _wrong(text: str, why: str) -> ConfigError:
-    shown = re.sub(r"://[^/@\s]*@", "://***@", text)
+    shown = _LOGIN.sub(r"\1***@", text)
     return ConfigError(f"{shown!r} is not the name of an image: {why}. An example: registry.example.com/team/name:tag.")

@@ -11,7 +11,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from time import monotonic
+from contextlib import suppress
+from time import monotonic, sleep
 from typing import TypeVar
 
 import requests
@@ -113,6 +114,13 @@ def with_patience(send: Callable[[Upload], R], content: bytes, patience: Patienc
             if done.done():
                 raise
             patience(body.silent_s)
+
+
+def wait_for_registry(reference: Reference, pause_s: float) -> None:
+    """Wait before a registry that is busy is asked again: so long, and as long as it says that it wants to be left."""
+    sleep(pause_s)
+    with suppress(requests.RequestException), new_session(reference) as session:  # its retries heed Retry-After
+        session.get(f"{reference.url}/v2/", timeout=_PING_LIMITS_S, allow_redirects=False, verify=trust(reference))
 
 
 def failure_to_answer(reference: Reference) -> str:

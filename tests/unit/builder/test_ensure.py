@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,16 +15,20 @@ import pytest
 
 from skyward.builder import ImageFacts, ensure
 from skyward.builder.contents import note_content
+from skyward.builder.docker.build import write_context
 from skyward.builder.events import Event, as_lines
 from skyward.builder.files.digest import digest_of
 from skyward.errors import BuildError, ConfigError, EngineError
 from skyward.image import Copied
+from skyward.image.lock import Lock, Package
 from skyward.model.image import Image
 from tests.unit.builder.fakes import Files, opened
 from tests.unit.image.images import compiled
 
 ROOT = Path(__file__).parents[3]
-PLAN = compiled(Image(pip=["numpy"], env={"A": "x\ny"}))
+PLAN = compiled(
+    Image(pip=["numpy"], env={"A": "x\ny"}), lock=Lock((Package(name="numpy", pin="numpy==2", hashes=("sha256:cc",)),))
+)
 
 
 class Store:
@@ -108,15 +113,19 @@ def test_a_build(place: Path) -> None:
     assert facts.id == "1"
     (call,) = _calls(place)
     assert " --progress=plain --network=host --platform linux/amd64 " in call
-    assert " --secret id=skyward_site,src=" in call
+    assert " --secret id=skyward_site,type=file,src=" in call
     assert f"--tag {PLAN.tag} " in call
     assert "DOCKER_HOST=unix:///some.sock\n" in (place / "env").read_text()
     assert "DOCKER_BUILDKIT=1\n" in (place / "env").read_text()
     context = place / "context"
-    assert (context / "Dockerfile").read_text() == PLAN.dockerfile
-    files = (name for name, _ in PLAN.files)
-    assert {path.name for path in context.iterdir()} == {"Dockerfile", "mount-points.tar", "runner", "steps", *files}
-    assert (context / "runner/skyward/errors.py").exists()
+    text = (context / "Dockerfile").read_text()
+    assert re.sub(r"(source=[\w/.-]+)-[0-9a-f]{16},", r"\1,", text) == PLAN.dockerfile
+    files = {f"{path.relative_to(context)}" for path in context.rglob("*") if path.is_file()}
+    plain = {re.sub("-[0-9a-f]{16}(?=/|$)", "", name) for name in files}
+    assert {*dict(PLAN.files), "Dockerfile", "mount-points.tar", "runner/skyward/errors.py", "steps/step.sh"} <= plain
+    assert {name.partition("/")[0] for name in plain} == {
+        *("Dockerfile", "mount-points.tar", "requirements", "runner", "steps")
+    }
     assert list((place / "temp").iterdir()) == []
     assert reported[0] == f"building {PLAN.tag} from python:3.11-slim"
     assert reported[-1].startswith(f"built {PLAN.tag} in ")
@@ -132,11 +141,27 @@ def test_files_of_this_machine_go_along(place: Path) -> None:
     plan = compiled(Image(includes=["lib"], bake=True), code=code)
     _docker(place, f'echo "$TAG" > {place}/built')
     ensure(plan, Store(place / "built"), print)
-    assert (place / "context/code/tool").stat().st_mode & 0o777 == 0o755
+    (tool,) = (place / "context").glob("code-*/tool")
+    assert tool.stat().st_mode & 0o777 == 0o755
     (place / "built").unlink()
     (place / "lib/tool").write_text("changed\n")
     with pytest.raises(BuildError, match=r"changed while it was being prepared: .*/lib/tool"):
         ensure(plan, Store(place / "built"), print)
+
+
+def test_steps_are_named_by_what_they_mount(tmp_path: Path) -> None:
+    """Buildah compares instructions only: those that mount other files read otherwise, and the same ones alike."""
+    installs = []
+    for number, version in enumerate(("1.16.0", "1.16.0", "1.17.0")):
+        locked = Package(name="six", pin=f"six=={version}", hashes=("sha256:cc",))
+        folder = tmp_path / str(number)
+        write_context(folder, compiled(Image(pip=["six"]), lock=Lock((locked,))))
+        text = (folder / "Dockerfile").read_text()
+        assert all((folder / source).exists() for source in re.findall(r"type=bind,source=([^,]+)", text))
+        installs += re.findall(r"^RUN (?:.+\\\n)+.* install locked.txt$", text, re.MULTILINE)
+    one, same, other = installs
+    assert one == same != other
+    assert re.sub("-[0-9a-f]{16},", ",", one) == re.sub("-[0-9a-f]{16},", ",", other)
 
 
 def test_the_client_s_umask_does_not_count(place: Path) -> None:
@@ -169,7 +194,7 @@ def test_secrets_are_the_builds_own(place: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(BuildError) as caught:
         ensure(plan, Store(place / "built"), print)
     assert (place / "seen").read_text() == "canary-value\n"
-    assert f"--secret id=HF_TOKEN,src=/proc/{os.getpid()}/fd/" in _calls(place)[0]
+    assert f"--secret id=HF_TOKEN,type=file,src=/proc/{os.getpid()}/fd/" in _calls(place)[0]
     assert caught.value.log == "is ***"
     assert "canary-value" not in str(caught.value) + (place / "calls").read_text() + (place / "env").read_text()
     assert list((place / "temp").iterdir()) == []

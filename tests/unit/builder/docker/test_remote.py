@@ -69,7 +69,7 @@ def test_the_folder_arrives_and_goes(place: Path) -> None:
     called = (place / "called").read_text()
     there = seen.splitlines()[-1]
     own = f"--builder default --load --build-arg SOURCE_DATE_EPOCH={TIME}"
-    assert called == f"buildx build {own} --secret id=site,src=secrets/site --tag a b {there}/context\n"
+    assert called == f"buildx build {own} --secret id=site,type=file,src=secrets/site --tag a b {there}/context\n"
     assert there.startswith(f"{place}/there/skyward-build-")
     assert list((place / "there").iterdir()) == []
 

@@ -31,6 +31,7 @@ class RegistryServer:
         lists_referrers: whether it knows the API for them, as of OCI 1.1.
         retry_after: what is said with them on when to ask again.
         pages: what an odd server answers to any path: status, content type, body.
+        refused_tags: of manifests that it does not take.
         stores_for_s: how long it takes to store what was uploaded.
         redirects: where requests go whose path has a word in it, by that word.
         uploads_at: the address that an upload is told to go on at.
@@ -43,6 +44,7 @@ class RegistryServer:
         self.requests: list[tuple[str, str, str]] = []
         self.failures: list[int] = []
         self.retry_after = ""
+        self.refused_tags: set[str] = set()
         self.lists_referrers = False
         self.page: tuple[int, str, bytes] | None = None
         self.tokens: list[str] = []
@@ -140,6 +142,9 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_POST = do_PUT = do_GET
 
     def _manifest(self, name: str, body: bytes) -> None:
+        if self.command == "PUT" and name in self.registry.refused_tags:
+            self._send(400)
+            return
         if self.command == "PUT":
             self.registry.add_manifest(name, self.headers["Content-Type"], body)
             subject = json.loads(body).get("subject", {}).get("digest")

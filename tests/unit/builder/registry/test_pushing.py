@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from skyward.builder.events import Event
-from skyward.builder.registry import existence
+from skyward.builder.registry import existence, pushing
 from skyward.builder.registry.existence import Absent
 from skyward.builder.registry.pushing import push
 from skyward.errors import ConfigError, RegistryError
@@ -75,6 +75,67 @@ def test_a_refusal(answer: str, advice: str) -> None:
     assert answer in caught.value.reason
     assert advice in caught.value.remedy
     assert engine.closed
+
+
+class BusyEngine(Engine):
+    """Its first pushes end with these answers; then it has nothing to say."""
+
+    def __init__(self, *answers: str) -> None:
+        super().__init__()
+        self.answers = list(answers)
+
+    def push(
+        self, image: str, repository: str, tag: str, auth: Mapping[str, str], waiting: Callable[[float], None]
+    ) -> Iterator[Mapping[str, Any]]:
+        yield from super().push(image, repository, tag, auth, waiting)
+        if self.answers:
+            yield {"error": self.answers.pop(0)}
+
+
+BUSY = ("received unexpected HTTP status: 503 Service Unavailable", "toomanyrequests: http://ann:right@r.io is busy")
+
+
+def test_a_registry_that_is_busy(server: RegistryServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked again for as long as it wants to be left, and the image pushed again; no login is shown."""
+    monkeypatch.setattr(pushing, "_PAUSES_S", (0.0, 0.0, 0.0))
+    digest = server.add_image("t")
+    server.failures = [503]
+    engine, said = BusyEngine(*BUSY), list[str]()
+
+    pushed = push(
+        "a", f"{server.host}/x:t", platform=AMD64, engine=engine, report=lambda event: said.append(event.line)
+    )
+
+    assert pushed.digest == digest
+    assert [line for line in said if "busy" in line] == [
+        f"{server.host} is busy ({BUSY[0]}); pushing again in 0 s",
+        f"{server.host} is busy (toomanyrequests: http://***@r.io is busy); pushing again in 0 s",
+    ]
+    assert server.paths("GET").count("/v2/") >= 3
+
+
+def test_a_registry_that_stays_busy(server: RegistryServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its last answer is the error."""
+    monkeypatch.setattr(pushing, "_PAUSES_S", (0.0, 0.0))
+    engine = BusyEngine(*BUSY[:1] * 3)
+    with pytest.raises(RegistryError, match="503 Service Unavailable"):
+        push("a", f"{server.host}/x:t", platform=AMD64, engine=engine, report=print)
+    assert engine.answers == []
+
+
+def test_a_cache_that_the_registry_refuses(server: RegistryServer) -> None:
+    """The image is there all the same; that the next build starts from nothing is said."""
+    digest = server.add_image("t", **{"moby.buildkit.cache.v0": "steps"})
+    server.refused_tags = {"cache-amd64"}
+    said = list[str]()
+
+    pushed = push(
+        "a", f"{server.host}/x:t", platform=AMD64, engine=Engine(), report=lambda each: said.append(each.line)
+    )
+
+    assert pushed.digest == digest
+    assert "the next builds elsewhere start without layers of this one" in said[-1]
+    assert "cache-amd64" not in server.manifests
 
 
 def test_a_push_that_the_registry_knows_nothing_of(server: RegistryServer) -> None:

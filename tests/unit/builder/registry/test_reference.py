@@ -135,3 +135,13 @@ def test_at() -> None:
     assert str(parse_reference("r.io/x:1").at(DIGEST)) == f"r.io/x@{DIGEST}"
     assert isinstance(hash(parse_reference("x")), int)
     assert Reference(registry="r.io", repository="x", tag="1").wanted == "1"
+
+
+@pytest.mark.parametrize("front", ["", "https://", "http://"])
+@pytest.mark.parametrize("login", ["ann:pass-word", "ann:pass@word", "pass-word"])
+def test_a_login_in_a_name_is_refused_unseen(front: str, login: str) -> None:
+    """Names stand in messages, labels and records."""
+    with pytest.raises(ConfigError, match="docker login") as caught:
+        parse_reference(f"{front}{login}@r.io:5000/team/x:t")
+    assert f"'{front}***@r.io:5000/team/x:t'" in str(caught.value)
+    assert "word" not in str(caught.value)

@@ -14,6 +14,7 @@ RUN --mount=type=tmpfs,target=/run \
     --mount=type=bind,source=steps,target=/run/steps \
     --mount=type=secret,id=skyward_site,target=/run/skyward/site.sh \
     sh /run/steps/step.sh uv
+LABEL skyward.stage=uv
 
 FROM python AS image
 # accelerate
