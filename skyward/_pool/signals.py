@@ -14,13 +14,14 @@ from collections.abc import Callable
 from types import FrameType
 
 from skyward.system import threading, time
+from skyward.wire.exceptions import Stopping
 
 SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)  # in the order in which deferred ones are acted on
 _ONCE_S = 0.5  # a terminal that is closed and its shell both send SIGHUP: within this time they count as one
 _Handler = Callable[[int, FrameType | None], object] | int | signal.Handlers | None
 
 
-class Terminated(SystemExit):
+class Terminated(SystemExit, Stopping):
     """The process is to end because of a signal; the exit status is 128 and the signal's number, as shells have it."""
 
     def __init__(self, number: int) -> None:
