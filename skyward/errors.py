@@ -275,7 +275,7 @@ def shortened(error: E) -> E:
     raised on a node, whose traceback is the cause. All others, such as a mistake in skyward's code, keep their frames.
     """
     if isinstance(error, SkywardError | KeyboardInterrupt) or isinstance(error.__cause__, RemoteTraceback):
-        return error.with_traceback(None)
+        return BaseException.with_traceback(error, None)
     return error
 
 

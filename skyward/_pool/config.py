@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from skyward.errors import ConfigError
 from skyward.model import parameters
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 Display = Literal["auto", "quiet"]
 Results = Literal["any", "data"]
 N = TypeVar("N", bound=float | None)
+C = TypeVar("C", bound=Callable[..., None])
 _GIB = 1024**3
 _BYTES = {
     **{unit + b: 10**power for power, unit in ((6, "M"), (9, "G"), (12, "T")) for b in ("", "B")},
@@ -290,7 +292,7 @@ def seconds_of(name: str, value: str | float | None) -> float | None:
         if match is None:
             raise ConfigError(f"{name}= takes seconds, or a string such as '90s', '30m' or '2h'; found {value!r}.")
         value = float(match[1]) * _SECONDS[match[2]]
-    if value is not None and (isinstance(value, bool) or not _is_positive(value) or value > _LONGEST_S):
+    if value is not None and (not _is_positive(value) or value > _LONGEST_S):
         raise ConfigError(f"{name}= must be above 0 seconds and at most {_LONGEST_S / 86400:g} days; found {value!r}.")
     return value
 
@@ -304,7 +306,7 @@ def positive(name: str, value: N) -> N:
 
 
 def _is_positive(value: object) -> bool:
-    return isinstance(value, int | float) and value > 0
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 
 def env_of(env: Mapping[Any, Any] | None) -> tuple[tuple[str, str], ...]:
@@ -341,9 +343,22 @@ def secrets_of(given: object, plugins: Sequence[Plugin], env: Mapping[str, str] 
     return tuple(values.items())
 
 
-def refuse_unknown(others: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Raise for parameters this pool does not have; none is ignored."""
-    for name in others:
-        if name in _OF_ELASTIC_POOLS:
-            raise ConfigError(f"{name}= is not supported by any provider.")
-    parameters.refuse_unknown("ComputePool", others, known)
+def checked_names(init: C) -> C:
+    """The constructor of a pool, which refuses parameters that it does not have; none is ignored."""
+    known = list(init.__annotations__)
+
+    @functools.wraps(init)
+    def checked(*args: Any, **given: Any) -> None:
+        for value in args[2:]:
+            meant = "nodes" if isinstance(value, int | tuple | Nodes) else "image" if isinstance(value, Image) else ""
+            remedy = f"write {meant}={value!r}" if meant else "write its name before it, as in nodes=2"
+            raise ConfigError(
+                f"ComputePool takes the provider alone without a name; found {value!r} after it: {remedy}."
+            )
+        for name in given:
+            if name in _OF_ELASTIC_POOLS:
+                raise ConfigError(f"{name}= is not supported by any provider.")
+        parameters.refuse_unknown("ComputePool", given, known)
+        init(*args, **given)
+
+    return cast(C, checked)

@@ -114,6 +114,7 @@ class ComputePool(Facts, CallsOnly):
         ConfigError: a value is wrong; raised here, before anything is created.
     """
 
+    @config.checked_names
     def __init__(
         self,
         provider: Provider | Sequence[Provider] | None = None,
@@ -149,9 +150,8 @@ class ComputePool(Facts, CallsOnly):
         name: str | None = None,
         keep: str | float | None = None,
         share: bool = True,
-        **others: Never,
+        **others: Never,  # noqa: ARG002 - for editors and type checkers
     ) -> None:
-        config.refuse_unknown(others, list(ComputePool.__init__.__annotations__))
         provider = config.provider_of(provider, selection)
         mounted = config.volumes_on(provider, volumes, volume)
         lease_s = config.either("ttl", ttl, "timeout", timeout)

@@ -10,17 +10,22 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from _signal import getsignal  # type: ignore[import-not-found]  # without the enum of `signal`: 4 us of each call
 from collections.abc import Callable
+from functools import partial
+from inspect import CO_GENERATOR
 from types import FrameType
 
-from skyward.system import threading, time
+from skyward.system import process_end, threading, time
+from skyward.wire.exceptions import Stopping
 
 SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)  # in the order in which deferred ones are acted on
 _ONCE_S = 0.5  # a terminal that is closed and its shell both send SIGHUP: within this time they count as one
+_AGAIN_S = 0.001
 _Handler = Callable[[int, FrameType | None], object] | int | signal.Handlers | None
 
 
-class Terminated(SystemExit):
+class Terminated(SystemExit, Stopping):
     """The process is to end because of a signal; the exit status is 128 and the signal's number, as shells have it."""
 
     def __init__(self, number: int) -> None:
@@ -70,7 +75,7 @@ class _Uninterrupted:
 
     def __enter__(self) -> None:
         if threading.get_ident() == self._main:
-            if not self._depth and self._users and signal.getsignal(signal.SIGINT) is not self._handler:
+            if not self._depth and self._users and getsignal(signal.SIGINT) is not self._handler:
                 self._take(signal.SIGINT)  # a notebook sets its handler anew for each cell
             self._depth += 1
 
@@ -110,13 +115,21 @@ class _Uninterrupted:
             signal.raise_signal(number)
 
     def _pass_on(self, number: int, previous: _Handler, frame: FrameType | None) -> None:
-        if callable(previous):
+        if _is_ignored(sys._getframe()):
+            process_end.soon(partial(self._send_again, number))
+        elif callable(previous):
             previous(number, frame)
             _wake_event_loop()
         elif time.monotonic() - self._raised_at >= _ONCE_S:
             self._raised_at = time.monotonic()
             self.terminated = Terminated(number)
             raise self.terminated
+
+    def _send_again(self, number: int) -> None:
+        """Let a signal come once more, to the main thread (in another one)."""
+        time.sleep(_AGAIN_S)
+        if self._main is not None:
+            signal.pthread_kill(self._main, number)
 
     def _before_fork(self) -> None:
         """Let signals wait for the end of the fork: the handler of this process would drop one in the child."""
@@ -136,6 +149,21 @@ class _Uninterrupted:
         self._give_back()
         self._after_fork()  # a signal that came meanwhile finds what the program had set up
         self._masks.clear()  # of other threads, which are the parent's
+
+
+def _is_ignored(frame: FrameType | None) -> bool:
+    """Whether Python ignores what is raised now: in a destructor of ours, or a generator that ends as it is dropped.
+
+    Both take little time; destructors of the program's own may block, and are interrupted as ever.
+    """
+    is_closing = isinstance(sys.exc_info()[1], GeneratorExit)
+    while frame is not None:
+        code = frame.f_code
+        ignores = code.co_name == "__del__" or (is_closing and code.co_flags & CO_GENERATOR)
+        if ignores and str(frame.f_globals.get("__name__")).startswith("skyward."):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _wake_event_loop() -> None:

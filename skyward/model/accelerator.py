@@ -43,7 +43,7 @@ class Accelerator:
     def __post_init__(self) -> None:
         if not self.name.strip():
             raise ConfigError("An accelerator needs a name such as 'A100'; found an empty one.")
-        if self.count < 1:
+        if isinstance(self.count, bool) or self.count < 1:
             raise ConfigError(
                 f"An accelerator's count is the number of devices per node, at least 1; found {self.count}."
             )

@@ -109,7 +109,7 @@ def checked_timeout(seconds: Any) -> float | None:
     Raises:
         ConfigError: it is not one.
     """
-    if seconds is not None and not (isinstance(seconds, int | float) and seconds > 0):
+    if isinstance(seconds, bool) or (seconds is not None and not (isinstance(seconds, int | float) and seconds > 0)):
         raise ConfigError(f"A timeout is a number of seconds above 0, or None for no limit; found {seconds!r}.")
     return seconds
 
@@ -120,6 +120,7 @@ def checked_retries(retries: Any) -> int:
     Raises:
         ConfigError: it is no such number.
     """
-    if not isinstance(retries, int) or retries < 0:
-        raise ConfigError(f"retries is how often a call is run again, at least 0; found {retries!r}.")
+    if not isinstance(retries, int) or isinstance(retries, bool) or retries < 0:
+        once = ": for once write retries=1" if retries is True else ""
+        raise ConfigError(f"retries is how often a call is run again, at least 0; found {retries!r}{once}.")
     return retries

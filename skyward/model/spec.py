@@ -9,6 +9,9 @@ from skyward.errors import ConfigError
 from skyward.model.accelerator import Accelerator
 from skyward.model.parameters import suggesting
 
+MOST_NODES = 10_000
+MOST_SLOTS = 4_096  # more meet the limits that machines have on the threads of one user or container
+
 
 def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
@@ -20,6 +23,7 @@ class Nodes:
     """How many nodes a pool wants: `desired`, and the bounds within which it may work.
 
     It opens as soon as `min` of them are ready, and more join; it goes on while as many are left. None for `desired`.
+    There are at most 10,000.
     """
 
     desired: int
@@ -38,6 +42,8 @@ class Nodes:
             raise ConfigError(
                 f"nodes: 1 <= min <= desired <= max must hold; found min={low}, desired={self.desired}, max={high}."
             )
+        if high > MOST_NODES:
+            raise ConfigError(f"A pool has at most {MOST_NODES:,} nodes; found {high:,}.")
 
     @property
     def least(self) -> int:
@@ -69,7 +75,7 @@ class Worker:
     """How calls run on a node.
 
     Attributes:
-        concurrency: calls that run at once on a node.
+        concurrency: calls that run at once on a node, at most 4,096.
         buffer: calls a node may hold beyond the running ones; 0 lets the pool choose by the calls' duration.
         executor: where concurrent calls run: "thread" (one process, the default), "process" (one process per
             slot, for code that holds the interpreter lock), "auto" (thread).
@@ -87,6 +93,11 @@ class Worker:
         if not (_is_whole(self.concurrency) and self.concurrency >= 1):
             raise ConfigError(
                 f"concurrency is the number of calls at once per node, at least 1; found {self.concurrency!r}."
+            )
+        if self.concurrency > MOST_SLOTS:
+            raise ConfigError(
+                f"concurrency= takes at most {MOST_SLOTS:,} calls at once on a node, which are threads or processes "
+                f"there; found {self.concurrency:,}. Give more nodes; calls that wait for a slot need none."
             )
         if not (_is_whole(self.buffer) and self.buffer >= 0):
             raise ConfigError(f"buffer is a number of calls, at least 0; found {self.buffer!r}.")

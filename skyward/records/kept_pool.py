@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from skyward.errors import ConfigError
+from skyward.errors import ConfigError, PoolError
 from skyward.records.run import state_folder, write_json
 
 NAME = re.compile("[A-Za-z0-9][A-Za-z0-9_.-]{0,40}")
@@ -124,8 +124,14 @@ class PoolLock:
             holder: who claims it, for those that come later; None for a claim of a moment.
         """
         while True:
-            self._folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._folder.mkdir(mode=0o700, exist_ok=True)
+            try:
+                self._folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._folder.mkdir(mode=0o700, exist_ok=True)
+            except OSError as error:
+                raise PoolError(
+                    f"Pool {self._folder.name!r} cannot be kept: its record is in {self._folder.parent}, which cannot "
+                    f"be written to ({error.strerror}). Set HOME or XDG_STATE_HOME to a directory of yours."
+                ) from error
             try:
                 handle = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
             except FileNotFoundError:

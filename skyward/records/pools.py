@@ -177,6 +177,7 @@ class _Writer:
             )
 
     def _open(self) -> None:
+        self._folder = runs_folder()  # until it is known which of them
         self._folder = run_of_process(self._process)
         for name, limit in (("nodes", NODES_BYTES), ("events", EVENTS_BYTES)):
             self._journals[name] = JournalWriter(self._folder / name, limit=limit, shared=True)

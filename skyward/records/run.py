@@ -23,6 +23,7 @@ from typing import Any
 from skyward.errors import ConfigError
 
 FOLDER_VARIABLE = "SKYWARD_RUN"  # names the directory of the run that a process belongs to
+_NOWHERE = Path("/nonexistent")  # the home of users without one, as Debian's accounts have it
 _NAME = re.compile("[A-Za-z0-9][A-Za-z0-9_.-]{0,80}")
 
 
@@ -98,10 +99,17 @@ class RunRecord:
 
 
 def state_folder() -> Path:
-    """The user's directory for what outlives a process: $XDG_STATE_HOME/skyward, usually ~/.local/state/skyward."""
+    """The user's directory for what outlives a process: $XDG_STATE_HOME/skyward, usually ~/.local/state/skyward.
+
+    A path that does not exist for users without a home.
+    """
     from platformdirs import user_state_path
 
-    return user_state_path("skyward")
+    try:
+        found = user_state_path("skyward")
+    except RuntimeError:  # no HOME, and no account of this user's number
+        return _NOWHERE
+    return found if found.is_absolute() else _NOWHERE  # some versions leave `~` as it is
 
 
 def runs_folder() -> Path:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from skyward.system import threading
+from skyward.wire.exceptions import Stopping
 
 _IMPORT_SYSTEM = "<frozen importlib._bootstrap>"  # the file of its frames
 Stop = Callable[[FrameType], None]
@@ -21,7 +22,7 @@ IDLE = 0  # no call has this id
 _REPEAT_S = 0.05
 
 
-class Interrupted(KeyboardInterrupt):
+class Interrupted(KeyboardInterrupt, Stopping):
     """Raised in a call that the client cancelled or that ran out of time."""
 
 

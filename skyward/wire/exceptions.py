@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import FunctionType, MemberDescriptorType, TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from skyward.errors import ConfigError, PluginError, RemoteError, RemoteTraceback, SerializationError, WireError
 
@@ -23,6 +23,28 @@ _FROM_TEXT: dict[str, type[Exception]] = {  # of a string alone
     f"{kind.__module__}.{kind.__qualname__}": kind for kind in (ConfigError, PluginError, SerializationError, WireError)
 }
 _OURS = ("skyward.runner", "skyward.wire")  # frames below the user's code, which say nothing about it
+_BUILT_IN = vars(BaseException)  # its attributes, also where a class has put something else in their place
+T = TypeVar("T")
+
+
+class Stopping(BaseException):
+    """Base of what is raised in a thread from outside, in whatever code: a signal, or the interrupt of a call."""
+
+
+def tried(action: Callable[[], T], otherwise: Callable[[BaseException], T]) -> T:
+    """What an action gives that calls other people's code; that may raise anything, and try to end the process."""
+    try:
+        return action()
+    except Stopping:
+        raise
+    except BaseException as problem:
+        return otherwise(problem)
+
+
+def said(error: BaseException) -> str:
+    """Name and text of an exception, as a part of a sentence."""
+    name, text = _class_name(error).rpartition(".")[2], _text(error)
+    return f"{name}: {text}".rstrip(". ") if text else name
 
 
 class Record(NamedTuple):
@@ -49,15 +71,9 @@ class Record(NamedTuple):
     @classmethod
     def of(cls, error: BaseException) -> Record:
         """The record of an exception that has been raised, or is about to be."""
-        kind = type(error)
-        name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-        try:
-            text = str(error)
-        except Exception as problem:  # a user's __str__
-            text = f"<its text cannot be had: {type(problem).__name__}>"
-        lines = traceback.format_exception(kind, error, _user_frames(error.__traceback__))
-        notes = tuple(map(str, getattr(error, "__notes__", ())))
-        return cls(name, _shortened(text), _shortened("".join(lines)), isinstance(error, Exception), notes)
+        name, text = _class_name(error), _text(error)
+        trace = _shortened(_formatted(error, f"{name}: {text}\n"))
+        return cls(name, _shortened(text), trace, issubclass(type(error), Exception), _notes(error))
 
     def as_remote_error(self) -> RemoteError:
         """The stand-in for an exception that is not raised as itself."""
@@ -83,19 +99,35 @@ class Record(NamedTuple):
         return error
 
     def complete(self, error: BaseException) -> None:
-        """Make the remote traceback the cause of an exception made from this record, and add the notes."""
-        restore(error, {"__cause__": RemoteTraceback(_with_source(self.trace)), "__notes__": list(self.notes)})
+        """Make the remote traceback the cause of an exception made from this record, and add the notes.
+
+        Raises:
+            BaseException: its class does not let them be set.
+            TypeError: it hides what is read of any exception.
+        """
+        _BUILT_IN["__cause__"].__set__(error, RemoteTraceback(_with_source(self.trace)))
+        restore(error, {"__notes__": list(self.notes)})
+        for name in ("__cause__", "__context__", "__traceback__"):
+            if getattr(error, name) is not _BUILT_IN[name].__get__(error):
+                raise TypeError(f"its class has a {name} of its own")
+        if error.__class__ is not type(error):
+            raise TypeError("its class says that it is another")
 
 
 def masked(record: Record, error: BaseException, conceal: Callable[[str], str]) -> Record:
     """The record with its texts masked. Where one has changed, so are the texts that the exception was made of."""
     notes = tuple(map(conceal, record.notes))
     concealed = record._replace(text=conceal(record.text), trace=conceal(record.trace), notes=notes)
-    if concealed != record:
+    if concealed == record:
+        return record
+
+    def replace() -> str:
         args = tuple(conceal(value) if isinstance(value, str) else value for value in error.args)
         state = {name: conceal(value) for name, value in vars(error).items() if isinstance(value, str)}
         restore(error, {**state, "args": args, **({"__notes__": list(notes)} if notes else {})})
-    return concealed
+        return ""
+
+    return concealed._replace(problem=tried(replace, lambda _: "what it was made of holds a secret"))
 
 
 def reduce(error: BaseException) -> tuple[Any, ...] | None:
@@ -146,6 +178,43 @@ def restore(error: BaseException, state: dict[str, Any]) -> None:
     """Set an exception's attributes, past any `__setattr__` of its class."""
     for name, value in state.items():
         object.__setattr__(error, name, value)
+
+
+def _class_name(error: BaseException) -> str:
+    """The qualified name of its class, past a metaclass of its own."""
+    kind = type(error)
+    name: str = vars(type)["__qualname__"].__get__(kind)
+    module = vars(type)["__module__"].__get__(kind)
+    return name if module == "builtins" or not isinstance(module, str) else f"{module}.{name}"
+
+
+def _text(value: object) -> str:
+    """The text of an exception, or of a note, as a plain string."""
+    return tried(lambda: str.__str__(str(value)), lambda problem: f"<its text cannot be had: {type(problem).__name__}>")
+
+
+def _notes(error: BaseException) -> tuple[str, ...]:
+    found: object = tried(lambda: getattr(error, "__notes__", ()), lambda _: ())
+    return tuple(map(_text, found)) if type(found) is list or type(found) is tuple else ()
+
+
+def _formatted(error: BaseException, last_line: str) -> str:
+    """The traceback with those of its causes; without them where they, or other facts, cannot be read."""
+    trace = _BUILT_IN["__traceback__"].__get__(error)
+    trace = tried(lambda: _user_frames(trace), lambda _: trace)
+    return tried(
+        lambda: "".join(traceback.format_exception(type(error), error, trace)),
+        lambda _: tried(
+            lambda: "".join(("Traceback (most recent call last):\n", *traceback.format_tb(trace), last_line)),
+            lambda _: last_line,
+        ),
+    )
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Add a note past any `__setattr__` of its class, and in the place of notes that are no list."""
+    known = getattr(error, "__notes__", ())
+    restore(error, {"__notes__": [*(known if isinstance(known, list) else ()), note]})
 
 
 def _shortened(text: str) -> str:

@@ -28,6 +28,7 @@ from skyward.model.instance import ENV_VAR
 from skyward.model.protocol import CODE_DIR
 from skyward.wire import exceptions, restricted, segments, tensors
 from skyward.wire.advice import advice_on
+from skyward.wire.exceptions import said
 from skyward.wire.unpicklable import path_of
 
 OUT_OF_BAND = 64 * 1024  # bytes; smaller buffers cost more as a separate part of a message than as a copy
@@ -135,7 +136,7 @@ def dumps_function(fn: Callable[..., Any]) -> tuple[bytes, bytes]:
         data = _pickle(fn)
     except Exception as error:  # see dumps
         inner = path_of(fn, _pickle)
-        found = f"{inner.removeprefix('.')}, which it uses, gives {_text(error)}" if inner else _text(error)
+        found = f"{inner.removeprefix('.')}, which it uses, gives {said(error)}" if inner else said(error)
         raise SerializationError(
             f"Function {name}() cannot be pickled: {found}. It is sent with the variables it uses: "
             "create what cannot be sent (locks, connections, open files) inside the function."
@@ -166,8 +167,10 @@ def loads(data: Buffer, buffers: Sequence[Buffer] = (), *, what: str = "A payloa
         raise SerializationError(f"{what} holds {error}. {restricted.REMEDY}") from error
     except ModuleNotFoundError as error:
         raise SerializationError(_missing(what, error)) from error
-    except Exception as error:  # constructors are other people's code and may raise anything
-        raise SerializationError(f"{what} cannot be unpickled {_where(error)}: {_text(error)}.") from error
+    except (exceptions.Stopping, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # constructors are other people's code and may raise anything
+        raise SerializationError(f"{what} cannot be unpickled {_where(error)}: {said(error)}.") from error
     finally:
         if pause:
             gc.enable()
@@ -196,27 +199,48 @@ def dump_exception(error: BaseException, masks: Conceals | None = None) -> bytes
     Never fails: what cannot be pickled, or could end the client (`SystemExit` and the like), travels as text.
     """
     record = exceptions.Record.of(error)
-    if isinstance(error, ModuleNotFoundError) and ENV_VAR in os.environ:
-        record = record._replace(notes=(*record.notes, _remedy(error)))
-    if isinstance(error, FileNotFoundError) and CODE_DIR in Path(str(error.filename)).parts:
-        note = "Of local modules only Python files are sent: add other files to Image(includes=[...])."
-        record = record._replace(notes=(*record.notes, note))
-    if ENV_VAR in os.environ and (advice := advice_on(record.text)):
-        record = record._replace(notes=(*record.notes, advice))
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT) and ENV_VAR in os.environ:
-        record = record._replace(notes=(*record.notes, _full(error)))
+    record = record._replace(notes=(*record.notes, *exceptions.tried(lambda: _advice(error, record), lambda _: ())))
+    conceal = masks.conceal if masks is not None else str
     if masks is not None:
-        record = exceptions.masked(record, error, masks.conceal)
-    if record.ordinary:
-        try:
-            data = _pickle(error)
-            if len(data) > _LARGEST_ERROR:
-                raise ValueError(f"it takes {len(data) / 1e6:.0f} MB, and at most {_LARGEST_ERROR / 1e6:.0f} are sent")
-            pickle.loads(data)  # what cannot be rebuilt here will not be rebuilt there
-            record = record._replace(data=data)
-        except Exception as problem:  # reducers and constructors are other people's code
-            record = record._replace(problem=_text(problem))
+        record = exceptions.masked(record, error, conceal)
+    if record.ordinary and not record.problem:
+        record = exceptions.tried(
+            lambda: record._replace(data=_pickled(error, record)),
+            lambda problem: record._replace(problem=conceal(said(problem))),
+        )
     return pickle.dumps(tuple(record), 5)
+
+
+def _advice(error: BaseException, record: exceptions.Record) -> tuple[str, ...]:
+    """What to do about an exception that was raised on a node, if that is known."""
+    notes = []
+    if isinstance(error, FileNotFoundError) and CODE_DIR in Path(str(error.filename)).parts:
+        notes.append("Of local modules only Python files are sent: add other files to Image(includes=[...]).")
+    if ENV_VAR in os.environ:
+        if isinstance(error, ModuleNotFoundError):
+            notes.append(_remedy(error))
+        if advice := advice_on(record.text):
+            notes.append(advice)
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            notes.append(_full(error))
+    return tuple(notes)
+
+
+def _pickled(error: BaseException, record: exceptions.Record) -> bytes:
+    """The exception, which can be rebuilt here: one that cannot would not be there either."""
+    data = _pickle(error)
+    if len(data) > _LARGEST_ERROR:
+        raise ValueError(f"it takes {len(data) / 1e6:.0f} MB, and at most {_LARGEST_ERROR / 1e6:.0f} are sent")
+    _rebuilt(data, record._replace(trace=""))
+    return data
+
+
+def _rebuilt(data: bytes, record: exceptions.Record) -> BaseException:
+    error = pickle.loads(data)
+    if not issubclass(type(error), BaseException):
+        raise TypeError(f"Its class makes a {type(error).__name__} of it")
+    record.complete(error)
+    return error  # type: ignore[no-any-return]
 
 
 def load_record(data: Buffer) -> exceptions.Record:
@@ -229,7 +253,7 @@ def load_record(data: Buffer) -> exceptions.Record:
         record = exceptions.Record(*found)
         return record._replace(notes=tuple(map(str, record.notes)))
     except Exception as error:  # whatever is in it
-        return exceptions.Record("an exception", "", "", ordinary=True, problem=f"its record is broken: {_text(error)}")
+        return exceptions.Record("an exception", "", "", ordinary=True, problem=f"its record is broken: {said(error)}")
 
 
 def load_exception(data: Buffer, *, only_data: bool = False) -> BaseException:
@@ -244,18 +268,16 @@ def load_exception(data: Buffer, *, only_data: bool = False) -> BaseException:
     if record.data is None:
         return record.as_remote_error()
     try:
-        error = pickle.loads(record.data)
-    except Exception as problem:  # constructors are other people's code
-        return record._replace(problem=_text(problem)).as_remote_error()
-    if not isinstance(error, BaseException):
-        return record._replace(problem=f"Its class makes a {type(error).__name__} of it").as_remote_error()
-    record.complete(error)
-    return error
+        return _rebuilt(record.data, record)
+    except (exceptions.Stopping, KeyboardInterrupt):
+        raise
+    except BaseException as problem:  # constructors are other people's code
+        return record._replace(problem=said(problem)).as_remote_error()
 
 
 def noted(error: BaseException, note: str) -> BaseException:
     """The exception with a note added, also when its class forbids attributes to be set."""
-    exceptions.restore(error, {"__notes__": [*getattr(error, "__notes__", ()), note]})
+    exceptions.tried(lambda: exceptions.add_note(error, note), lambda _: None)
     return error
 
 
@@ -346,7 +368,7 @@ _STAYS = (
 def _unpicklable(what: str, obj: object, error: Exception) -> SerializationError:
     """The error for a value, or for the part of it that cannot be pickled."""
     inner = path_of(obj, _pickle)
-    found = f"{inner} of it gives {_text(error)}" if inner else _text(error)
+    found = f"{inner} of it gives {said(error)}" if inner else said(error)
     if "cannot pickle 'generator'" in found:
         remedy = " Give it as a list: list(...) makes one."
     elif isinstance(error, TypeError | NotImplementedError) and "client only" not in found:
@@ -405,7 +427,3 @@ def _full(error: OSError) -> str:
                 return f"{size} It has half of the node's memory: ask for more by memory=, or write less."
             return f"{size} Write less, or free some on its machine, in containers by `docker system prune`."
     return "A file system of this node had no room left: write less, or free some on its machine."
-
-
-def _text(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".rstrip(". ")

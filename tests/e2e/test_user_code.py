@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import skyward as sky
-from skyward.errors import RemoteTraceback, TaskTimeoutError, WorkerLostError
+from skyward.errors import RemoteError, RemoteTraceback, SerializationError, TaskTimeoutError, WorkerLostError
 from tests.e2e import user_code_functions as functions
 from tests.e2e.failing_functions import ring
 from tests.printed import Printed
@@ -234,3 +234,26 @@ def test_neighbours_of_an_interrupted_import_that_end_together_run_once(tmp_path
             wait_until(paths[0].exists)
             future.cancel()
             assert [each.result(60) for each in neighbours] == [1] * 7
+
+
+@pytest.mark.parametrize("fresh", [1, 4], indirect=True)
+def test_exceptions_and_results_that_end_processes_are_errors_of_their_calls(fresh: sky.ComputePool) -> None:
+    """The worker and the program go on, and the next call finds the same process."""
+    before = functions.total([]) >> fresh
+    raising: list[Callable[[], object]] = [
+        lambda: functions.raises_what_exits() >> fresh,
+        lambda: functions.raises_what_exits() @ fresh,
+        lambda: (functions.raises_what_exits() > fresh).result(60),
+    ]
+    for call in raising:
+        with pytest.raises(RemoteError, match=r"raised .*Exits: <its text cannot be had: SystemExit>"):
+            call()
+    returning: list[Callable[[], object]] = [
+        lambda: functions.returns_what_exits() >> fresh,
+        lambda: (functions.returns_what_exits() > fresh).result(60),
+        lambda: next(functions.yields_what_exits() >> fresh),
+    ]
+    for call in returning:
+        with pytest.raises(SerializationError, match=r"cannot be unpickled here.*: SystemExit: 5"):
+            call()
+    assert functions.total([]) >> fresh == before

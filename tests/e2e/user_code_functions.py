@@ -257,3 +257,38 @@ def counts_runs_until_released(path: str) -> int:
         _released.wait(60)
         file.seek(0)
         return len(file.read())
+
+
+# exceptions and results that end processes ------------------------------------------------------------------------
+
+
+class Exits(Exception):
+    """Ends the process that reads it, or pickles it."""
+
+    def __str__(self) -> str:  # noqa: PLE0307 - it does not return
+        sys.exit(3)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        sys.exit(4)
+
+
+class ExitsInPrograms:
+    """Ends the process that unpickles it, unless that is a node."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return exec, ("import os, sys\nif 'COMPUTE_POOL' not in os.environ: sys.exit(5)",)
+
+
+@sky.compute
+def raises_what_exits() -> None:
+    raise Exits
+
+
+@sky.compute
+def returns_what_exits() -> object:
+    return ExitsInPrograms()
+
+
+@sky.compute
+def yields_what_exits() -> Iterator[object]:
+    yield ExitsInPrograms()

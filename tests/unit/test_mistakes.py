@@ -60,12 +60,54 @@ def local() -> Iterator[sky.ComputePool]:
         ({"timeout": "5m"}, r"timeout= takes a number of seconds above 0; found '5m'"),
         ({"name": 3}, r"name= takes a string; found 3"),
         ({"checkpoints": 3}, r"checkpoints= names a directory; found 3"),
+        ({"nodes": 10**9}, r"at most 10,000 nodes; found 1,000,000,000"),
+        ({"nodes": (1, 10_001)}, r"at most 10,000 nodes; found 10,001"),
+        ({"concurrency": 100_000}, r"at most 4,096 calls at once on a node.* found 100,000\. Give more nodes"),
+        ({"timeout": True}, r"timeout= takes a number of seconds above 0; found True"),
+        ({"ttl": True}, r"ttl= takes a number of seconds above 0; found True"),
+        ({"cpu": True}, r"cpu= takes a number above 0; found True"),
+        ({"memory_gb": True}, r"memory= takes a number above 0; found True"),
+        ({"default_compute_timeout": True}, r"default_compute_timeout= takes a number of seconds above 0; found True"),
+        ({"budget": True}, r"budget= takes a number above 0; found True"),
+        ({"keep": True, "name": "a"}, r"keep= must be above 0 seconds .* found True"),
     ],
 )
 def test_a_wrong_setting_says_what_is_meant(settings: dict[str, Any], said: str) -> None:
     """Before anything is made."""
     with pytest.raises(ConfigError, match=said):
         sky.ComputePool(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ((2,), r"the provider alone without a name; found 2 after it: write nodes=2"),
+        (((1, 3),), r"found \(1, 3\) after it: write nodes=\(1, 3\)"),
+        (("A100",), r"found 'A100' after it: write its name before it, as in nodes=2"),
+    ],
+)
+@pytest.mark.parametrize(
+    "make", [sky.ComputePool, lambda *given: cast(Any, sky.pool)(*given).__enter__()], ids=["class", "scope"]
+)
+def test_a_setting_without_its_name_is_told_what_to_write(make: Any, settings: tuple[Any, ...], said: str) -> None:
+    """Beside the provider."""
+    with pytest.raises(ConfigError, match=said):
+        make(sky.Local(), *settings)
+
+
+@pytest.mark.parametrize(
+    ("wishes", "said"),
+    [
+        ({"retries": True}, r"retries is how often .* found True: for once write retries=1"),
+        ({"retries": False}, r"retries is how often .* found False"),
+        ({"timeout": True}, r"A timeout is a number of seconds above 0.* found True"),
+        ({"timeout": False}, r"A timeout is a number of seconds above 0.* found False"),
+    ],
+)
+def test_a_wish_of_a_function_that_is_no_number_is_refused(wishes: dict[str, Any], said: str) -> None:
+    """True is 1 for Python, and hardly what is meant."""
+    with pytest.raises(ConfigError, match=said):
+        sky.compute(**wishes)(same.fn)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from typing import Any, Self
 
 import pytest
 
-from skyward.errors import RemoteError, RemoteTraceback, WorkerLostError
+from skyward.errors import RemoteError, RemoteTraceback, SerializationError, WorkerLostError
+from skyward.runner.slots import Interrupted
 from skyward.runtime.masking import Masks
 from skyward.wire import payload
 
@@ -302,3 +303,140 @@ def test_secrets_are_masked_in_texts_and_in_what_an_exception_is_made_of(kind: t
     found = payload.load_exception(data)
     assert isinstance(found, kind) and found.args == ("the token ***",)
     assert found.__notes__ == ["of ***"] and "the token ***" in str(found.__cause__)
+
+
+# classes that cannot be trusted with anything ------------------------------------------------------------------
+
+
+def _exits(*_: object) -> Any:
+    sys.exit(3)
+
+
+def _interrupts(*_: object) -> Any:
+    raise KeyboardInterrupt
+
+
+def _recurses(*_: object) -> Any:
+    return _recurses()
+
+
+class Calls:
+    """Unpickling it runs some code."""
+
+    def __init__(self, code: str) -> None:
+        self._code = code
+
+    def __reduce__(self) -> Any:
+        return exec, (self._code,)
+
+
+class Metaclass(type):
+    def __getattribute__(cls, name: str) -> Any:
+        sys.exit(3)
+
+
+def odd(members: dict[str, Any], base: type[BaseException] = Exception, *args: object, meta: type = type) -> Any:
+    """An exception of a class with these members."""
+    return meta("Odd", (base,), members)(*(args or ("said",)))
+
+
+def with_notes(notes: object) -> BaseException:
+    error = ValueError("said")
+    error.__notes__ = notes  # type: ignore[assignment]
+    return error
+
+
+def caused_by(cause: BaseException) -> BaseException:
+    error = ValueError("said")
+    error.__cause__ = cause
+    return error
+
+
+ODD: dict[str, BaseException] = {
+    **{
+        f"{name} {how.__name__}": odd({name: how})
+        for name in ("__str__", "__repr__", "__reduce__", "__getattr__", "__getattribute__", "__setattr__", "__eq__")
+        for how in (_exits, _interrupts, _recurses)
+    },
+    **{
+        f"{name} {how.__name__}": odd({name: property(how)})
+        for name in ("__cause__", "__context__", "__traceback__", "__notes__", "__class__", "__dict__", "args")
+        for how in (_exits, _interrupts, _recurses)
+    },
+    "text is a number": odd({"__str__": lambda _: 5}),
+    "text is of a class": odd({"__str__": lambda _: type("Text", (str,), {})("said")}),
+    "reduces to a number": odd({"__reduce__": lambda _: 5}),
+    "says another class": odd({"__class__": property(lambda _: FileNotFoundError)}),
+    "says another cause": odd({"__cause__": property(lambda _: None, lambda *_: None)}),
+    "metaclass": odd({}, meta=Metaclass),
+    "module": odd({"__module__": 5}),
+    "file name": odd({"filename": property(_exits)}, FileNotFoundError, 2, "said"),
+    "number": odd({"errno": property(_exits)}, OSError, 28, "said"),
+    "module name": odd({"name": property(_exits)}, ModuleNotFoundError),
+    "unpickled exits": odd({}, Exception, Calls("raise SystemExit(4)")),
+    "unpickled interrupts": odd({}, Exception, Calls("raise KeyboardInterrupt")),
+    "notes are a number": with_notes(5),
+    "notes are a text": with_notes("said"),
+    "a note exits": with_notes([odd({"__str__": _exits})]),
+    "cause exits": caused_by(odd({"__str__": _exits, "__notes__": property(_exits)})),
+    "member exits": ExceptionGroup("said", [ValueError("said"), odd({"__str__": _exits, "__reduce__": _exits})]),
+    "members end processes": BaseExceptionGroup("said", [SystemExit(4), ValueError("said")]),
+    "exit without text": odd({"__str__": _exits}, SystemExit),
+    "syntax": SyntaxError("said", (5, object(), "said", object())),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("masks", [None, Masks(["hush-hush"]), Masks(["said"])], ids=["plain", "masked", "found"])
+def test_no_exception_ends_the_process_that_sends_it_or_gets_it(
+    name: str, masks: Masks | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever its class does: it arrives, with its type, and text and traceback where they can be read."""
+    monkeypatch.setenv("COMPUTE_POOL", "{}")
+    error = ODD[name]
+    try:
+        raise error
+    except BaseException as caught:
+        data = payload.dump_exception(caught, masks)
+    record = payload.load_record(data)
+    back = payload.noted(payload.load_exception(data), "a note")
+
+    assert record.type_name.rpartition(".")[2] == type.__dict__["__qualname__"].__get__(type(error))
+    assert "test_no_exception_ends_the_process" in record.trace
+    assert isinstance(back.__cause__, RemoteTraceback)
+    if isinstance(back, RemoteError):
+        assert back.type_name == record.type_name
+
+
+def test_an_exception_whose_class_exits_here_alone_arrives_as_remote_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the node could rebuild it, but not this side."""
+    code = "import os, sys\nif 'COMPUTE_POOL' not in os.environ: sys.exit(7)"
+    with monkeypatch.context() as node:
+        node.setenv("COMPUTE_POOL", "{}")
+        data = payload.dump_exception(Simple("said", Calls(code)))
+    monkeypatch.delenv("COMPUTE_POOL", raising=False)
+
+    back = payload.load_exception(data)
+
+    assert isinstance(back, RemoteError)
+    assert "SystemExit: 7" in str(back)
+
+
+def test_an_interrupt_of_the_call_is_not_taken_for_its_error() -> None:
+    """It strikes where the runner puts the exception into words, and goes through."""
+
+    def interrupted(_: object) -> str:
+        raise Interrupted
+
+    with pytest.raises(Interrupted):
+        payload.dump_exception(odd({"__str__": interrupted}))
+
+
+def test_a_value_that_exits_when_it_is_unpickled_is_an_error() -> None:
+    """The program goes on; Ctrl-C goes through."""
+    data, _ = payload.dumps([Calls("raise SystemExit(4)")])
+    with pytest.raises(SerializationError, match=r"The result of f\(\) cannot be unpickled here.*: SystemExit: 4"):
+        payload.loads(data, what="The result of f()")
+    data, _ = payload.dumps([Calls("raise KeyboardInterrupt")])
+    with pytest.raises(KeyboardInterrupt):
+        payload.loads(data)

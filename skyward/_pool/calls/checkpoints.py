@@ -123,7 +123,13 @@ class Checkpoints:
 
     def _of(self, name: str) -> Path:
         if self._root is None:
-            self._root = run_of_process(self._process) / "files" / "checkpoints"
+            try:
+                self._root = run_of_process(self._process) / "files" / "checkpoints"
+            except OSError as error:
+                raise CheckpointError(
+                    f"checkpoint({name!r}) is kept in the record of this program's run, which cannot be written: "
+                    f"{error}. Give ComputePool(checkpoints=...) a directory of yours."
+                ) from error
         if not is_name(name):
             raise CheckpointError(f"{name!r} cannot be the name of a checkpoint.")
         return self._root / name

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 from skyward._pool.signals import uninterrupted
 from skyward._pool.timers import Timers
-from skyward.errors import PoolError
+from skyward.errors import PoolError, shortened
 from skyward.system import SimpleQueue, threading
+from skyward.wire.exceptions import Stopping
 from skyward.wire.frames import Buffer, Frame
-from skyward.wire.messages import Kind
+from skyward.wire.messages import NO_CALL, Kind
 
 T = TypeVar("T")
+_END = Frame(Kind.END, NO_CALL)
 _CREDIT_STEP = 8  # items taken before the worker is told that it may send as many more
 Read = Callable[[Buffer, Sequence[Buffer], str], Any]  # see `Task.read`
 ReadError = Callable[[Frame], BaseException]  # see `Task.remote_error`
@@ -82,7 +85,7 @@ class RemoteStream(Iterator[T], Generic[T]):
 
     def __init__(self, source: StreamSource, read: Read, read_error: ReadError) -> None:
         self._source, self._read, self._read_error = source, read, read_error
-        self._taken = 0
+        self._taken = itertools.count(1)  # several threads may take items
         self._ended = False
         self._process = os.getpid()
 
@@ -91,17 +94,23 @@ class RemoteStream(Iterator[T], Generic[T]):
             raise StopIteration
         if os.getpid() != self._process:
             raise PoolError("A stream belongs to the process that opened it; this one was forked from it.")
+        try:
+            return self._take()
+        except (KeyboardInterrupt, Stopping) as interrupt:  # as a generator of this process would end
+            self.close()
+            raise shortened(interrupt)  # noqa: B904 - it is the error itself
+
+    def _take(self) -> T:
         item = self._source.arrived.get()
-        if isinstance(item, BaseException):
-            self._ended = True
-            raise item
-        if item.kind == Kind.ITEM:
-            self._taken += 1
-            if self._taken % _CREDIT_STEP == 0:
+        if not isinstance(item, BaseException) and item.kind == Kind.ITEM:
+            if next(self._taken) % _CREDIT_STEP == 0:
                 self._source.credit(_CREDIT_STEP)
             value: T = self._read(item.head, item.buffers, "An item of the generator")
             return value
+        self._source.arrived.put(_END)  # for other threads that wait here
         self._ended = True
+        if isinstance(item, BaseException):
+            raise item
         if item.kind == Kind.ERROR:
             raise self._read_error(item)
         raise StopIteration

@@ -197,10 +197,11 @@ class Task:
         error = payload.load_exception(dumped, only_data=self.function.only_data)
         if self.cell is not None and isinstance(error.__cause__, RemoteTraceback):
             error.__cause__.args = tuple(map(cells.name_cells, error.__cause__.args))
-        if isinstance(error, FileNotFoundError) and _is_here(error.filename):
+        file = OSError.filename.__get__(error) if isinstance(error, FileNotFoundError) else None
+        if _is_here(file):
             payload.noted(
                 error,
-                f"{error.filename!r} is there for this program and not for the function: nodes have files, and a "
+                f"{file!r} is there for this program and not for the function: nodes have files, and a "
                 "working directory, of their own. Add it to Image(includes=[...]), or pass what it holds.",
             )
         return payload.noted(error, f"raised by {self.function.name}() on {self.place}")

@@ -63,3 +63,13 @@ def test_a_file_that_was_being_written_is_closed(tmp_path: Path, by: str) -> Non
 
     assert file.closed
     checkpoints.close()
+
+
+def test_where_the_run_has_no_record_the_parameter_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for users without a home."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    monkeypatch.delenv("SKYWARD_RUN", raising=False)
+    monkeypatch.setattr("skyward.records.own_run._own", None)
+    error = Worker(Checkpoints(None, ""), Call()).ask(op="last")["error"]
+    assert "cannot be written" in error and "ComputePool(checkpoints=...)" in error

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from skyward.errors import PoolError
 from skyward.records.kept_pool import Holder, KeptNode, KeptPool, PoolLock
 
 HOLDER = Holder(pid=5, program="train.py", since="12:00:00")
@@ -91,3 +92,10 @@ def test_a_forked_process_has_no_claim(tmp_path: Path) -> None:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     other.release()
+
+
+def test_a_name_whose_record_cannot_be_written_is_explained(tmp_path: Path) -> None:
+    """As for users without a home."""
+    (tmp_path / "file").touch()
+    with pytest.raises(PoolError, match=r"Pool 'warm' cannot be kept: .*Not a directory.* Set HOME or XDG_STATE_HOME"):
+        PoolLock(tmp_path / "file" / "pools" / "warm").acquire(wait=False)

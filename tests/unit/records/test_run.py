@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from skyward.errors import ConfigError
-from skyward.records.run import RunRecord, folder_of, new_id
+from skyward.records.run import RunRecord, folder_of, new_id, runs_folder
 
 
 def test_a_record_is_read_as_it_was_written_and_unknown_fields_are_left_out(tmp_path: Path) -> None:
@@ -33,3 +33,15 @@ def test_what_cannot_be_a_run_is_refused(name: str) -> None:
 )
 def test_a_run_is_named_after_its_program(program: str, stem: str) -> None:
     assert folder_of(new_id(program)).name.rsplit("-", 1)[0] == stem
+
+
+def test_without_a_home_records_are_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a user who is a number only, as in many containers: nothing is written into the working directory."""
+
+    def homeless(_name: str) -> Path:
+        raise RuntimeError("could not determine the home directory")
+
+    monkeypatch.setattr("platformdirs.user_state_path", homeless)
+    assert runs_folder() == Path("/nonexistent/runs")
+    monkeypatch.setattr("platformdirs.user_state_path", lambda _name: Path("~/.local/state/skyward"))
+    assert runs_folder() == Path("/nonexistent/runs")
