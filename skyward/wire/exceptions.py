@@ -93,7 +93,8 @@ class Record(NamedTuple):
         """The stand-in where exceptions come as text: skyward's own of a known class, or a `RemoteError`."""
         kind = _FROM_TEXT.get(self.type_name)
         if kind is None or not self.ordinary:
-            return self._replace(problem=self.problem or "the pool has results='data'").as_remote_error()
+            reasons = ["the pool has results='data'", *([self.problem] if self.problem else [])]
+            return self._replace(problem="; ".join(reasons)).as_remote_error()
         error = kind(self.text)
         self.complete(error)
         return error

@@ -330,9 +330,14 @@ class Calls:
         return exec, (self._code,)
 
 
+ARMED: list[bool] = []  # whoever walks through all classes of exceptions meets those of this module, too
+
+
 class Metaclass(type):
     def __getattribute__(cls, name: str) -> Any:
-        sys.exit(3)
+        if ARMED:
+            sys.exit(3)
+        return super().__getattribute__(name)
 
 
 def odd(members: dict[str, Any], base: type[BaseException] = Exception, *args: object, meta: type = type) -> Any:
@@ -393,6 +398,7 @@ def test_no_exception_ends_the_process_that_sends_it_or_gets_it(
 ) -> None:
     """Whatever its class does: it arrives, with its type, and text and traceback where they can be read."""
     monkeypatch.setenv("COMPUTE_POOL", "{}")
+    monkeypatch.setattr(sys.modules[__name__], "ARMED", [True])
     error = ODD[name]
     try:
         raise error
