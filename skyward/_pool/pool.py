@@ -263,8 +263,7 @@ class ComputePool(Facts, CallsOnly):
         platform = wanted.platform or settings.platform
         kept = [node.about for node in self._named.untaken()] if self._named is not None else []
         request = replace(self._request, pool_id=self.id, image=wanted, platform=platform, kept=kept)
-        self._clock = Timers()
-        self._callbacks = Callbacks()
+        self._clock, self._callbacks = Timers(), Callbacks()
         self._printer = Printer(
             quiet=settings.display == "quiet", widest=place_of(settings.worker, len(self._ranks) - 1)
         )
@@ -300,6 +299,7 @@ class ComputePool(Facts, CallsOnly):
             clock=self._clock,
             callbacks=self._callbacks,
             printer=self._printer,
+            tell=progress.tell,
         )
         with self._life:
             if not self._entered:

@@ -34,8 +34,9 @@ def stats_file(folder: Path, pool: str) -> Path:
 
 
 def measure(pool: str, table: NodeTable, dispatcher: Dispatcher) -> PoolStats:
-    """Ask all nodes at once. The figures of one that does not answer in two seconds are None."""
-    asked = [(node, node.probe({"step": "usage"})) for node in table.all_nodes() if node.gone is None]
+    """Ask all nodes at once that are connected. The figures of one that does not answer in two seconds are None."""
+    nodes_here = [node for node in table.all_nodes() if node.is_connected and node.gone is None]
+    asked = [(node, node.probe({"step": "usage"})) for node in nodes_here]
     deadline = time.monotonic() + ANSWER_S
     for _, answer in asked:
         try:

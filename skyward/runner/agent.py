@@ -41,6 +41,7 @@ _TERM_GRACE_S = 5.0  # `docker stop` kills after ten seconds
 _KILLED_S = 1.0  # how long a killed process may take to vanish
 _TOGETHER_S = 0.2  # between the signals to two processes of a job that its scheduler ends
 _DUMP_S = 1.0  # how long a worker may take to write its stack
+_START_S = 300.0  # for workers to listen where the lease is shorter; that a client gives up earlier is its own matter
 _MAX_FAILED_STARTS = 3  # in a row
 _LONGEST_GRACE_S = 1e6
 _SHOWN = 200  # characters of what a malformed message led to
@@ -118,7 +119,7 @@ class Agent:
         versions()  # imports cloudpickle, while the workers start, for the first client not to wait
         end = self._wait(lambda: all(child.address for child in self._children))
         if end is None:
-            self._ready = True
+            self._ready, self._contact = True, time.monotonic()  # from now on a client can come: the lease begins
             try:
                 os.write(1, f"{ANNOUNCEMENT}{encode(self._addresses(address)).decode()}\n".encode())
             except OSError as error:
@@ -132,10 +133,11 @@ class Agent:
     def _wait(self, done: Callable[[], bool]) -> End | None:
         """Block until `done` or the end of the node, whichever comes first."""
         while not done():
-            left = self._contact + self._lease_s - time.monotonic()
+            limit_s = self._lease_s if self._ready else max(self._lease_s, _START_S)
+            left = self._contact + limit_s - time.monotonic()
             if left <= 0:
                 whose = "the time that it is kept" if self._takeover.is_kept else "its lease"
-                return End(EXIT_LEASE, f"Node {self._node} ends: no client for {self._lease_s:g} s ({whose}).")
+                return End(EXIT_LEASE, f"Node {self._node} ends: no client for {limit_s:g} s ({whose}).")
             try:
                 end = self._inbox.get(timeout=min(left, threading.TIMEOUT_MAX))
             except Empty:

@@ -9,6 +9,7 @@ import inspect
 import itertools
 import os
 import reprlib
+import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,11 +29,12 @@ from skyward._pool.console import Printer
 from skyward._pool.dispatcher import Dispatcher
 from skyward._pool.signals import uninterrupted
 from skyward._pool.timers import Timers
-from skyward.errors import PoolError, WorkerLostError, shortened
+from skyward.errors import PoolClosedError, PoolError, TaskCancelledError, WorkerLostError, shortened
 from skyward.model.call import Call
-from skyward.system import SimpleQueue, threading
+from skyward.system import SimpleQueue, process_end, threading
 from skyward.system.futures import Future, InvalidStateError
 from skyward.wire import payload
+from skyward.wire.messages import RESULT_HEAD
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -65,6 +67,7 @@ class CallRunner:
     clock: Timers
     callbacks: Callbacks
     printer: Printer
+    tell: Callable[[str], object]
     _ids: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def run(self, call: Call[R]) -> R:
@@ -170,7 +173,9 @@ class CallRunner:
         return GatherCoordinator(self.ranks, self.clock)
 
     def _in_background(self, task: Task) -> Future[Any]:
-        future: CallFuture[Any] = CallFuture(task.function.name, partial(self.dispatcher.cancel, task), self.callbacks)
+        future: CallFuture[Any] = CallFuture(
+            task.function.name, partial(self.dispatcher.cancel, task), self.callbacks, self.tell
+        )
         task.on_done(future.take)
         with uninterrupted:
             self.dispatcher.submit([task])
@@ -293,12 +298,20 @@ class CallFuture(Future[R]):
     """The future of a call in the background. Cancelling it stops the call, also when it runs already.
 
     The thread that learns of the outcome unpickles nothing: whoever asks for the result does. Callbacks run in threads
-    of their own.
+    of their own. An error that nobody has asked for is told when the future is dropped.
+
+    Args:
+        name: of the function.
+        stop: stops the call.
+        callbacks: runs callbacks.
+        tell: prints a text.
     """
 
-    def __init__(self, name: str, stop: Callable[[], None], callbacks: Callbacks) -> None:
+    def __init__(
+        self, name: str, stop: Callable[[], None], callbacks: Callbacks, tell: Callable[[str], object] | None = None
+    ) -> None:
         super().__init__()
-        self._name, self._stop, self._callbacks = name, stop, callbacks
+        self._name, self._stop, self._callbacks, self._tell = name, stop, callbacks, tell
         self._reading = threading.Lock()
         self._ended: Task | None = None
         self._outcome: tuple[Any, BaseException | None] | None = None
@@ -371,7 +384,15 @@ class CallFuture(Future[R]):
             else:
                 self.set_result(cast(R, None))
         except InvalidStateError:
-            pass  # it was cancelled meanwhile
+            self._ended = None  # it was cancelled meanwhile
+
+    def __del__(self) -> None:
+        # no locks here, and no such attributes where the construction failed
+        ended, tell = getattr(self, "_ended", None), getattr(self, "_tell", None)
+        if tell is None or ended is None or not ended.failed or os.getpid() != self._process or sys.is_finalizing():
+            return
+        if not isinstance(ended.error, TaskCancelledError | PoolClosedError):
+            process_end.soon(partial(_tell_unread, ended, tell))
 
     def _read(self) -> tuple[Any, BaseException | None]:
         """The outcome, unpickled once."""
@@ -393,6 +414,17 @@ class CallFuture(Future[R]):
                 f"The future of {self._name}() belongs to process {self._process}, which opened its pool; this one was "
                 "forked from it. Ask for the result there."
             )
+
+
+def _tell_unread(task: Task, tell: Callable[[str], object]) -> None:
+    """Tell of an error that no caller has seen; nothing of the user's is unpickled for that."""
+    if task.error is None and task.frame is not None:
+        text = payload.load_record(memoryview(task.frame.head)[RESULT_HEAD.size :]).trace
+    else:
+        text = f"{type(task.error).__name__}: {task.error}"
+    where = f" on {task.place}" if task.place else ""
+    what = f"{task.function.name}() failed{where}, and its future was dropped before anybody asked for the result"
+    tell(f"{what}:\n{text.rstrip()}")
 
 
 class Latch:

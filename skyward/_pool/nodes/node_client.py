@@ -383,6 +383,11 @@ class NodeClient:
         return self._node.connect(address)
 
     @property
+    def is_connected(self) -> bool:
+        """Whether its agent can be asked; not while it starts."""
+        return self._agent is not None
+
+    @property
     def address(self) -> str:
         """At which the other nodes reach it."""
         return self.host.address

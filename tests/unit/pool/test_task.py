@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -10,7 +12,15 @@ import pytest
 from skyward._pool.callbacks import Callbacks
 from skyward._pool.calls.runner import CallFuture, Latch
 from skyward._pool.calls.task import Task
-from skyward.errors import RemoteTraceback, SerializationError, TaskCancelledError
+from skyward.errors import (
+    PoolClosedError,
+    RemoteTraceback,
+    SerializationError,
+    SkywardError,
+    TaskCancelledError,
+    WorkerLostError,
+)
+from skyward.system import process_end
 from skyward.wire.frames import Frame
 from skyward.wire.messages import CALL_HEAD, RESULT_HEAD, WANT_STARTED, Kind
 from tests.unit.pool.fakes import FUNCTION, error, result
@@ -154,6 +164,43 @@ def test_cancelling_a_future_stops_its_call() -> None:
     assert done.result(0) == 5
     assert not done.cancel()
     assert stopped == [True]
+
+
+def test_an_error_that_nobody_asks_for_is_told_once_when_its_future_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its traceback; not what somebody has seen, has cancelled, or what the end of the pool explains."""
+    monkeypatch.setattr(process_end, "soon", lambda action: action())
+    told: list[str] = []
+
+    def dropped(outcome: BaseException | None, ask: Callable[[CallFuture[object]], object]) -> list[str]:
+        told.clear()
+        future: CallFuture[object] = CallFuture("f", lambda: None, Callbacks(), told.append)
+        one = task()
+        one.on_done(future.take)
+        ask(future)
+        if isinstance(outcome, SkywardError):
+            one.resolve(error=outcome)
+        else:
+            one.resolve(result(one, 5) if outcome is None else error(one, outcome))
+        ask(future)
+        del future
+        gc.collect()
+        return list(told)
+
+    def nothing(_: object) -> None:
+        pass
+
+    def look(future: CallFuture[object]) -> None:
+        if future.done():
+            future.exception()
+
+    (text,) = dropped(LookupError("nothing there"), nothing)
+    assert "work() failed" in text and text.endswith("LookupError: nothing there")
+    (text,) = dropped(WorkerLostError("gone", node=1, rank=1), nothing)
+    assert text.endswith("WorkerLostError: gone")
+    assert dropped(None, nothing) == []
+    assert dropped(LookupError("nothing there"), look) == []
+    assert dropped(LookupError("nothing there"), CallFuture.cancel) == []
+    assert dropped(PoolClosedError("closed"), nothing) == []
 
 
 def test_a_future_raises_what_the_function_raised() -> None:

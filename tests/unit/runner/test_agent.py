@@ -244,6 +244,14 @@ def test_without_a_client_the_lease_ends_everything(start: Start) -> None:
     assert _files(node) == []
 
 
+def test_the_lease_begins_when_the_node_is_ready(start: Start, tmp_path: Path) -> None:
+    """On a busy machine its workers take longer than that to start, and no client can come before."""
+    node = start(_worker_breaks(tmp_path, "import time; time.sleep(3)"), lease_s=0.5)
+    node.ready()
+    status, errors = node.end()
+    assert (status, errors) == (3, "skyward: Node 1 ends: no client for 0.5 s (its lease).\n")
+
+
 def test_a_client_keeps_the_node_only_by_speaking(start: Start) -> None:
     """Pings hold the lease; a connection that has gone silent does not."""
     node = start(lease_s=1.5)
