@@ -54,7 +54,7 @@ def base_stage(base: str, origin: str, given: BaseFacts | None, stage: str = "py
     """Where everything starts from; what follows installs as root with /bin/sh, whatever the base names for either."""
     layers = [_layer(f"FROM {base} AS {stage}", "base", origin, stage)]
     if given and given.user_in_the_end:
-        layers.append(_layer("USER root", "the user of what follows", _OWN, stage))
+        layers.append(_layer("USER 0:0", "the user of what follows", _OWN, stage))
     if given and given.shell:
         layers.append(_layer('SHELL ["/bin/sh", "-c"]', "the shell of what follows", _OWN, stage))
     return layers

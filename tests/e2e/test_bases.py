@@ -43,6 +43,21 @@ VOLUME /work /tmp
 STOPSIGNAL SIGQUIT
 ONBUILD RUN true
 """
+# Two environments that only root may read, and settings of pip with which nothing is installed elsewhere.
+OWN = f"/opt/venv/lib/python{PYTHON}/site-packages"
+CARELESS = f"""\
+RUN rm -rf /opt/venv && umask 077 \\
+ && python{PYTHON} -m venv --without-pip /opt/venv && python{PYTHON} -m venv --without-pip /app/.venv \\
+ && echo '' >{OWN}/of_the_first.py && echo '' >{SITE}/of_the_second.py \\
+ && printf '[global]\\nuser = true\\n' >/etc/pip.conf
+ENV PATH=/app/.venv/bin:/opt/venv/bin:/usr/local/bin:/usr/bin:/bin VIRTUAL_ENV= PIP_REQUIRE_VIRTUALENV=1 PIP_PREFIX=/x
+"""
+# One with what root has installed for itself.
+ROOTS = f"""\
+RUN rm -rf /opt/venv && umask 077 && mkdir -p /root/.local/lib/python{PYTHON}/site-packages \\
+ && echo '' >/root/.local/lib/python{PYTHON}/site-packages/of_root.py
+ENV PATH=/usr/local/bin:/usr/bin:/bin VIRTUAL_ENV=
+"""
 Make = Callable[[str, str], str]
 
 
@@ -104,6 +119,35 @@ def test_an_entry_point_that_ends_is_left_out(base: Make, tmp_path: Path, monkey
         with sky.ComputePool(sky.Docker(), image=image) as pool:
             assert (rights() >> pool)["uid"] == 4712
             assert writable() >> pool == []
+
+
+def test_bases_that_are_made_carelessly(base: Make) -> None:
+    """Packages of each environment on its PATH, and root's, are there for the nodes' user; ours are installed."""
+    for image, modules in (
+        (sky.Image(base=base("careless", CARELESS), pip=["six"]), ("of_the_first", "of_the_second", "six")),
+        (sky.Image(base=base("roots", ROOTS)), ("of_root",)),
+    ):
+        with sky.ComputePool(sky.Docker(), image=image) as pool:
+            assert (found(*modules) >> pool).keys() == {*modules}
+            assert (rights() >> pool)["uid"] != 0
+
+
+def test_a_python_that_prints(base: Make) -> None:
+    """Nodes start on it; where packages are to be installed, a sentence says why that cannot be."""
+    noisy = base("noisy", f"RUN echo 'import sys; print(1234)' >{OWN}/noisy.pth\n")
+    with sky.ComputePool(sky.Docker(), image=sky.Image(base=noisy)) as pool:
+        assert (rights() >> pool)["uid"] != 0
+    store = sky.Docker().images
+    plan = plan_for(sky.Image(base=noisy, pip=["six"]), store, python=PYTHON, platform="linux/amd64")
+    with pytest.raises(BuildError, match="prints as it starts, with which uv cannot work: '1234"):
+        ensure(plan, store, lambda _: None)
+
+
+def test_a_base_without_accounts(base: Make) -> None:
+    """Its user is a number that nobody has named."""
+    image = sky.Image(base=base("nobody", "RUN rm /etc/passwd /etc/group\nUSER 4713\n"), pip=["six"])
+    with sky.ComputePool(sky.Docker(), image=image) as pool:
+        assert (rights() >> pool)["uid"] == 4713
 
 
 def test_a_python_that_nobody_can_bring(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,13 @@
-"""A program of image builds: makes /opt/venv of the Python that runs it.
+"""A program of image builds: makes /opt/venv of the Python that runs it; with "keep", adds to the one that is there.
 
 A virtual environment of a virtual environment's Python is one of the Python below that. So the packages of the latter
 are added by a .pth file, behind the new one's own, which come first; `addsitedir` heeds .pth files there in turn, as of
-editable installs.
+editable installs. So are those that root has installed for itself, whom nodes do not run as.
 """
 
 import importlib.util
 import os
+import site
 import subprocess
 import sys
 import sysconfig
@@ -14,22 +15,32 @@ import venv
 from pathlib import Path
 
 TARGET = Path("/opt/venv")
+PACKAGES = ("purelib", "platlib")
 
 
-def make() -> None:
-    """Make the environment, which sees the packages that this Python sees."""
+def make(*, keep: bool) -> None:
+    """Make the environment, which sees the packages that this Python sees, unless it is there to be kept."""
     inner = sys.prefix != sys.base_prefix
-    seen = not inner or "include-system-site-packages = true" in (Path(sys.prefix) / "pyvenv.cfg").read_text().lower()
-    venv.create(TARGET, system_site_packages=seen, clear=True, symlinks=True)
-    # some distributions have ensurepip, or what it installs, in packages of their own; nothing of ours needs pip
-    if importlib.util.find_spec("ensurepip"):
-        words = ["-I", "-m", "ensurepip", "--upgrade", "--default-pip"]
-        subprocess.run([str(TARGET / "bin/python"), *words], check=False, stdout=subprocess.DEVNULL)
-    if inner:
-        folders = dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib"))
+    if not keep:
+        seen = (
+            not inner or "include-system-site-packages = true" in (Path(sys.prefix) / "pyvenv.cfg").read_text().lower()
+        )
+        venv.create(TARGET, system_site_packages=seen, clear=True, symlinks=True)
+        # some distributions have ensurepip, or what it installs, in packages of their own; nothing of ours needs pip
+        if importlib.util.find_spec("ensurepip"):
+            words = ["-I", "-m", "ensurepip", "--upgrade", "--default-pip"]
+            subprocess.run([str(TARGET / "bin/python"), *words], check=False, stdout=subprocess.DEVNULL)
+    folders = [*(dict.fromkeys(sysconfig.get_path(name) for name in PACKAGES) if inner else ()), *roots_own()]
+    if folders:
         lib = TARGET / f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
         lines = [f"import site; site.addsitedir({folder!r})\n" for folder in folders]
         (lib / "skyward_base.pth").write_text("".join(lines))
+
+
+def roots_own() -> list[str]:
+    """The folder of packages that were installed for root alone, if this Python sees it and there are any."""
+    folder = site.getusersitepackages() if site.ENABLE_USER_SITE else ""
+    return [folder] if folder and Path(folder).is_dir() and any(Path(folder).iterdir()) else []
 
 
 def let_pass(path: Path) -> None:
@@ -40,8 +51,22 @@ def let_pass(path: Path) -> None:
             each.chmod(mode | 0o011)
 
 
+def let_read(folder: Path) -> None:
+    """Let every user read what a folder holds, which may have been made under a umask of 077."""
+    for place, _, names in os.walk(folder):
+        for path in (Path(place), *(Path(place, name) for name in names)):
+            mode = path.lstat().st_mode
+            wanted = mode | (mode & 0o700) >> 3 & 0o055 | (mode & 0o700) >> 6 & 0o005
+            if wanted != mode and not path.is_symlink():
+                path.chmod(wanted & 0o7777)
+
+
 if __name__ == "__main__":
     if Path(sys.prefix) != TARGET:
-        make()
-    for used in {sys.prefix, sys.base_prefix, sys.executable, sysconfig.get_path("stdlib")}:
+        make(keep="keep" in sys.argv[1:])
+    own = [sysconfig.get_path(name) for name in PACKAGES]
+    for used in {sys.prefix, sys.base_prefix, sys.executable, sysconfig.get_path("stdlib"), *own, *roots_own()}:
         let_pass(Path(os.path.realpath(used)))
+    inner = [sys.prefix] if sys.prefix != sys.base_prefix else []
+    for folder in dict.fromkeys([*inner, *own, *roots_own(), *([str(TARGET)] if TARGET.is_dir() else [])]):
+        let_read(Path(os.path.realpath(folder)))

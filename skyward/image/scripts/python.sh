@@ -3,7 +3,7 @@ wanted=$1
 bring=${2:-}
 
 minor() {
-    "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null
+    "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null | tail -n 1 # a sitecustomize may print
 }
 find_python() {
     for name in "${VIRTUAL_ENV:+$VIRTUAL_ENV/bin/python}" "${CONDA_PREFIX:+$CONDA_PREFIX/bin/python}" \
@@ -25,11 +25,14 @@ bring_python() {
         --no-install-recommends "python$wanted" "python$wanted-venv" && find_python && . /run/steps/forget_apt.sh
 }
 
-python=/opt/venv/bin/python
-if [ "$(minor $python)" != "$wanted" ] && ! find_python && ! bring_python; then
+# a base may have an environment at /opt/venv, and start another
+keep=
+[ "$(minor /opt/venv/bin/python)" != "$wanted" ] || keep=keep
+if ! find_python && ! { [ "$keep" ] && python=/opt/venv/bin/python; } && ! bring_python; then
     found=$(minor python || minor python3) && found="Python $found" || found="no Python"
     why=${bring:+, which neither uv could download nor apt install}
     echo "skyward: the base has $found, wanted is Python $wanted$why" >&2
     exit 1
 fi
-"$python" /run/steps/make_venv.py
+"$python" /run/steps/make_venv.py $keep
+[ -z "$keep" ] || /opt/venv/bin/python /run/steps/make_venv.py

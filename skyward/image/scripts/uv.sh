@@ -12,6 +12,8 @@ if [ -z "$python" ]; then
     echo "skyward: the base has no pip to fetch uv with, and no apt to install one" >&2
     exit 1
 fi
-# settings of pip as variables: versions that do not know one ignore it
+# settings of pip as variables: versions that do not know one ignore it. Those of the base may lead elsewhere
+unset PIP_PREFIX PIP_ROOT PIP_CONSTRAINT
+export PIP_USER=0 PIP_REQUIRE_VIRTUALENV=0
 export PIP_ROOT_USER_ACTION=ignore PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 "$python" -m pip install --quiet --no-deps --only-binary :all: --require-hashes --target /opt/uv -r /run/steps/uv.txt

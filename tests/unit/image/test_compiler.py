@@ -488,7 +488,7 @@ def test_the_base_s_user_is_the_image_s() -> None:
     image = Image(apt=["git"], pip=["numpy"])
     lines = compiled(image, given=BaseFacts(user="app:100", pythons=[PYTHON])).dockerfile.splitlines()
     users = [(number, line) for number, line in enumerate(lines) if line.startswith("USER ")]
-    assert [line for _, line in users] == ["USER root", "USER app:100"]
+    assert [line for _, line in users] == ["USER 0:0", "USER app:100"]
     assert lines[users[0][0] - 1].startswith("FROM ")
     assert not [line for line in lines[users[1][0] :] if line.startswith(("RUN", "COPY", "FROM"))]
     assert "USER " not in compiled(image).dockerfile
@@ -536,7 +536,7 @@ def test_a_python_is_brought_where_the_base_has_another() -> None:
     plan = compiled(image, python="3.12", given=BaseFacts(pythons=[PYTHON], user="app", apt=True))
     stages = [line for line in plan.dockerfile.splitlines() if line.startswith(("FROM", "USER"))]
     base = "FROM python:3.11-slim AS"
-    assert stages == [f"{base} uv", "USER root", f"{base} python", "USER root", "FROM python AS image", "USER app"]
+    assert stages == [f"{base} uv", "USER 0:0", f"{base} python", "USER 0:0", "FROM python AS image", "USER app"]
     assert "step.sh python 3.12 bring\n" in plan.dockerfile
     script = (SCRIPTS / "python.sh").read_text()
     assert "uv python install" in script
