@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from functools import partial
@@ -14,6 +13,7 @@ import pytest
 from skyward.runner import usage
 from skyward.runner.nvml import Gpus
 from skyward.runner.usage import UsageMeter
+from tests.nvml import library
 
 NETWORK = """Inter-|   Receive                                                |  Transmit
  face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed
@@ -21,25 +21,6 @@ NETWORK = """Inter-|   Receive                                                | 
   eth0:  100       1    0    0    0     0          0         0       40       1    0    0    0     0       0          0
   eth1:   11       1    0    0    0     0          0         0        2       1    0    0    0     0       0          0
 """  # noqa: E501 - the kernel's
-NVML = """
-int nvmlInit_v2(void) { return 0; }
-int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return 0; }
-int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) { *handle = (void *)(long)(index + 1); return 0; }
-int nvmlDeviceGetName(void *handle, char *name, unsigned size) {
-    name[0] = 'G'; name[1] = '0' + (long)handle; return 0;
-}
-int nvmlDeviceGetUUID(void *handle, char *text, unsigned size) {
-    text[0] = 'G'; text[1] = 'P'; text[2] = 'U'; text[3] = '-'; text[4] = 'a' - 1 + (long)handle; text[5] = '0';
-    return 0;
-}
-int nvmlDeviceGetUtilizationRates(void *handle, unsigned *use) {
-    if ((long)handle == 2) return 3;
-    use[0] = 75; use[1] = 10; return 0;
-}
-int nvmlDeviceGetMemoryInfo(void *handle, unsigned long long *memory) {
-    memory[0] = 1000; memory[1] = 600; memory[2] = 400; return 0;
-}
-"""
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -107,14 +88,7 @@ def test_processes_are_counted_with_all_they_started() -> None:
 @pytest.fixture(scope="module")
 def nvml(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A library that tells of two GPUs."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no C compiler")
-    folder = tmp_path_factory.mktemp("nvml")
-    source, library = folder / "nvml.c", folder / "libnvml.so"
-    source.write_text(NVML)
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True)
-    return str(library)
+    return str(library(tmp_path_factory.mktemp("nvml"), "G"))
 
 
 def test_gpus_are_read_by_nvml(nvml: str) -> None:
