@@ -4,6 +4,7 @@ With `--json` there is one object per host and line: `host`, `engine` (version),
 `disk_gb` (free), `gpus` (names), `driver`, `cuda`, `ahead_s`, `builder`, `can`, `cannot`, `ssh` (the SSH client), each
 null or empty where it is not known, and `findings`, each with `what` and `text`. For a Slurm cluster it has `host`,
 `slurm` (version), `platform`, `partitions`, `image_modes` (what is missing for each; "" for nothing) and `findings`.
+With `--gpu` there is one per check: `check`, `title`, `state` ("seen", "failed", "not possible") and `text`.
 """
 
 from __future__ import annotations
@@ -35,16 +36,29 @@ _HERE = "this machine"
 @ssh_option
 @slurm_option
 @key_options
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per host.")
+@click.option("--gpu", is_flag=True, help="Instead try what pools do with this machine's GPU, for some minutes.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per host, or check.")
 def command(
-    hosts: tuple[str, ...], logins: tuple[str, ...], key: Path | None, known_hosts: Path | None, as_json: bool
+    hosts: tuple[str, ...],
+    logins: tuple[str, ...],
+    key: Path | None,
+    known_hosts: Path | None,
+    gpu: bool,
+    as_json: bool,
 ) -> int:
     """Show whether hosts can run nodes, and what is wrong with those that cannot.
 
     Looks at the Docker engine here and at the machines named with --ssh, all at once, and changes nothing on any. Of
     Slurm clusters it says how images can run there (image_mode=), and makes the folder that pools use. Exit status 6
     if something is wrong.
+
+    With --gpu pools are opened here and calls are made on the GPU, with this Python's own torch and jax; each check is
+    seen, failed or not possible on this machine.
     """
+    if gpu:
+        from skyward.cli.gpu import check_gpu
+
+        return 0 if check_gpu(as_json=as_json) else UNHEALTHY
     remote = SSH(*hosts, key=key, known_hosts=known_hosts) if hosts else None
     with ThreadPoolExecutor(1) as threads:
         here = threads.submit(local_host_report, _HERE)

@@ -27,7 +27,7 @@ class ContainerSpec:
         mounts: directories of this machine and where the container sees them.
         accounts: a file of this machine that stands in for the image's /etc/passwd; None for the image's own.
         working_dir: where the command starts; made if it is not there.
-        gpus: number of NVIDIA GPUs, or their indexes; None for none.
+        gpus: number of NVIDIA GPUs, or their indexes or UUIDs; None for none.
         cpus: limit in CPUs; None for no limit.
         memory_bytes: limit of memory; None for no limit.
         machine_bytes: memory of the engine's machine; None if that is this one.
@@ -47,7 +47,7 @@ class ContainerSpec:
     mounts: tuple[tuple[Path, str], ...] = ()
     accounts: Path | None = None
     working_dir: str | None = None
-    gpus: int | tuple[int, ...] | None = None
+    gpus: int | tuple[int | str, ...] | None = None
     cpus: float | None = None
     memory_bytes: int | None = None
     machine_bytes: int | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 
 from skyward.errors import ConfigError
 from skyward.model.parameters import suggesting
@@ -77,6 +78,35 @@ class Accelerator:
     def is_trainium(self) -> bool:
         """Whether this is one of AWS's own training chips."""
         return self.name.startswith("Trainium")
+
+
+def fits(accelerator: Accelerator, shown: str) -> bool:
+    """Whether a GPU that NVIDIA's driver calls so may be this accelerator; False where it certainly is another.
+
+    The driver says "NVIDIA A100-SXM4-80GB" or "NVIDIA GeForce RTX 4090". A name that is not known fits all.
+    """
+    words = _words(shown)
+    models = _models(words)
+    wanted, _, gigabytes = accelerator.name.partition("-")
+    if not models or wanted not in _NVIDIA:
+        return True
+    if wanted not in models:
+        return False
+    told = next((int(word[:-2]) for word in words if re.fullmatch(r"[0-9]+GB", word)), None)
+    return not gigabytes or told is None or f"{told}GB" == gigabytes
+
+
+def model_of(shown: str) -> str | None:
+    """The common name of a GPU that NVIDIA's driver calls so; None where it is not known."""
+    return next(iter(sorted(_models(_words(shown)))), None)
+
+
+def _words(shown: str) -> list[str]:
+    return re.findall(r"[A-Z0-9]+", shown.upper())
+
+
+def _models(words: list[str]) -> set[str]:
+    return {*words, *map("".join, pairwise(words))} & _NVIDIA.keys()
 
 
 def _unknown(name: str) -> str:

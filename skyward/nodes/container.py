@@ -84,7 +84,7 @@ class PoolContainers:
         self,
         launch: Launch,
         make_directory: Callable[[int | None], RunDirectory],
-        gpus: int | tuple[int, ...] | None,
+        gpus: int | tuple[int | str, ...] | None,
         labels: Mapping[str, str] | None = None,
         machine_bytes: int | None = None,
     ) -> RunnerNode:
@@ -133,7 +133,7 @@ class PoolContainers:
         self,
         launch: Launch,
         directory: RunDirectory,
-        gpus: int | tuple[int, ...] | None,
+        gpus: int | tuple[int | str, ...] | None,
         labels: Mapping[str, str],
         machine_bytes: int | None,
     ) -> Container:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -17,6 +18,7 @@ from skyward.model.instance import InstanceInfo
 from skyward.plugins import _second_init
 from skyward.plugins._rendezvous import interface_of, listen, rendezvous
 from skyward.runtime import environment, process_contexts
+from skyward.runtime.group import gather
 
 _STORE_TIMEOUT = timedelta(minutes=5)  # for the ranks to find each other, once all are known to be there
 _CALL_TIMEOUT_S = 300.0  # the same in a call, where ranks may still be importing torch
@@ -57,7 +59,7 @@ def process_group(info: InstanceInfo, *, backend: str | None = None, timeout_s: 
 
     Args:
         info: this rank's place.
-        backend: "nccl" or "gloo"; None for nccl where CUDA is available, else gloo.
+        backend: "nccl" or "gloo"; None for nccl where each rank has a GPU for itself, else gloo.
         timeout_s: how long to wait for the other ranks; None for what is left of the pool's set-up.
 
     Raises:
@@ -70,13 +72,15 @@ def process_group(info: InstanceInfo, *, backend: str | None = None, timeout_s: 
         yield
         return
     cuda = torch.cuda.is_available()
-    chosen = backend or ("nccl" if cuda else "gloo")
-    if chosen == "nccl" and not cuda:
+    if backend == "nccl" and not cuda:
         raise PluginError(
             f"torch: the backend nccl needs a GPU, and node {info.node} has none that CUDA can use. Give the pool an "
             "accelerator=, or leave backend= out, which takes gloo here."
         )
     device = _use_device(info) if cuda else None
+    chosen = "gloo"
+    if cuda and backend != "gloo":
+        chosen = suitable(gather(_identity(device), name="torch: GPU", timeout_s=timeout_s), backend)
     _share_processors(info)
     _name_interface(info)
     store, port = _store(info, timeout_s)
@@ -141,6 +145,32 @@ def _use_device(info: InstanceInfo) -> Any:
     device = torch.device("cuda", info.worker % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
+
+
+def _identity(device: Any) -> str | None:
+    """What no other GPU has; None where torch does not tell it."""
+    import torch
+
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+    return None if uuid is None else str(uuid)
+
+
+def suitable(gpus: Sequence[str | None], backend: str | None) -> str:
+    """The backend for ranks with these GPUs: NCCL refuses ranks that share one ("invalid usage"), gloo does not.
+
+    Raises:
+        PluginError: it is to be nccl, and ranks share a GPU.
+    """
+    users = defaultdict(list)
+    for rank, gpu in enumerate(gpus):
+        users[gpu].append(str(rank))
+    shared = [ranks for gpu, ranks in users.items() if gpu is not None and len(ranks) > 1]
+    if shared and backend == "nccl":
+        raise PluginError(
+            f"torch: the backend nccl needs a GPU for each rank, and the ranks {', '.join(shared[0])} share one. "
+            "Give each its own, with Worker(per_node='gpu'), or leave backend= out, which takes gloo here."
+        )
+    return "gloo" if shared else "nccl"
 
 
 def _name_interface(info: InstanceInfo) -> None:

@@ -31,7 +31,7 @@ def torch(
     numpy is added as well. The group is made once per worker, when the pool starts, and exists in every call.
 
     Args:
-        backend: of the group; None for nccl where CUDA is available on the worker, else gloo.
+        backend: of the group; None for nccl where each rank has a GPU for itself, else gloo.
         cuda: CUDA version of the packages, as the index spells it.
         version: of torch: "latest" (also for None), a version ("2.3.0") or a specifier (">=2.3,<3").
         vision: the same for torchvision; None does not install it.

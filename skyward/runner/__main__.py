@@ -40,7 +40,7 @@ def main() -> int:
                 channel=channel,
                 log_bytes=settings.log_share,
             ),
-            rank_environment(place, i, os.environ),
+            rank_environment(place, i, os.environ, settings.processes),
         )
         for i in range(settings.processes)
     ]

@@ -361,7 +361,8 @@ class Agent:
         if place.node != self._node:
             raise ValueError(f"the place of node {place.node}, sent to node {self._node}")
         with self._lock:
-            changes = [rank_environment(place, child.start.index, os.environ) for child in self._children]
+            count = len(self._children)
+            changes = [rank_environment(place, child.start.index, os.environ, count) for child in self._children]
             os.environ[ENV_VAR] = document
             for child, variables in zip(self._children, changes, strict=True):
                 child.env.update(variables)

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from skyward.errors import PluginError, TaskError
 from skyward.model.instance import InstanceInfo
-from skyward.runner import local_modules
+from skyward.runner import cuda, local_modules
 from skyward.runner.forked import end_child
 from skyward.runner.slots import Interrupted, Slot
 from skyward.runtime import coroutines, environment, masking
@@ -56,7 +56,12 @@ class Calls:
         self._credits: dict[int, threading.Semaphore] = {}
         self._session: Session | None = None
         self._used = False  # whether a function has been loaded
-        self._grouped = False  # whether this process is, or may be, part of a group of ranks
+        self._grouped = False
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether this process is, or may be, part of a group of ranks."""
+        return self._grouped
 
     def move(self, place: InstanceInfo) -> None:
         """Note the place for plugins that are set up from now on."""
@@ -137,6 +142,7 @@ class Calls:
             raise
         except BaseException as error:  # user code may raise SystemExit and the like; the worker stays
             end_child(error)
+            slot.broke_device = cuda.is_lasting(error)
             return failure(frame.id, error, start)
         finally:
             environment.end_call()
@@ -165,6 +171,7 @@ class Calls:
                 raise
             except BaseException as error:  # as of a call by itself
                 end_child(error)
+                slot.broke_device = cuda.is_lasting(error)
                 return failure(call, error, start)._replace(buffers=[COUNT.pack(index)])
             finally:
                 environment.end_call()

@@ -15,6 +15,11 @@ from skyward.model.protocol import KEY_FILE, SETTINGS_VAR
 from skyward.wire.messages import KEY_BYTES
 
 GPUS_VAR = "CUDA_VISIBLE_DEVICES"
+_JAX_MEMORY = (
+    *("XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION"),
+    *("XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_ALLOCATOR"),
+)
+_TENSORFLOW_GROWS = "TF_FORCE_GPU_ALLOW_GROWTH"
 LOG_BYTES = 16 * 1024**2  # a host's run directory is often in memory
 
 
@@ -89,22 +94,37 @@ def read_place() -> InstanceInfo:
     return InstanceInfo.from_json(text)
 
 
-def rank_environment(place: InstanceInfo, worker: int, environment: Mapping[str, str]) -> dict[str, str]:
+def rank_environment(
+    place: InstanceInfo, worker: int, environment: Mapping[str, str], processes: int = 1
+) -> dict[str, str]:
     """What sets a worker process of a node with several ranks apart: its place, and its part of the node's GPUs.
 
-    Nothing on nodes with one rank, whose processes all have the node's place. GPUs are dealt out in neighbouring
+    On nodes with one rank all processes have the node's place and its GPUs. GPUs are dealt out in neighbouring
     blocks; where there are fewer than ranks, several ranks share one. A `CUDA_VISIBLE_DEVICES` in the node's
-    environment says which there are.
+    environment says which there are. Processes that share a GPU are kept from taking all of its memory.
     """
     if place.workers_per_node == 1:
-        return {}
+        return _memory_part(processes, environment) if place.accelerators else {}
     variables = {ENV_VAR: replace(place, worker=worker).to_json()}
     given = environment.get(GPUS_VAR)
     gpus = list(map(str, range(place.accelerators))) if given is None else list(map(str.strip, given.split(",")))
     if place.accelerators and any(gpus):
-        first, after = (len(gpus) * rank // place.workers_per_node for rank in (worker, worker + 1))
+        starts = [len(gpus) * rank // place.workers_per_node for rank in range(place.workers_per_node + 1)]
+        first, after = starts[worker], starts[worker + 1]
         variables[GPUS_VAR] = ",".join(gpus[first : max(after, first + 1)])
+        variables |= _memory_part(starts[:-1].count(first), environment)
     return variables
+
+
+def _memory_part(processes: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables by which so many processes share a GPU's memory.
+
+    By itself JAX takes three quarters of it at once, and TensorFlow all; PyTorch takes what it needs.
+    """
+    if processes < 2:
+        return {}
+    part = {} if any(name in environment for name in _JAX_MEMORY) else {_JAX_MEMORY[0]: f"{0.75 / processes:.3f}"}
+    return {**part, **{name: "true" for name in (_TENSORFLOW_GROWS,) if name not in environment}}
 
 
 def take_key(run_dir: Path) -> bytes:

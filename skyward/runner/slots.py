@@ -37,12 +37,13 @@ class Slot:
             is not its own outcome.
         broke_import: whether an interrupt was raised while that call imported something. Modules may then be half
             there, and extension modules cannot be imported again in the same process.
+        broke_device: whether a kernel of that call failed so that CUDA works no more in this process.
     """
 
     def __init__(self) -> None:
         self.running = IDLE
         self.thread = 0
-        self.struck = self.broke_import = self.unsent = False
+        self.struck = self.broke_import = self.broke_device = self.unsent = False
         self._target = IDLE
         self._shielded = 0
 
@@ -56,7 +57,7 @@ class Slot:
 
     def begin(self, call: int) -> None:
         """Note which call starts; in the slot's own thread, as `end`."""
-        self.struck = self.broke_import = False
+        self.struck = self.broke_import = self.broke_device = False
         self.unsent = True  # first: as soon as the call runs, an interrupt can lead out of here
         self.running = call
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from skyward.runner.config import GPUS_VAR
 from skyward.runner.nvml import Gpus
 from skyward.system import time
 
@@ -60,7 +61,7 @@ class UsageMeter:
         last, memory = self._sample()
         self._last = last
         if self._gpus is None:
-            self._gpus = Gpus()
+            self._gpus = Gpus(visible=os.environ.get(GPUS_VAR))  # the node's: a container shows no other anyway
         span = last.at - before.at
         return {
             "cores": max(0.0, last.cpu_s - before.cpu_s) / span,  # a process that has ended takes its time along

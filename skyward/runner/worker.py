@@ -19,7 +19,7 @@ from typing import Any, TextIO
 from skyward.errors import SkywardError, WireError
 from skyward.model.instance import ENV_VAR, InstanceInfo
 from skyward.model.protocol import CODE_DIR, SETUP
-from skyward.runner import checkpoints, local_modules, node_logging, stacks, terminal
+from skyward.runner import checkpoints, cuda, local_modules, node_logging, stacks, terminal
 from skyward.runner import shared_values as shared
 from skyward.runner.acceptor import Acceptor
 from skyward.runner.calls import Calls, failure
@@ -220,6 +220,8 @@ class Worker:
                 answer = answer or failure(frame.id, interrupt, started)
             if self._terminal.used:
                 self._terminal.end(frame.id)
+            if answer is not None and answer.kind == Kind.ERROR:
+                self._clear_device(slot)
             if answer is not None and not (self._leaving and slot.struck):  # else nobody wanted its end: it is lost
                 self._conclude(answer, slot)
             frame = answer = None  # payloads must not live until the next call
@@ -243,7 +245,7 @@ class Worker:
 
     def _conclude(self, answer: Frame, slot: Slot) -> None:
         """Send the outcome of a call. A process that is to be replaced says so once the last outcome is sent."""
-        if answer.kind == Kind.STALE or slot.broke_import:
+        if answer.kind == Kind.STALE or slot.broke_import or slot.broke_device:
             with self._claims:
                 self._retiring = True
         self._send(answer)
@@ -258,6 +260,17 @@ class Worker:
             for _ in self._slots:
                 self._work.put(None)
             self._inbox.put(None)
+
+    def _clear_device(self, slot: Slot) -> None:
+        """Give back the GPU memory of a call that has failed or was stopped, before that is told.
+
+        It waits for kernels, so a rank does not, whose kernels may wait for a peer for ever; neither does a call beside
+        which others run, which use that memory again.
+        """
+        if slot.broke_device or self._leaving or self._calls.is_grouped:
+            return
+        if all(each.running == IDLE for each in self._slots):
+            slot.broke_device = not cuda.give_back()
 
     def _move(self, document: str) -> None:
         """Take the node's new place: its neighbours have changed."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from skyward.builder.events import readable
 from skyward.errors import ProviderError
-from skyward.model.accelerator import Accelerator
+from skyward.model.accelerator import Accelerator, fits
 from skyward.model.image import Image
 from skyward.model.protocol import PLATFORMS
 from skyward.ssh.watchdog import Facts
@@ -81,6 +82,10 @@ def _check_gpus(host: str, facts: Facts, wanted: int, accelerator: Accelerator) 
     if len(facts.gpus) < wanted:
         there = f"shows {len(facts.gpus)} GPUs" if facts.gpus else "shows no GPU (nvidia-smi)"
         text = f"The pool needs {wanted} x {accelerator.name} there; it {there}. Install the driver, or ask for less."
+        found.append(Finding(host, "gpu", text))
+    elif sum(fits(accelerator, name) for _, name in facts.gpus) < wanted:
+        there = ", ".join(f"{count} x {name}" for name, count in Counter(name for _, name in facts.gpus).items())
+        text = f"The pool needs {wanted} x {accelerator.name} there; it shows {there}. Ask for these, or leave it out."
         found.append(Finding(host, "gpu", text))
     elif not facts.toolkit:
         text = "It has no NVIDIA Container Toolkit. Install it, run `nvidia-ctk runtime configure`, restart the engine."

@@ -128,7 +128,7 @@ class _Encoder:
         if isinstance(obj, _DESCRIPTORS):
             return _tagged("descriptor", [obj.__name__])
         if tensors.is_storage(kind):
-            return _tagged("storage", [str(obj.dtype), tensors.content(obj)])
+            return _tagged("storage", [str(getattr(obj, "dtype", "")), tensors.content(obj)])
         return self._reduced(obj, kind)
 
     def _mapping(self, pairs: Mapping[Any, Any]) -> bytes:

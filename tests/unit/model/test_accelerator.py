@@ -6,6 +6,7 @@ import pytest
 
 import skyward as sky
 from skyward.errors import ConfigError
+from skyward.model.accelerator import fits
 
 
 @pytest.mark.parametrize(
@@ -29,3 +30,30 @@ def test_another_accelerator_can_be_described() -> None:
     """By what images and pools have to know of it."""
     described = sky.Accelerator("B9000", memory_gb=400, cuda=True)
     assert (described.name, described.memory_gb, described.cuda) == ("B9000", 400, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "shown", "expected"),
+    [
+        ("A100", "NVIDIA A100-SXM4-80GB", True),
+        ("A100", "NVIDIA A100 80GB PCIe", True),
+        ("A100-80GB", "NVIDIA A100 80GB PCIe", True),
+        ("A100-80GB", "NVIDIA A100-SXM4-40GB", False),
+        ("A100", "NVIDIA H100 80GB HBM3", False),
+        ("A10", "NVIDIA A10G", False),
+        ("T4", "Tesla T4", True),
+        ("RTX4090", "NVIDIA GeForce RTX 4090", True),
+        ("RTX4090", "NVIDIA GeForce RTX 3090", False),
+        ("A6000", "NVIDIA RTX A6000", True),
+        ("A100", "NVIDIA GeForce RTX 2080 Ti", True),
+        ("A100", "", True),
+    ],
+)
+def test_what_the_driver_shows_is_compared_with_what_is_asked_for(name: str, shown: str, expected: bool) -> None:
+    """Only what is certainly another GPU does not fit."""
+    assert fits(sky.Accelerator(name), shown) is expected
+
+
+def test_an_accelerator_of_an_own_name_fits_any_gpu() -> None:
+    """Nobody knows what the driver calls it."""
+    assert fits(sky.Accelerator("B9000", cuda=True), "NVIDIA H100 80GB HBM3")

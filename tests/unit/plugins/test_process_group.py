@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from skyward.errors import PluginError
+from skyward.plugins._process_group import suitable
+
 pytest.importorskip("torch", reason="torch is not installed here; `pip install -e .[dev]` brings it")
 
 Run = Callable[..., list[str]]
@@ -238,3 +241,38 @@ def test_ranks_on_one_machine_share_its_processors(run: Run) -> None:
 
     assert run(code) == [f"{part} {part}"]
     assert run(code, OMP_NUM_THREADS="3")[0].split()[0] == "3"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "backend"),
+    [(["a", "b"], "nccl"), (["a", "a"], "gloo"), (["a", "b", "b"], "gloo"), ([None, None], "nccl")],
+)
+def test_ranks_that_share_a_gpu_use_gloo(gpus: list[str | None], backend: str) -> None:
+    """NCCL refuses them with "invalid usage". A torch that does not tell which GPU it uses is taken to have its own."""
+    assert suitable(gpus, None) == backend
+
+
+def test_nccl_for_ranks_that_share_a_gpu_is_an_error_that_says_so() -> None:
+    """It names them."""
+    assert suitable(["a", "b"], "nccl") == "nccl"
+    with pytest.raises(PluginError, match=r"a GPU for each rank, and the ranks 0, 2 share one\. Give each its own"):
+        suitable(["a", "b", "a"], "nccl")
+
+
+def test_each_rank_tells_the_others_which_gpu_it_has(run: Run) -> None:
+    """And takes the backend that suits all; with a stand-in for CUDA and for the other rank."""
+    lines = run(
+        """
+        import types
+        from skyward.plugins import _process_group
+        torch.cuda.is_available = lambda: True
+        torch.cuda.device_count = lambda: 1
+        torch.cuda.set_device = lambda device: None
+        torch.cuda.get_device_properties = lambda device: types.SimpleNamespace(uuid="1234")
+        _process_group.gather = lambda value, name, timeout_s: [value, "1234"]
+        with process_group(place()):
+            print(dist.get_backend(), total())
+        """
+    )
+
+    assert lines == ["gloo 1.0"]

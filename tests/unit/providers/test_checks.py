@@ -67,6 +67,7 @@ def test_everything_that_is_wrong_is_said_at_once() -> None:
         (replace(READY, gpus=()), A100, "it shows no GPU (nvidia-smi)"),
         (replace(READY, toolkit=""), A100, "no NVIDIA Container Toolkit"),
         (READY, Accelerator("Trainium"), "Trainium is something else"),
+        (READY, Accelerator("H100"), "needs 4 x H100 there; it shows 4 x NVIDIA A100-SXM4-40GB. Ask for these"),
     ],
 )
 def test_gpus_are_counted_by_host(facts: Facts, accelerator: Accelerator, text: str) -> None:

@@ -31,6 +31,37 @@ def test_the_processes_of_a_single_rank_keep_the_nodes_place() -> None:
     assert rank_environment(place(1, gpus=4), 0, {GPUS_VAR: "0,1,2,3"}) == {}
 
 
+def memory(ranks: int, gpus: int, processes: int, environment: dict[str, str]) -> list[tuple[str | None, str | None]]:
+    found = [rank_environment(place(ranks, gpus), each, environment, processes) for each in range(processes)]
+    return [(each.get("XLA_PYTHON_CLIENT_MEM_FRACTION"), each.get("TF_FORCE_GPU_ALLOW_GROWTH")) for each in found]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "gpus", "processes", "expected"),
+    [
+        (2, 1, 2, [("0.375", "true")] * 2),
+        (3, 2, 3, [("0.375", "true")] * 2 + [(None, None)]),
+        (2, 2, 2, [(None, None)] * 2),
+        (1, 1, 4, [("0.188", "true")] * 4),
+        (1, 4, 2, [("0.375", "true")] * 2),
+        (1, 1, 1, [(None, None)]),
+        (2, 0, 2, [(None, None)] * 2),
+        (1, 0, 2, [(None, None)] * 2),
+    ],
+)
+def test_processes_that_share_a_gpu_share_its_memory(
+    ranks: int, gpus: int, processes: int, expected: list[tuple[str | None, str | None]]
+) -> None:
+    """Ranks, and the processes of executor="process", which all see all of their node's GPUs."""
+    assert memory(ranks, gpus, processes, {}) == expected
+
+
+@pytest.mark.parametrize("name", ["XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE"])
+def test_what_the_user_says_of_memory_stays(name: str) -> None:
+    """Nothing is said beside it."""
+    assert memory(2, 1, 2, {name: "0.5", "TF_FORCE_GPU_ALLOW_GROWTH": "false"}) == [(None, None)] * 2
+
+
 @pytest.mark.parametrize(
     ("ranks", "gpus", "environment", "expected"),
     [

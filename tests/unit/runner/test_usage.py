@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from skyward.runner import usage
 from skyward.runner.nvml import Gpus
 from skyward.runner.usage import UsageMeter
+from tests.nvml import library
 
 NETWORK = """Inter-|   Receive                                                |  Transmit
  face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed
@@ -19,21 +21,6 @@ NETWORK = """Inter-|   Receive                                                | 
   eth0:  100       1    0    0    0     0          0         0       40       1    0    0    0     0       0          0
   eth1:   11       1    0    0    0     0          0         0        2       1    0    0    0     0       0          0
 """  # noqa: E501 - the kernel's
-NVML = """
-int nvmlInit_v2(void) { return 0; }
-int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return 0; }
-int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) { *handle = (void *)(long)(index + 1); return 0; }
-int nvmlDeviceGetName(void *handle, char *name, unsigned size) {
-    name[0] = 'G'; name[1] = '0' + (long)handle; return 0;
-}
-int nvmlDeviceGetUtilizationRates(void *handle, unsigned *use) {
-    if ((long)handle == 2) return 3;
-    use[0] = 75; use[1] = 10; return 0;
-}
-int nvmlDeviceGetMemoryInfo(void *handle, unsigned long long *memory) {
-    memory[0] = 1000; memory[1] = 600; memory[2] = 400; return 0;
-}
-"""
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -98,19 +85,46 @@ def test_processes_are_counted_with_all_they_started() -> None:
     assert most > 0.05  # on a busy machine too
 
 
-def test_gpus_are_read_by_nvml(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def nvml(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A library that tells of two GPUs."""
+    return str(library(tmp_path_factory.mktemp("nvml"), "G"))
+
+
+def test_gpus_are_read_by_nvml(nvml: str) -> None:
     """What the driver does not tell is None."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no C compiler")
-    source, library = tmp_path / "nvml.c", tmp_path / "libnvml.so"
-    source.write_text(NVML)
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True)
     known = {"memory": 400, "memory_limit": 1000}
-    assert Gpus(str(library)).read() == [
+    assert Gpus(nvml).read() == [
         {"name": "G1", "utilization": 0.75, **known},
         {"name": "G2", "utilization": None, **known},
     ]
+
+
+@pytest.mark.parametrize(
+    ("visible", "names"),
+    [
+        (None, [("0", "G1"), ("1", "G2")]),
+        ("1", [("1", "G2")]),
+        ("GPU-b0, 0", [("GPU-b0", "G2"), ("0", "G1")]),
+        ("0,7,1", [("0", "G1")]),
+        ("-1,0", []),
+        ("", []),
+    ],
+)
+def test_only_the_gpus_of_the_node_are_read(nvml: str, visible: str | None, names: list[tuple[str, str]]) -> None:
+    """Those that CUDA_VISIBLE_DEVICES names, as CUDA reads it."""
+    found = Gpus(nvml, visible)
+
+    assert list(found.names) == names
+    assert [gpu["name"] for gpu in found.read()] == [name for _, name in names]
+
+
+def test_a_node_tells_of_its_own_gpus(nvml: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process among others of its machine has them in its environment."""
+    monkeypatch.setattr(usage, "Gpus", partial(Gpus, nvml))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+
+    assert [gpu["name"] for gpu in UsageMeter(of_processes=True).measure()["gpus"]] == ["G2"]
 
 
 def test_without_a_driver_there_are_no_gpus() -> None:

@@ -1,0 +1,193 @@
+"""What the checks of a GPU run on nodes. Under torchrun this module prints the seconds that steps of training take."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+from skyward._compute import compute
+from skyward.integrations import torch as with_group
+from skyward.model.instance import InstanceInfo
+
+STEPS = 200
+
+
+@compute
+def place() -> tuple[int, list[str]]:
+    """How many GPUs the pool says there are, and the names of those that CUDA sees."""
+    import torch
+
+    info = InstanceInfo.current()
+    assert info is not None
+    count = torch.cuda.device_count()
+    return info.accelerators, [torch.cuda.get_device_name(index) for index in range(count)]
+
+
+@compute
+def summed(device: str) -> tuple[str, float]:
+    """The group's backend, and the sum over its ranks of a tensor on the device."""
+    import torch
+    import torch.distributed as dist
+
+    value = torch.ones(1, device=device)
+    dist.all_reduce(value)
+    return str(dist.get_backend()), float(value.item())
+
+
+@compute
+def comes_only_as_rank_0(device: str) -> None:
+    """A collective that the other ranks do not take part in."""
+    import torch
+    import torch.distributed as dist
+
+    if dist.get_rank() == 0:
+        dist.all_reduce(torch.ones(1, device=device))
+
+
+def steps(device: str, count: int = STEPS) -> float:
+    """Seconds that steps of training take; by DDP where there is a process group."""
+    import torch
+    import torch.distributed as dist
+
+    torch.manual_seed(0)
+    model: Any = torch.nn.Sequential(torch.nn.Linear(1024, 2048), torch.nn.ReLU(), torch.nn.Linear(2048, 1024))
+    model = model.to(device)
+    if dist.is_initialized():
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    batch = torch.randn(256, 1024, device=device)
+
+    def make(number: int) -> None:
+        for _ in range(number):
+            loss = model(batch).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        loss.item()  # waits for the device
+
+    make(5)  # the first ones set things up
+    start = time.perf_counter()
+    make(count)
+    return time.perf_counter() - start
+
+
+@compute
+@with_group()
+def trained(device: str, count: int = STEPS) -> float:
+    """See `steps`."""
+    return steps(device, count)
+
+
+@compute
+def in_half_precision(device: str) -> str:
+    """The dtype of a product under autocast, with a gradient."""
+    import torch
+
+    weight = torch.ones(64, 64, device=device, requires_grad=True)
+    with torch.autocast(device.partition(":")[0], dtype=torch.bfloat16):
+        product = weight @ weight
+    product.float().sum().backward()
+    assert weight.grad is not None
+    return str(product.dtype)
+
+
+@compute
+def compiled(device: str) -> float:
+    """A function compiled by torch."""
+    import torch
+
+    fn = torch.compile(lambda x: (x * 2).relu().sum())
+    return float(fn(torch.ones(1000, device=device)))
+
+
+@compute
+def doubled(value: Any) -> Any:
+    """Twice a tensor, an array, or each of a dictionary."""
+    return {name: each * 2 for name, each in value.items()} if isinstance(value, dict) else value * 2
+
+
+@compute
+def module_on(module: Any, device: str) -> Any:
+    """A module, moved."""
+    return module.to(device)
+
+
+@compute
+def made(count: int, device: str) -> Any:
+    """A tensor of so many numbers."""
+    import torch
+
+    return torch.ones(count, device=device)
+
+
+@compute
+def nothing(*_: Any) -> None:
+    """A call that does nothing."""
+
+
+@compute
+def computes(device: str) -> float:
+    """Something small that a broken device cannot do."""
+    import torch
+
+    return float((torch.ones(1000, device=device) * 2).sum())
+
+
+def _hold_and_spin(seconds: float) -> None:
+    import torch
+
+    held = torch.ones(2**27, device="cuda")  # 512 MB
+    torch.cuda._sleep(int(seconds * 2e9))  # cycles of a clock of about 2 GHz
+    torch.cuda.synchronize()
+    del held
+
+
+@compute
+def spin(seconds: float) -> None:
+    """Hold memory while a kernel runs."""
+    _hold_and_spin(seconds)
+
+
+@compute
+def die() -> None:
+    """End by a signal while a kernel runs."""
+    import torch
+
+    torch.cuda._sleep(10**12)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@compute
+def take_too_much() -> None:
+    """More memory than any GPU has."""
+    import torch
+
+    held = [torch.ones(2**27, device="cuda")]
+    held.append(torch.empty(2**45, device="cuda"))
+
+
+@compute
+def assert_in_a_kernel() -> None:
+    """An index that is out of range, which the kernel notices."""
+    import torch
+
+    torch.zeros(4, device="cuda")[torch.tensor([9], device="cuda")]
+    torch.cuda.synchronize()
+
+
+@compute
+def on_jax(_: int = 0) -> tuple[str, float]:
+    """The kind of JAX's own devices, and what a compiled function gives there."""
+    import jax
+
+    return jax.local_devices()[0].platform, float(jax.jit(lambda x: (x * 2).sum())(jax.numpy.ones(1000)))
+
+
+if __name__ == "__main__":
+    import torch.distributed
+
+    torch.distributed.init_process_group()
+    print(steps("cuda"))
+    torch.distributed.destroy_process_group()
