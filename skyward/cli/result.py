@@ -19,9 +19,8 @@ from pathlib import Path, PurePosixPath
 import click
 
 from skyward.builder.events import readable
-from skyward.cli.fetching import fetching
 from skyward.cli.output import show_table
-from skyward.cli.runs import Printer, called, host_options
+from skyward.cli.runs import Printer, called, fetching, host_options
 from skyward.errors import ProviderError, SkywardError
 from skyward.model.ssh import SshHost
 from skyward.records.run import Rental, RunRecord

@@ -1,11 +1,13 @@
-"""Options that say where a run is, and the printing of its output, for all commands on runs."""
+"""Options that say where a run is, the printing of its output and of how much was fetched, for all commands on runs."""
 
 from __future__ import annotations
 
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
@@ -13,11 +15,15 @@ from typing import Any
 
 import click
 
+from skyward.builder.events import readable
 from skyward.errors import ConfigError
 from skyward.model.ssh import SshHost
+from skyward.runs.fetch import Progress
 from skyward.runs.find import FoundRun
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_QUIET_S = 1.0  # what is done by then is not worth a word
+_LINE_S = 5.0
 
 
 def key_options(command: Callable[..., int]) -> Callable[..., int]:
@@ -107,3 +113,33 @@ class Printer:
     def event(self, event: str, **about: Any) -> None:
         """Print an object of JSON."""
         click.echo(json.dumps({"event": event, "run": self._run, **about}, ensure_ascii=False))
+
+
+@contextmanager
+def fetching(what: str, total: int, printer: Printer) -> Iterator[Progress]:
+    """A listener for bytes that arrive, of so many in all."""
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+        from rich.progress import Progress as Bar
+
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+        console = Console(file=sys.stderr, highlight=False)
+        with Bar(*columns, TransferSpeedColumn(), TimeRemainingColumn(), console=console, transient=True) as bar:
+            task = bar.add_task(f"skyward: {what}", total=total)
+            yield lambda count: bar.advance(task, count)
+        return
+    yield _Lines(what, total, printer)
+
+
+class _Lines:
+    def __init__(self, what: str, total: int, printer: Printer) -> None:
+        self._what, self._total, self._printer = what, total, printer
+        self._done = 0
+        self._next = time.monotonic() + _QUIET_S
+
+    def __call__(self, count: int) -> None:
+        self._done += count
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + _LINE_S
+            self._printer.note(f"{self._what}: {readable(self._done)} of {readable(self._total)}")

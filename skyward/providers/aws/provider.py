@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import ClassVar
 
-from skyward.model.instance import ENV_VAR
 from skyward.model.parameters import suggesting
 from skyward.providers.aws.api import Api, check_installed
 from skyward.providers.aws.catalog import find_offers, find_types
@@ -20,7 +18,6 @@ from skyward.providers.base import PoolRequest
 from skyward.providers.cloud.client_address import client_cidr
 from skyward.providers.cloud.protocol import FirstStart, MachineOffer, Market, Notice
 from skyward.providers.cloud.provider import CloudProvider
-from skyward.ssh.handed import handed_hosts
 
 # `tries` and `token` keep their values from call to call; a token is good for 300 s
 _READ_NOTICE = """
@@ -65,16 +62,9 @@ class AWS(CloudProvider):
     ami: str | None = None
     instance_profile: str | None = None
 
-    def check(self, request: PoolRequest) -> None:
-        """Refuse to make a pool without boto3, beside what every cloud refuses.
-
-        Raises:
-            ConfigError: boto3 is not installed, or there is no such allocation.
-        """
-        super().check(request)
-        on_node = ENV_VAR in os.environ  # where a module of the user's may make a pool that is never opened
-        if not on_node and not handed_hosts():  # the machines of a detached run have been rented by who started it
-            check_installed()
+    def check_installed(self) -> None:
+        """Refuse to make a pool without boto3."""
+        check_installed()
 
     def cloud(self) -> Ec2:
         """The API of EC2, with these settings."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
@@ -9,6 +10,7 @@ from typing import ClassVar, Literal
 
 from skyward.delivery.disk import FLOOR_GB, built_size, room_gb
 from skyward.errors import ConfigError, ProviderError
+from skyward.model.instance import ENV_VAR
 from skyward.model.resource import Resource
 from skyward.model.rights import Rights
 from skyward.model.ssh import SshHost
@@ -58,14 +60,21 @@ class CloudProvider(Provider):
     def cloud(self) -> Cloud:
         """The API of the cloud, with these settings."""
 
+    @abstractmethod
+    def check_installed(self) -> None:
+        """Raise ConfigError if the cloud's library is not installed."""
+
     def check(self, request: PoolRequest) -> None:
-        """Refuse an unknown `allocation=`.
+        """Refuse an unknown `allocation=`, and to make a pool without the cloud's library.
 
         Raises:
-            ConfigError: there is no such allocation.
+            ConfigError: there is no such allocation, or the library is missing.
         """
         super().check(request)
         strategy_of(request.allocation)
+        on_node = ENV_VAR in os.environ  # where a module of the user's may make a pool that is never opened
+        if not on_node and not handed_hosts():  # the machines of a detached run have been rented by who started it
+            self.check_installed()
 
     def offers(self, request: PoolRequest) -> Sequence[Offer]:
         """The offers for a pool, in the order in which they are tried.

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import ClassVar
 
 from skyward.errors import ProviderError
-from skyward.model.instance import ENV_VAR
 from skyward.model.parameters import suggesting
 from skyward.providers.base import PoolRequest
 from skyward.providers.cloud.client_address import client_cidr
@@ -19,7 +17,6 @@ from skyward.providers.gcp.api import Api, check_installed
 from skyward.providers.gcp.catalog import find_offers
 from skyward.providers.gcp.launch import NO_ROOM, GcpLauncher
 from skyward.providers.gcp.resources import Resources
-from skyward.ssh.handed import handed_hosts
 
 _UBUNTU = "projects/ubuntu-os-cloud/global/images/family/ubuntu-2404-lts-"
 _GPU_IMAGE = "projects/deeplearning-platform-release/global/images/family/common-cu129-ubuntu-2404-nvidia-580"
@@ -63,15 +60,9 @@ class GCP(CloudProvider):
     image: str | None = None
     service_account: str | None = None
 
-    def check(self, request: PoolRequest) -> None:
-        """Refuse to make a pool without Google's library, beside what every cloud refuses.
-
-        Raises:
-            ConfigError: google-cloud-compute is not installed, or there is no such allocation.
-        """
-        super().check(request)
-        if ENV_VAR not in os.environ and not handed_hosts():  # on a node, and in a detached run, nothing is rented
-            check_installed()
+    def check_installed(self) -> None:
+        """Refuse to make a pool without Google's library."""
+        check_installed()
 
     def cloud(self) -> ComputeEngine:
         """The API of Compute Engine, with these settings."""
