@@ -20,6 +20,7 @@ import skyward as sky
 from skyward.errors import PoolError
 from skyward.nodes.run_directory import pool_directories
 from skyward.records.kept_pool import KeptPool, pool_folder
+from skyward.records.pools import runs_of_pool
 from tests.e2e.sshd import Site, site
 from tests.waiting import wait_until
 
@@ -182,6 +183,8 @@ def test_the_next_client_gets_the_nodes_with_fresh_workers(run: Run) -> None:
     assert {each["worker"] for each in first["found"]}.isdisjoint(each["worker"] for each in second["found"])
     assert [each["secret"] for each in first["found"]] == ["s3cret"] * 2
     assert is_untouched(second["found"])
+    pool, runs = runs_of_pool("warm") or ("", ())
+    assert (pool, len(runs)) == (first["pool"], 2)  # `skyward logs warm` shows what both have printed
 
 
 def test_a_client_gets_its_own_environment(run: Run, kind: str) -> None:
