@@ -279,5 +279,20 @@ def shortened(error: E) -> E:
     return error
 
 
+def explained(error: BaseException) -> BaseException:
+    """An error of skyward's for what Python raises when no thread can be started; any other error as it is."""
+    if type(error) is not RuntimeError or not str(error).startswith("can't start new thread"):
+        return error
+    import threading
+
+    made = PoolError(
+        f"No more threads can be started beside the {threading.active_count()} that this process has ({error}). Raise "
+        "the limit of its user (ulimit -u) or of its container (docker run --pids-limit), or ask for fewer nodes, or "
+        "fewer calls at once (concurrency=)."
+    )
+    made.__cause__ = error
+    return made
+
+
 def _rebuild(cls: type[SkywardError], message: str, facts: dict[str, Any]) -> SkywardError:
     return cls(message, **facts)

@@ -35,7 +35,7 @@ from skyward._pool.signals import Terminated, uninterrupted
 from skyward._pool.stats import measure, show_to_watchers
 from skyward._pool.terminal import terminal
 from skyward._pool.timers import Timers
-from skyward.errors import PoolClosedError, PoolError, SkywardError, shortened
+from skyward.errors import PoolClosedError, PoolError, SkywardError, explained, shortened
 from skyward.model.accelerator import Accelerator
 from skyward.model.call import Call, CallsOnly
 from skyward.model.image import Image
@@ -239,7 +239,7 @@ class ComputePool(Facts, CallsOnly):
             self._open()
         except BaseException as error:
             self._close(error)
-            raise shortened(error)  # noqa: B904 - it is the error itself
+            raise shortened(explained(error))  # noqa: B904 - it is the error itself
         return self
 
     def close(self) -> None:

@@ -6,8 +6,8 @@ import os
 import sys
 from pathlib import Path
 
-from skyward.errors import ConfigError
-from skyward.model.protocol import CHANNEL_VAR, EXIT_CONFIG, RUN_DIR_VAR, SETTINGS_VAR
+from skyward.errors import ConfigError, explained
+from skyward.model.protocol import CHANNEL_VAR, EXIT_CONFIG, EXIT_FAILED, RUN_DIR_VAR, SETTINGS_VAR
 from skyward.runner.children import Child
 from skyward.runner.config import (
     RunnerSettings,
@@ -48,7 +48,13 @@ def main() -> int:
     from skyward.runner.output_log import OutputLog
 
     log = OutputLog(run_dir, "agent", settings.log_share, say, node=place.node)
-    return Agent(place.node, settings, run_dir, key, children, bytes.fromhex(channel), log.add).run()
+    try:
+        return Agent(place.node, settings, run_dir, key, children, bytes.fromhex(channel), log.add).run()
+    except RuntimeError as error:
+        if (told := explained(error)) is error:
+            raise
+        say(f"Node {place.node} ends: {told}")
+        return EXIT_FAILED
 
 
 def _variable(name: str) -> str:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from skyward.errors import SkywardError, WireError
+from skyward.errors import SkywardError, WireError, explained
 from skyward.model.instance import ENV_VAR, InstanceInfo
 from skyward.model.protocol import CODE_DIR, SETUP
 from skyward.runner import checkpoints, cuda, local_modules, node_logging, stacks, terminal
@@ -396,9 +396,15 @@ def main() -> None:
             os.close(descriptor)
 
     on_fork(abandon)
-    threading.Thread(target=worker.serve, args=(listener,), daemon=True).start()
-    threading.Thread(target=_obey, args=(lines, worker), daemon=True).start()
-    worker.run()
+    try:
+        threading.Thread(target=worker.serve, args=(listener,), daemon=True).start()
+        threading.Thread(target=_obey, args=(lines, worker), daemon=True).start()
+        worker.run()
+    except RuntimeError as error:
+        if (told := explained(error)) is error:
+            raise
+        _say(str(told))
+        os._exit(2)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # frameworks' threads may outlive their hooks and abort a normal exit (seen with gloo: status -6)

@@ -321,7 +321,12 @@ class NodeManager:
                 slot.node = None
         if nodes:
             with ThreadPoolExecutor(min(_AT_ONCE, len(nodes)), thread_name_prefix="skyward-stop") as threads:
-                ends = [threads.submit(node.close, grace_s) for node in nodes]
+                ends = []
+                for node in nodes:
+                    try:
+                        ends.append(threads.submit(node.close, grace_s))
+                    except RuntimeError:  # no more threads can be started: this one does it
+                        node.close(grace_s)
                 # Python handles a signal that comes just before it waits for a lock when that wait ends (8 of 24 times
                 # on two busy cores), and this one may ask to hurry
                 while wait(ends, _SIGNALS_S).not_done:
