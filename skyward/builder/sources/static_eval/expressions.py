@@ -196,7 +196,7 @@ class Expressions:
         if apply is None or not self._are_plain(node, left, right):
             unknown = next((each for each in (left, right) if isinstance(each, Unknown)), Unknown("is not a constant"))
             return derived(unknown, holding(self._reading.inside(left, right)))
-        if kind in (ast.Mult, ast.Add) and _length(kind, left, right) > MOST:
+        if kind in (ast.Mult, ast.Add) and known.length(kind, left, right) > MOST:
             return Unknown("is too long")
         return self.applied(node, apply, left, right)
 
@@ -442,11 +442,12 @@ class Expressions:
             act(scope)
             return None
         first, rest = generators[0], generators[1:]
-        items = self.items(self.value(first.iter, scope), first.iter)
+        found = self._iterated(node, first, scope)
+        items = self.items(found, first.iter)
         if isinstance(items, Unknown):
             self._unsure(node, generators, scope, act)
             return items
-        for item in items:
+        for item in found if isinstance(found, list) else items:  # a list may change while that is done
             self._reading.statements.assign(first.target, item, scope)
             answers = [self.truth(self.value(test, scope), test) for test in first.ifs]
             unknown = next((each for each in answers if isinstance(each, Unknown)), None)
@@ -457,6 +458,11 @@ class Expressions:
                 return unknown
         return None
 
+    def _iterated(self, node: Any, each: ast.comprehension, scope: Scope) -> Any:
+        """What a loop of a comprehension iterates over; that of the first is evaluated outside of the comprehension."""
+        outer = scope.parent if each is node.generators[0] else None
+        return self.value(each.iter, outer or scope)
+
     def _unsure(
         self, node: ast.expr, generators: list[ast.comprehension], scope: Scope, act: Callable[[Scope], Any]
     ) -> None:
@@ -464,7 +470,7 @@ class Expressions:
 
         def once() -> None:
             for each in generators:
-                of = self._reading.inside(self.value(each.iter, scope))
+                of = self._reading.inside(self._iterated(node, each, scope))
                 found = self._reading.unknown(node, "is not a constant", of=of)
                 self._reading.statements.assign(each.target, found, scope)
                 for test in each.ifs:
@@ -489,12 +495,3 @@ def derived(unknown: Unknown, of: Iterable[Any]) -> Unknown:
     found = Unknown(unknown.why, about=unknown.about, mistake=unknown.mistake, is_image=unknown.is_image, of=of)
     found.is_harmless, found.is_pool = unknown.is_harmless and not found.of, unknown.is_pool and not found.of
     return found
-
-
-def _length(kind: type[ast.operator], left: Any, right: Any) -> int:
-    """How long a sum or product of sequences is; 0 for one of numbers."""
-    lengths = [len(each) if hasattr(each, "__len__") else None for each in (left, right)]
-    if kind is ast.Add:
-        return sum(each or 0 for each in lengths)
-    counts = [each for each in (left, right) if isinstance(each, int)]
-    return max((each or 0 for each in lengths), default=0) * max(counts, default=0)

@@ -175,3 +175,12 @@ def cannot_fail(node: ast.Try) -> bool:
         ):
             return False
     return True
+
+
+def length(kind: type[ast.operator], left: Any, right: Any) -> int:
+    """How long a sum or product of sequences is; 0 for one of numbers."""
+    lengths = [len(each) if hasattr(each, "__len__") else None for each in (left, right)]
+    if kind is ast.Add:
+        return sum(each or 0 for each in lengths)
+    counts = [each for each in (left, right) if isinstance(each, int)]
+    return max((each or 0 for each in lengths), default=0) * max(counts, default=0)

@@ -317,7 +317,7 @@ class Statements:
         if (
             not isinstance(items, Unknown)
             and not self._reading.is_long
-            and (done := self._each(node, items, scope)) is not None
+            and (done := self._each(node, found if isinstance(found, list) else items, scope)) is not None
         ):
             return done[0]
         self._reading.use(found, node)
@@ -345,9 +345,11 @@ class Statements:
         state.begin()
         end: End | None = None
         is_over = False
-        for item in items:
+        for item in items:  # if it is the script's own list, that may change while this is done
             self.assign(node.target, item, scope)
             end = self.run(node.body, scope)
+            if reading.doubt(items, None):
+                loop.early.append({})
             if loop.early or end in (End.BREAK, End.RETURN, End.RAISE):
                 break
             end = None
