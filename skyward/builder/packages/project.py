@@ -250,12 +250,26 @@ def _uv(folder: Path, *words: str, environment: Mapping[str, str]) -> subprocess
     return subprocess.run(
         [find_uv(), *words, "--python", sys.executable, "--quiet", "--color=never"],
         cwd=folder,
-        env={name: value for name, value in environment.items() if name != "VIRTUAL_ENV"} | uv_variables(),
+        env={name: value for name, value in environment.items() if not _decides(name)} | uv_variables(),
         capture_output=True,
         text=True,
         check=False,
         stdin=subprocess.DEVNULL,
     )
+
+
+def _decides(name: str) -> bool:
+    """Whether a variable changes what uv makes of a project; those that say whom it asks, and how, do not count."""
+    return name == "VIRTUAL_ENV" or (name.startswith("UV_") and not name.startswith(_ASKED))
+
+
+# indexes and their logins, certificates, the network and uv's cache
+_ASKED = (
+    *("UV_CACHE_DIR", "UV_CONFIG_FILE", "UV_CREDENTIALS_DIR", "UV_DEFAULT_INDEX", "UV_EXTRA_INDEX_URL"),
+    *("UV_FIND_LINKS", "UV_GITHUB_TOKEN", "UV_HTTP_", "UV_INDEX", "UV_INSECURE_HOST", "UV_KEYRING_PROVIDER"),
+    *("UV_NATIVE_TLS", "UV_NO_CACHE", "UV_NO_INDEX", "UV_OFFLINE", "UV_PYTHON_DOWNLOADS", "UV_REQUEST_TIMEOUT"),
+    "UV_SYSTEM_CERTS",
+)
 
 
 def _listed(names: Any) -> str:

@@ -9,10 +9,9 @@ from typing import Any
 
 from skyward.builder.sources.declared import PluginUse, ProviderUse
 from skyward.builder.sources.static_eval import known
-from skyward.builder.sources.static_eval.expressions import MOST
+from skyward.builder.sources.static_eval.expressions import MOST, derived
 from skyward.builder.sources.static_eval.reading import Frame, PoolCall, Reading, short
 from skyward.builder.sources.static_eval.values import (
-    CONTAINERS,
     Bound,
     Class,
     Function,
@@ -24,6 +23,7 @@ from skyward.builder.sources.static_eval.values import (
     Scope,
     Super,
     Unknown,
+    holding,
     same,
 )
 from skyward.model.image import Image
@@ -82,9 +82,10 @@ class Calls:
             elif isinstance(found, dict) and all(isinstance(name, str) for name in found):
                 kwargs |= found
             else:
-                self._reading.escape(found, node)
+                self._reading.use(found, node)
                 unknown = self._reading.unknown(keyword.value, "is not a constant")
-                rest = found if isinstance(found, Unknown) else unknown
+                others = (*(rest.of if rest else ()), *self._reading.inside(found))
+                rest = derived(found if isinstance(found, Unknown) else unknown, others)
         return self.call(called, Arguments(args, kwargs, rest), node)
 
     def call(self, called: Any, arguments: Arguments, node: ast.expr) -> Any:
@@ -169,7 +170,8 @@ class Calls:
         if name in ("builtins.setattr", "builtins.delattr", "builtins.object.__setattr__"):
             return self._set_attribute(arguments, node)
         if name == "builtins.getattr" and arguments.rest is None and _is_name(arguments.args):
-            return reading.expressions.attribute(arguments.args[0], arguments.args[1], node)
+            found = reading.expressions.attribute(arguments.args[0], arguments.args[1], node)
+            return derived(found, (*found.of, *arguments.args[2:])) if isinstance(found, Unknown) else found
         if known.is_plugin(name) or known.is_provider(name):
             return (self._plugin if known.is_plugin(name) else self._provider)(name, arguments, node)
         if make := known.maker(name):
@@ -189,11 +191,13 @@ class Calls:
         ):
             unknown = Unknown("depends on the order of a set, which changes from run to run; sorted(...) has one")
         if unknown is not None:
+            of: list[Any] = [*arguments.kwargs.values(), *(arguments.rest.of if arguments.rest else ())]
             for each in every:
-                if not isinstance(each, (*CONTAINERS, tuple)) or self._reading.unknown_in(each):
-                    self._reading.escape(each, node)
+                self._reading.use(each, node)
+            of += every if make in _GIVING else holding(self._reading.inside(*arguments.args))
             about = unknown.about or self._reading.about(node)
-            return Unknown(unknown.why, about=about, mistake=unknown.mistake, is_image=is_image)
+            made = () if is_image else [*of, *holding(of)]
+            return Unknown(unknown.why, about=about, mistake=unknown.mistake, is_image=is_image, of=made)
         result = self._reading.expressions.applied(node, make, *arguments.args, **arguments.kwargs)
         if isinstance(result, Unknown):
             return Unknown(result.why, about=result.about, mistake=result.mistake, is_image=is_image)
@@ -270,6 +274,15 @@ class Calls:
             made = self._creations.get(id(owner.instance), node)
             cls = owner.instance.cls if isinstance(owner.instance, Instance) else owner.owner
             return self._pool(cls.pool, arguments, made)
+        if isinstance(owner, Unknown):
+            held = reading.inside(owner)
+            if any(known.changes(each, name) for each in owner.of):
+                args = arguments.all()
+                given = reading.inside(*args) if name in ("extend", "update") else args
+                reading.change(owner, (*given, *(arguments.rest.of if arguments.rest else ())), node)
+                return derived(owner, (*held, *arguments.args[1:]))
+            given = reading.inside(*arguments.all())
+            return derived(owner, (*held, *arguments.all()) if name == "get" else holding((*held, *given)))
         if isinstance(owner, Image):
             reading.used.add(id(owner))
             return self._made(getattr(owner, name), arguments, node, is_image=True)
@@ -278,7 +291,7 @@ class Calls:
             return Unknown("depends on the order of a set, which changes from run to run; sorted(...) has one")
         if not known.changes(owner, name):
             if name in ("get", "copy", "index", "count") and arguments.rest is None and not isinstance(owner, str):
-                return _gentle(reading, node, getattr(owner, name), arguments)
+                return _gentle(reading, node, owner, name, arguments)
             return self._made(getattr(owner, name), arguments, node, is_image=False)
         return self._change(owner, name, arguments, node)
 
@@ -299,7 +312,9 @@ class Calls:
                 unknown = Unknown("is not a constant", about=reading.about(node))
         if name in ("remove", "sort", "index") and unknown is None:
             unknown = reading.unknown_in(owner)
-        reading.state.touch(owner, place)
+        reading.state.touch(owner, place, is_growing=name in ("append", "extend", "insert", "add", "setdefault"))
+        if reading.doubt(owner, None):  # others have it, and now what is put into it
+            reading.escape(args, node)
         if unknown is None:
             try:
                 return getattr(owner, name)(*args, **arguments.kwargs)
@@ -308,7 +323,8 @@ class Calls:
                 unknown = Unknown(
                     "is wrong", mistake=f"{module.path}, {place}: `{short(node)}`: {type(error).__name__}: {error}"
                 )
-        reading.escape([owner, *arguments.all()], node, f"is changed by `{short(node)}` ({place}): {unknown}")
+        given = reading.inside(*arguments.all()) if name in ("extend", "update") else arguments.all()
+        reading.escape([owner, *given], node, f"is changed by `{short(node)}` ({place}): {unknown}")
         return unknown
 
     def _follow(self, function: Function, arguments: Arguments, node: ast.AST, *, is_iterated: bool = False) -> Any:
@@ -324,7 +340,9 @@ class Calls:
             return Unknown(_MADE)
         depths = [unsure for each, unsure in self._active if each.node is function.node]
         if len(depths) > 1 and reading.unsure > depths[0]:
-            return Unknown(_MADE)  # once more changes nothing: what the calls around it change is unknown already
+            reading.expose(function)
+            reading.escape(arguments.all(), node)
+            return Unknown(_MADE)
         if len(self._active) >= _DEEPEST:
             reading.everything = reading.unknown(node, "goes too deep to be followed, and may change any name")
             return Unknown(_MADE)
@@ -351,9 +369,7 @@ class Calls:
         results = frame.results if ended else [*frame.results, None]
         if all(same(each, results[0]) for each in results):
             return results[0]
-        for each in results:
-            reading.escape(each, node)
-        return Unknown("is one of several values, and only a run can tell which")
+        return Unknown("is one of several values, and only a run can tell which", of=results)
 
     def _body(self, function: Function, scope: Scope, frame: Frame) -> bool:
         """Read a function's body; whether it surely ends by a `return`."""
@@ -376,9 +392,11 @@ class Calls:
                 given[name] = kwargs.pop(name)
         for name in [*names, *(each.arg for each in spec.kwonlyargs)]:
             if name not in given:
-                missing = Unknown(f"is a parameter of `{function.name}`, made when the script runs")
+                of = [*arguments.rest.of, function.defaults.get(name)] if arguments.rest else []
+                missing = Unknown(f"is a parameter of `{function.name}`, made when the script runs", of=of)
                 given[name] = missing if arguments.rest else function.defaults.get(name, missing)
-        unknown = Unknown(f"is a parameter of `{function.name}`, made when the script runs")
+        of = [*extra, *kwargs.values(), *(arguments.rest.of if arguments.rest else ())]
+        unknown = Unknown(f"is a parameter of `{function.name}`, made when the script runs", of=holding(of))
         if spec.vararg:
             given[spec.vararg.arg] = unknown if arguments.rest else tuple(extra)
         if spec.kwarg:
@@ -418,8 +436,7 @@ class Calls:
         reading = self._reading
         if isinstance(called, Unknown) and called.is_harmless:
             return Unknown(_MADE, is_harmless=True)
-        for each in arguments.all():
-            reading.escape(each, node)
+        reading.escape([called, *arguments.all(), arguments.rest], node)
         if isinstance(called, Reference):
             if called.name.startswith("builtins."):
                 return Unknown(_MADE)
@@ -431,6 +448,7 @@ class Calls:
 
 # what they make of a set depends on its order
 _ORDERED = (list, tuple, str, repr, enumerate, zip, itertools.chain, dict.fromkeys)
+_GIVING = (max, min, sum, dict.fromkeys)  # may give, or put into what they give, their arguments themselves
 _LAZY = ("chain", "dict_items", "dict_keys", "dict_values", "enumerate", "list_reverseiterator", "reversed", "zip")
 
 
@@ -453,11 +471,11 @@ def _is_name(args: list[Any]) -> bool:
     return len(args) >= 2 and isinstance(args[1], str)
 
 
-def _gentle(reading: Reading, node: ast.expr, method: Callable[..., Any], arguments: Arguments) -> Any:
+def _gentle(reading: Reading, node: ast.expr, owner: Any, name: str, arguments: Arguments) -> Any:
     """The result of a method that may give an element, or a copy, of a container that holds unknown ones too."""
     if unknown := reading.unknown_in(arguments.args[:1]):
-        return unknown
-    return reading.expressions.applied(node, lambda: method(*arguments.args, **arguments.kwargs))
+        return derived(unknown, (*reading.inside(owner), *arguments.all()))
+    return reading.expressions.applied(node, lambda: getattr(owner, name)(*arguments.args, **arguments.kwargs))
 
 
 def _copied(value: Any) -> Any:

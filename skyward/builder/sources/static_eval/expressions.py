@@ -25,6 +25,7 @@ from skyward.builder.sources.static_eval.values import (
     Scope,
     Super,
     Unknown,
+    holding,
     same,
 )
 from skyward.errors import ConfigError
@@ -88,11 +89,9 @@ class Expressions:
             reading.born(found, node)
             found = reading.doubt(found, None) or found
         if isinstance(found, Unknown) and not found.about:
-            is_pool = found.is_pool
-            found = reading.unknown(
-                node, found.why, is_image=found.is_image, is_harmless=found.is_harmless, mistake=found.mistake
-            )
-            found.is_pool = is_pool
+            whole, is_out = found.whole, found.is_out
+            found = derived(found, found.of)
+            found.about, found.whole, found.is_out = reading.about(node), whole, is_out
         return found
 
     def _shown(self, value: Any, node: ast.expr) -> Any:
@@ -107,14 +106,16 @@ class Expressions:
         """The values of elements or arguments, starred ones item by item; and the first starred one that is unknown."""
         values: list[Any] = []
         unknown: Unknown | None = None
+        others: list[Any] = []
         for node in nodes:
             found = self.value(node.value if isinstance(node, ast.Starred) else node, scope)
             items = self.items(found, node.value) if isinstance(node, ast.Starred) else [found]
             if isinstance(items, Unknown):
                 unknown = unknown or items
+                others += self._reading.inside(found)
             else:
                 values += items
-        return values, unknown
+        return values, None if unknown is None else derived(unknown, others)
 
     def items(self, value: Any, node: ast.expr) -> list[Any] | Unknown:
         """What iterating over a value gives."""
@@ -146,7 +147,9 @@ class Expressions:
     def attribute(self, owner: Any, name: str, node: ast.expr) -> Any:
         """The value of an attribute."""
         if isinstance(owner, Unknown):
-            return Unknown(owner.why, about=owner.about, is_harmless=owner.is_harmless, mistake=owner.mistake)
+            if owner.of and all(isinstance(each, CONTAINERS) and known.has_method(each, name) for each in owner.of):
+                return Method(owner, name)
+            return derived(owner, owner.of)
         if isinstance(owner, Reference):
             return self.reference(f"{owner.name}.{name}")
         if isinstance(owner, Module):
@@ -161,7 +164,7 @@ class Expressions:
             self._reading.used.add(id(owner))
             return field[0]
         self._reading.escape(owner, node)
-        return Unknown("is not a name of skyward's")
+        return Unknown("is not a name of skyward's", of=[owner])
 
     def reference(self, name: str) -> Any:
         """What a dotted name stands for: a file beside the script, a constant, or the name as it is."""
@@ -177,7 +180,7 @@ class Expressions:
     def applied(self, node: ast.AST, apply: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The result of an operation on values; where one of them is unknown, so is the result."""
         if unknown := self._reading.unknown_in((args, kwargs)):
-            return unknown
+            return derived(unknown, holding(self._reading.inside(*args, *kwargs.values())))
         try:
             return apply(*args, **kwargs)
         except (ConfigError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
@@ -191,8 +194,9 @@ class Expressions:
         """The result of a binary operator."""
         apply = OPERATORS.get(kind)
         if apply is None or not self._are_plain(node, left, right):
-            return next((each for each in (left, right) if isinstance(each, Unknown)), Unknown("is not a constant"))
-        if kind in (ast.Mult, ast.Add) and _length(kind, left, right) > MOST:
+            unknown = next((each for each in (left, right) if isinstance(each, Unknown)), Unknown("is not a constant"))
+            return derived(unknown, holding(self._reading.inside(left, right)))
+        if kind in (ast.Mult, ast.Add) and known.length(kind, left, right) > MOST:
             return Unknown("is too long")
         return self.applied(node, apply, left, right)
 
@@ -200,7 +204,7 @@ class Expressions:
         """Whether operators on values run no code of the user's; what others get hold of may change."""
         for each in values:
             if not isinstance(each, _PLAIN):
-                self._reading.escape(each, node)
+                self._reading.use(each, node)
         return all(isinstance(each, _PLAIN) for each in values)
 
     def _constant(self, node: ast.Constant, _scope: Scope) -> Any:
@@ -208,9 +212,7 @@ class Expressions:
 
     def _list(self, node: ast.List | ast.Tuple | ast.Set, scope: Scope) -> list[Any] | Unknown:
         values, unknown = self.values(node.elts, scope)
-        if unknown is not None:
-            self._reading.escape(values, node)
-        return values if unknown is None else unknown
+        return values if unknown is None else derived(unknown, holding((*values, *unknown.of)))
 
     def _tuple(self, node: ast.Tuple, scope: Scope) -> tuple[Any, ...] | Unknown:
         found = self._list(node, scope)
@@ -222,22 +224,22 @@ class Expressions:
 
     def _dict(self, node: ast.Dict, scope: Scope) -> Any:
         values: dict[Any, Any] = {}
+        others: list[Any] = []
         unknown = None
         for key, value in zip(node.keys, node.values, strict=True):
             name = None if key is None else self.value(key, scope)
             found = self.value(value, scope)
             if key is not None:
                 unknown = unknown or (name if isinstance(name, Unknown) else None)
+                others.append(found)
                 found = {name: found} if isinstance(name, _PLAIN) and not isinstance(name, CONTAINERS) else Unknown("")
             if isinstance(found, dict):
                 values |= found
             else:
-                self._reading.escape(found, node)
+                others += self._reading.inside(found)
                 known_why = isinstance(found, Unknown) and found.why
                 unknown = unknown or (found if known_why else Unknown("is not a constant"))
-        if unknown is not None:
-            self._reading.escape(values, node)
-        return values if unknown is None else unknown
+        return values if unknown is None else derived(unknown, holding((*values.values(), *others)))
 
     def _joinedstr(self, node: ast.JoinedStr, scope: Scope) -> Any:
         parts = [self.value(part, scope) for part in node.values]
@@ -266,6 +268,7 @@ class Expressions:
     def truth(self, value: Any, node: ast.AST) -> bool | Unknown:
         """Whether a value counts as true."""
         if isinstance(value, Unknown):
+            self._reading.use(value, node)
             return value
         if isinstance(value, Instance | Reference):
             self._reading.escape(value, node)
@@ -279,16 +282,19 @@ class Expressions:
             value = self.value(part, scope)
             answer = self.truth(value, part)
             if isinstance(answer, Unknown):
+                found = [value]
                 rest = node.values[position + 1 :]  # may be evaluated or not
-                self._reading.statements.perhaps(partial(self._evaluated, rest, scope))
-                return answer
+                self._reading.statements.perhaps(partial(self._evaluated, rest, scope, found))
+                return derived(answer, found)
             if answer is not is_and:
                 return value
         return value
 
-    def _evaluated(self, nodes: list[ast.expr], scope: Scope) -> None:
-        for node in nodes:
-            self._reading.escape(self.value(node, scope), node)
+    def _evaluated(self, nodes: list[ast.expr], scope: Scope, found: list[Any]) -> None:
+        """Follow operands of which each may be the last; their values go into `found`."""
+        if nodes:
+            found.append(self.value(nodes[0], scope))
+            self._reading.statements.perhaps(lambda: self._evaluated(nodes[1:], scope, found))
 
     def _compare(self, node: ast.Compare, scope: Scope) -> Any:
         left = self.value(node.left, scope)
@@ -314,10 +320,8 @@ class Expressions:
         )
         if same(*values):
             return values[0]
-        for each in values:
-            self._reading.escape(each, node)
         is_image = any(isinstance(each, Image) or getattr(each, "is_image", False) for each in values)
-        return self._reading.unknown(node, f"depends on what a run finds: {answer}", is_image=is_image)
+        return self._reading.unknown(node, f"depends on what a run finds: {answer}", is_image=is_image, of=values)
 
     def _namedexpr(self, node: ast.NamedExpr, scope: Scope) -> Any:
         value = self.value(node.value, scope)
@@ -330,8 +334,10 @@ class Expressions:
         owner, key = self.value(node.value, scope), self.value(node.slice, scope)
         if not isinstance(owner, _PLAIN) or isinstance(key, Unknown):
             for each in (owner, key):
-                self._reading.escape(each, node)
-            return next((each for each in (owner, key) if isinstance(each, Unknown)), Unknown("is not a constant"))
+                self._reading.use(each, node)
+            unknown = next((each for each in (owner, key) if isinstance(each, Unknown)), Unknown("is not a constant"))
+            inner = self._reading.inside(owner)
+            return derived(unknown, [*([] if isinstance(key, slice) else inner), *holding(inner)])
         held: Any = owner  # whose other parts may well be unknown
         return self.applied(node, lambda each: held[each], key)
 
@@ -348,7 +354,7 @@ class Expressions:
     def _of_module(self, owner: Module, name: str) -> Any:
         value = owner.scope.values.get(name, ABSENT)
         if value is ABSENT:
-            return Unknown(f"is not bound at the top of {owner.source.path.name}")
+            return Unknown(f"is not bound at the top of {owner.source.path.name}", of=[owner])
         return self._reading.doubt(owner.scope, name) or value
 
     def _of_class(self, owner: Instance | Class, name: str, node: ast.expr) -> Any:
@@ -364,7 +370,7 @@ class Expressions:
                 return self._bound(owner, value, node)
             if any(isinstance(base, Unknown | Reference) for base in each.bases):
                 break
-        return Unknown(f"is set when the script runs, or by what {cls.name} extends")
+        return Unknown(f"is set when the script runs, or by what {cls.name} extends", of=[owner])
 
     def _bound(self, owner: Any, value: Any, node: ast.expr) -> Any:
         """What an attribute of a class gives: functions get the instance."""
@@ -388,7 +394,10 @@ class Expressions:
                 return Bound(value, owner.instance) if isinstance(value, Function) else value
         if name == "__init__" and cls.pool:
             return Method(owner, "__init__")
-        return Unknown("is of what the class extends", is_harmless=all(base is None for base in cls.bases))
+        is_harmless = all(base is None for base in cls.bases)
+        return Unknown(
+            "is of what the class extends", is_harmless=is_harmless, of=[] if is_harmless else [owner.instance]
+        )
 
     def _lambda(self, node: ast.Lambda, scope: Scope) -> Function:
         return self._reading.calls.function(node, scope, None)
@@ -404,7 +413,7 @@ class Expressions:
         unknown = self._each(
             node, node.generators, Scope(node, scope), lambda at: values.append(self.value(node.elt, at))
         )
-        return values if unknown is None else unknown
+        return values if unknown is None else derived(unknown, holding(values))
 
     def _setcomp(self, node: ast.SetComp, scope: Scope) -> Any:
         found = self._listcomp(node, scope)
@@ -423,7 +432,7 @@ class Expressions:
         unknown = self._each(node, node.generators, Scope(node, scope), add)
         if unknown is None and (unknown := self._reading.unknown_in([key for key, _ in pairs])) is None:
             return self.applied(node, lambda: dict(pairs))
-        return unknown
+        return derived(unknown, holding(value for _, value in pairs))
 
     def _each(
         self, node: ast.expr, generators: list[ast.comprehension], scope: Scope, act: Callable[[Scope], Any]
@@ -433,11 +442,12 @@ class Expressions:
             act(scope)
             return None
         first, rest = generators[0], generators[1:]
-        items = self.items(self.value(first.iter, scope), first.iter)
+        found = self._iterated(node, first, scope)
+        items = self.items(found, first.iter)
         if isinstance(items, Unknown):
             self._unsure(node, generators, scope, act)
             return items
-        for item in items:
+        for item in found if isinstance(found, list) else items:  # a list may change while that is done
             self._reading.statements.assign(first.target, item, scope)
             answers = [self.truth(self.value(test, scope), test) for test in first.ifs]
             unknown = next((each for each in answers if isinstance(each, Unknown)), None)
@@ -448,6 +458,11 @@ class Expressions:
                 return unknown
         return None
 
+    def _iterated(self, node: Any, each: ast.comprehension, scope: Scope) -> Any:
+        """What a loop of a comprehension iterates over; that of the first is evaluated outside of the comprehension."""
+        outer = scope.parent if each is node.generators[0] else None
+        return self.value(each.iter, outer or scope)
+
     def _unsure(
         self, node: ast.expr, generators: list[ast.comprehension], scope: Scope, act: Callable[[Scope], Any]
     ) -> None:
@@ -455,7 +470,9 @@ class Expressions:
 
         def once() -> None:
             for each in generators:
-                self._reading.statements.assign(each.target, self._reading.unknown(node, "is not a constant"), scope)
+                of = self._reading.inside(self._iterated(node, each, scope))
+                found = self._reading.unknown(node, "is not a constant", of=of)
+                self._reading.statements.assign(each.target, found, scope)
                 for test in each.ifs:
                     self.value(test, scope)
             act(scope)
@@ -470,10 +487,11 @@ class Expressions:
         return Unknown("is not a constant")
 
 
-def _length(kind: type[ast.operator], left: Any, right: Any) -> int:
-    """How long a sum or product of sequences is; 0 for one of numbers."""
-    lengths = [len(each) if hasattr(each, "__len__") else None for each in (left, right)]
-    if kind is ast.Add:
-        return sum(each or 0 for each in lengths)
-    counts = [each for each in (left, right) if isinstance(each, int)]
-    return max((each or 0 for each in lengths), default=0) * max(counts, default=0)
+def derived(unknown: Unknown, of: Iterable[Any]) -> Unknown:
+    """Something unknown for the reason that another is, which may be, or be a part of, other values.
+
+    What a new container may hold is given by `holding`.
+    """
+    found = Unknown(unknown.why, about=unknown.about, mistake=unknown.mistake, is_image=unknown.is_image, of=of)
+    found.is_harmless, found.is_pool = unknown.is_harmless and not found.of, unknown.is_pool and not found.of
+    return found

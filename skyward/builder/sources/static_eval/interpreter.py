@@ -12,13 +12,15 @@ from pathlib import Path
 from skyward.builder.sources.static_eval.calls import Calls
 from skyward.builder.sources.static_eval.expressions import Expressions
 from skyward.builder.sources.static_eval.imports import Imports
-from skyward.builder.sources.static_eval.reading import PoolCall, Reading, TooLongError
+from skyward.builder.sources.static_eval.reading import PoolCall, Reading, TooLongError, Volatile
 from skyward.builder.sources.static_eval.source import Source
 from skyward.builder.sources.static_eval.statements import Statements
 from skyward.builder.sources.static_eval.values import Function, Module
 from skyward.errors import ConfigError
 
 _MOST_READINGS = 6
+
+Found = tuple[tuple[object, str], str, set[object]]  # a name or container, a place, and sites as in `Volatile`
 
 __all__ = ["Interpreter", "PoolCall"]
 
@@ -42,14 +44,16 @@ class Interpreter:
         Raises:
             ConfigError: it takes too long, or a file beside it cannot be read.
         """
-        volatile: dict[tuple[object, str], str] = {}
+        volatile: dict[tuple[object, str], Volatile] = {}
         try:
             for _ in range(_MOST_READINGS):
                 reading = self._reading(volatile)
-                more = {key: place for key, place in self._read(reading) if key not in volatile}
+                found = list(self._read(reading))
+                more = [each for each in found if each[0] not in volatile or not each[2] <= volatile[each[0]].sites]
                 if not more:
                     return reading
-                volatile |= more
+                for key, place, sites in more:
+                    volatile.setdefault(key, Volatile(place, set())).sites.update(sites)
         except (TooLongError, RecursionError):
             pass
         raise ConfigError(
@@ -57,7 +61,7 @@ class Interpreter:
             "Declare them in a TOML file."
         )
 
-    def _reading(self, volatile: dict[tuple[object, str], str]) -> Reading:
+    def _reading(self, volatile: dict[tuple[object, str], Volatile]) -> Reading:
         reading = Reading(Module(self._source), volatile, self._on_pool)
         reading.expressions = Expressions(reading)
         reading.calls = Calls(reading)
@@ -66,7 +70,7 @@ class Interpreter:
         reading.note_stores(self._source)
         return reading
 
-    def _read(self, reading: Reading) -> Iterator[tuple[tuple[object, str], str]]:
+    def _read(self, reading: Reading) -> Iterator[Found]:
         """Read all, and find what functions may change that nobody can tell when they run."""
         reading.statements.run(self._source.tree.body, reading.main.scope)
         end = reading.state.count
@@ -78,7 +82,7 @@ class Interpreter:
                 if function.exposed is not None or is_alone:
                     yield from self._explore(function, end, reading)
 
-    def _explore(self, function: Function, end: int, reading: Reading) -> Iterator[tuple[tuple[object, str], str]]:
+    def _explore(self, function: Function, end: int, reading: Reading) -> Iterator[Found]:
         state, since = reading.state, reading.births
         exposed = function.exposed
         reading.window = (end if exposed is None else exposed, end)
@@ -91,4 +95,5 @@ class Interpreter:
         for change in changes.values() if exposed is not None else ():
             key, made = reading.site(change.holder)
             if made <= since and key is not None:
-                yield (key, change.name or ""), next(iter(change.places), "a line of a function")
+                place = next(iter(change.places), "a line of a function")
+                yield (key, change.name or ""), place, reading.sites_before(change.every, since)

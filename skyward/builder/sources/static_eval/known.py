@@ -5,6 +5,7 @@ Everything else that is called may change what it is given, and returns somethin
 
 from __future__ import annotations
 
+import ast
 import builtins
 import copy
 import itertools
@@ -156,3 +157,30 @@ def attribute(owner: Any, name: str) -> tuple[Any, ...]:
     return (
         (getattr(owner, name),) if isinstance(owner, Image | PipIndex | Accelerator | Nodes) and name in slots else ()
     )
+
+
+def cannot_fail(node: ast.Try) -> bool:
+    """Whether a block only imports Skyward, which is here, and binds constants."""
+    for each in node.body:
+        if isinstance(each, ast.Import):
+            if any(alias.name.partition(".")[0] != "skyward" for alias in each.names):
+                return False
+        elif isinstance(each, ast.ImportFrom):
+            if each.level or (each.module or "").partition(".")[0] != "skyward":
+                return False
+        elif not isinstance(each, ast.Pass) and not (
+            isinstance(each, ast.Assign)
+            and isinstance(each.value, ast.Constant)
+            and all(isinstance(target, ast.Name) for target in each.targets)
+        ):
+            return False
+    return True
+
+
+def length(kind: type[ast.operator], left: Any, right: Any) -> int:
+    """How long a sum or product of sequences is; 0 for one of numbers."""
+    lengths = [len(each) if hasattr(each, "__len__") else None for each in (left, right)]
+    if kind is ast.Add:
+        return sum(each or 0 for each in lengths)
+    counts = [each for each in (left, right) if isinstance(each, int)]
+    return max((each or 0 for each in lengths), default=0) * max(counts, default=0)

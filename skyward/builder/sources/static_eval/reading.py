@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from skyward.builder.sources.static_eval.known import POOLS
@@ -15,12 +15,14 @@ from skyward.builder.sources.static_eval.values import (
     Class,
     Function,
     Instance,
-    Method,
     Module,
     Partial,
     Reference,
     Scope,
     Unknown,
+    Within,
+    aliases,
+    parts,
 )
 from skyward.model.image import Image
 
@@ -36,6 +38,20 @@ STEPS = 100_000  # of expressions and statements, two seconds or so: what takes 
 
 class TooLongError(Exception):
     """A script that takes too many steps to be followed."""
+
+
+class Volatile:
+    """What code that nobody follows may change at any time.
+
+    Attributes:
+        place: of that code.
+        sites: where the containers and instances are made that it may put there.
+    """
+
+    __slots__ = ("place", "sites")
+
+    def __init__(self, place: str, sites: set[object]) -> None:
+        self.place, self.sites = place, sites
 
 
 class PoolCall:
@@ -83,7 +99,7 @@ class Reading:
 
     Attributes:
         module: the file whose code is being read.
-        volatile: names and containers that code nobody follows may change at any time, with the place of that code.
+        volatile: names and containers that code nobody follows may change at any time.
         stored: attributes that are assigned anywhere, with a place where they are.
         everything: why no name can be trusted any more, beside those of imports; None while they can.
         patched: why not even Skyward's own names can; None while they can.
@@ -101,7 +117,7 @@ class Reading:
     def __init__(
         self,
         main: Module,
-        volatile: dict[tuple[object, str], str],
+        volatile: dict[tuple[object, str], Volatile],
         on_pool: Callable[[PoolCall, Reading], None],
     ) -> None:
         self._on_pool = on_pool
@@ -181,22 +197,85 @@ class Reading:
         held = holder.values.get(name or "") if isinstance(holder, Scope) else None
         if self.everything is not None and not isinstance(held, Reference):
             return self.everything
-        if place := self.volatile.get((self.site(holder)[0], name or "")):
-            return Unknown(f"is changed on {place}, by code that may run at any time")
-        if name is None and (lost := self.state.lost(holder)):
-            return lost
-        if self.window and (place := self.state.changed_between(holder, name, *self.window)):
-            return Unknown(f"is changed on {place}, after the function that uses it could be called")
-        return None
+        if volatile := self.volatile.get((self.site(holder)[0], name or "")):
+            why, is_out = f"is changed on {volatile.place}, by code that may run at any time", True
+        elif name is None and (lost := self.state.lost(holder)):
+            why, is_out = lost.why, lost.is_out
+        elif self.window and (place := self.state.changed_between(holder, name, *self.window)):
+            why, is_out = f"is changed on {place}, after the function that uses it could be called", False
+        else:
+            return None
+        found = Unknown(why, of=[holder] if name is None else self.held(holder, name))
+        found.whole, found.is_out = holder if name is None else None, is_out
+        return found
+
+    def held(self, holder: Any, name: str | None) -> tuple[Any, ...]:
+        """What a name may be bound to, or a container may hold, that others can change; doubted or not."""
+        volatile = self.volatile.get((self.site(holder)[0], name or ""))
+        made = self._made_at(volatile.sites) if volatile else ()
+        return aliases((*self.state.held_since(holder, name, 0), *made))
+
+    def _made_at(self, sites: set[object]) -> list[Any]:
+        """The containers and instances that were made at some places."""
+        return [each for each in self._kept if self.site(each)[0] in sites] if sites else []
+
+    def sites_before(self, values: Iterable[Any], moment: int) -> set[object]:
+        """Where those of some values, and of what they hold, were made that were there when so many had been."""
+        found, todo, seen = set[object](), [*values], set[int]()
+        while todo:
+            each = todo.pop()
+            if id(each) in seen:
+                continue
+            seen.add(id(each))
+            site, made = self.site(each)
+            if site is not None and made <= moment and not isinstance(each, Scope):
+                found.add(site)
+            else:
+                todo += parts(each)
+        return found
+
+    def inside(self, *values: Any) -> tuple[Any, ...]:
+        """What values hold, or what they may be holds, that others can change."""
+        found: list[Any] = []
+        for each in aliases(values):
+            is_doubted = isinstance(each, CONTAINERS) and self.doubt(each, None)
+            found += self.held(each, None) if is_doubted else parts(each)
+        return aliases(found)
 
     def expose(self, function: Function) -> None:
         """Note that code nobody follows may call a function from now on."""
         if function.exposed is None:
             function.exposed = self.state.count
 
+    def use(self, value: Any, node: ast.AST) -> None:
+        """Note that an operator, or a loop, was given a value: classes of the script say what that does."""
+        todo = [value]
+        while todo:
+            each = todo.pop()
+            if isinstance(each, tuple | Unknown | Within):
+                todo += each.of if isinstance(each, Within) else parts(each)
+            elif not isinstance(each, CONTAINERS):
+                self.escape(each, node)
+
+    def change(self, value: Unknown, given: Iterable[Any], node: ast.AST) -> None:
+        """Note that a statement changes something unknown, and puts values into it."""
+        todo = [*value.of]
+        is_within = value.whole is not None and not value.is_out
+        if not is_within:
+            self.escape([*given], node)
+        while todo:
+            each = todo.pop()
+            if isinstance(each, tuple | Within):
+                todo += each.of if isinstance(each, Within) else aliases(each)
+            elif isinstance(each, CONTAINERS):
+                why = f"may be changed by `{short(node)}` ({self.place(node)})"
+                self.state.lose(each, why, self.place(node), given if is_within else (), is_out=False)
+            else:
+                self.escape(each, node)
+
     def escape(self, value: Any, node: ast.AST, why: str = "") -> None:
         """Note that code nobody follows has a value, and may change and call what can be."""
-        if value is None or isinstance(value, str | int | float | Unknown | Reference | Image):
+        if value is None or isinstance(value, str | int | float | Reference | Image):
             return
         why = why or f"may be changed by `{short(node)}` ({self.place(node)})"
         todo, seen = [value], set()
@@ -206,6 +285,8 @@ class Reading:
                 continue
             seen.add(id(each))
             if isinstance(each, (*CONTAINERS, Instance, Class)):
+                if self.doubt(each, None):
+                    todo += self.held(each, None)
                 self.state.lose(each, why, self.place(node))
             if isinstance(each, Instance):
                 self.state.lose(each.cls, why, self.place(node))
@@ -215,7 +296,7 @@ class Reading:
                 self.everything = self.unknown(node, "may change any name")
             elif isinstance(each, Partial) and isinstance(each.called, Reference) and each.called.name in POOLS:
                 self.calls.pool_of(each)
-            todo += _parts(each)
+            todo += parts(each)
 
     def unknown_in(self, value: Any) -> Unknown | None:
         """Something unknown that a value is or holds; None if all of it is certain."""
@@ -252,27 +333,23 @@ class Reading:
         return None, ABSENT
 
 
-def _parts(value: Any) -> list[Any]:
-    """What somebody who has a value has with it."""
-    if isinstance(value, dict):
-        return [*value, *value.values()]
-    if isinstance(value, list | set | tuple):
-        return [*value]
-    if isinstance(value, Bound):
-        return [value.function, value.owner]
-    if isinstance(value, Method):
-        return [value.owner]
-    if isinstance(value, Instance):
-        held = [scope.values for scope in (value.scope, *(each.scope for each in value.cls.lineage))]
-        return [each for values in held for name, each in values.items() if name != "__init__"]
-    if isinstance(value, Class):
-        return [*value.scope.values.values(), *value.bases]
-    if isinstance(value, Partial):
-        return [value.called, *value.args, *value.kwargs.values()]
-    return []
-
-
 def short(node: ast.AST) -> str:
     """An expression's text, cut where it is long."""
     text = ast.unparse(node)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def loaded(target: ast.expr) -> ast.expr:
+    """The target of an assignment as an expression that is read."""
+    if isinstance(target, ast.Name):
+        return ast.Name(target.id, ast.Load())
+    if isinstance(target, ast.Attribute):
+        return ast.Attribute(target.value, target.attr, ast.Load())
+    assert isinstance(target, ast.Subscript)
+    return ast.Subscript(target.value, target.slice, ast.Load())
+
+
+def bound_error(handler: ast.ExceptHandler) -> ast.stmt:
+    """What `except ... as name` does: it binds the name to something unknown."""
+    made = ast.Assign([ast.Name(handler.name or "_", ast.Store())], ast.Yield(None))
+    return ast.fix_missing_locations(ast.copy_location(made, handler))

@@ -7,21 +7,38 @@ do not agree on becomes unknown.
 from __future__ import annotations
 
 import builtins
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
-from skyward.builder.sources.static_eval.values import ABSENT, Class, Instance, Scope, Unknown, same
+from skyward.builder.sources.static_eval.values import ABSENT, Class, Instance, Scope, Unknown, aliases, same
 
 Key = tuple[int, str | None]
 
 
-class Change:
-    """One name or container that was changed: what it held before, holds after, and where that was done."""
+class _Content(NamedTuple):
+    """What a container holds (None for an instance or class), and why nobody knows that, where nobody does."""
 
-    __slots__ = ("after", "before", "holder", "name", "places")
+    held: Any
+    lost: Unknown | None
+
+
+class Change:
+    """One name or container that was changed: what it held before, holds after, and where that was done.
+
+    `held`: what it held in between that others can change.
+    """
+
+    __slots__ = ("after", "before", "held", "holder", "name", "places")
 
     def __init__(self, holder: Any, name: str | None, before: Any) -> None:
         self.holder, self.name, self.before, self.after = holder, name, before, before
         self.places: dict[str, None] = {}
+        self.held: tuple[Any, ...] = ()
+
+    @property
+    def every(self) -> tuple[Any, ...]:
+        """All that it held, before, in between and after, that others can change."""
+        return aliases((*self.held, *_held(self.before), *_held(self.after)))
 
 
 Changes = dict[Key, Change]
@@ -32,13 +49,13 @@ class State:
 
     Attributes:
         count: changes so far; a moment of the reading.
-        history: for each name and container the moments of its changes, with their places. The first binding of a name
-            is none.
+        history: for each name and container the moments of its changes, with their places and what it held before that
+            others can change. The first binding of a name is none.
     """
 
     def __init__(self) -> None:
         self.count = 0
-        self.history: dict[Key, list[tuple[int, str]]] = {}
+        self.history: dict[Key, list[tuple[int, str, tuple[Any, ...]]]] = {}
         self._open: list[Changes] = []
         self._lost: dict[int, Unknown] = {}
         self._alive: dict[int, Any] = {}  # an id stays that of one object
@@ -49,15 +66,27 @@ class State:
         self._note(scope, name, place, is_first=scope.values.get(name, ABSENT) is ABSENT)
         scope.values[name] = value
 
-    def touch(self, container: Any, place: str) -> None:
-        """Note that a container is about to be changed."""
-        self._note(container, None, place)
+    def touch(self, container: Any, place: str, *, is_growing: bool = False) -> None:
+        """Note that a container is about to be changed; `is_growing`: all that it holds stays in it."""
+        self._note(container, None, place, is_growing=is_growing)
 
-    def lose(self, holder: Any, why: str, place: str) -> None:
-        """Note that nobody knows what a container, instance or class holds from now on."""
-        if id(holder) not in self._lost:
-            self._note(holder, None, place)
-            self._lost[id(holder)] = Unknown(why)
+    def lose(self, holder: Any, why: str, place: str, given: Iterable[Any] = (), *, is_out: bool = True) -> None:
+        """Note that nobody knows what a container, instance or class holds from now on.
+
+        Args:
+            holder: it.
+            why: as in `Unknown`.
+            place: where that happens.
+            given: what it may hold besides what it holds now.
+            is_out: whether code that is not followed has it.
+        """
+        lost = self._lost.get(id(holder))
+        of = aliases((*(lost.of if lost else ()), *given))
+        if lost is None or len(of) > len(lost.of) or (is_out and not lost.is_out):
+            self._note(holder, None, place, is_growing=True)
+            found = Unknown(lost.why if lost else why, of=of)
+            found.is_out = is_out or (lost is not None and lost.is_out)
+            self._lost[id(holder)] = found
 
     def lost(self, holder: Any) -> Unknown | None:
         """Why nobody knows what it holds; None if it is known."""
@@ -86,7 +115,9 @@ class State:
         for changes in reversed(self._open[depth:]):
             for key, change in self._captured(changes).items():
                 copy = Change(change.holder, change.name, change.before)
-                copy.after, copy.places = change.after, change.places | (found[key].places if key in found else {})
+                copy.after, copy.places, copy.held = change.after, change.places, change.held
+                if key in found:
+                    copy.places, copy.held = copy.places | found[key].places, (*copy.held, *found[key].every)
                 found[key] = copy
         return found
 
@@ -94,7 +125,7 @@ class State:
         """Make changes again that were taken back."""
         for change in changes.values():
             for place in change.places or ("",):
-                self._note(change.holder, change.name, place, is_first=change.before is ABSENT)
+                self._note(change.holder, change.name, place, change.every, is_first=change.before is ABSENT)
             self._restore(change, change.after)
 
     def join(self, ways: list[Changes], *, agree: bool = True) -> None:
@@ -109,32 +140,53 @@ class State:
             now = self._content(change.holder, change.name)
             contents = [way[key].after if key in way else now for way in ways]
             places = dict.fromkeys(place for way in ways if key in way for place in way[key].places)
+            held = [each for way in ways if key in way for each in way[key].every]
             for place in places or ("",):
-                self._note(change.holder, change.name, place, is_first=now is ABSENT)
+                self._note(change.holder, change.name, place, held, is_first=now is ABSENT)
             if not _falls_through(change):  # where it is not bound, a run that reads it ends there
                 contents = [each for each in contents if each is not ABSENT] or [ABSENT]
             if agree and _agree(contents, change.name is not None):
                 self._restore(change, contents[0])
                 continue
             where = " and ".join(filter(None, places)) or "a line that may run or not"
-            unknown = Unknown(f"is changed on {where}, and only a run can tell whether, or how often")
-            self._restore(change, unknown if change.name is not None else (contents[0][0], unknown))
+            may_be = [*held, *(each for content in contents for each in _held(content))]
+            unknown = Unknown(f"is changed on {where}, and only a run can tell whether, or how often", of=may_be)
+            unknown.is_out = any(isinstance(each, _Content) and each.lost and each.lost.is_out for each in contents)
+            self._restore(change, unknown if change.name is not None else _Content(contents[0][0], unknown))
 
     def changed_between(self, holder: Any, name: str | None, start: int, end: int) -> str:
         """Where something was changed between two moments; "" if it was not."""
         every = self.history.get((id(holder), name), ())
-        return next((place for moment, place in every if start < moment <= end), "")
+        return next((place for moment, place, _ in every if start < moment <= end), "")
 
-    def _note(self, holder: Any, name: str | None, place: str, *, is_first: bool = False) -> None:
+    def held_since(self, holder: Any, name: str | None, start: int) -> tuple[Any, ...]:
+        """What something held since a moment, and holds, that others can change."""
+        every = self.history.get((id(holder), name), ())
+        held = [each for moment, _, before in every if moment > start for each in before]
+        return aliases((*held, *_held(self._content(holder, name))))
+
+    def _note(
+        self,
+        holder: Any,
+        name: str | None,
+        place: str,
+        held: Iterable[Any] = (),
+        *,
+        is_first: bool = False,
+        is_growing: bool = False,
+    ) -> None:
         self.count += 1
         key = (id(holder), name)
         self._alive[id(holder)] = holder
+        before = () if is_growing else aliases((*held, *_held(self._content(holder, name))))
         if not is_first:
-            self.history.setdefault(key, []).append((self.count, place))
+            self.history.setdefault(key, []).append((self.count, place, before))
         if self._open:
             changes = self._open[-1]
             if key not in changes:
                 changes[key] = Change(holder, name, self._content(holder, name))
+            if before:
+                changes[key].held = aliases((*changes[key].held, *before))
             if place:
                 changes[key].places[place] = None
 
@@ -147,7 +199,7 @@ class State:
         if name is not None:
             return holder.values.get(name, ABSENT)
         held = None if isinstance(holder, Instance | Class) else holder.copy()
-        return held, self._lost.get(id(holder))
+        return _Content(held, self._lost.get(id(holder)))
 
     def _restore(self, change: Change, content: Any) -> None:
         holder = change.holder
@@ -174,12 +226,20 @@ def _falls_through(change: Change) -> bool:
     return isinstance(change.holder, Scope) and (change.holder.is_class or hasattr(builtins, str(change.name)))
 
 
+def _held(content: Any) -> list[Any]:
+    """What a name is bound to, or a container holds, as a list; with what is known of it where that is lost."""
+    if not (isinstance(content, _Content)):
+        return [content]
+    held, lost = content
+    return [*([] if held is None else [*held, *held.values()] if isinstance(held, dict) else held), lost]
+
+
 def _agree(contents: list[Any], is_name: bool) -> bool:
     """Whether a name, or a container, holds the same after all ways."""
     return all((same if is_name else _same_content)(each, contents[0]) for each in contents[1:])
 
 
-def _same_content(one: tuple[Any, Unknown | None], other: tuple[Any, Unknown | None]) -> bool:
+def _same_content(one: _Content, other: _Content) -> bool:
     (held, lost), (also, gone) = one, other
     if lost is not gone:
         return False

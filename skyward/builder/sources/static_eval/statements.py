@@ -8,8 +8,8 @@ from enum import Enum
 from typing import Any
 
 from skyward.builder.sources.static_eval import known
-from skyward.builder.sources.static_eval.expressions import MOST
-from skyward.builder.sources.static_eval.reading import Loop, Reading
+from skyward.builder.sources.static_eval.expressions import MOST, derived
+from skyward.builder.sources.static_eval.reading import Loop, Reading, bound_error, loaded
 from skyward.builder.sources.static_eval.state import Changes
 from skyward.builder.sources.static_eval.values import (
     ABSENT,
@@ -22,6 +22,7 @@ from skyward.builder.sources.static_eval.values import (
     Reference,
     Scope,
     Unknown,
+    holding,
 )
 
 
@@ -34,6 +35,7 @@ class End(Enum):
     CONTINUE = 4
 
 
+_FOLLOWED = ("__init__", "__enter__", "__exit__")  # methods that are followed where they are called implicitly
 _MOST_ROUNDS = 3  # until a loop that runs nobody knows how often changes nothing more
 
 
@@ -130,6 +132,8 @@ class Statements:
         reading = self._reading
         place = reading.place(node)
         if isinstance(owner, Instance | Class | Module):
+            if not isinstance(owner, Module) and reading.doubt(owner, None):  # others have it, and now its attributes
+                reading.escape(value, node)
             reading.state.bind(owner.scope, name, value, place)
             return
         if isinstance(owner, Reference) and owner.name.startswith("skyward"):
@@ -140,6 +144,9 @@ class Statements:
         reading = self._reading
         owner = reading.expressions.value(target.value, scope)
         key = reading.expressions.value(target.slice, scope)
+        if isinstance(owner, Unknown):
+            reading.change(owner, self._put(target, value, key), target)
+            return
         if not isinstance(owner, CONTAINERS) or isinstance(key, Unknown | Instance):
             reading.escape([owner, value, key], target)
             return
@@ -149,6 +156,11 @@ class Statements:
         except (TypeError, LookupError, ValueError):
             reading.escape([owner, value], target)
 
+    def _put(self, target: ast.Subscript, value: Any, key: Any) -> list[Any]:
+        """What an assignment to an item, or to a slice, puts into its container."""
+        is_slice = isinstance(target.slice, ast.Slice)
+        return [key, *(self._reading.inside(value) if is_slice else [value])]
+
     def _unpack(self, target: ast.Tuple | ast.List, value: Any, scope: Scope) -> None:
         items = self._reading.expressions.items(value, target)
         stars = [place for place, each in enumerate(target.elts) if isinstance(each, ast.Starred)]
@@ -156,10 +168,14 @@ class Statements:
             len(items) >= len(target.elts) - 1 if stars else len(items) == len(target.elts)
         )
         if isinstance(items, Unknown) or not fits:
-            self._reading.escape(value, target)
-            unknown = items if isinstance(items, Unknown) else Unknown("does not unpack")
+            self._reading.use(value, target)
+            unknown = derived(
+                items if isinstance(items, Unknown) else Unknown("does not unpack"), self._reading.inside(value)
+            )
             for each in target.elts:
-                self.assign(each, unknown, scope)
+                self.assign(
+                    each, derived(unknown, holding(unknown.of)) if isinstance(each, ast.Starred) else unknown, scope
+                )
             return
         if stars:
             after = len(target.elts) - stars[0] - 1
@@ -180,18 +196,23 @@ class Statements:
 
     def _augassign(self, node: ast.AugAssign, scope: Scope) -> None:
         reading, expressions = self._reading, self._reading.expressions
-        loaded = ast.copy_location(_loaded(node.target), node.target)
-        held, given = expressions.value(loaded, scope), expressions.value(node.value, scope)
+        read = ast.copy_location(loaded(node.target), node.target)
+        held, given = expressions.value(read, scope), expressions.value(node.value, scope)
         in_place = {ast.Add: (list,), ast.BitOr: (dict, set), ast.BitAnd: (set,), ast.Sub: (set,), ast.BitXor: (set,)}
         if not isinstance(held, in_place.get(type(node.op), ())):
-            if isinstance(held, CONTAINERS):
+            if isinstance(held, Unknown):
+                reading.change(held, reading.inside(given), node)
+            elif isinstance(held, CONTAINERS):
                 reading.escape(held, node)
-            self.assign(node.target, expressions.operated(node, type(node.op), held, given), scope)
+            made = expressions.operated(node, type(node.op), held, given)
+            if isinstance(held, Unknown) and isinstance(made, Unknown):  # most likely itself, changed in place
+                made = derived(made, (*held.of, *made.of))
+            self.assign(node.target, made, scope)
             return
-        reading.state.touch(held, reading.place(node))
+        reading.state.touch(held, reading.place(node), is_growing=isinstance(held, list))
         items = given if isinstance(held, dict | set) else expressions.items(given, node.value)
         if isinstance(items, Unknown) or not isinstance(items, (*CONTAINERS, tuple, frozenset)):
-            reading.escape([held, given], node)
+            reading.escape([held, *reading.inside(given)], node)
         elif isinstance(held, list) and len(held) + len(items) > MOST:
             reading.escape(held, node)
         elif isinstance(held, list):
@@ -218,6 +239,9 @@ class Statements:
                 continue
             owner = reading.expressions.value(target.value, scope)
             key = reading.expressions.value(target.slice, scope)
+            if isinstance(owner, Unknown):
+                reading.change(owner, (), node)
+                continue
             if not isinstance(owner, CONTAINERS) or isinstance(key, Unknown | Instance):
                 reading.escape(owner, node)
                 continue
@@ -271,12 +295,11 @@ class Statements:
 
         return self.either([*(lambda case=case: way(case) for case in node.cases), lambda: None])
 
-    def _while(self, node: ast.While, scope: Scope) -> None:
+    def _while(self, node: ast.While, scope: Scope) -> End | None:
         expressions = self._reading.expressions
         answer = expressions.truth(expressions.value(node.test, scope), node.test)
         if answer is False:
-            self.run(node.orelse, scope)
-            return
+            return self.run(node.orelse, scope)
 
         def once() -> End | None:
             expressions.value(node.test, scope)
@@ -285,6 +308,7 @@ class Statements:
         self.repeatedly(once)
         if node.orelse:
             self.perhaps(lambda: self.run(node.orelse, scope))
+        return None
 
     def _for(self, node: ast.For | ast.AsyncFor, scope: Scope) -> End | None:
         expressions = self._reading.expressions
@@ -293,14 +317,15 @@ class Statements:
         if (
             not isinstance(items, Unknown)
             and not self._reading.is_long
-            and (done := self._each(node, items, scope)) is not None
+            and (done := self._each(node, found if isinstance(found, list) else items, scope)) is not None
         ):
             return done[0]
-        self._reading.escape(found, node)
+        self._reading.use(found, node)
         why = items if isinstance(items, Unknown) else Unknown("is one of several values, and may not be reached")
 
         def once() -> End | None:
-            self.assign(node.target, self._reading.unknown(node.target, why.why), scope)
+            of = self._reading.inside(found)
+            self.assign(node.target, self._reading.unknown(node.target, why.why, of=of), scope)
             return self.run(node.body, scope)
 
         self.repeatedly(once)
@@ -319,21 +344,26 @@ class Statements:
         before = len(frame.results), len(frame.early)
         state.begin()
         end: End | None = None
-        for item in items:
+        is_over = False
+        for item in items:  # if it is the script's own list, that may change while this is done
             self.assign(node.target, item, scope)
             end = self.run(node.body, scope)
+            if reading.doubt(items, None):
+                loop.early.append({})
             if loop.early or end in (End.BREAK, End.RETURN, End.RAISE):
                 break
             end = None
         else:
-            end = self.run(node.orelse, scope)
-        frame.loops.pop()
+            frame.loops.pop()  # `break` and `continue` there are of the loop around it
+            end, is_over = self.run(node.orelse, scope), True
+        if not is_over:
+            frame.loops.pop()
         changes = state.end()
         if loop.early:
             del reading.pools[pools:], frame.results[before[0] :], frame.early[before[1] :]
             return None
         state.apply(changes)
-        return (None if end is End.BREAK else end,)
+        return (None if end is End.BREAK and not is_over else end,)
 
     def _with(self, node: ast.With | ast.AsyncWith, scope: Scope) -> End | None:
         reading, expressions = self._reading, self._reading.expressions
@@ -373,8 +403,8 @@ class Statements:
         return Unknown("is a pool" if value.cls.pool else "is made when the script runs", is_harmless=True)
 
     def _try(self, node: ast.Try, scope: Scope) -> End | None:
-        handlers = [] if self._cannot_fail(node) else node.handlers
-        bodies = [[_bound_error(each), *each.body] if each.name else each.body for each in handlers]
+        handlers = [] if known.cannot_fail(node) else node.handlers
+        bodies = [[bound_error(each), *each.body] if each.name else each.body for each in handlers]
         if handlers:
             end = self._tried(node.body, bodies, node.orelse, scope)
         else:
@@ -408,23 +438,6 @@ class Statements:
             return self.run(handler, scope)
 
         return self.either([well, *(lambda each=each: ill(each) for each in handlers)])
-
-    def _cannot_fail(self, node: ast.Try) -> bool:
-        """Whether a block only imports Skyward, which is here, and binds constants."""
-        for each in node.body:
-            if isinstance(each, ast.Import):
-                if any(alias.name.partition(".")[0] != "skyward" for alias in each.names):
-                    return False
-            elif isinstance(each, ast.ImportFrom):
-                if each.level or (each.module or "").partition(".")[0] != "skyward":
-                    return False
-            elif not isinstance(each, ast.Pass) and not (
-                isinstance(each, ast.Assign)
-                and isinstance(each.value, ast.Constant)
-                and all(isinstance(target, ast.Name) for target in each.targets)
-            ):
-                return False
-        return True
 
     def _global(self, node: ast.Global, scope: Scope) -> None:
         for name in node.names:
@@ -468,7 +481,7 @@ class Statements:
         self.run(node.body, mine)
         mine.key = node
         for name, value in mine.values.items():
-            implicit = name.startswith("__") and name != "__init__"  # operators and statements call these
+            implicit = name.startswith("__") and name not in _FOLLOWED  # operators and statements call these
             if isinstance(value, Function) and (implicit or not (cls.is_known or cls.pool)):
                 reading.expose(value)
         found: Any = cls
@@ -481,19 +494,3 @@ def _base(value: Any) -> Any:
     """A base class as its class keeps it: None for one without attributes of its own that matter."""
     plain = ("builtins.object", "abc.ABC", "typing.Protocol", *known.POOL_CLASSES)
     return None if isinstance(value, Reference) and value.name in plain else value
-
-
-def _loaded(target: ast.expr) -> ast.expr:
-    """The target of an assignment as an expression that is read."""
-    if isinstance(target, ast.Name):
-        return ast.Name(target.id, ast.Load())
-    if isinstance(target, ast.Attribute):
-        return ast.Attribute(target.value, target.attr, ast.Load())
-    assert isinstance(target, ast.Subscript)
-    return ast.Subscript(target.value, target.slice, ast.Load())
-
-
-def _bound_error(handler: ast.ExceptHandler) -> ast.stmt:
-    """What `except ... as name` does: it binds the name to something unknown."""
-    made = ast.Assign([ast.Name(handler.name or "_", ast.Store())], ast.Yield(None))
-    return ast.fix_missing_locations(ast.copy_location(made, handler))

@@ -6,6 +6,7 @@ They are plain classes, since a dataclass takes longer to define than most scrip
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,16 +32,27 @@ class Unknown:
         is_image: whether it would be an image, were all known.
         is_harmless: whether calls of it, or of its attributes, leave their arguments as they are.
         is_pool: whether it is a pool that was noted; as a decorator it leaves the function as it is.
+        of: values of the script that it may be.
+        whole: the container that it certainly is, of which only the content is unknown; None for anything else.
+        is_out: whether code that is not followed has that container, too.
     """
 
-    __slots__ = ("about", "is_harmless", "is_image", "is_pool", "mistake", "why")
+    __slots__ = ("about", "is_harmless", "is_image", "is_out", "is_pool", "mistake", "of", "whole", "why")
 
     def __init__(
-        self, why: str, *, about: str = "", mistake: str = "", is_image: bool = False, is_harmless: bool = False
+        self,
+        why: str,
+        *,
+        about: str = "",
+        mistake: str = "",
+        is_image: bool = False,
+        is_harmless: bool = False,
+        of: Iterable[Any] = (),
     ) -> None:
-        self.why, self.about, self.mistake = why, about, mistake
+        self.why, self.about, self.mistake, self.of = why, about, mistake, aliases(of)
         self.is_image, self.is_harmless = is_image, is_harmless
-        self.is_pool = False
+        self.is_pool = self.is_out = False
+        self.whole: Any = None
 
     def __str__(self) -> str:
         return self.mistake or f"{self.about} {self.why}"
@@ -189,6 +201,65 @@ class Partial:
 
     def __init__(self, called: Any, args: list[Any], kwargs: dict[str, Any], node: ast.expr) -> None:
         self.called, self.args, self.kwargs, self.node = called, args, kwargs, node
+
+
+class Within:
+    """A new value of which only a run can tell what it is, and that may hold others, at any depth."""
+
+    __slots__ = ("of",)
+
+    def __init__(self, of: Iterable[Any]) -> None:
+        self.of = tuple(of)
+
+
+def parts(value: Any) -> list[Any]:
+    """What somebody who has a value has with it."""
+    if isinstance(value, dict):
+        return [*value, *value.values()]
+    if isinstance(value, list | set | tuple):
+        return [*value]
+    if isinstance(value, Unknown):
+        return [*value.of]
+    if isinstance(value, Within):
+        return [*value.of, value]
+    if isinstance(value, Bound):
+        return [value.function, value.owner]
+    if isinstance(value, Method):
+        return [value.owner]
+    if isinstance(value, Instance):
+        held = [scope.values for scope in (value.scope, *(each.scope for each in value.cls.lineage))]
+        return [each for values in held for name, each in values.items() if name != "__init__"]
+    if isinstance(value, Class):
+        return [*value.scope.values.values(), *value.bases]
+    if isinstance(value, Partial):
+        return [value.called, *value.args, *value.kwargs.values()]
+    return []
+
+
+def aliases(values: Iterable[Any]) -> tuple[Any, ...]:
+    """Those of some values, also of what unknown ones among them may be, that can change or be called."""
+    found: dict[int, Any] = {}
+    within: dict[int, Any] = {}
+    todo = [each for each in values if type(each) is not str]
+    while todo:
+        each = todo.pop()
+        if isinstance(each, Unknown):
+            todo += each.of
+        elif isinstance(each, Within):
+            within |= {id(one): one for one in each.of}
+        elif isinstance(each, _MUTABLE) or (isinstance(each, tuple) and aliases(each)):
+            found[id(each)] = each
+    return (*found.values(), Within(within.values())) if within else tuple(found.values())
+
+
+def holding(values: Iterable[Any]) -> tuple[Any, ...]:
+    """A new value that may hold others, as `Unknown.of` has it."""
+    found = aliases(values)
+    held = {id(one): one for each in found for one in (each.of if isinstance(each, Within) else (each,))}
+    return (Within(held.values()),) if held else ()
+
+
+_MUTABLE = (*CONTAINERS, Instance, Class, Function, Bound, Method, Partial, Module)
 
 
 def same(one: Any, other: Any) -> bool:

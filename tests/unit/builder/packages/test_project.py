@@ -106,6 +106,24 @@ def test_exactly_as_the_lock_has_it(project: Path, monkeypatch: pytest.MonkeyPat
     assert other.packages[2].hashes != packages["native"].hashes
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("UV_PROJECT", "/nowhere"),
+        ("UV_WORKING_DIR", "/nowhere"),
+        ("UV_RESOLUTION", "lowest"),
+        ("UV_NO_SOURCES", "1"),
+    ],
+)
+def test_variables_of_uv_decide_nothing(project: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    """What a user has set for uv's own commands leaves a project's packages as its lock has them."""
+    image = Image.from_project(".", extras=["gpu"])
+    before = resolve_files(image, project, python="3.11", platform="linux/amd64")
+    monkeypatch.setenv(name, value)
+
+    assert resolve_files(image, project, python="3.11", platform="linux/amd64") == before
+
+
 def test_what_is_chosen_by_name(project: Path) -> None:
     """Groups only where they are named, also those that uv takes by default; a member in place of the whole."""
     assert "tester==1.0" not in _pins(Image.from_project("."), project)
