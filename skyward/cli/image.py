@@ -37,9 +37,13 @@ _UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Own:
-    """An image of ours; times in seconds since the epoch, `used` and `source` None where that is not known."""
+    """An image of ours; times in seconds since the epoch, `used` and `source` None where that is not known.
+
+    `also` are its other names, as of registries that it was pushed to.
+    """
 
     tag: str
+    also: tuple[str, ...]
     size: int
     built: float
     used: float | None
@@ -53,19 +57,28 @@ class Own:
 
 def own_images(images: Images) -> list[Own]:
     """The images of ours that an engine has, the one used last first."""
-    found = [
-        Own(
-            tag=tag,
-            size=image["Size"],
-            built=_built(images, tag, image["Created"]),
-            used=last_use(tag),
-            source=source_of(tag) or None,
+    found = []
+    for image in images.labelled(LABEL):
+        names = [tag for tag in map(_local, image["RepoTags"] or ()) if _is_own(tag, image["Labels"][LABEL])]
+        if not names:
+            continue
+        tag, *also = sorted(names, key=lambda name: (name.count("/"), name))
+        found.append(
+            Own(
+                tag=tag,
+                also=tuple(also),
+                size=image["Size"],
+                built=_built(images, tag, image["Created"]),
+                used=last_use(tag),
+                source=source_of(tag) or None,
+            )
         )
-        for image in images.labelled(LABEL)
-        for tag in image["RepoTags"] or ()
-        if _is_own(tag, image["Labels"][LABEL])
-    ]
     return sorted(found, key=lambda image: (-image.last, image.tag))
+
+
+def _local(tag: str) -> str:
+    """A name as images are built by it: Podman says localhost/ before those that have no registry."""
+    return tag.removeprefix("localhost/") if tag.startswith("localhost/skyward:") else tag
 
 
 def _built(images: Images, tag: str, created: float) -> float:
@@ -121,14 +134,14 @@ def list_images(as_json: bool) -> int:
 def remove_images(tags: tuple[str, ...], is_trial: bool, as_json: bool) -> int:
     """Remove images by their tags, as `ls` shows them; `skyward:` may be left out."""
     images = Images(find_engine())
-    own = {image.tag: image for image in own_images(images)}
-    wanted = [tag if ":" in tag else f"skyward:{tag}" for tag in tags]
+    own = {tag: image for image in own_images(images) for tag in (image.tag, *image.also)}
+    wanted = [_local(tag) if ":" in tag else f"skyward:{tag}" for tag in tags]
     if unknown := [tag for tag in wanted if tag not in own]:
         raise ConfigError(
             f"Nothing was removed: {', '.join(unknown)} {'is' if len(unknown) == 1 else 'are'} no image that skyward "
             "built on this engine. `skyward image ls` shows those."
         )
-    if used := _removed(images, [own[tag] for tag in wanted], is_trial=is_trial, as_json=as_json)[1]:
+    if used := _removed(images, list(dict.fromkeys(own[tag] for tag in wanted)), is_trial=is_trial, as_json=as_json)[1]:
         raise ImageError(
             f"{', '.join(used)} cannot be removed. First end the pool, or remove the container or image, that needs it."
         )
@@ -188,7 +201,9 @@ def _removed(images: Images, wanted: Sequence[Own], *, is_trial: bool, as_json: 
     gone: list[str] = []
     stay: list[str] = []
     for image in wanted:
-        how = Removal.DONE if is_trial else images.remove(image.tag)
+        how = Removal.DONE
+        for tag in () if is_trial else (*image.also, image.tag):
+            how = images.remove(tag)
         (stay if how is Removal.IN_USE else gone).append(image.tag)
         if how is Removal.IN_USE:
             event, about, line = "stays", {"reason": how.value}, f"{how.value}, and stays"

@@ -37,7 +37,8 @@ class Watch:
                 filters={
                     "type": "container",
                     "label": [f"{name}={value}" for name, value in labels.items()],
-                    "event": ["die", "oom", "destroy"],
+                    # Podman filters by names of its own (died, remove)
+                    "event": ["die", "died", "oom", "destroy", "remove"],
                 },
             )
         self._thread = threading.Thread(target=self._follow, name="skyward-engine-events", daemon=True)
@@ -68,7 +69,7 @@ class Watch:
         for event in self._events:
             container_id = event["Actor"]["ID"]
             with self._news:
-                if event["Action"] == "die":
+                if event["Action"] in ("die", "died"):
                     self._codes[container_id] = int(event["Actor"]["Attributes"]["exitCode"])
                 elif event["Action"] == "oom":
                     self._short_of_memory.add(container_id)

@@ -58,6 +58,31 @@ def test_the_last_used_stands_first(skyward: Skyward, engine: FakeEngine, tmp_pa
     assert lines[1].split()[-2:] == ["-", "-"]
 
 
+def test_an_image_with_two_names(skyward: Skyward, engine: FakeEngine) -> None:
+    """As a push leaves it: one line, by its local name; and by either name all of it is removed."""
+    for name in (0, 1):
+        tag = _own(engine, "ab")
+        other = f"host:5000/team/x:{tag.rpartition(':')[2]}"
+        engine.images = {other: engine.images[tag], **engine.images}
+
+        lines = skyward("image", "ls")[1].splitlines()[1:]
+        assert [line.split()[0] for line in lines] == [tag]
+        assert json.loads(skyward("image", "ls", "--json")[1])["also"] == [other]
+        status, out, _ = skyward("image", "rm", (tag, other)[name])
+
+        assert (status, out) == (0, f"{tag} removed\n")
+        assert not {tag, other} & {*engine.images}
+
+
+def test_names_of_podman(skyward: Skyward, engine: FakeEngine) -> None:
+    """Shown, and taken, as Docker has them."""
+    tag = _own(engine, "ab")
+    engine.images[f"localhost/{tag}"] = engine.images.pop(tag)
+    assert skyward("image", "ls")[1].splitlines()[1].split()[0] == tag
+    for word in (tag, f"localhost/{tag}", tag.partition(":")[2]):
+        assert skyward("image", "rm", "--dry-run", word)[:2] == (0, f"{tag} would be removed (1 kB)\n")
+
+
 def test_removal_by_tag(skyward: Skyward, engine: FakeEngine) -> None:
     """The repository may be left out; what is known of the image's use goes, too."""
     first, second, kept = _own(engine, "ab"), _own(engine, "cd"), _own(engine, "ef")

@@ -73,7 +73,12 @@ class FakeEngine:
                 for tag, i in self.images.items()
                 if tag in names and all(label in i["Labels"] for label in labels)
             ]
-            return 200, [{"Id": f"sha256:{tag}", "RepoTags": [tag], "RepoDigests": None, **i} for tag, i in listed]
+            names = {id(image): [tag for tag, i in self.images.items() if i is image] for image in self.images.values()}
+            return 200, [
+                {"Id": f"sha256:{tag}", "RepoTags": names[id(i)], "RepoDigests": None, **i}
+                for tag, i in listed
+                if tag == names[id(i)][0]
+            ]
         ref = unquote(re.sub(r"^/images/|/(json|history|tag|push)$", "", path))
         if ref == "broken:1":
             return 500, {"message": "the disk is on fire"}
