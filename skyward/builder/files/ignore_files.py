@@ -45,7 +45,7 @@ def git_rules(folder: Path) -> tuple[GitRules, ...]:
     Raises:
         ConfigError: it cannot be read.
     """
-    lines = _lines(folder / ".gitignore")
+    lines = [_as_git(line) for line in _lines(folder / ".gitignore")]
     if not any(lines):
         return ()
     from pathspec import GitIgnoreSpec  # loaded where there is something to ignore: it takes 15 ms
@@ -58,6 +58,28 @@ def git_rules(folder: Path) -> tuple[GitRules, ...]:
         return True
 
     return (GitRules(folder, GitIgnoreSpec.from_lines(filter(is_pattern, lines))),)
+
+
+# of POSIX, which pathspec does not know (https://github.com/cpburnz/python-pathspec/issues/137)
+_CLASSES = {
+    "alnum": "a-zA-Z0-9",
+    "alpha": "a-zA-Z",
+    "blank": " \t",
+    "digit": "0-9",
+    "lower": "a-z",
+    "space": " \t\v\f\r",
+    "upper": "A-Z",
+    "xdigit": "0-9a-fA-F",
+}
+_CLASS = re.compile(rf"(?<!\\)(\[[^\]/]*?)\[:({'|'.join(_CLASSES)}):\]")
+
+
+def _as_git(line: str) -> str:
+    """A line in which pathspec finds what git does: classes of characters, and tabs at the end, are of the pattern."""
+    while found := _CLASS.search(line):
+        line = f"{line[: found.start()]}{found[1]}{_CLASSES[found[2]]}{line[found.end() :]}"
+    end = line.rstrip(" ")
+    return f"{end[:-1]}[\t]" if end.endswith("\t") and end.strip() and not end.startswith("#") else line
 
 
 def git_rules_above(start: Path, root: Path) -> tuple[GitRules, ...]:

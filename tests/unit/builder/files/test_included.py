@@ -103,12 +103,13 @@ def test_ordinary_files_are_taken(tmp_path: Path, name: str, content: str) -> No
 
 
 GIT_PATTERNS = {
-    ".gitignore": "*.log\n!keep.log\n/only_top.txt\nbuild/\ndocs/**/draft\n# no\n\\#odd\nspace\\ \n!\n[z-a]\n*.tmp  \n",
+    ".gitignore": "*.log\n!keep.log\n/only_top.txt\nbuild/\ndocs/**/draft\n# no\n\\#odd\nspace\\ \n!\n[z-a]\n*.tmp  \n"
+    "/[[:digit:]_]?\n/final\t\n",
     "src/.gitignore": "!special.log\n*.csv\nsub/*\n!sub/keep.py\ndeep/\n!deep/kept.py\n",
     "src/sub/.gitignore": "!again.txt\n",
 }
 GIT_TREE = [
-    *("a.log", "keep.log", "only_top.txt", "#odd", "space ", "a.tmp", "[z-a]"),
+    *("a.log", "keep.log", "only_top.txt", "#odd", "space ", "a.tmp", "[z-a]", "1a", "_a", "final"),
     *("src/a.py", "src/a.log", "src/special.log", "src/only_top.txt", "src/t.csv", "src/build/x.py", "src/build.py"),
     *("src/sub/keep.py", "src/sub/lost.py", "src/sub/again.txt", "src/deep/kept.py", "src/é ü/x.py", "src/é ü/x.csv"),
     *("docs/draft", "docs/a/b/draft", "docs/a/draft/x.py", "docs/final"),
@@ -125,6 +126,7 @@ def test_ignore_files_are_read_as_git_reads_them(tmp_path: Path) -> None:
             "src/.gitignore",
             "keep.log",
             "[z-a]",
+            "final",
             "src/a.py",
             "src/special.log",
             "src/only_top.txt",
