@@ -308,8 +308,8 @@ class ComputePool(Facts, CallsOnly):
         with progress.stage("image", "image: looking it up"):
             hosts = manager.allocation.acquire()
             image = self._prepared = manager.allocation.prepare(hosts)
-            if image is not None and wanted.bake:
-                self._setup.leave_code_out()
+            if image is None and wanted.bake:
+                self._setup.include(wanted)
         with progress.stage("start", f"starting {count} node{'s' * (count > 1)}"):
             manager.start(hosts, image)
             self._set_up(manager.open())

@@ -18,11 +18,11 @@ from skyward.image.mount_points import MOUNT_POINTS_FILE
 from skyward.image.origins import origin_of, origins_of
 from skyward.image.plan import Copied, Layer
 from skyward.model.image import Image, local_path, requirement_name
+from skyward.model.protocol import BAKED_DIR
 from skyward.model.rights import ACCOUNT, ACCOUNT_ID, HOME, WORK_DIR
 
 UV = "0.13.8"  # see scripts/uv.txt, which has its hashes
 NEWLINES = {"\n": "SKYWARD_LF", "\r": "SKYWARD_CR"}  # the Dockerfile has no way to write them in ENV: build arguments
-CODE = "/opt/code"
 TIME = 315532800  # the time of whatever a step makes, see scripts/step.sh
 SCRIPTS = "steps"  # folder of the build context with the scripts
 INSTALL = "/run/steps/step.sh install"
@@ -201,7 +201,7 @@ def code(image: Image, copied: Copied | None) -> list[Layer]:
         return []
     origin = f"your bake=True, includes={list(image.includes)!r}"
     mount = f"--mount=type=bind,source={copied.folder},target=/run/code"
-    return [_run(["code", CODE], mount, name="local code", origin=origin)]
+    return [_run(["code", BAKED_DIR], mount, name="local code", origin=origin)]
 
 
 def start(given: BaseFacts | None) -> list[Layer]:
@@ -229,7 +229,7 @@ def env(image: Image, copied: Copied | None) -> list[Layer]:
     layers = [_layer(f"ARG {name}", "newlines in env", _USER) for name in needed]
     # the runner must stay importable whatever path the user or the base adds
     own = [quoted(image.env["PYTHONPATH"])[1:-1]] if image.env.get("PYTHONPATH") else []
-    paths = ":".join(["/opt/skyward", *own, *([CODE] if copied else [])])
+    paths = ":".join(["/opt/skyward", *own, *([BAKED_DIR] if copied else [])])
     layers.append(_layer(f'ENV PYTHONPATH="{paths}${{PYTHONPATH:+:$PYTHONPATH}}"', "the paths of modules", _OWN))
     if pairs:
         layers.append(_layer("ENV " + " \\\n    ".join(pairs), "env", _USER))

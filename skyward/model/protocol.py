@@ -11,6 +11,7 @@ CHANNEL_VAR = "SKYWARD_CHANNEL"  # hexadecimal; see `handshake.connect`. Not set
 KEY_FILE = "key"  # in the run directory
 WORK_FOLDER = "work"  # in the run directory of a node that is a process: its working directory
 CODE_DIR = ".skyward-code"  # below a worker's working directory: local modules that the client sends
+BAKED_DIR = "/opt/code"  # in an image with bake=True: the files of its includes; nodes find modules there
 ANNOUNCEMENT = "skyward-ready "  # start of the runner's one line on its standard output; the addresses follow as JSON
 SETUP = 0  # stands for the set-up of plugins where others have the id of their call
 

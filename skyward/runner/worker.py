@@ -162,7 +162,7 @@ class Worker:
             case Kind.FUNCTION:
                 self._calls.keep_function(frame)
             case Kind.CODE:
-                local_modules.write(payload.loads(frame.head, frame.buffers))
+                local_modules.write(*payload.loads(frame.head, frame.buffers))
             case Kind.SHARED:
                 shared.values.keep(frame.head, frame.buffers)
             case Kind.FORGET:

@@ -18,10 +18,15 @@ from skyward.runs.launch import Launch
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """The files of a program, by their paths below the directory that it will run in, and how it is started there."""
+    """The files of a program, by their paths below the directory that it will run in, and how it is started there.
+
+    Attributes:
+        programs: those of the paths that may be executed.
+    """
 
     files: dict[str, bytes]
     words: tuple[str, ...]
+    programs: frozenset[str] = frozenset()
 
     def write(self, folder: Path) -> None:
         """Put the files below a directory that only this user can read."""
@@ -29,7 +34,8 @@ class Pack:
         for name, data in self.files.items():
             path = folder / name
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700), "wb") as file:
+            mode = 0o700 if name in self.programs else 0o600
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
                 file.write(data)
 
 
@@ -49,10 +55,12 @@ def pack(launch: Launch, source: Path, images: Sequence[Declared]) -> Pack:
     """
     script = _inside(launch.directory, source)
     files: dict[str, bytes] = {}
+    programs: frozenset[str] = frozenset()
     for image in images:
         for path in image.image.includes:
             _check_include(launch.directory, path, image)
-        files |= dict(bundle_paths(image.image.includes, image.image.excludes).files)
+        included = bundle_paths(image.image.includes, image.image.excludes)
+        files, programs = files | dict(included.files), programs | included.programs
     if launch.is_module:
         root, names = PurePosixPath(), [launch.program, f"{launch.program}.__main__"]
         words: tuple[str, ...] = ("-m", launch.program, *launch.arguments)
@@ -63,7 +71,7 @@ def pack(launch: Launch, source: Path, images: Sequence[Declared]) -> Pack:
     with _searching(launch.directory if launch.is_module else source.parent):
         modules = bundle_modules(names)
     files |= {str(root / name): data for name, data in modules.files}
-    return Pack(files, words)
+    return Pack(files, words, programs)
 
 
 def _inside(directory: Path, source: Path) -> PurePosixPath:

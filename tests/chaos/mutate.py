@@ -66,7 +66,7 @@ def for_worker(chance: random.Random) -> bytes:
     heads: dict[Kind, bytes] = {
         Kind.CALL: CALL_HEAD.pack(chance.randrange(4), chance.randrange(256)) + pickle.dumps(((), {})),
         Kind.FUNCTION: chance.randbytes(20),
-        Kind.CODE: pickle.dumps((("../../outside.py", b"x"),)),
+        Kind.CODE: pickle.dumps(((("../../outside.py", b"x"),), frozenset())),
         Kind.CREDIT: _document({"items": 1}, chance),
         Kind.GATHERED: _document({"round": 0, "parts": [1]}, chance),
         Kind.PLACE: _document({"node": 0}, chance),

@@ -36,19 +36,25 @@ MAIN = ("__main__", "__mp_main__")
 
 @dataclass(frozen=True, slots=True)
 class CodeBundle:
-    """Files to be sent to nodes: paths relative to a directory that is on `sys.path` there, with their content."""
+    """Files to be sent to nodes: paths relative to a directory that is on `sys.path` there, with their content.
+
+    Attributes:
+        digest: of paths and contents.
+        programs: those of the paths that may be executed.
+    """
 
     files: tuple[tuple[str, bytes], ...] = field(default=(), repr=False)
     digest: str = ""
+    programs: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, files: dict[str, bytes]) -> CodeBundle:
+    def of(cls, files: dict[str, bytes], programs: Iterable[str] = ()) -> CodeBundle:
         """The bundle of these files, in the order of their paths."""
         digest = hashlib.sha256()
         for path, data in sorted(files.items()):
             name = path.encode("utf-8", "surrogateescape")
             digest.update(b"%d %d %b" % (len(name), len(data), name) + data)
-        return cls(tuple(sorted(files.items())), digest.hexdigest())
+        return cls(tuple(sorted(files.items())), digest.hexdigest(), frozenset(programs))
 
 
 class ReadModule(Protocol):
@@ -118,12 +124,13 @@ def bundle_paths(includes: Iterable[str | Path], excludes: Sequence[str] = DEFAU
     includes = tuple(includes)
     if not includes:
         return CodeBundle.of({})
-    from skyward.builder.files.included import included_files, largest, total_size  # brings all of the builder
+    from skyward.builder.files.included import facts, included_files, largest, total_size  # brings all of the builder
 
     found = included_files(includes, excludes, Path.cwd())
     if total_size(found) > MAX_BYTES:
         raise ConfigError(_too_large("The files of Image(includes=...)", largest(found), "exclude what is not code"))
-    return CodeBundle.of({path: _read(file, ConfigError) for path, file in found.items()})
+    programs = (path for path, file in found.items() if facts(file).st_mode & 0o111)
+    return CodeBundle.of({path: _read(file, ConfigError) for path, file in found.items()}, programs)
 
 
 class _Module(NamedTuple):

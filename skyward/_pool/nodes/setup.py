@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from skyward._pool.code.bundle import bundle_paths, local_modules
+from skyward._pool.code.bundle import CodeBundle, bundle_paths, local_modules
 from skyward._pool.collective import diagnosis
 from skyward._pool.collective.diagnosis import PATIENCE_S, Blame, is_noticed
 from skyward._pool.collective.gather import GatherCoordinator
@@ -30,6 +30,8 @@ _Ended = tuple[int, Future[None]]  # rank, outcome
 class WorkerSetup:
     """The messages that set up a pool's workers: included files, secrets, plugins. Made before any node exists.
 
+    Files that are baked into the nodes' image are not sent, unless there is no image, see `include`.
+
     Args:
         settings: what the pool is asked to be.
         image: the pool's, with what its plugins make of it.
@@ -43,9 +45,9 @@ class WorkerSetup:
         self._names = ", ".join(plugin.name for plugin in settings.plugins)
         self._limit_s = settings.provision_timeout_s
         self._ranks = settings.worker.rank_names(settings.nodes.desired)
-        self._code: Frame | None = None
+        self._sent = CodeBundle()
         self._setup: Frame | None = None
-        files = bundle_paths(image.includes, image.excludes).files
+        self._code: Frame | None = None
         plugins: tuple[Buffer, ...] = ()
         if settings.plugins:
             from skyward.plugins import node_setup
@@ -54,15 +56,25 @@ class WorkerSetup:
             setup = node_setup(settings.plugins, settings.cluster, several_processes=several)
             data, buffers = payload.dumps(setup)
             plugins = (data, *buffers)
-            files = (*local_modules(setup).files, *files)  # hooks may stand in modules of the user's own
+            self._send(local_modules(setup))  # hooks may stand in modules of the user's own
         if plugins or settings.secrets:
             self._setup = Frame(Kind.SETUP, SETUP, encode(dict(settings.secrets)), plugins)
-        if files:
-            self._code = Frame(Kind.CODE, 0, *payload.dumps(files))
+        if not image.bake:
+            self.include(image)
 
-    def leave_code_out(self) -> None:
-        """Send no included files: the nodes' image has them."""
-        self._code = None
+    def include(self, image: Image) -> None:
+        """Send the files that an image includes: the nodes' image does not have them.
+
+        Raises:
+            ConfigError: one is missing, or they are too large.
+        """
+        self._send(bundle_paths(image.includes, image.excludes))
+
+    def _send(self, bundle: CodeBundle) -> None:
+        known = self._sent
+        self._sent = sent = CodeBundle.of(dict(known.files) | dict(bundle.files), known.programs | bundle.programs)
+        if sent.files:
+            self._code = Frame(Kind.CODE, 0, *payload.dumps((sent.files, sent.programs)))
 
     def enter(self, workers: Sequence[tuple[NodeClient, WorkerClient]], clock: Timers) -> None:
         """Give these workers the files, then let all enter the plugins together: collective ones wait for each other.

@@ -125,7 +125,7 @@ class WorkerClient:
             if not self._files.keys().isdisjoint(path for path, _ in files):
                 self._functions.clear()  # one is replaced: the worker imports them all anew, and loads functions again
             self._files.update(files)
-            self.connection.enqueue(Frame(Kind.CODE, 0, *payload.dumps(tuple(files))))
+            self.connection.enqueue(Frame(Kind.CODE, 0, *payload.dumps((tuple(files), frozenset()))))
         if function.number not in self._functions:
             self.connection.enqueue(Frame(Kind.FUNCTION, function.number, function.data, function.wishes()))
         self._functions.pop(function.replaces, None)

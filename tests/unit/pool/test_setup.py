@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -11,6 +12,7 @@ from typing import Any, cast
 import pytest
 
 import skyward as sky
+from skyward._pool.code import bundle
 from skyward._pool.nodes.node_client import NodeClient
 from skyward._pool.nodes.setup import WorkerSetup
 from skyward._pool.nodes.worker_client import WorkerClient
@@ -226,7 +228,7 @@ def test_files_that_a_plugin_includes_are_sent(clock: Timers, tmp_path: Path) ->
         start.outcome(rank).set_result(None)
     assert wait() is None
     (frame,) = sent(start.workers[0], Kind.CODE)
-    assert ("module.py", b"x = 1") in payload.loads(frame.head, frame.buffers)
+    assert ("module.py", b"x = 1") in payload.loads(frame.head, frame.buffers)[0]
 
 
 def test_secrets_travel_with_the_set_up(clock: Timers, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,3 +255,35 @@ def test_secrets_need_no_plugin(clock: Timers) -> None:
 
     assert wait() is None
     assert [tuple(sent(worker, Kind.SETUP)[0].buffers) for worker in start.workers] == [(), ()]
+
+
+def test_only_what_the_image_has_is_not_sent(clock: Timers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of bake=True the included files are in the image, however large; modules that hooks stand in are not."""
+    (tmp_path / "hooks_of_a_baked_pool.py").write_text("def passed(fn):\n    return fn\n")
+    (tmp_path / "table.csv").write_text("1,2")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(bundle, "MAX_BYTES", 100)
+    (tmp_path / "large.bin").write_bytes(b"0" * 101)
+    hook = importlib.import_module("hooks_of_a_baked_pool").passed
+    image = sky.Image(includes=[str(tmp_path / "table.csv"), str(tmp_path / "large.bin")], bake=True)
+    start = Start(clock, plugins=[sky.Plugin.create("passing").with_decorator(hook)], image=image)
+    wait = start.enter(0, 1)
+    for rank in (0, 1):
+        start.outcome(rank).set_result(None)
+    assert wait() is None
+    (frame,) = sent(start.workers[0], Kind.CODE)
+
+    assert [name for name, _ in payload.loads(frame.head, frame.buffers)[0]] == ["hooks_of_a_baked_pool.py"]
+
+
+def test_what_is_to_be_baked_is_sent_where_there_is_no_image(clock: Timers, tmp_path: Path) -> None:
+    """As to the processes of sky.Local; programs are named."""
+    (tmp_path / "tool.sh").write_text("exit 3")
+    (tmp_path / "tool.sh").chmod(0o755)
+    image = sky.Image(includes=[str(tmp_path / "tool.sh")], bake=True)
+    start = Start(clock, plugins=[], image=image)
+    start.setup.include(image)
+
+    assert start.enter(0, 1)() is None
+    (frame,) = sent(start.workers[0], Kind.CODE)
+    assert payload.loads(frame.head, frame.buffers) == ((("tool.sh", b"exit 3"),), frozenset({"tool.sh"}))

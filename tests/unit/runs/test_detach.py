@@ -118,7 +118,10 @@ def test_included_files_come_along(work: Path) -> None:
     files({"program.py": "import skyward as sky\nsky.ComputePool(image=sky.Image(includes=['conf']))\n"})
     Path("conf").mkdir()
     Path("conf/a.yaml").write_text("a: 1\n")
+    Path("conf/tool.sh").write_text("exit 3\n")
+    Path("conf/tool.sh").chmod(0o755)
     assert packed("program.py").files["conf/a.yaml"] == b"a: 1\n"
+    assert packed("program.py").programs == {"conf/tool.sh"}
 
     (work.parent / "far.txt").write_text("far")
     files({"program.py": "import skyward as sky\nsky.ComputePool(image=sky.Image(includes=['../far.txt']))\n"})
@@ -127,9 +130,10 @@ def test_included_files_come_along(work: Path) -> None:
 
 
 def test_a_pack_is_for_its_user_alone(tmp_path: Path) -> None:
-    """Folders and files are written so that nobody else can read them."""
-    Pack({"a/b.py": b"1"}, ()).write(tmp_path / "program")
+    """Folders and files are written so that nobody else can read them; programs may be executed."""
+    Pack({"a/b.py": b"1", "a/tool": b"2"}, (), frozenset({"a/tool"})).write(tmp_path / "program")
 
+    assert [(tmp_path / "program/a" / name).stat().st_mode & 0o777 for name in ("b.py", "tool")] == [0o600, 0o700]
     assert (tmp_path / "program/a/b.py").read_bytes() == b"1"
     assert all(path.stat().st_mode & 0o077 == 0 for path in (tmp_path / "program").rglob("*"))
 

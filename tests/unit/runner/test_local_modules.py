@@ -1,0 +1,82 @@
+"""The files of local modules in a worker: what an image has of their packages, and programs among them."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from skyward.errors import WireError
+from skyward.runner import local_modules
+
+PACKAGE = "of_a_baked_image"
+SENT = (
+    (f"{PACKAGE}/__init__.py", b""),
+    (f"{PACKAGE}/deep/__init__.py", b"import pathlib\nplace = pathlib.Path(__file__)"),
+)
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of a new worker, whose image has a package with data."""
+    baked = tmp_path / "baked"
+    for name in (f"{PACKAGE}/__init__.py", f"{PACKAGE}/deep/__init__.py", f"{PACKAGE}/deep/table.csv", "beside.txt"):
+        (baked / name).parent.mkdir(parents=True, exist_ok=True)
+        (baked / name).write_text(f"raise ValueError({name!r})")
+    monkeypatch.setattr(local_modules, "BAKED_DIR", str(baked))
+    monkeypatch.setattr(local_modules, "_written", {})
+    monkeypatch.setattr(local_modules, "_is_replaced", False)
+    monkeypatch.setattr(local_modules, "directory", tmp_path / "code")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(baked)])
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    return tmp_path / "code"
+
+
+def test_a_module_finds_the_baked_data_of_its_package(root: Path) -> None:
+    """What is sent of a package does not hide what the image has of it, and counts where both have a file."""
+    local_modules.write(SENT)
+    module = importlib.import_module(f"{PACKAGE}.deep")
+
+    assert module.place == root / PACKAGE / "deep" / "__init__.py"
+    assert "table.csv" in module.place.with_name("table.csv").read_text()
+    assert (root / "beside.txt").exists()
+
+
+def test_a_second_worker_of_a_node_leaves_what_the_first_has_placed(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers share the directory: baked files do not come back over sent ones."""
+    local_modules.write(SENT)
+    monkeypatch.setattr(local_modules, "_written", {})
+    local_modules.write(SENT[:1])
+
+    assert (root / SENT[1][0]).read_bytes() == SENT[1][1]
+
+
+def test_what_is_baked_is_linked_only_where_it_is_a_place_of_modules(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine without an image may have such a folder for something else."""
+    monkeypatch.setattr(sys, "path", sys.path[:-1])
+    local_modules.write(SENT)
+
+    assert not (root / "beside.txt").exists()
+
+
+def test_programs_may_be_executed(root: Path) -> None:
+    """Those that are sent as programs, and also when they are sent again as modules that functions import."""
+    local_modules.write((("tools/a.py", b"#!/bin/sh\n"), ("tools/b.py", b"")), {"tools/a.py"})
+    local_modules.write((("tools/a.py", b"#!/bin/sh\nexit 3\n"),))
+
+    assert os.access(root / "tools/a.py", os.X_OK)
+    assert not os.access(root / "tools/b.py", os.X_OK)
+
+
+@pytest.mark.parametrize("name", ["..", ".", "../outside.py", "a/../../outside.py"])
+def test_a_path_that_leads_out_is_refused(root: Path, name: str) -> None:
+    """Nothing is written there."""
+    with pytest.raises(WireError, match="outside its directory"):
+        local_modules.write(((name, b""),))
