@@ -90,8 +90,8 @@ def dependencies_of(table: dict[str, Any], extras: tuple[str, ...]) -> tuple[str
     from packaging.requirements import Requirement
 
     own = package_name(str(table.get("name", "")))
-    optional = {package_name(name): listed for name, listed in table.get("optional-dependencies", {}).items()}
-    wanted = list(table.get("dependencies", ()))
+    optional = {package_name(name): texts for name, texts in table.get("optional-dependencies", {}).items()}
+    wanted = [*listed(table.get("dependencies", []), "[project] dependencies")]
     todo, seen = list(extras), set[str]()
     while todo:
         extra = package_name(todo.pop())
@@ -100,13 +100,24 @@ def dependencies_of(table: dict[str, Any], extras: tuple[str, ...]) -> tuple[str
         seen.add(extra)
         if extra not in optional:
             raise ConfigError(f"{own or 'The project'} has no extra {extra!r}; it has: {_listed(optional)}.")
-        for text in optional[extra]:
+        for text in listed(optional[extra], f"[project.optional-dependencies] {extra}"):
             inner = Requirement(text)
             if package_name(inner.name) == own:  # an extra made of others
                 todo += inner.extras
             else:
                 wanted.append(text)
     return tuple(wanted)
+
+
+def listed(value: Any, where: str) -> list[Any]:
+    """A list in a project's file.
+
+    Raises:
+        ConfigError: it is something else; a text would count as its letters.
+    """
+    if not isinstance(value, list):
+        raise ConfigError(f"{where} must be a list, such as ['numpy>=2']; found {value!r}.")
+    return value
 
 
 def _package(entry: str, path: Path) -> LocalPackage:

@@ -19,6 +19,24 @@ _SHORT = {"-r": "--requirement", "-e": "--editable", "-c": "--constraint", "-i":
 _SOURCES = ("--index-url", "--extra-index-url", "--find-links")
 _HASH = re.compile(r"\s--hash[=\s]\s*(\S+)")
 _FILE_URL = re.compile(r"(?:[A-Za-z0-9._-]+\s*(?:\[[^\]]*\])?\s*@\s*)?(file:[^\s;#]+)\S*")
+# locks that only their own tools read, and how to write one that others read, too
+EXPORTS = {
+    "poetry.lock": "poetry export -f requirements.txt -o requirements.txt",
+    "pdm.lock": "pdm export -f pylock -o pylock.toml",
+    "Pipfile.lock": "pipenv requirements --hash > requirements.txt",
+}
+# what else other tools keep requirements in, by its name, and what to do with it
+_OTHER_FORMS = (
+    (r"uv\.lock", "Name the pyproject.toml beside it, which is installed as the lock says."),
+    (r"p(yproject|ylock(\.[^.]+)?)\.toml", "Name it in requirements=, not in another file or in constraints=."),
+    (
+        r"pixi\.(lock|toml)|.*\.(ya?ml|json)",
+        "Packages of conda are not installed in images: name those of PyPI in pip= or in a file of requirements, and "
+        "libraries of the system in apt=.",
+    ),
+    (r"setup\.(py|cfg)", "Write what it needs into [project] dependencies of a pyproject.toml, and name that."),
+    (r"Pipfile|.*\.(toml|py|cfg)", "Write one requirement on a line, as in requirements.txt."),
+)
 _REMEDIES = {
     "--no-binary": "Which packages are built from source is not for an image to choose; name a version without wheels, "
     "or make a wheel of your own and name its path.",
@@ -68,6 +86,8 @@ def read_pip_file(path: Path, name: str, root: Path, *, constraints: bool = Fals
 def _lines(path: Path, name: str, root: Path, kind: str, above: tuple[Path, ...]) -> Iterator[Line]:
     if path in above:
         raise ConfigError(f"{path} requires itself, by way of {above[-1]}.")
+    if remedy := _remedy(path):
+        raise ConfigError(f"Image: {kind}s names {name!r}, which is no file of requirements in pip's form. {remedy}")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -91,6 +111,13 @@ def _lines(path: Path, name: str, root: Path, kind: str, above: tuple[Path, ...]
                 f"{place}: {option} cannot be used here. "
                 + _REMEDIES.get(option, "A requirement file of an image holds requirements, -r, -c and indexes only.")
             )
+
+
+def _remedy(path: Path) -> str | None:
+    """What to do with a file of another tool; None for one in pip's form."""
+    if export := EXPORTS.get(path.name):
+        return f"Write it down in one that all tools read, `{export}` in {path.parent}, and name {export.split()[-1]}."
+    return next((remedy for pattern, remedy in _OTHER_FORMS if re.fullmatch(pattern, path.name)), None)
 
 
 def _requirement(text: str, path: Path, root: Path, kind: str, is_editable: bool, place: str, where: str) -> Line:

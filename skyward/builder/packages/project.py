@@ -17,18 +17,21 @@ from pathlib import Path
 from typing import Any
 
 from skyward.builder.cache import uv_variables
-from skyward.builder.packages.pylock import Locked, Source, Target, bare, check_requires_python, locked_for, read_pylock
+from skyward.builder.packages.pip_files import EXPORTS
+from skyward.builder.packages.pylock import (
+    Locked,
+    Source,
+    Target,
+    bare,
+    check_requires_python,
+    default_groups,
+    locked_for,
+    read_pylock,
+)
 from skyward.builder.packages.resolver import find_uv
 from skyward.errors import ConfigError
 from skyward.model.image import package_name
 from skyward.model.image_fields import requirement
-
-# locks that uv cannot read, and how to write one that it can
-_OTHERS = {
-    "poetry.lock": "poetry export -f requirements.txt -o requirements.txt",
-    "pdm.lock": "pdm export -f pylock -o pylock.toml",
-    "Pipfile.lock": "pipenv requirements --hash > requirements.txt",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,14 +110,14 @@ def read_project(folder: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        other = next((name for name in _OTHERS if (folder / name).is_file()), None)
+        other = next((name for name in EXPORTS if (folder / name).is_file()), None)
         if other and isinstance(error, FileNotFoundError):
             raise _no_lock(folder) from None
         raise ConfigError(f"{path} cannot be read: {error}.") from None
 
 
 def _no_lock(folder: Path) -> ConfigError:
-    for name, export in _OTHERS.items():
+    for name, export in EXPORTS.items():
         if (folder / name).is_file():
             file = export.split()[-1]
             use = f"Image(requirements=[{str(folder / file)!r}])" if file == "requirements.txt" else "the same again"
@@ -146,7 +149,8 @@ def _from_pylock(lock: Path, choice: Choice, root: Path, target: Target) -> Lock
         known = {package_name(name) for name in document.get(kind, ())}
         if missing := sorted(set(wanted) - known):
             raise ConfigError(f"{lock} has no {missing[0]!r} among its {kind}; it has: {_listed(known)}.")
-    source = Source(where=str(lock), folder=lock.parent, root=root, extras=choice.extras, groups=choice.groups)
+    groups = choice.groups if choice.alone else (*choice.groups, *default_groups(document))
+    source = Source(where=str(lock), folder=lock.parent, root=root, extras=choice.extras, groups=groups)
     return locked_for(document, source, target)
 
 

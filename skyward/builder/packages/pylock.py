@@ -116,6 +116,11 @@ def read_pylock(path: Path) -> dict[str, Any]:
     return document
 
 
+def default_groups(document: Mapping[str, Any]) -> tuple[str, ...]:
+    """The groups that stand for what is installed where none is asked for: PDM has a project's own needs in one."""
+    return tuple(document.get("default-groups", ()))
+
+
 def locked_for(document: Mapping[str, Any], source: Source, target: Target) -> Locked:
     """What a document has for a target.
 
@@ -123,6 +128,7 @@ def locked_for(document: Mapping[str, Any], source: Source, target: Target) -> L
         ConfigError: it is not for that Python, a package has no file for the target, or a file is not there.
     """
     check_requires_python(str(document.get("requires-python", "")), source.where, target)
+    _check_environments(document, source, target)
     entries, local, scoped = [], [], dict[str, set[str]]()
     for entry in _applying(document, source, target):
         name = package_name(entry["name"])
@@ -160,12 +166,31 @@ def check_requires_python(wanted: str, where: str, target: Target) -> None:
         )
 
 
+def _environment(source: Source, target: Target) -> dict[str, str | AbstractSet[str]]:
+    return {**target.environment, "extras": set(source.extras), "dependency_groups": set(source.groups)}
+
+
+def _check_environments(document: Mapping[str, Any], source: Source, target: Target) -> None:
+    """See that a lock is for the target: for others it may lack packages."""
+    from packaging.markers import InvalidMarker, Marker
+
+    markers = document.get("environments", [])
+    try:
+        fits = any(Marker(each).evaluate(_environment(source, target), context="lock_file") for each in markers)
+    except InvalidMarker as error:
+        raise ConfigError(f"{source.where}: its environments cannot be read: {error}.") from None
+    if markers and not fits:
+        raise ConfigError(
+            f"{source.where} is for other environments than {target.platform} with Python {target.python}: "
+            f"{', '.join(markers)}. Lock the project for this one as well."
+        )
+
+
 def _applying(document: Mapping[str, Any], source: Source, target: Target) -> Iterator[dict[str, Any]]:
     """The packages that are for the target, each once."""
     from packaging.markers import InvalidMarker, Marker
 
-    environment: dict[str, str | AbstractSet[str]] = {**target.environment, "extras": set(source.extras)}
-    environment["dependency_groups"] = set(source.groups)
+    environment = _environment(source, target)
     seen: dict[str, Any] = {}
     for entry in document.get("packages", []):
         try:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from skyward.builder.packages.local import LocalPackage, dependencies_of, local_packages, located
+from skyward.builder.packages.local import LocalPackage, dependencies_of, listed, local_packages, located
 from skyward.builder.packages.rules import Hashed, Rules
 from skyward.errors import ConfigError
 from skyward.model import image_fields as fields
@@ -137,7 +137,7 @@ class _Reading:
 
         path = _nearest(self._root, self._image)
         document = _project(path)
-        groups = {package_name(name): listed for name, listed in document.get("dependency-groups", {}).items()}
+        groups = {package_name(name): texts for name, texts in document.get("dependency-groups", {}).items()}
         optional = {package_name(name) for name in document.get("project", {}).get("optional-dependencies", {})}
         if unknown := [name for name in self._image.groups if name not in {*groups, *optional}]:
             raise ConfigError(
@@ -197,6 +197,7 @@ class _Reading:
             self._take(self._locked(path.parent, Choice(itself=False)), where)
             return
         table = _project(path)
+        _check_says_needs(table, path)
         entries = _checked(dependencies_of(table.get("project", {}), ()), f"{path}, [project] dependencies")
         self._settings(table, path)
         _refuse_sources(table, entries, self._image, path)
@@ -209,10 +210,11 @@ class _Reading:
         return locked_project(folder, choice, self._root, Target(self._python, self._platform))
 
     def _pylock(self, path: Path) -> Locked:
-        from skyward.builder.packages.pylock import Source, Target, locked_for, read_pylock
+        from skyward.builder.packages.pylock import Source, Target, default_groups, locked_for, read_pylock
 
-        source = Source(where=str(path), folder=path.parent, root=self._root)
-        return locked_for(read_pylock(path), source, Target(self._python, self._platform))
+        document = read_pylock(path)
+        source = Source(where=str(path), folder=path.parent, root=self._root, groups=default_groups(document))
+        return locked_for(document, source, Target(self._python, self._platform))
 
     def _take(self, locked: Locked, origin: str, entries: dict[Path, str] | None = None) -> None:
         """Add what a lock has decided on."""
@@ -290,7 +292,7 @@ def _checked(entries: tuple[str, ...], where: str) -> list[str]:
 
 
 def _extra(project: dict[str, Any], name: str) -> tuple[str, ...]:
-    return dependencies_of({**project, "dependencies": ()}, (name,))
+    return dependencies_of({**project, "dependencies": []}, (name,))
 
 
 def _expanded(name: str, groups: dict[str, Any], path: Path, above: tuple[str, ...]) -> list[str]:
@@ -298,7 +300,7 @@ def _expanded(name: str, groups: dict[str, Any], path: Path, above: tuple[str, .
     if name in above:
         raise ConfigError(f"{path}: the dependency group {name!r} includes itself, by way of {above[-1]!r}.")
     texts: list[str] = []
-    for entry in groups[name]:
+    for entry in listed(groups[name], f"{path}: the dependency group {name!r}"):
         inner = package_name(entry["include-group"]) if isinstance(entry, dict) and "include-group" in entry else None
         if inner in groups:
             texts += _expanded(inner, groups, path, (*above, name))
@@ -307,6 +309,21 @@ def _expanded(name: str, groups: dict[str, Any], path: Path, above: tuple[str, .
         else:
             raise ConfigError(f"{path}: the dependency group {name!r} holds {entry!r}, which names no group there.")
     return texts
+
+
+def _check_says_needs(table: dict[str, Any], path: Path) -> None:
+    """See that a project without a lock says what it needs where all tools read it."""
+    project = table.get("project")
+    if project is not None and "dependencies" not in project.get("dynamic", ()):
+        listed(project.get("dependencies", []), f"{path}: [project] dependencies")
+        return
+    lacks = "has no [project] table" if project is None else "has its dependencies from its build (dynamic)"
+    remedy = "write them into [project] dependencies"
+    if "poetry" in table.get("tool", {}):
+        remedy = f"`poetry export -f requirements.txt -o requirements.txt` in {path.parent}, and name that file"
+    elif groups := table.get("dependency-groups"):
+        remedy = f"name its groups: Image(groups=[{min(groups)!r}])"
+    raise ConfigError(f"{path} {lacks}, so that what it needs cannot be read from it; {remedy}.")
 
 
 def _nearest(root: Path, image: Image) -> Path:

@@ -11,7 +11,7 @@ from skyward.builder.files.copied import package_files
 from skyward.builder.packages.local import local_packages
 from skyward.builder.packages.requirements import requirement_lines, resolve_files
 from skyward.errors import ConfigError
-from skyward.model.image import Image, PipIndex
+from skyward.model.image import Image, PipIndex, Project
 
 Tree = Callable[[dict[str, str]], Path]
 PROJECT = """
@@ -120,6 +120,82 @@ def test_a_project_file_stands_for_its_dependencies(tree: Tree) -> None:
     assert requirement_lines(Image(requirements=["app/pyproject.toml"]), root) == ("numpy", "rich>=13")
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (DYNAMIC, r"from its build \(dynamic\), .*; write them into \[project\] dependencies"),
+        ("[tool.black]", r"pyproject.toml has no \[project\] table, .*; write them into \[project\] dependencies"),
+        ("[tool.poetry.dependencies]\nsix='^1'", r"no \[project\] table, .*; `poetry export -f requirements.txt"),
+        ('[dependency-groups]\ndev=["six"]', r"no \[project\] table, .*; name its groups: Image\(groups=\['dev'\]\)"),
+        ('[project]\nname="a"\ndependencies="six"', r"toml: \[project\] dependencies must be a list.*found 'six'"),
+    ],
+)
+def test_a_project_file_that_does_not_say_what_it_needs(tree: Tree, text: str, message: str) -> None:
+    """No image is made without what the project needs."""
+    root = tree({"pyproject.toml": text})
+    with pytest.raises(ConfigError, match=message):
+        requirement_lines(Image(requirements=["pyproject.toml"]), root)
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("poetry.lock", r"`poetry export -f requirements.txt -o requirements.txt` in .*, and name requirements.txt"),
+        ("pdm.lock", r"`pdm export -f pylock -o pylock.toml` in .*, and name pylock.toml"),
+        ("Pipfile.lock", r"`pipenv requirements --hash > requirements.txt` in .*"),
+        ("Pipfile", r"Write one requirement on a line"),
+        ("uv.lock", r"Name the pyproject.toml beside it"),
+        ("environment.yml", r"Packages of conda are not installed in images: name those of PyPI in pip="),
+        ("pixi.toml", r"Packages of conda are not installed in images"),
+        ("setup.cfg", r"Write what it needs into \[project\] dependencies"),
+    ],
+)
+def test_files_of_other_tools(tree: Tree, name: str, remedy: str) -> None:
+    """They are refused with what to do, whatever their lines look like to pip; also where a file names them."""
+    root = tree({name: "numpy\n", "requirements.txt": f"-r {name}\n"})
+    for file in (name, "requirements.txt"):
+        message = rf"requirements names '{name}', which is no file of requirements in pip's form. .*{remedy}"
+        with pytest.raises(ConfigError, match=message):
+            requirement_lines(Image(requirements=[file]), root)
+    with pytest.raises(ConfigError, match=rf"constraints names '{name}', which"):
+        requirement_lines(Image(constraints=[name]), root)
+
+
+PYLOCK = f"""lock-version = "1.0"
+created-by = "pdm"
+dependency-groups = ["default", "dev"]
+default-groups = ["default"]
+environments = ["sys_platform == 'linux' and python_version >= '3.11'"]
+[[packages]]
+name = "six"
+version = "1.16.0"
+marker = "'default' in dependency_groups"
+wheels = [{{ name = "six-1.16.0-py3-none-any.whl", url = "https://a.example/s", hashes = {{ sha256 = "{"a" * 64}" }} }}]
+[[packages]]
+name = "leaf"
+version = "2"
+marker = "'dev' in dependency_groups"
+wheels = [{{ name = "leaf-2-py3-none-any.whl", url = "https://a.example/l", hashes = {{ sha256 = "{"b" * 64}" }} }}]
+"""
+
+
+def test_the_default_groups_of_a_lock_are_installed(tree: Tree) -> None:
+    """PDM has what the project itself needs in one; other groups come beside it."""
+    root = tree({"pylock.toml": PYLOCK, "pyproject.toml": PROJECT + 'dev = ["leaf"]\n'})
+
+    for file in ("pylock.toml", "pyproject.toml"):
+        assert requirement_lines(Image(requirements=[file]), root) == ("six==1.16.0",)
+    assert requirement_lines(Image(groups=["dev"]), root) == ("leaf==2",)
+    assert requirement_lines(Image(project=Project(groups=["dev"])), root) == ("leaf==2", "six==1.16.0")
+
+
+def test_a_lock_for_other_environments_is_refused(tree: Tree) -> None:
+    """It may lack packages that the nodes' platform needs."""
+    root = tree({"pylock.toml": PYLOCK.replace("'linux'", "'win32'")})
+    with pytest.raises(ConfigError, match=r"pylock.toml is for other environments than linux/.* 'win32'"):
+        requirement_lines(Image(requirements=["pylock.toml"]), root)
+
+
 def test_groups_of_the_nearest_project(tree: Tree) -> None:
     """Groups are found upwards, expanded, and fall back to optional dependencies; names are normalised."""
     root = tree({"pyproject.toml": PROJECT, "images/x.toml": ""}) / "images"
@@ -137,6 +213,7 @@ def test_groups_of_the_nearest_project(tree: Tree) -> None:
         ('[dependency-groups]\ndev=[{include-group="dev"}]', r"group 'dev' includes itself"),
         ('[dependency-groups]\ndev=[{include-group="no"}]', r"group 'dev' holds .*'no'.* which names no group there"),
         ('[dependency-groups]\ndev=["a b"]', r"\[dependency-groups\] dev: pip must be requirements"),
+        ('[dependency-groups]\ndev="six"', r"the dependency group 'dev' must be a list, .* found 'six'"),
         ("[dependency", r"pyproject.toml cannot be read"),
         (
             '[dependency-groups]\ndev=["torch"]\n[tool.uv.sources]\nTorch={index="x"}',
