@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
@@ -217,8 +218,10 @@ class Image:
             "python": fields.python(self.python),
             "apt": _each(fields.apt, "apt", self.apt),
             "pip": _each(fields.requirement, "pip", pip),
-            "requirements": _paths("requirements", (*fields.texts("requirements", self.requirements), *requirements)),
-            "constraints": _paths("constraints", (*fields.texts("constraints", self.constraints), *constraints)),
+            "requirements": _paths(
+                "requirements", (*fields.path_texts("requirements", self.requirements), *requirements)
+            ),
+            "constraints": _paths("constraints", (*fields.path_texts("constraints", self.constraints), *constraints)),
             "groups": _each(fields.group, "groups", self.groups),
             "pip_indexes": _merged(self.pip_indexes),
             "exclude_newer": fields.exclude_newer(self.exclude_newer),
@@ -331,9 +334,9 @@ class Image:
         """Add secrets that build steps may read."""
         return replace(self, secrets=(*self.secrets, *names))
 
-    def with_includes(self, *paths: str) -> Image:
+    def with_includes(self, *paths: str | os.PathLike[str]) -> Image:
         """Add local modules and packages that are sent to the nodes."""
-        return replace(self, includes=(*self.includes, *paths))
+        return replace(self, includes=(*self.includes, *(os.fspath(path) for path in paths)))
 
     def with_excludes(self, *patterns: str) -> Image:
         """Add patterns of what to leave out of `includes`, after those that are there."""
@@ -358,7 +361,7 @@ def _each(check: Any, name: str, values: Any) -> tuple[str, ...]:
 
 
 def _paths(name: str, values: Any) -> tuple[str, ...]:
-    return tuple(sorted({fields.path(name, text) for text in fields.texts(name, values)}))
+    return tuple(sorted({fields.path(name, text) for text in fields.path_texts(name, values)}))
 
 
 def _merged(indexes: Any) -> tuple[PipIndex, ...]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
 import re
 import sys
 from collections.abc import Mapping
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from skyward.errors import ConfigError
 from skyward.model.protocol import PLATFORMS
@@ -64,6 +65,12 @@ def require(holds: object, name: str, value: object, wanted: str) -> None:
     """Raise ConfigError, naming field, value and what is allowed, unless the condition holds."""
     if not holds:
         raise ConfigError(f"Image: {name} must be {wanted}; found {value!r}.")
+
+
+def path_texts(name: str, values: Any) -> tuple[str, ...]:
+    """A caller's list of paths as strings."""
+    listed = isinstance(values, (list, tuple, set, frozenset))
+    return texts(name, [os.fspath(v) if isinstance(v, os.PathLike) else v for v in values] if listed else values)
 
 
 def texts(name: str, values: Any) -> tuple[str, ...]:
@@ -205,6 +212,9 @@ _PLAIN = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)(==[0-9]+(?:\.
 _WORDS = re.compile(r"\s*(-r|--requirement|-c|--constraint)(?:\s*=\s*|\s+|(?<=-[rc])(?=\S))(.+)", re.DOTALL)
 _EDITABLE = re.compile(r"\s*(?:-e|--editable)(?:\s*=\s*|\s+)")
 _VCS = re.compile(r"(?:git|hg|svn|bzr)\+")
+_FILE_URL = re.compile(r"(?:[A-Za-z0-9._-]+\s*(\[[^\]]*\])?\s*@\s*)?file:([^\s;#?$\[]+)(\[[^\]]*\])?(?:#(\S*))?")
+_VARIABLE = re.compile(r"\$\{[A-Za-z0-9_]+\}")
+_MARKER = re.compile(r"""\s*[('"]*\s*(python_|sys_|platform_|os_name|implementation_|extra\b)""")
 
 
 def requirement_words(entries: tuple[str, ...]) -> tuple[list[str], list[str], list[str]]:
@@ -223,12 +233,24 @@ def requirement(text: str) -> str:
     Images hold copies, so that "-e " before a path or a repository has no effect.
     """
     text = _EDITABLE.sub("", text, count=1)
+    if found := _VARIABLE.search(text):
+        raise ConfigError(
+            f"Image: pip holds a variable, {found[0]!r}, which is not replaced by its value. Write the value; logins "
+            "belong to this machine's settings of pip or uv."
+        )
+    text = file_path(text.strip()) or text
     if _VCS.match(text.strip()):
         text = _repository(text.strip())
     if text.lstrip().startswith("-"):
         raise ConfigError(
             f"Image: pip must be requirements, paths, '-r FILE' or '-c FILE'; found {text!r}. Give an index in "
             "pip_indexes, for the packages that come from it, or in a file of requirements."
+        )
+    head, _, condition = text.partition(";")
+    if local_path(head) is not None and _MARKER.match(condition):
+        raise ConfigError(
+            f"Image: pip names the path {head.strip()!r} with a condition, {condition.strip()!r}, which paths cannot "
+            "have: an image is for one Python and one platform. Leave the condition out, or the entry."
         )
     located = local_path(text)
     if located is not None:
@@ -247,16 +269,27 @@ def requirement(text: str) -> str:
     except ModuleNotFoundError:  # a node, where a user's module may hold an Image at its top and nothing compiles it
         return text.strip()
     try:
-        found = Requirement(text)
+        wanted = Requirement(text)
     except InvalidRequirement as error:
         reason = _meant(text) or f" ({str(error).splitlines()[0].rstrip('.')})"
         raise ConfigError(
             f"Image: pip must be requirements such as 'numpy>=2' or paths such as './lib'; found {text!r}{reason}."
         ) from None
-    if found.url:
-        url("pip", found.url, schemes=("http", "https", "git+https", "git+ssh"))
-    found.name = package_name(found.name)
-    return str(found)
+    if wanted.url:
+        url("pip", wanted.url, schemes=("http", "https", "git+https", "git+ssh"))
+    wanted.name = package_name(wanted.name)
+    return str(wanted)
+
+
+def file_path(text: str) -> str | None:
+    """The path, with its extras, of a requirement that names a file or folder by a URL; None for any other."""
+    found = _FILE_URL.fullmatch(text)
+    if found is None:
+        return None
+    located = unquote(urlsplit(f"file:{found[2]}").path)
+    start = "" if located.startswith(_PATH_START) or located in (".", "..") else "./"
+    named = re.search(r"\[[^\]]*\]", found[4] or "")  # file:./lib#egg=lib[extra]
+    return f"{start}{located}{found[1] or found[3] or (named[0] if named else '')}"
 
 
 def _meant(text: str) -> str:

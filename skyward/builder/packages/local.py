@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skyward.builder.files.included import project_files
-from skyward.builder.packages.build_system import BuildSystem, build_system, texts_of
+from skyward.builder.packages.build_system import FILES, BuildSystem, build_system, texts_of
 from skyward.errors import ConfigError
 from skyward.model.image import DEFAULT_EXCLUDES, Image, local_path, package_name
 
@@ -153,6 +153,11 @@ def _of_project(path: Path, extras: tuple[str, ...]) -> tuple[str, tuple[str, ..
     from packaging.requirements import Requirement
 
     file = path / "pyproject.toml"
+    if not any((path / name).is_file() for name in FILES):
+        raise ConfigError(
+            f"{path} is no Python project: it has no pyproject.toml. Name the folder of one; modules that are "
+            "no package are sent by includes=[...]."
+        )
     table = tomllib.loads(file.read_text(encoding="utf-8")).get("project", {}) if file.is_file() else {}
     dynamic = {"dependencies", "optional-dependencies"} & {*table.get("dynamic", ())}
     if "name" not in table or dynamic:

@@ -18,7 +18,6 @@ _OPTION = re.compile(r"(--?[A-Za-z][A-Za-z-]*)(?:[=\s]\s*(.*))?", re.DOTALL)
 _SHORT = {"-r": "--requirement", "-e": "--editable", "-c": "--constraint", "-i": "--index-url", "-f": "--find-links"}
 _SOURCES = ("--index-url", "--extra-index-url", "--find-links")
 _HASH = re.compile(r"\s--hash[=\s]\s*(\S+)")
-_FILE_URL = re.compile(r"(?:[A-Za-z0-9._-]+\s*(?:\[[^\]]*\])?\s*@\s*)?(file:[^\s;#]+)\S*")
 # locks that only their own tools read, and how to write one that others read, too
 EXPORTS = {
     "poetry.lock": "poetry export -f requirements.txt -o requirements.txt",
@@ -128,11 +127,11 @@ def _requirement(text: str, path: Path, root: Path, kind: str, is_editable: bool
         raise ConfigError(f"{place}: {found[1]} cannot be used here. {remedy}")
     if wrong := next((each for each in hashes if not re.fullmatch(r"sha256:[0-9a-f]{64}", each)), None):
         raise ConfigError(f"{place}: images are locked by SHA-256; found --hash={wrong}.")
-    if found := _FILE_URL.fullmatch(text):
-        text = _relative(unquote(urlsplit(found[1]).path), path.parent, root)
+    by_url = fields.file_path(text)
+    text = by_url or text
     if is_editable and not re.match(r"(git|hg|svn|bzr)\+", text) and " @ " not in text and local_path(text) is None:
         text = f"./{text}"
-    if (local := local_path(text)) is not None and not local.startswith(("/", "~")):
+    if (local := local_path(text)) is not None and (by_url or not local.startswith(("/", "~"))):
         text = _relative(local, path.parent, root) + text[len(local) :]
     try:
         return Line(kind=kind, text=fields.requirement(text), where=where, hashes=hashes)

@@ -93,7 +93,11 @@ def test_a_file_of_requirements(tree: Tree) -> None:
         ("-e git+https://a.example/x", r"line 1: pip must be repositories with the package's name"),
         ("\nnum py", r"line 2: pip must be requirements .*'num py'"),
         ("x @ https://u:canary@a.example/x", r"line 1: pip holds a user name or password"),
-        ("x @ https://${TOKEN}@a.example/x", r"line 1: pip "),
+        ("x @ https://u:canary${TOKEN}@a.example/x", r"line 1: pip holds a variable, '\$\{TOKEN\}', which is not"),
+        ("x==${VERSION}", r"line 1: pip holds a variable, '\$\{VERSION\}', .* Write the value"),
+        ("x @ file://${PWD}/lib", r"line 1: pip holds a variable, '\$\{PWD\}'"),
+        ("./lib ; python_version > '3.8'", r"line 1: pip names the path './lib' with a condition, \"python_version > "),
+        ("./lib[gpu];sys_platform=='linux'", r"line 1: pip names the path './lib\[gpu\]' with a condition"),
         ("-r requirements.txt", r"requirements.txt requires itself, by way of"),
         ("-r https://a.example/r.txt", r"line 1: --requirement takes files of this machine; fetch https://a.example"),
         ("-r none.txt", r"none.txt cannot be read"),
@@ -106,6 +110,28 @@ def test_what_a_file_may_not_hold(tree: Tree, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         requirement_lines(Image(requirements=["requirements.txt"]), root)
     assert "canary" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "my-lib[gpu] @ file:./lib",
+        "my-lib[gpu] @ file:lib",
+        "my.lib [gpu]@file:{root}/lib",
+        "-e my-lib[gpu] @ file://{root}/lib",
+        "file:./lib[gpu]",
+        "-e file:./lib#egg=my-lib[gpu]&x=1",
+    ],
+)
+def test_extras_of_a_package_that_is_named_by_url(tree: Tree, line: str) -> None:
+    """Its own requirements and those of the extras come along, from files and from `pip`."""
+    root = tree({"lib/pyproject.toml": PROJECT})
+    root = tree({"requirements.txt": line.format(root=root)})
+    expected = ("./lib[gpu]", "numpy", "rich>=13", "torch>=2")
+
+    assert resolve_files(Image(requirements=["requirements.txt"]), root).image.pip == expected
+    entry = resolve_files(Image(pip=[line.format(root=root)]), root).image.pip
+    assert [each for each in entry if "lib" not in each] == [*expected[1:]]
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
@@ -285,6 +311,7 @@ def test_extras_of_a_wheel(tmp_path: Path, needs: str, extras: str, on_311: bool
     ("entry", "files", "message"),
     [
         ("./no", {}, r"pip names './no', but there is no .*/no"),
+        (".", {"a.py": ""}, r"pip='.' cannot be used: .* is no Python project: it has no pyproject.toml. Name"),
         ("./lib", {"lib/setup.py": ""}, r"'./lib' cannot be used: .* it has no \[project\] name. Make a wheel"),
         ("./lib", {"lib/pyproject.toml": DYNAMIC}, r"dependencies in .* are dynamic"),
         ("./lib", {"lib/pyproject.toml": '[project]\nname = "../out"'}, r"calls itself '../out', which is not a name"),
