@@ -61,10 +61,15 @@ def is_dockerfile(base: str) -> bool:
     return base.startswith(_PATH_START) or (named and ":" not in name)
 
 
+def without_logins(text: str) -> str:
+    """A text in which no URL has a user name, password or token before its host."""
+    return re.sub(r"://[^/\s\"']*@", "://***@", text)
+
+
 def require(holds: object, name: str, value: object, wanted: str) -> None:
     """Raise ConfigError, naming field, value and what is allowed, unless the condition holds."""
     if not holds:
-        raise ConfigError(f"Image: {name} must be {wanted}; found {value!r}.")
+        raise ConfigError(without_logins(f"Image: {name} must be {wanted}; found {value!r}."))
 
 
 def path_texts(name: str, values: Any) -> tuple[str, ...]:
@@ -95,6 +100,7 @@ def path(name: str, text: Any) -> str:
     """
     require(isinstance(text, str) and text.strip() and text.isprintable(), name, text, "a path without line ends")
     given = str(text).strip()
+    require("://" not in given, name, text, "a path of this machine and no URL; fetch the file and name it by its path")
     if given.startswith("~/"):  # what is below it is not told by its text: `~/..` is the home's parent
         return f"~/{_normal(given[2:])}"
     normal = _normal(given)
@@ -243,8 +249,8 @@ def requirement(text: str) -> str:
         text = _repository(text.strip())
     if text.lstrip().startswith("-"):
         raise ConfigError(
-            f"Image: pip must be requirements, paths, '-r FILE' or '-c FILE'; found {text!r}. Give an index in "
-            "pip_indexes, for the packages that come from it, or in a file of requirements."
+            f"Image: pip must be requirements, paths, '-r FILE' or '-c FILE'; found {without_logins(text)!r}. Give an "
+            "index in pip_indexes, for the packages that come from it, or in a file of requirements."
         )
     head, _, condition = text.partition(";")
     if local_path(head) is not None and _MARKER.match(condition):
@@ -258,9 +264,10 @@ def requirement(text: str) -> str:
     plain = text.isprintable() and "\\" not in text  # in a marker it would begin an escape, which may be a line's end
     require(plain, "pip", text, "requirements without backslashes, line ends and control characters")
     if text.strip().endswith(".txt"):
+        shown = without_logins(text.strip())
         raise ConfigError(
-            f"Image: pip must be requirements such as 'numpy>=2'; for the file {text.strip()!r} write requirements="
-            f"[{text.strip()!r}]."
+            f"Image: pip must be requirements such as 'numpy>=2'; for the file {shown!r} write requirements="
+            f"[{shown!r}]."
         )
     if usual := _PLAIN.fullmatch(text.strip()):
         return package_name(usual[1]) + (usual[2] or "")
@@ -273,7 +280,8 @@ def requirement(text: str) -> str:
     except InvalidRequirement as error:
         reason = _meant(text) or f" ({str(error).splitlines()[0].rstrip('.')})"
         raise ConfigError(
-            f"Image: pip must be requirements such as 'numpy>=2' or paths such as './lib'; found {text!r}{reason}."
+            "Image: pip must be requirements such as 'numpy>=2' or paths such as './lib'; found "
+            f"{without_logins(text)!r}{without_logins(reason)}."
         ) from None
     if wanted.url:
         url("pip", wanted.url, schemes=("http", "https", "git+https", "git+ssh"))
@@ -328,7 +336,10 @@ def url(name: str, text: str, schemes: tuple[str, ...] = ("http", "https")) -> s
     """A URL without credentials."""
     clean = str(text).isprintable() and not re.search(r"[\s\"'\\]", str(text))
     require(clean, name, text, "a URL without spaces, quotes or control characters")
-    parts = urlsplit(text)
+    try:
+        parts = urlsplit(text)
+    except ValueError as error:
+        raise ConfigError(f"Image: {name} must be a URL; found {without_logins(text)!r} ({error}).") from None
     if parts.password or (parts.username and not parts.scheme.endswith("ssh")):
         shown = text.replace(parts.netloc, f"***@{parts.netloc.rpartition('@')[2]}")
         raise ConfigError(
@@ -336,7 +347,9 @@ def url(name: str, text: str, schemes: tuple[str, ...] = ("http", "https")) -> s
             "URL without them and put them into this machine's settings of pip or uv, or map it in SKYWARD_INDEXES."
         )
     kind = "://, ".join(schemes) + "://"
-    require(parts.scheme in schemes and parts.hostname, name, text, f"a URL that starts with {kind}")
+    # without a scheme, what stands before the host may still be a login
+    shown = text if "://" in text else text.rpartition("@")[2]
+    require(parts.scheme in schemes and parts.hostname, name, shown, f"a URL that starts with {kind}")
     return text
 
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 from skyward.builder.events import Event, Kind, Report
 from skyward.image import Layer, Plan
+from skyward.model.image_fields import without_logins
 
 _LINE = re.compile(r"#(\d+) (.*)")
 _STEP = re.compile(r"\[(?:\S+/\S+ )?(\S+) +(\d+)/(\d+)\] ")
 _OUTPUT = re.compile(r"\d+\.\d+ ")
-_CREDENTIALS = re.compile(r"://[^/@\s]+@")
 _FOLDER = re.compile(r"http://127\.0\.0\.1:\d+/[0-9a-f]{32}")  # how folders are served to builds
 _HIDDEN = 4  # characters that a secret has at least; less would blot out ordinary words
 _DONE = re.compile(r"DONE (\d+\.\d+)s")
@@ -68,7 +68,7 @@ class Progress:
 
     def feed(self, line: str) -> None:
         """Process one line of the build's output."""
-        line = _FOLDER.sub("file://", _CREDENTIALS.sub("://***@", line))
+        line = _FOLDER.sub("file://", without_logins(line))
         for secret in self._hidden:
             line = line.replace(secret, "***")
         found = _LINE.fullmatch(line)

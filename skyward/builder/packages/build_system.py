@@ -19,6 +19,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 from zipfile import BadZipFile, ZipFile
 
 from skyward.errors import ImageError
+from skyward.model.image_fields import without_logins
 
 FILES = ("pyproject.toml", "setup.cfg", "setup.py")
 _LEGACY = "setuptools.build_meta"
@@ -220,7 +221,7 @@ def _of_commit(name: str, vcs: Mapping[str, Any], place: Path, environment: Mapp
     if done.returncode == 0 and git(*inside, "cat-file", "-e", f"{commit}^{{commit}}").returncode:
         done = git(*inside, "fetch", "--quiet", "origin", commit)  # no branch leads to it
     if done.returncode:
-        words = re.sub(r"://[^/@\s]+@", "://***@", done.stderr.strip())
+        words = without_logins(done.stderr.strip())
         raise ImageError(f"The repository of {name!r} cannot be read to learn what building it takes: {words}")
     top = PurePosixPath(vcs.get("subdirectory", ""))
     shown = {file: git(*inside, "show", f"{commit}:{(top / file).as_posix()}") for file in FILES}

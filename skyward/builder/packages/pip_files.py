@@ -95,7 +95,10 @@ def _lines(path: Path, name: str, root: Path, kind: str, above: tuple[Path, ...]
         place, where = f"{path}, line {number}", f"{name}, line {number}"
         option, value = _option(line) if line.startswith("-") else ("", line)
         if option in ("--requirement", "--constraint") and "://" in value:
-            raise ConfigError(f"{place}: {option} takes files of this machine; fetch {value} and name it by its path.")
+            raise ConfigError(
+                f"{place}: {option} takes files of this machine; fetch {fields.without_logins(value)} and name it "
+                "by its path."
+            )
         if option in ("--requirement", "--constraint") and value:
             inner = "constraint" if option == "--constraint" else kind
             yield from _lines(located(path.parent, value), value, root, inner, (*above, path))
@@ -126,7 +129,7 @@ def _requirement(text: str, path: Path, root: Path, kind: str, is_editable: bool
         remedy = _REMEDIES.get(found[1], "A requirement of an image has --hash options only.")
         raise ConfigError(f"{place}: {found[1]} cannot be used here. {remedy}")
     if wrong := next((each for each in hashes if not re.fullmatch(r"sha256:[0-9a-f]{64}", each)), None):
-        raise ConfigError(f"{place}: images are locked by SHA-256; found --hash={wrong}.")
+        raise ConfigError(f"{place}: images are locked by SHA-256; found --hash={fields.without_logins(wrong)}.")
     by_url = fields.file_path(text)
     text = by_url or text
     if is_editable and not re.match(r"(git|hg|svn|bzr)\+", text) and " @ " not in text and local_path(text) is None:
@@ -149,9 +152,10 @@ def _relative(path: str, folder: Path, root: Path) -> str:
 
 def _source(value: str, path: Path, place: str) -> str:
     if "$" in value:
+        shown = fields.without_logins(value)
         raise ConfigError(
-            f"{place}: index must be a URL without variables; found {value!r}. Logins belong to this "
-            "machine's settings of pip or uv."
+            f"{place}: index must be a URL without variables; found {shown!r}. Logins belong to this machine's "
+            "settings of pip or uv."
         )
     if "://" not in value or value.startswith("file:"):
         folder = unquote(urlsplit(value).path) if value.startswith("file:") else value

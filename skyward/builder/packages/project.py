@@ -31,7 +31,7 @@ from skyward.builder.packages.pylock import (
 from skyward.builder.packages.resolver import find_uv
 from skyward.errors import ConfigError
 from skyward.model.image import package_name
-from skyward.model.image_fields import requirement
+from skyward.model.image_fields import requirement, without_logins
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,7 +218,7 @@ def _check_fresh(folder: Path, lock: Path, declared: frozenset[str]) -> None:
     if done.returncode:
         raise ConfigError(
             f"{lock} does not fit {folder / 'pyproject.toml'} any more, or that cannot be told. Lock the project "
-            f"anew: `uv lock` in {lock.parent}. uv said:\n{done.stderr.strip()}"
+            f"anew: `uv lock` in {lock.parent}. uv said:\n{without_logins(done.stderr.strip())}"
         )
 
 
@@ -246,7 +246,7 @@ def _export(folder: Path, choice: Choice) -> dict[str, Any]:
     words += [] if choice.itself else ["--no-emit-project"]
     done = _uv(folder, *words, environment={**os.environ, "UV_OFFLINE": "1"})
     if done.returncode:
-        raise ConfigError(f"uv cannot read the lock of {folder}. uv said:\n{done.stderr.strip()}")
+        raise ConfigError(f"uv cannot read the lock of {folder}. uv said:\n{without_logins(done.stderr.strip())}")
     return tomllib.loads(done.stdout)
 
 

@@ -28,6 +28,7 @@ from skyward.image import Package
 from skyward.image.origins import origin_of
 from skyward.image.requirements import PROJECT, requirements_file, unlisted
 from skyward.model.image import Image, package_name, requirement_name
+from skyward.model.image_fields import without_logins
 
 if TYPE_CHECKING:
     from skyward.builder.packages.lock import Request
@@ -36,7 +37,6 @@ _log = logging.getLogger(__name__)
 _LOCK, _CONSTRAINTS, _OVERRIDES = "pylock.toml", "constraints.txt", "overrides.txt"
 _finding = threading.Lock()  # sysconfig, where uv looks, gives None for a setting while another thread first asks it
 _KEPT = ("UV_CACHE_DIR", "UV_HTTP_RETRIES", "UV_KEYRING_PROVIDER", "UV_OFFLINE")
-_CREDENTIALS = re.compile(r"://[^/@\s]+@")
 _STOOD_IN = re.compile(r"\s+@\s+file://\S+/[^/\s-]+-([^/\s-]+)-py3-none-any\.whl")
 _SERVED = re.compile(r"http://127\.0\.0\.1:\d+/[0-9a-f]{32}")
 _MISSING = (
@@ -208,7 +208,7 @@ def _pins(preferred: Iterable[tuple[str, str]]) -> str:
 def _failure(request: Request, said: str) -> SkywardError:
     """The error for what uv said."""
     image = request.image
-    said = _SERVED.sub("file://", _CREDENTIALS.sub("://***@", said)).strip()
+    said = _SERVED.sub("file://", without_logins(said)).strip()
     said = re.sub(rf"{PROJECT}\s+depends\s+on", "your image requires", said)
     said = _STOOD_IN.sub(r"==\1", said)
     flat = " ".join(said.split())

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from skyward.builder.cache import home
 from skyward.builder.registry.reference import Reference, is_loopback
 from skyward.builder.site.certificates import ca_bundle
 from skyward.errors import RegistryError
+from skyward.model.image_fields import without_logins
 
 if TYPE_CHECKING:
     from urllib3.response import BaseHTTPResponse
@@ -301,5 +301,5 @@ def _innermost(error: BaseException) -> str:
     while True:
         inner = error.__cause__ or error.__context__ or getattr(error, "reason", None)
         if not isinstance(inner, BaseException):
-            return re.sub(r"://[^/@\s]*@", "://***@", str(error)).rstrip(".")
+            return without_logins(str(error)).rstrip(".")
         error = inner

@@ -23,6 +23,7 @@ from skyward.builder.registry.manifests import ImageManifest, find_image
 from skyward.builder.registry.reference import Reference, parse_reference
 from skyward.builder.registry.timeouts import Patience, wait_for_registry
 from skyward.errors import ConfigError, EngineError, RegistryError
+from skyward.model.image_fields import without_logins
 
 _SAY_EVERY_S = 2.0
 _THERE = ("Layer already exists", "Mounted from")
@@ -230,7 +231,7 @@ def refused(reference: Reference, answer: str) -> RegistryError:
 
 def _unsecret(answer: str) -> str:
     """An engine's words without the login that an address in them may have, and without their full stop."""
-    return re.sub(r"://[^/@\s]*@", "://***@", answer.strip().rstrip("."))
+    return without_logins(answer.strip().rstrip("."))
 
 
 def push_zstd(image: str, target: str, *, platform: str, report: Report, docker_host: str | None = None) -> Exists:

@@ -4,7 +4,7 @@ import pickle
 from dataclasses import FrozenInstanceError, replace
 from itertools import permutations
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -286,3 +286,34 @@ def test_paths_may_be_path_objects() -> None:
     assert image.with_includes(Path("b.py")).includes == ("b.py", "data")
     with pytest.raises(ConfigError, match=r"pip must be a list of strings"):
         Image(pip=[Path("lib")])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "x @ https://u:canary@a.example/x.whl",
+        "x @ https://u:p@canary@a.example/x.whl ; nonsense",
+        "git+https://canary@a.example/x",
+        "https://canary:x@a.example/x.txt",
+        "https://u:canary@a.example",
+        "https://u:canary@a.example/\\x",
+        "x @ https://u:canary@[a/x",
+        "--index-url https://u:canary@a.example",
+        "-r https://u:canary@a.example/r.txt",
+        "./lib --index-url=https://u:canary@a.example/",
+    ],
+)
+def test_a_login_in_a_requirement_is_in_no_message(entry: str) -> None:
+    """Whatever is wrong with it: URLs are shown without what stands before their hosts."""
+    with pytest.raises(ConfigError, match=r"\*\*\*@") as caught:
+        Image(pip=[entry])
+    assert "canary" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["requirements", "constraints", "includes"])
+def test_a_url_is_no_path(name: str) -> None:
+    """It would be looked for as a folder named after its scheme."""
+    with pytest.raises(
+        ConfigError, match=rf"{name} must be a path of this machine and no URL; .* found 'https://\*\*\*@"
+    ):
+        Image(**cast(Any, {name: ["https://canary@a.example/r.txt"]}))

@@ -85,6 +85,13 @@ def test_a_file_of_requirements(tree: Tree) -> None:
         ("numpy\n-c pins.txt", r"pins.txt cannot be read"),
         ("--extra-index-url https://u:canary@a.example", r"line 1: index holds a user name or password"),
         ("-i ${INDEX}", r"line 1: index must be a URL without"),
+        (
+            "-i https://u:canary@a.example/${X}",
+            r"line 1: index must be a URL without variables; found 'https://\*\*\*@a",
+        ),
+        ("-r https://u:canary@a.example/r.txt", r"line 1: --requirement takes files of this machine; fetch https://\*"),
+        ("x --hash=https://canary@a.example", r"line 1: images are locked by SHA-256; found --hash=https://\*\*\*@"),
+        ("https://u:canary@a.example/x.whl", r"line 1: pip must be requirements .* found 'https://\*\*\*@a.example/x"),
         ("--no-binary :all:", r"line 1: --no-binary cannot be used here. Which packages are built from source"),
         ("numpy --no-binary :all:", r"line 1: --no-binary cannot be used here. Which packages are built from source"),
         ("--pre", r"line 1: --pre cannot be used here. Name the pre-release in the requirement"),
