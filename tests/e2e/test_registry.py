@@ -25,7 +25,6 @@ import requests
 from skyward.builder import plan_for
 from skyward.builder.docker.build import build_base
 from skyward.builder.registry import existence
-from skyward.builder.registry.appending import BakedFile, append
 from skyward.builder.registry.existence import Absent, Exists, Unknown
 from skyward.builder.registry.pushing import push, push_zstd
 from skyward.builder.store import EngineImages
@@ -183,109 +182,6 @@ def test_an_image_that_the_engine_does_not_have(pushed: Push) -> None:
         pushed(f"{REGISTRY}/{_new_name()}:t", image="skyward-test:nothing")
 
 
-FILES = (BakedFile("train.py", b"answer = 42\n"), BakedFile("package/__init__.py", b""))
-LABELS = {"skyward.code": "1"}
-
-
-@pytest.mark.parametrize("same_repository", [True, False])
-def test_code_on_top_of_an_image(
-    pushed: Push, run: Callable[[str, str], str], engine: Any, same_repository: bool
-) -> None:
-    """One layer more, without an engine: what runs has the files, the labels, and all that the image had."""
-    source = f"{REGISTRY}/{_new_name()}"
-    goal = source if same_repository else f"{REGISTRY}/{_new_name()}"
-    before = pushed(f"{source}:t")
-
-    done = append(f"{source}:t", f"{goal}:code", FILES, into="/opt/code", platform=AMD64, labels=LABELS)
-
-    code = "import sys; sys.path.insert(0, '/opt/code'); import train, package; print(train.answer, len(sys.path[0]))"
-    assert run(done.reference, code) == "42 9\n"
-    made = engine.images.get(done.reference)
-    assert made.labels["skyward.code"] == "1"
-    assert done.is_new
-    assert existence.check(f"{source}:t", platform=AMD64, trust_s=0) == Exists(before.digest, before.reference)
-    found = existence.check(f"{goal}:code", platform=AMD64, trust_s=0)
-    assert found == Exists(done.digest, done.reference)
-    again = append(f"{source}:t", f"{goal}:code", FILES[::-1], into="/opt/code", platform=AMD64, labels=LABELS)
-    assert (again.digest, again.is_new) == (done.digest, False)
-
-
-def test_a_user_who_is_not_root_can_read_the_code(pushed: Push, engine: Any, run: Callable[[str, str], str]) -> None:
-    """The directories of the layer are open, whoever runs in the container."""
-    source = f"{REGISTRY}/{_new_name()}"
-    pushed(f"{source}:t")
-    done = append(f"{source}:t", f"{source}:c", FILES, into="/srv/new/code", platform=AMD64)
-    run(done.reference, "pass")
-    said = engine.containers.run(
-        done.reference, ["cat", "/srv/new/code/train.py"], user="1234", remove=True, network_mode="host"
-    )
-    assert said == b"answer = 42\n"
-
-
-class CountingProxy:
-    """A loopback port that leads to another, and counts what passes."""
-
-    def __init__(self, target: str) -> None:
-        host, _, port = target.partition(":")
-        self._target, self.passed = (host, int(port)), 0
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self._threads = [threading.Thread(target=self._accept)]
-        self._threads[0].start()
-
-    def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._threads[0].join()
-        self._listener.close()
-        for thread in self._threads:
-            thread.join()
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                near, _ = self._listener.accept()
-                far = socket.create_connection(self._target)
-                for one, other in ((near, far), (far, near)):
-                    self._threads.append(threading.Thread(target=self._pump, args=(one, other)))
-                    self._threads[-1].start()
-
-    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
-        with source, suppress(OSError):
-            while chunk := source.recv(1 << 16):
-                self.passed += len(chunk)
-                sink.sendall(chunk)
-            sink.shutdown(socket.SHUT_WR)
-
-
-def test_what_appending_costs(pushed: Push) -> None:
-    """A code change costs its own compressed bytes and under 20 KB more, both ways together, and 0 image bytes."""
-    name = _new_name()
-    pushed(f"{REGISTRY}/{name}:t")
-    code = BakedFile("module.py", secrets.token_bytes(50_000))
-    proxy = CountingProxy(REGISTRY)
-    try:
-        reference = f"{proxy.address}/{name}"
-        started = time.perf_counter()
-        done = append(f"{reference}:t", f"{reference}:c", [code], into="/opt/code", platform=AMD64)
-        took_s = time.perf_counter() - started
-        cost = proxy.passed
-        append(f"{reference}:t", f"{reference}:c", [code], into="/opt/code", platform=AMD64)
-        unchanged = proxy.passed - cost
-    finally:
-        proxy.close()
-    print(f"layer {done.layer_bytes} B, all traffic {cost} B in {took_s * 1000:.0f} ms; unchanged {unchanged} B")
-    assert 50_000 < done.layer_bytes < 51_000
-    assert cost < 50_000 + 20_000
-    assert unchanged < 20_000
-
-
-def test_a_source_that_is_not_there() -> None:
-    """The error asks for it to be pushed first."""
-    name = f"{REGISTRY}/{_new_name()}"
-    with pytest.raises(ImageNotFoundError, match="push it there first"):
-        append(f"{name}:t", f"{name}:c", FILES, into="/opt/code", platform=AMD64)
-
-
 @pytest.fixture(scope="module")
 def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A registry that wants a password; its host and port."""
@@ -320,25 +216,24 @@ def _login(home: Path, registry: str, password: str) -> None:
 def test_a_registry_with_a_password(
     locked: str, pushed: Push, own_home: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Push, look-up and append work with a login, and the password is in no log, output, memo or repr."""
+    """Push and look-up work with a login, and the password is in no log, output, memo or repr."""
     caplog.set_level(logging.DEBUG)
     _login(own_home, locked, PASSWORD)
     name = f"{locked}/{_new_name()}"
 
     done = pushed(f"{name}:t")
-    baked = append(f"{name}:t", f"{name}:c", FILES, into="/opt/code", platform=AMD64)
 
     assert existence.check(f"{name}:t", platform=AMD64, trust_s=0) == Exists(done.digest, done.reference)
     out, err = capfd.readouterr()
     memo = "".join(path.read_text() for path in (own_home / "cache").rglob("*.json"))
     assert f"{name}:t" in memo
-    said = caplog.text + out + err + memo + repr(done) + repr(baked)
+    said = caplog.text + out + err + memo + repr(done)
     for secret in (PASSWORD, base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()):
         assert secret not in said
 
 
 def test_a_wrong_password(locked: str, pushed: Push, own_home: Path) -> None:
-    """Look-up, push and append end within seconds, and say what to do."""
+    """Look-up and push end within seconds, and say what to do."""
     _login(own_home, locked, "wrong-canary")
     target = f"{locked}/{_new_name()}:t"
     started = time.monotonic()
@@ -346,12 +241,10 @@ def test_a_wrong_password(locked: str, pushed: Push, own_home: Path) -> None:
     found = existence.check(target, platform=AMD64)
     with pytest.raises(RegistryError) as not_pushed:
         pushed(target)
-    with pytest.raises(RegistryError) as not_appended:
-        append(target, f"{target}2", FILES, into="/opt/code", platform=AMD64)
 
     assert time.monotonic() - started < 5
     assert isinstance(found, Unknown)
-    for error in (found.error(), not_pushed.value, not_appended.value):
+    for error in (found.error(), not_pushed.value):
         assert f"docker login {locked}" in error.remedy
         assert "wrong-canary" not in str(error)
 

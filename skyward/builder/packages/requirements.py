@@ -61,11 +61,6 @@ def resolve_files(image: Image, root: Path, *, python: str | None = None, platfo
     return reading.resolved()
 
 
-def requirement_lines(image: Image, root: Path) -> tuple[str, ...]:
-    """Everything an image asks of package indexes, as requirements in normal form, sorted; see `resolve_files`."""
-    return tuple(entry for entry in resolve_files(image, root).image.pip if local_path(entry) is None)
-
-
 class _Reading:
     """What the files of one image have said so far."""
 

@@ -1,15 +1,14 @@
-"""Image registries: check whether they have an image, push it, add code to it. Only a push needs an engine.
+"""Image registries: check whether they have an image, push it. Only a push needs an engine.
 
     found = existence.check(target, platform="linux/amd64")      # Exists(digest, reference) | Absent() | Unknown(...)
     pushed = push(tag, target, platform=..., engine=images, report=report)      # Pushed(reference="name@sha256:...")
     found = push_zstd(tag, target, platform=..., report=report, docker_host=url)      # Exists; layers unpack faster
     cache = shared_cache(target, platform, is_whole=...)      # for `ensure`: layers that others have pushed
-    baked = append(source, target, files, into="/opt/code", platform=...)       # Appended(...): one layer, no build
 
-`target` and `source` are references, such as `registry.example.com/team/skyward:sky-1-0123456789abcdef`;
+`target` is a reference, such as `registry.example.com/team/skyward:sky-1-0123456789abcdef`;
 `with_tag(repository, tag)` adds a tag. Loopback addresses, and references that begin with `http://`, use plain http.
 
 Read `reference.py`, then `client.py` (the API) with `auth.py` (credentials), `challenge.py` (tokens) and `http.py`
-(certificates, redirects). On these stand `existence.py`, `pushing.py`, `cache.py`, `appending.py`, `signing.py` and
-`referrers.py`; `timeouts.py` decides how long a silent transfer is waited for.
+(certificates, redirects). On these stand `existence.py`, `pushing.py`, `cache.py`, `signing.py` and `referrers.py`;
+`timeouts.py` decides how long a silent transfer is waited for.
 """

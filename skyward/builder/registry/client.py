@@ -118,14 +118,6 @@ class RegistryClient:
         kind = {"Content-Type": "application/octet-stream"}
         self._call("PUT", place, content=content, headers=kind, expect=(201,))
 
-    def mount_blob(self, digest: str, source: str) -> bool:
-        """Take over a blob from another repository of the registry; False if the registry would not."""
-        query = {"mount": digest, "from": source}
-        answer = self._call("POST", "blobs/uploads/", query=query, expect=(201, 202))
-        if answer.status_code == 202 and answer.headers.get("Location"):  # an upload was begun instead
-            self._call("DELETE", self._location(answer.headers["Location"]), expect=(200, 202, 204, 404, 405))
-        return answer.status_code == 201
-
     def put_manifest(self, wanted: str, media_type: str, content: bytes) -> bool:
         """Put a manifest under a tag, or its digest; whether the registry lists it with the image it is about."""
         kind = {"Content-Type": media_type}

@@ -9,9 +9,9 @@ from packaging.requirements import Requirement
 
 from skyward.builder.files.copied import package_files
 from skyward.builder.packages.local import local_packages
-from skyward.builder.packages.requirements import requirement_lines, resolve_files
+from skyward.builder.packages.requirements import resolve_files
 from skyward.errors import ConfigError
-from skyward.model.image import Image, PipIndex, Project
+from skyward.model.image import Image, PipIndex, Project, local_path
 
 Tree = Callable[[dict[str, str]], Path]
 PROJECT = """
@@ -28,6 +28,11 @@ base-tools = ["tqdm"]
 """
 
 DYNAMIC = '[project]\nname="a"\ndynamic=["dependencies"]'
+
+
+def requirement_lines(image: Image, root: Path) -> tuple[str, ...]:
+    """What an image asks of package indexes."""
+    return tuple(entry for entry in resolve_files(image, root).image.pip if local_path(entry) is None)
 
 
 @pytest.fixture
