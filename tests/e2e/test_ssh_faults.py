@@ -29,7 +29,11 @@ pytestmark = pytest.mark.usefixtures("clean")
 FAULTS = {
     "link-down": (faults.link_down, faults.link_up, r"the SSH connection to root@\S+ ended \(Timeout"),
     "power-off": (faults.power_off, faults.power_on, r"the SSH connection to root@\S+ ended \(Timeout"),
-    "kill-sshd": (faults.kill_sshd, faults.start_sshd, r"the SSH connection to root@\S+ ended \(.*closed"),
+    "kill-sshd": (
+        faults.kill_sshd,
+        faults.start_sshd,
+        r"the SSH connection to root@\S+ ended \(.*(closed|reset|[Bb]roken pipe)",
+    ),
     "kill-engine": (faults.kill_engine, faults.start_engine, r"the Docker engine on root@\S+ is gone"),
 }
 
