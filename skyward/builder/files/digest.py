@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
@@ -50,17 +49,11 @@ def sha256_of(path: Path) -> str:
         OSError: the file cannot be read.
     """
     with path.open("rb") as file:
-        key = _key(path, os.fstat(file.fileno()))
-        return noted(key, lambda: hashlib.file_digest(file, "sha256").hexdigest())
-
-
-def noted(key: str, compute: Callable[[], str]) -> str:
-    """The SHA-256 (hex) that the cache has under this key; computed, and kept there, where it has none."""
-    kept = cache_path("hashes") / key
-    known = read(kept) or ""
-    if len(known) == 64:
-        return known
-    found = compute()
+        kept = _folder() / _key(path, os.fstat(file.fileno()))
+        known = read(kept) or ""
+        if len(known) == 64:
+            return known
+        found = hashlib.file_digest(file, "sha256").hexdigest()
     if write(kept, found):
         _drop_old(kept.parent)
     return found
@@ -69,6 +62,10 @@ def noted(key: str, compute: Callable[[], str]) -> str:
 @lru_cache  # once per process: there may be as many files as notes
 def _drop_old(folder: Path) -> None:
     drop_old(folder)
+
+
+def _folder() -> Path:
+    return cache_path("hashes")
 
 
 def _key(path: Path, facts: os.stat_result) -> str:
