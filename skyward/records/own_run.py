@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from skyward.records.prune import prune
+from skyward.records.prune import prune_at_times
 from skyward.records.run import FOLDER_VARIABLE, RunRecord, new_id, runs_folder, write_json
 from skyward.system import socket, threading, time
 
@@ -38,7 +38,7 @@ def run_of_process(process: str) -> Path:
 
 
 def _new_run(process: str) -> Path:
-    prune()
+    prune_at_times()
     program = _program()
     name = new_id(program)
     folder = runs_folder() / name

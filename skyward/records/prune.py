@@ -10,11 +10,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from skyward.records.run import RunRecord, runs_folder
+from skyward.records.run import RunRecord, runs_folder, state_folder
 from skyward.system import socket, time
 
 KEPT_S = 30 * 86400.0  # after its end a record is kept so long,
 KEPT_BYTES = 4 * 10**9  # unless all together take more; one that is full takes 1.4 GB, and outlives the next run
+EVERY_S = 3600.0  # a process that opens a pool looks at all records no more often: 900 of them take 0.1 s
 _REMOVED = ".removed-"  # begins the name of what is being removed; a run's name does not begin so
 
 
@@ -24,6 +25,18 @@ class _Old:
     written: float  # when anything of it was last written
     size: int
     is_over: bool
+
+
+def prune_at_times() -> None:
+    """Remove old records, unless a process of this user has done so within the hour."""
+    mark = state_folder() / "pruned"
+    with suppress(OSError):
+        if time.time() - mark.stat().st_mtime < EVERY_S:
+            return
+    with suppress(OSError):  # a state that cannot be written holds no records either
+        mark.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        mark.touch(mode=0o600)
+    prune()
 
 
 def prune(*, kept_s: float = KEPT_S, kept_bytes: int = KEPT_BYTES) -> None:

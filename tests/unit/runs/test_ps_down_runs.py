@@ -15,7 +15,7 @@ import pytest
 from skyward.cli.main import main
 from skyward.nodes.process_id import current_user
 from skyward.records.journal import JournalWriter
-from skyward.records.prune import prune
+from skyward.records.prune import prune, prune_at_times
 from tests.unit.runs.conftest import Start
 from tests.waiting import wait_until
 
@@ -181,3 +181,18 @@ def test_old_records_are_removed_when_a_run_starts(start: Start, runs: Path) -> 
     assert sorted(path.name for path in runs.iterdir()) == ["killed", "recent", "running"]
     prune(kept_bytes=0)
     assert [path.name for path in runs.iterdir()] == ["running"]
+
+
+def test_pools_look_at_old_records_once_an_hour(start: Start, runs: Path) -> None:
+    """There may be a thousand."""
+    start("old").wait()
+    prune_at_times()
+    for folder, _, files in os.walk(runs / "old"):
+        for path in (Path(folder), *(Path(folder, file) for file in files)):
+            os.utime(path, (1, 1))
+
+    prune_at_times()
+    assert (runs / "old").is_dir()
+    os.utime(runs.parent / "pruned", (1, 1))
+    prune_at_times()
+    assert not (runs / "old").exists()
