@@ -33,8 +33,7 @@ def prune_at_times() -> None:
     with suppress(OSError):
         if time.time() - mark.stat().st_mtime < EVERY_S:
             return
-    with suppress(OSError):  # a state that cannot be written holds no records either
-        mark.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with suppress(OSError):  # a directory that is not there, or cannot be written, holds few records
         mark.touch(mode=0o600)
     prune()
 
