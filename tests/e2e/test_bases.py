@@ -104,7 +104,7 @@ def test_an_application_s_base(base: Make, tmp_path: Path, monkeypatch: pytest.M
         "six": f"/opt/venv/lib/python{PYTHON}/site-packages/six.py",
         "editable": "/app/linked/editable.py",
         "by_path": "/paths/by_path.py",
-        "code_of_ours": "/opt/code/code_of_ours.py",
+        "code_of_ours": "/root/deep/app/.skyward-code/code_of_ours.py",  # a link to the image's
         "skyward": "/opt/skyward/skyward/__init__.py",
     }
     assert path == "/opt/skyward:/opt/code:/paths"
