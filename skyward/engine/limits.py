@@ -52,6 +52,9 @@ def limits_by(status: str, table: str) -> Mapping[str, int]:
     may_raise = capabilities is None or int(capabilities[1], 16) >> _CAP_SYS_RESOURCE & 1
     if not may_raise and _hard_limit(table, "Max locked memory") != UNLIMITED:
         del wanted["memlock"]
+    processes = _hard_limit(table, "Max processes")
+    if not may_raise and processes != UNLIMITED:
+        wanted["nproc"] = processes  # Podman asks for 4,194,304 where a container has other limits without this one
     return MappingProxyType(wanted)
 
 

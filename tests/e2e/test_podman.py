@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -12,7 +14,9 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.commands import Images
+from tests.e2e.commands import SKYWARD, Images
+from tests.e2e.test_interrupt import processes_naming
+from tests.waiting import wait_until
 
 START_LIMIT_S = 60
 
@@ -88,3 +92,17 @@ def test_images_of_podman_have_their_own_packages(
         )
         done = images("build", file, **podman, WORD_OF_PODMAN="word")
         assert done.status == 0, done.err + done.out
+
+
+def test_an_interrupted_build_of_podman_ends_its_step(podman: dict[str, str], engine: Any, tmp_path: Path) -> None:
+    """Ctrl-C ends the command of the image as well; SIGINT alone ends podman's command and leaves it."""
+    env = {name: value for name, value in {**os.environ, **podman}.items() if name != "SKYWARD_DOCKER_CLI"}
+    file = Images(engine, tmp_path).file("echo begun; exec sleep 4711")
+    with subprocess.Popen(
+        [*SKYWARD, "build", str(file), "--json"], env=env | {"XDG_CACHE_HOME": str(tmp_path)}, stdout=subprocess.PIPE
+    ) as build:
+        assert build.stdout is not None
+        assert any(json.loads(line).get("line") == "begun" for line in build.stdout)
+        wait_until(lambda: processes_naming("^sleep 4711"))
+        build.send_signal(signal.SIGINT)
+    wait_until(lambda: not processes_naming("^sleep 4711"))

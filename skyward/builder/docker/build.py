@@ -167,7 +167,14 @@ def _run(
         environment = {**_environment(command, docker_host, place.folder), **known}
         words = [*command.words, *_proxies(), *given, *shared, *words, str(place.folder / "context")]
         follower = BuildahProgress(progress) if command.is_podman else progress
-        return run(words, follower, folder=place.folder, environment=environment, alive=alive)
+        return run(
+            words,
+            follower,
+            folder=place.folder,
+            environment=environment,
+            alive=alive,
+            is_podman=command.is_podman,
+        )
 
 
 def _registries(images: Iterable[str]) -> set[str]:

@@ -40,6 +40,7 @@ def run(
     environment: Mapping[str, str],
     stdin: IO[bytes] | None = None,
     alive: Callable[[], object] | None = None,
+    is_podman: bool = False,
 ) -> int:
     """Run a command to its end and return its exit status; its output goes to `progress`.
 
@@ -52,6 +53,7 @@ def run(
         environment: its environment.
         stdin: its input, which stays open after that, so that its end tells the command to stop.
         alive: called again and again while the command says nothing; what it raises ends the command.
+        is_podman: whether it is Podman's command, which ends at once by SIGINT and leaves the step running.
 
     Raises:
         EngineError: it could not be started.
@@ -82,7 +84,7 @@ def run(
             grace_s = 0.0  # no engine is left to cancel the build on
             raise
         finally:
-            _end(process, grace_s)
+            _end(process, grace_s, is_podman=is_podman)
 
 
 def _write(source: IO[bytes], stdin: IO[bytes]) -> None:
@@ -111,13 +113,17 @@ def _follow(output: IO[bytes], progress: Listener, alive: Callable[[], object] |
                 return
 
 
-def _end(process: subprocess.Popen[bytes], grace_s: float) -> None:
+def _end(process: subprocess.Popen[bytes], grace_s: float, *, is_podman: bool) -> None:
     """Interrupt a process and what it started, and kill them after a grace period; nothing if it has ended."""
     try:
         if process.stdin is not None:
             with suppress(OSError):  # what is still to be written has no reader any more
                 process.stdin.close()
-        elif process.poll() is None:
+        elif process.poll() is not None:
+            return
+        elif is_podman:
+            process.send_signal(signal.SIGHUP)  # Buildah's handler, which ends the step; its helpers must not get it
+        else:
             os.killpg(process.pid, signal.SIGINT)
         process.wait(grace_s)
     except subprocess.TimeoutExpired:

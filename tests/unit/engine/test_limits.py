@@ -14,6 +14,7 @@ def _process(proc: Path, *, capabilities: str, locked: str, files: str) -> Path:
         "Limit                     Soft Limit           Hard Limit           Units     \n"
         f"Max open files            1024                 {files:<20} files     \n"
         f"Max locked memory         8388608              {locked:<20} bytes     \n"
+        "Max processes             32768                32768                processes \n"
     )
     return proc
 
@@ -25,15 +26,20 @@ def test_an_engine_with_the_capability_is_asked_for_everything(tmp_path: Path) -
 
 
 def test_an_engine_without_the_capability_is_not_asked_to_lift_locked_memory(tmp_path: Path) -> None:
-    """What the engine's process visibly cannot grant is not tried."""
+    """What the engine's process visibly cannot grant is not tried; nor left to Podman, which would ask for more."""
     proc = _process(tmp_path, capabilities=_NO_SYS_RESOURCE, locked="8388608", files="20000")
-    assert wanted_limits(7, proc) == {"stack": 67108864, "nofile": 20000}
+    assert wanted_limits(7, proc) == {"stack": 67108864, "nofile": 20000, "nproc": 32768}
 
 
 def test_an_engine_without_limits_of_its_own_needs_no_capability(tmp_path: Path) -> None:
     """Passing on what one has is always allowed; the number of files stays within what systems give."""
     proc = _process(tmp_path, capabilities=_NO_SYS_RESOURCE, locked="unlimited", files="1073741816")
-    assert wanted_limits(7, proc) == {"memlock": UNLIMITED, "stack": 67108864, "nofile": 1048576}
+    assert wanted_limits(7, proc) == {
+        "memlock": UNLIMITED,
+        "stack": 67108864,
+        "nofile": 1048576,
+        "nproc": 32768,
+    }
 
 
 @pytest.mark.parametrize("pid", [None, 8])
