@@ -192,7 +192,7 @@ class Images:
     ) -> tuple[int, Any]:
         """Status and answer; a failure other than the expected ones is raised."""
         status, _, content = self._exchange(method, path, action, body)
-        answer = json.loads(content) if content else None
+        answer = json.loads(content) if content.strip() else None  # Podman's empty answers are a line's end
         if status >= 400 and status not in expected:
             raise translate(action, self.url, _message(answer, f"HTTP status {status}"))
         return status, answer

@@ -28,7 +28,9 @@ def podman(tmp_path: Path, engine: Any) -> Iterator[dict[str, str]]:
         pytest.skip("this takes podman, and root")
     settings = tmp_path / "storage.conf"
     settings.write_text(f'[storage]\ndriver = "overlay"\ngraphroot = "{tmp_path}/store"\nrunroot = "{tmp_path}/run"\n')
-    env = {**os.environ, "CONTAINERS_STORAGE_CONF": str(settings)}
+    registries = tmp_path / "registries.conf"
+    registries.write_text(f'[[registry]]\nlocation = "{os.environ["SKYWARD_REGISTRY"]}"\ninsecure = true\n')
+    env = {**os.environ, "CONTAINERS_STORAGE_CONF": str(settings), "CONTAINERS_REGISTRIES_CONF": str(registries)}
     base = os.environ["SKYWARD_BASE"]
     with (tmp_path / "base.tar").open("wb") as file:
         for chunk in engine.images.get(base).save(named=base):
@@ -46,6 +48,7 @@ def podman(tmp_path: Path, engine: Any) -> Iterator[dict[str, str]]:
             "DOCKER_HOST": f"unix://{path}",
             "SKYWARD_BASE": f"localhost/{base}",
             "CONTAINERS_STORAGE_CONF": str(settings),
+            "CONTAINERS_REGISTRIES_CONF": str(registries),
         }
         service.terminate()
     subprocess.run(["podman", "system", "reset", "--force"], env=env, check=False, capture_output=True)
@@ -68,6 +71,8 @@ def test_podman_builds_without_a_setting(
         assert done.status == 0, done.err + done.out
         assert {"start", "done"} <= {event["state"] for event in done.of("layer")}
         assert images("build", file, "--check", **env).status == 0
+    pushed = images("build", file, "--push", f"{os.environ['SKYWARD_REGISTRY']}/of-podman", "--json", **podman)
+    assert pushed.status == 0, pushed.err + pushed.out
     failed = images("build", images.file("echo some words; exit 7"), "--json", **podman)
     (error,) = failed.of("error")
     assert "asked for by your run=" in error["message"]

@@ -35,7 +35,8 @@ _KNOWN = (
     ),
     (
         r"HTTP response to HTTPS client",
-        'The engine wants TLS of it: name it under "insecure-registries" in the engine\'s daemon.json.',
+        'The engine wants TLS of it: name it under "insecure-registries" in the engine\'s daemon.json, for Podman as '
+        "insecure in registries.conf.",
     ),
     (
         r"x509|certificate",

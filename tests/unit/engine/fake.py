@@ -133,7 +133,8 @@ def fake_engine(folder: Path) -> Iterator[FakeEngine]:
             status, document = engine.answer(self.command, parts.path, parse_qs(parts.query))
             is_transfer = parts.path.endswith(("/push", "/create"))
             many = document if isinstance(document, list) and is_transfer else [document]
-            lines = [json.dumps(each).encode() + b"\r\n" for each in many] if document is not None else []
+            # an engine of Podman's ends the line of an empty answer as well
+            lines = [json.dumps(each).encode() + b"\r\n" for each in many] if document is not None else [b"\n"]
             self._send(status, "", *lines)
 
         do_POST = do_DELETE = do_HEAD = do_GET
