@@ -98,7 +98,8 @@ class Engine:
             return False
         if not self._is_here or owner == 0 or owner != os.geteuid():
             return False
-        return "name=rootless" in self.info.get("SecurityOptions", ())
+        info = self.info
+        return "name=rootless" in info.get("SecurityOptions", ()) or bool(info.get("Rootless"))  # the latter is Podman's
 
     @cached_property
     def _own_container(self) -> Mapping[str, Any]:

@@ -163,7 +163,9 @@ def _run(
         return run_there(docker_host, words, progress, place.folder, secrets=secrets, logins=logins, forward=forward)
     command = find_command(docker_host=docker_host)
     shared = cache.words if cache and not command.is_podman else []  # Podman's command has another form of cache
-    with login(logins) as known, handed_over(place.secrets, place.folder) as given:
+    is_rootless = command.is_podman and os.geteuid() != 0
+    secrets = handed_over(place.secrets, place.folder, is_rootless_podman=is_rootless)
+    with login(logins) as known, secrets as given:
         environment = {**_environment(command, docker_host, place.folder), **known}
         words = [*command.words, *_proxies(), *given, *shared, *words, str(place.folder / "context")]
         follower = BuildahProgress(progress) if command.is_podman else progress

@@ -41,7 +41,7 @@ def _value(name: str, environ: Mapping[str, str]) -> bytes:
 
 
 @contextmanager
-def handed_over(values: Mapping[str, bytes], folder: Path) -> Iterator[list[str]]:
+def handed_over(values: Mapping[str, bytes], folder: Path, *, is_rootless_podman: bool = False) -> Iterator[list[str]]:
     """Options of a build that give it secrets, for the time of a `with` block.
 
     The docker command opens them in the memory of this process (memfd_create), so that they are on no disk and gone
@@ -51,11 +51,14 @@ def handed_over(values: Mapping[str, bytes], folder: Path) -> Iterator[list[str]
     Args:
         values: of the secrets, by name.
         folder: private to the build.
+        is_rootless_podman: whether the command runs in a user namespace of its own, from which the kernel lets nobody
+            open the files of a process outside it. It gets files in the folder as well.
     """
     with ExitStack() as stack:
         words: list[str] = []
         for name, value in values.items():
-            source = _in_memory(value, stack) or _in_file(name, value, folder)
+            in_memory = None if is_rootless_podman else _in_memory(value, stack)
+            source = in_memory or _in_file(name, value, folder)
             words += ["--secret", f"id={name},type=file,src={source}"]
         yield words
 
