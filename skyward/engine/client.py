@@ -99,7 +99,7 @@ class Engine:
         if not self._is_here or owner == 0 or owner != os.geteuid():
             return False
         info = self.info
-        return "name=rootless" in info.get("SecurityOptions", ()) or bool(info.get("Rootless"))  # the latter is Podman's
+        return "name=rootless" in info.get("SecurityOptions", ()) or bool(info.get("Rootless"))  # Podman's word
 
     @cached_property
     def _own_container(self) -> Mapping[str, Any]:
