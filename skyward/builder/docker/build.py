@@ -164,8 +164,8 @@ def _run(
     command = find_command(docker_host=docker_host)
     shared = cache.words if cache and not command.is_podman else []  # Podman's command has another form of cache
     is_rootless = command.is_podman and os.geteuid() != 0
-    secrets = handed_over(place.secrets, place.folder, is_rootless_podman=is_rootless)
-    with login(logins) as known, secrets as given:
+    handing = handed_over(place.secrets, place.folder, is_rootless_podman=is_rootless)
+    with login(logins) as known, handing as given:
         environment = {**_environment(command, docker_host, place.folder), **known}
         words = [*command.words, *_proxies(), *given, *shared, *words, str(place.folder / "context")]
         follower = BuildahProgress(progress) if command.is_podman else progress
