@@ -96,7 +96,7 @@ class Calls:
                 self._session = session = payload.loads(data, buffers)(self._place)
                 self._grouped |= session.collective and self._place.total_workers > 1
             end_child()
-        except Exception as error:  # any failure of a user's plugin is reported, none ends the worker
+        except BaseException as error:  # any failure of a user's plugin is reported, none ends the worker
             end_child(error)
             return Frame(Kind.ERROR, frame.id, RESULT_HEAD.pack(0.0) + payload.dump_exception(error, masking.current))
         return Frame(Kind.READY, frame.id)
