@@ -32,7 +32,6 @@ from skyward.runner.output_log import OutputLog, log_name
 from skyward.runner.slots import IDLE, Interrupted, MainSlot, Slot, ThreadSlot
 from skyward.runtime import checkpoint, group, output, process_contexts
 from skyward.system import SimpleQueue, socket, threading, time
-from skyward.wire import payload
 from skyward.wire.frames import Connection, Frame
 from skyward.wire.handshake import accept, worker_endpoint
 from skyward.wire.listen import listen, tune
@@ -166,7 +165,7 @@ class Worker:
             case Kind.FUNCTION:
                 self._calls.keep_function(frame)
             case Kind.CODE:
-                local_modules.write(*payload.loads(frame.head, frame.buffers))
+                self._calls.keep_code(frame)
             case Kind.SHARED:
                 shared.values.keep(frame.head, frame.buffers)
             case Kind.FORGET:
