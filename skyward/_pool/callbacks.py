@@ -69,6 +69,8 @@ class Callbacks:
 
 
 def _report(what: str) -> None:
+    if sys.stderr is None:  # the program was started without it
+        return
     try:
         sys.stderr.write(f"skyward: {what} raised an error, which no caller can catch:\n{traceback.format_exc()}")
         sys.stderr.flush()

@@ -73,12 +73,14 @@ class LiveRows:
             finally:
                 self._lock.release()
 
-    def write(self, stream: TextIO, text: str) -> None:
-        """Print text above the rows, or where there are none, as it is.
+    def write(self, stream: TextIO | None, text: str) -> None:
+        """Print text above the rows, or where there are none, as it is; nowhere if the program was started without it.
 
         Raises:
             OSError, ValueError: the stream is closed.
         """
+        if stream is None:
+            return
         real = cast(TextIO, getattr(stream, "skyward_original", stream))
         with self._lock:
             if self._stream is None or not is_terminal(real):

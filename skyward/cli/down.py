@@ -75,6 +75,8 @@ def command(
     """
     if bool(pools) == everything:
         raise ConfigError("skyward down takes names of runs or pools, or --all; `skyward ps` shows what there is.")
+    if not all(name.strip() for name in pools):
+        raise ConfigError("skyward down takes names, and one that is given is empty. `skyward ps` shows what there is.")
     if not everything and (everyone or is_agreed):
         raise ConfigError("--everyone and --yes belong to --all; a pool that is named is ended without a question.")
     sweep()  # what clients that were killed in a build have left

@@ -252,7 +252,7 @@ class Engine:
 
     def _tell_limits(self, limits: Mapping[str, int]) -> None:
         missing = [name for name in ("memlock", "stack") if name not in limits]
-        if missing and is_due(f"{self.url} {' '.join(missing)}"):
+        if missing and sys.stderr is not None and is_due(f"{self.url} {' '.join(missing)}"):
             sys.stderr.write(
                 f"skyward: the Docker engine at {self.url} may not raise the {' and '.join(missing)} limit of its "
                 "containers; they keep the engine's own. An engine that has CAP_SYS_RESOURCE may. (Said once a day.)\n"

@@ -54,7 +54,8 @@ def metrics(port: int = _PORT) -> Plugin:
                 f"Figures cannot be served at {_HOST}:{port} ({error.strerror}); give metrics() another port, or 0 for "
                 "any that is free."
             ) from error
-        sys.stderr.write(f"skyward: figures of pool {pool.id}: http://{_HOST}:{server.server_port}/metrics\n")
+        if sys.stderr is not None:
+            sys.stderr.write(f"skyward: figures of pool {pool.id}: http://{_HOST}:{server.server_port}/metrics\n")
         try:
             yield
         finally:

@@ -198,7 +198,7 @@ def check_pickles(value: object, plugin: str, hook: str) -> None:
         ) from error
 
 
-def hook_failed(plugin: str, hook: str, error: Exception, when: str = "") -> PluginError:
+def hook_failed(plugin: str, hook: str, error: BaseException, when: str = "") -> PluginError:
     """The error that says whose hook failed, with the hook's own error as its cause."""
     failure = PluginError(f"Plugin {plugin!r}: its {hook} hook failed{when}: {type(error).__name__}: {error}")
     failure.__cause__ = error

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from skyward.plugins.base import hook_failed
+from skyward.wire.exceptions import Stopping
 
 
 class Hook(NamedTuple):
@@ -44,7 +45,9 @@ class Entered:
                 kind = type(context).__name__
                 raise TypeError(f"it gave a {kind}, no context manager (is @contextlib.contextmanager missing?)")
             context.__enter__()
-        except Exception as error:  # a third party's code
+        except Stopping:
+            raise
+        except (Exception, SystemExit) as error:  # a third party's code, which may be a command's main()
             raise hook_failed(hook.plugin, hook.name, error, " when it was entered") from error
         self._open.append((hook, context))
 
@@ -71,8 +74,8 @@ class Entered:
         for hook, context in reversed(contexts):
             try:
                 context.__exit__(None, None, None)
-            except Exception as error:  # a third party's code
-                failures.append(hook_failed(hook.plugin, hook.name, error, " when it was left"))
-            except BaseException as error:  # an interrupt: the others are left all the same, then it is raised
+            except (Stopping, KeyboardInterrupt) as error:  # the others are left all the same, then it is raised
                 failures.insert(0, error)
+            except BaseException as error:  # a third party's code
+                failures.append(hook_failed(hook.plugin, hook.name, error, " when it was left"))
         return failures

@@ -102,7 +102,7 @@ class Session:
                 continue
             try:
                 decorated = plugin.decorate(fn)
-            except Exception as error:  # a third party's code
+            except (Exception, SystemExit) as error:  # a third party's code
                 raise hook_failed(plugin.name, "decorate", error) from error
             if not callable(decorated):
                 raise PluginError(

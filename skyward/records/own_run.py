@@ -84,4 +84,5 @@ def _note_end(process: int, folder: Path) -> None:
     try:
         write_json(folder / "end.json", end)
     except OSError as problem:
-        sys.stderr.write(f"skyward: that this run has ended is not recorded: {problem}\n")
+        if sys.stderr is not None:
+            sys.stderr.write(f"skyward: that this run has ended is not recorded: {problem}\n")

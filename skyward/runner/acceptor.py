@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from skyward.errors import WireError
+from skyward.errors import WireError, explained
 from skyward.system import socket, threading, time
 
 _MAX_PENDING = 8  # connections that have not authenticated yet
@@ -58,7 +58,12 @@ class Acceptor(Generic[C]):
                 self._pending.append(sock)
                 if len(self._pending) > _MAX_PENDING:
                     shut(self._pending.pop(0))
-            threading.Thread(target=self._welcome, args=(sock,), daemon=True).start()
+            try:
+                threading.Thread(target=self._welcome, args=(sock,), daemon=True).start()
+            except RuntimeError as error:  # one connection fewer: others can come when threads have ended
+                self._drop(sock)
+                sock.close()
+                self._report(explained(error))
 
     def _accept(self) -> socket.socket:
         try:
@@ -81,12 +86,15 @@ class Acceptor(Generic[C]):
             self._report(error)
             return
         finally:
-            with self._lock:
-                if sock in self._pending:
-                    self._pending.remove(sock)
+            self._drop(sock)
         self._serve(connection)
 
-    def _report(self, error: WireError) -> None:
+    def _drop(self, sock: socket.socket) -> None:
+        with self._lock:
+            if sock in self._pending:
+                self._pending.remove(sock)
+
+    def _report(self, error: BaseException) -> None:
         with self._lock:
             self._refused += 1
             count, now = self._refused, time.monotonic()

@@ -9,6 +9,7 @@ import os
 import types
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
@@ -53,6 +54,8 @@ class Calls:
         self._replaced: dict[int, int] = {}  # the functions that those which have not been loaded yet take the place of
         self._old: deque[int] = deque()  # functions that nobody calls any more, but for calls that are just beginning
         self._loading = threading.Lock()
+        self._code: deque[Frame] = deque()  # local modules that could not be placed yet
+        self._placing = threading.Lock()
         self._credits: dict[int, threading.Semaphore] = {}
         self._session: Session | None = None
         self._used = False  # whether a function has been loaded
@@ -79,6 +82,12 @@ class Calls:
         if asked:
             self._wishes[frame.id] = asked
 
+    def keep_code(self, frame: Frame) -> None:
+        """Place local modules. Where the disk does not take them, calls of new functions try again, and say why not."""
+        self._code.append(frame)
+        with suppress(OSError):
+            self._place_code()
+
     def credit(self, call: int, items: int) -> None:
         """Let a stream send further items."""
         if semaphore := self._credits.get(call):
@@ -91,12 +100,13 @@ class Calls:
         os.environ.update(secrets)  # first: loading plugins may import modules of the user's
         try:
             self.close()
+            self._place_code()
             if frame.buffers:
                 data, *buffers = frame.buffers
                 self._session = session = payload.loads(data, buffers)(self._place)
                 self._grouped |= session.collective and self._place.total_workers > 1
             end_child()
-        except Exception as error:  # any failure of a user's plugin is reported, none ends the worker
+        except BaseException as error:  # any failure of a user's plugin is reported, none ends the worker
             end_child(error)
             return Frame(Kind.ERROR, frame.id, RESULT_HEAD.pack(0.0) + payload.dump_exception(error, masking.current))
         return Frame(Kind.READY, frame.id)
@@ -197,6 +207,12 @@ class Calls:
         )
         return failure(call, PluginError(f"The function asks for {asked}, but {why}. {remedy}"), time.perf_counter())
 
+    def _place_code(self) -> None:
+        with self._placing:
+            while self._code:
+                local_modules.write(*payload.loads(self._code[0].head, self._code[0].buffers))
+                self._code.popleft()
+
     def _function(self, number: int) -> Callable[..., Any]:
         known = self._functions.get(number)
         if known is None:
@@ -210,6 +226,7 @@ class Calls:
         with self._loading:
             known = self._functions[number]
             if isinstance(known, bytes):
+                self._place_code()
                 local_modules.forget_replaced()
                 fn: Callable[..., Any] = payload.loads(known, (), what="The function")
                 known = self._session.decorate(fn) if self._session else fn

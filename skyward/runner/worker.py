@@ -32,7 +32,6 @@ from skyward.runner.output_log import OutputLog, log_name
 from skyward.runner.slots import IDLE, Interrupted, MainSlot, Slot, ThreadSlot
 from skyward.runtime import checkpoint, group, output, process_contexts
 from skyward.system import SimpleQueue, socket, threading, time
-from skyward.wire import payload
 from skyward.wire.frames import Connection, Frame
 from skyward.wire.handshake import accept, worker_endpoint
 from skyward.wire.listen import listen, tune
@@ -52,6 +51,11 @@ class Worker:
         self._main = MainSlot()
         self._slots = list[Slot]((self._main,)) if start.slots == 1 else [ThreadSlot() for _ in range(start.slots)]
         self._work: Inbox | SimpleQueue[Frame | None] = self._inbox if start.slots == 1 else SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._run_slot, args=(slot, self._work), daemon=True)
+            for slot in self._slots
+            if isinstance(slot, ThreadSlot)
+        ]
         self._queued: dict[int, int] = {}  # the calls that may still be recalled; which message each came with
         self._calls = self._no_calls()
         self._connection: Connection | None = None
@@ -72,18 +76,17 @@ class Worker:
             Kind.CHECKPOINTED: self._checkpoints.take,
         }
 
+    def start(self, listener: socket.socket) -> None:
+        """Start the threads that accept clients and that run calls beside the main one."""
+        threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+        for thread in self._threads:
+            thread.start()
+
     def run(self) -> None:
         """Run calls until told to leave, then exit the contexts that calls and plugins entered (the main thread)."""
-        threads = [
-            threading.Thread(target=self._run_slot, args=(slot, self._work), daemon=True)
-            for slot in self._slots
-            if isinstance(slot, ThreadSlot)
-        ]
-        for thread in threads:
-            thread.start()
         self._run_slot(self._main, self._inbox)
         if self._retiring:
-            for thread in threads:
+            for thread in self._threads:
                 thread.join()  # each sends the outcome of its last call first
             watchdog = threading.Timer(_HOOKS_S, os._exit, (0,))
             watchdog.daemon = True
@@ -110,7 +113,7 @@ class Worker:
         if connection is not None:
             connection.abandon()
 
-    def serve(self, listener: socket.socket) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         """Accept clients for as long as the process lives (a thread of its own)."""
         Acceptor(listener, authenticate=self._authenticate, serve=self._converse, say=_say).run()
 
@@ -162,7 +165,7 @@ class Worker:
             case Kind.FUNCTION:
                 self._calls.keep_function(frame)
             case Kind.CODE:
-                local_modules.write(*payload.loads(frame.head, frame.buffers))
+                self._calls.keep_code(frame)
             case Kind.SHARED:
                 shared.values.keep(frame.head, frame.buffers)
             case Kind.FORGET:
@@ -371,20 +374,32 @@ def _obey(lines: TextIO, worker: Worker) -> None:
 
 def main() -> None:
     """Entry of `python -m skyward.runner.worker FD`, FD being the socket to the agent."""
-    control = socket.socket(fileno=int(sys.argv[1]))
     try:
-        lines = control.makefile("r", encoding="utf-8")
-        start = WorkerStart(**json.loads(lines.readline()))
-        listener, address = listen(Path(start.run_dir), f"w{start.index}.{start.generation}.sock")
-        stacks.prepare_dump(stacks.dump_file(start))
-        control.sendall(json.dumps({"listening": address}).encode() + b"\n")
-        place = read_place()
-        about = {"node": place.node, "rank": place.global_worker_index, "generation": start.generation}
-        log = OutputLog(Path(start.run_dir), log_name(start.index), start.log_bytes, _say, **about)
-        worker = Worker(start, place, log)
-    except SkywardError as error:
-        _say(str(error))
-        sys.exit(2)
+        worker = _start(socket.socket(fileno=int(sys.argv[1])))
+    except (SkywardError, RuntimeError) as error:
+        told = explained(error)
+        if not isinstance(told, SkywardError):
+            raise
+        _say(str(told))
+        os._exit(2)  # threads may have been started
+    worker.run()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # frameworks' threads may outlive their hooks and abort a normal exit (seen with gloo: status -6)
+
+
+def _start(control: socket.socket) -> Worker:
+    """Make the worker that the agent asks for. It is told where it listens once all threads are there: one that cannot
+    have them has failed to start.
+    """
+    lines = control.makefile("r", encoding="utf-8")
+    start = WorkerStart(**json.loads(lines.readline()))
+    listener, address = listen(Path(start.run_dir), f"w{start.index}.{start.generation}.sock")
+    stacks.prepare_dump(stacks.dump_file(start))
+    place = read_place()
+    about = {"node": place.node, "rank": place.global_worker_index, "generation": start.generation}
+    log = OutputLog(Path(start.run_dir), log_name(start.index), start.log_bytes, _say, **about)
+    worker = Worker(start, place, log)
     shared.values.directory = Path.cwd() / shared.DIRECTORY
     local_modules.directory = Path.cwd() / CODE_DIR
     output.install(worker)
@@ -396,18 +411,10 @@ def main() -> None:
             os.close(descriptor)
 
     on_fork(abandon)
-    try:
-        threading.Thread(target=worker.serve, args=(listener,), daemon=True).start()
-        threading.Thread(target=_obey, args=(lines, worker), daemon=True).start()
-        worker.run()
-    except RuntimeError as error:
-        if (told := explained(error)) is error:
-            raise
-        _say(str(told))
-        os._exit(2)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)  # frameworks' threads may outlive their hooks and abort a normal exit (seen with gloo: status -6)
+    worker.start(listener)
+    threading.Thread(target=_obey, args=(lines, worker), daemon=True).start()
+    control.sendall(json.dumps({"listening": address}).encode() + b"\n")
+    return worker
 
 
 if __name__ == "__main__":

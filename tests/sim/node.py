@@ -160,10 +160,10 @@ class Child:
         place = InstanceInfo.from_json(self.process.environ[ENV_VAR])
         real = worker.Worker(self.start, place, cast(Any, _Log()))
         self.process.model.worker = real
+        real.start(cast(Any, listener))
+        threads.Thread(target=self._obey, args=(real,), name="obey", daemon=True).start()
         self._announced = address
         self._listening.set()
-        threads.Thread(target=real.serve, args=(listener,), name="serve", daemon=True).start()
-        threads.Thread(target=self._obey, args=(real,), name="obey", daemon=True).start()
         real.run()
         SYSTEM._exit(0)
 

@@ -31,6 +31,7 @@ def test_a_minute_of_seeds() -> None:
     """Nothing that must not be is seen in as many simulations as a minute holds."""
     done = sim("--seconds", 60)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert not done.stderr
 
 
 @pytest.mark.parametrize("seed", FAILED_ONCE)
@@ -46,6 +47,19 @@ def test_a_seed_repeats_itself(seed: int) -> None:
     alone, after = sim("--seed", seed).stdout, sim("--first", seed - 1, "--count", 2, "--hashes").stdout
     (told,) = [line for line in alone.splitlines() if line.startswith(f"seed {seed}: ")][-1:]
     assert f"{seed} {told.rpartition(' ')[2]}" in after.splitlines()
+
+
+def test_a_stream_may_outlive_its_simulation() -> None:
+    """One that nobody has read to its end is garbage only then; nothing is said of it."""
+    program = """
+import tests.sim.install
+from skyward._pool.calls.stream import StreamSource
+from skyward.system import SimpleQueue
+stream = StreamSource(print, print, 0.0, SimpleQueue()).open(print, print)
+del stream
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_every_name_of_the_seam_is_simulated() -> None:

@@ -271,6 +271,9 @@ class SimpleQueue:
 
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
         k = kernel.K
+        if k is None or (k.current.dead and not self.maxsize):  # a finalizer, when all has ended: nobody will take it
+            self._items.append(item)
+            return
         me = k.point()
         until = _until(timeout)
         if self.maxsize and len(self._items) >= self.maxsize:

@@ -49,6 +49,7 @@ class NodeSlot:
     def give_up(self, error: str) -> None:
         """Note that it has no node after many attempts, the last of which failed with this error."""
         why = f" ({self.node.gone.text})" if self.node is not None and self.node.gone is not None else ""
+        error = error if error.endswith(".") else f"{error}."
         self.absent = (
             f"node {self.index} is gone{why}, and could not be replaced in {self.failures} attempts: {error} "
             f"The pool goes on trying every {SLOW_S:g} s."

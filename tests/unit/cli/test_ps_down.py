@@ -82,6 +82,13 @@ def test_down_wants_pools_or_all(words: list[str], capsys: pytest.CaptureFixture
     assert "`skyward ps` shows what there is" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [[""], ["deadbeef", " "]])
+def test_an_empty_name_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """It is a variable of a shell that has no value; nothing else is ended then."""
+    assert main(["down", *words]) == 2
+    assert "one that is given is empty" in capsys.readouterr().err
+
+
 def test_a_host_that_cannot_be_asked_is_named_and_the_rest_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     """Exit status 6; what is known is listed all the same."""
     with sky.ComputePool(sky.Local(), display="quiet") as pool:

@@ -18,11 +18,20 @@ from skyward.engine.liveness import LiveSocket
 from skyward.errors import EngineMissingError
 from tests.waiting import wait_until
 
+PATIENCE_S = 60.0
+
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_SILENCE_S", "_PING_S", "_AGAIN_S"):
+    """Silence is looked into soon. The answer to a ping has its usual time: an engine that lives is busy here too."""
+    for name in ("_SILENCE_S", "_AGAIN_S"):
         monkeypatch.setattr(liveness, name, 0.1)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For engines that answer no ping."""
+    monkeypatch.setattr(liveness, "_PING_S", 0.1)
 
 
 @contextmanager
@@ -59,6 +68,7 @@ def _engine(path: Path, answer: Callable[[bytes], bytes | None]) -> Iterator[Non
             each.close()
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_frozen_engine_is_named_and_what_to_do(tmp_path: Path) -> None:
     """It takes connections and answers nothing: by the SDK and without it, the first question and the next."""
     path = tmp_path / "e.sock"
@@ -88,12 +98,14 @@ def test_the_next_questions_to_a_frozen_engine_wait_less(tmp_path: Path, monkeyp
 
 def test_an_engine_that_takes_long_is_waited_for(tmp_path: Path) -> None:
     """As long as it answers pings; one that was frozen and goes on is as good as any."""
-    path = tmp_path / "e.sock"
-    liveness._frozen[f"unix://{path}"] = time.monotonic()
+    path, pinged = tmp_path / "e.sock", threading.Event()
+    liveness._frozen[f"unix://{path}"] = time.monotonic() - liveness._REMEMBERED_S
 
     def answer(request: bytes) -> bytes:
-        if b"/_ping" not in request:
-            time.sleep(1.0)
+        if b"/_ping" in request:
+            pinged.set()
+        else:
+            pinged.wait(PATIENCE_S)
         return b'{"Os": "linux", "Arch": "amd64"}'
 
     with _engine(path, answer):
@@ -101,6 +113,7 @@ def test_an_engine_that_takes_long_is_waited_for(tmp_path: Path) -> None:
     assert f"unix://{path}" not in liveness._frozen
 
 
+@pytest.mark.usefixtures("impatient")
 def test_an_engine_that_takes_nothing_more_is_frozen(tmp_path: Path) -> None:
     """An image that is sent to it is broken off, where the kernel's buffers are full."""
     path = tmp_path / "e.sock"
@@ -115,20 +128,20 @@ def test_an_engine_that_takes_nothing_more_is_frozen(tmp_path: Path) -> None:
 
 
 def test_what_an_engine_takes_slowly_arrives_whole(tmp_path: Path) -> None:
-    """Each pause is longer than the silence after which it is asked whether it is there."""
-    path, data, got = tmp_path / "e.sock", bytes(range(256)) * 8192, bytearray()
+    """It pauses for longer than the silence after which it is asked whether it is there."""
+    path, data, got, pinged = tmp_path / "e.sock", bytes(range(256)) * 8192, bytearray(), threading.Event()
 
     def answer(request: bytes) -> bytes | None:
         if b"/_ping" in request:
+            pinged.set()
             return b"OK"
-        if not got:
-            time.sleep(0.5)
+        pinged.wait(PATIENCE_S)
         got.extend(request)
         return None
 
     with _engine(path, answer), LiveSocket.connected(path, f"unix://{path}", 60.0) as sock:
         sock.sendall(data)
-        wait_until(lambda: len(got) == len(data), 10)
+        wait_until(lambda: len(got) == len(data), PATIENCE_S)
     assert got == data
 
 

@@ -82,19 +82,22 @@ def test_concurrent_closing_leaves_each_context_once(cluster: Cluster, place: In
     assert told == ["-c", "-b", "-a"]
 
 
-def test_a_hook_that_fails_to_enter_undoes_those_before_it(cluster: Cluster, place: InstanceInfo) -> None:
-    """Plugin and hook are named, the hook's own error is the cause, nothing stays entered."""
+@pytest.mark.parametrize("error", [OSError, SystemExit])
+def test_a_hook_that_fails_to_enter_undoes_those_before_it(
+    cluster: Cluster, place: InstanceInfo, error: type[BaseException]
+) -> None:
+    """Plugin and hook are named, the hook's own error is the cause, nothing stays entered. So for one that exits."""
     told: Told = []
     plugins = [
         Plugin.create("fine").with_around_app(telling(told, "fine")),
-        Plugin.create("broken").with_around_app(telling(told, "broken", enter=OSError)),
+        Plugin.create("broken").with_around_app(telling(told, "broken", enter=error)),
         Plugin.create("later").with_around_app(telling(told, "later")),
     ]
     with pytest.raises(
-        PluginError, match="'broken': its around_app hook failed when it was entered: OSError"
+        PluginError, match=f"'broken': its around_app hook failed when it was entered: {error.__name__}"
     ) as caught:
         node_setup(plugins, cluster)(place)
-    assert isinstance(caught.value.__cause__, OSError)
+    assert isinstance(caught.value.__cause__, error)
     assert told == ["+fine on 1", "-fine"]
 
 
@@ -111,15 +114,18 @@ def test_an_interrupt_while_entering_undoes_and_stays_an_interrupt(cluster: Clus
     assert "'fine': its around_app hook failed when it was left" in caught.value.__notes__[0]
 
 
-def test_every_hook_is_left_whatever_the_others_do(cluster: Cluster, place: InstanceInfo) -> None:
+@pytest.mark.parametrize("last", [ValueError, SystemExit])
+def test_every_hook_is_left_whatever_the_others_do(
+    cluster: Cluster, place: InstanceInfo, last: type[BaseException]
+) -> None:
     """The first failure is raised, the others are noted on it."""
     told: Told = []
     plugins = [
         Plugin.create(n).with_around_app(telling(told, n, leave=e))
-        for n, e in zip("abc", (OSError, None, ValueError), strict=True)
+        for n, e in zip("abc", (OSError, None, last), strict=True)
     ]
     session = node_setup(plugins, cluster)(place)
-    with pytest.raises(PluginError, match="'c': its around_app hook failed when it was left: ValueError") as caught:
+    with pytest.raises(PluginError, match=f"'c': its .* when it was left: {last.__name__}") as caught:
         session.close()
     assert told[3:] == ["-c", "-b", "-a"]
     assert "'a': its around_app hook failed when it was left: OSError" in caught.value.__notes__[0]
@@ -153,8 +159,9 @@ def test_the_first_plugin_decorates_outermost(cluster: Cluster, place: InstanceI
     [
         (lambda _: None, "must return a function; it returned NoneType"),
         (lambda fn: fn.missing, "failed: AttributeError"),
+        (lambda _: sys.exit(3), "failed: SystemExit: 3"),
     ],
-    ids=["no return", "raises"],
+    ids=["no return", "raises", "exits"],
 )
 def test_a_bad_decorate_hook_names_its_plugin(
     cluster: Cluster, place: InstanceInfo, decorate: Any, reason: str

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import signal
+import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -226,3 +228,33 @@ def test_what_an_encoding_does_not_have_is_escaped(monkeypatch: pytest.MonkeyPat
     printer.put("0", "caf\u00e9\n", error=False)
     printer.stop()
     assert raw.getvalue() == b"[0] caf\\xe9\n"
+
+
+WITHOUT_STREAMS = """
+import sys, threading
+import skyward as sky
+
+@sky.compute
+def say(text):
+    print(text)
+    return text
+
+def fail(future):
+    raise called.set() or ValueError("nobody reads this")
+
+with sky.ComputePool(sky.Local(), nodes=2) as pool:
+    told, called = pool.map(say, ["a", "b"]), threading.Event()
+    (say("c") > pool).add_done_callback(fail)
+    called.wait(60)
+with open(sys.argv[1], "w") as file:
+    print(told, file=file)
+"""
+
+
+@pytest.mark.parametrize("closed", ["2>&-", ">&-", "<&- >&- 2>&-"])
+def test_a_program_without_standard_streams_has_a_pool(closed: str, tmp_path: Path) -> None:
+    """What it would print goes nowhere, as what it prints itself does."""
+    done = tmp_path / "done"
+    start = ["sh", "-c", f'exec "$0" "$@" {closed}', sys.executable, "-c", WITHOUT_STREAMS, str(done)]
+    assert subprocess.run(start, check=False, capture_output=True).returncode == 0
+    assert done.read_text() == "['a', 'b']\n"

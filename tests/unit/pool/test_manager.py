@@ -234,12 +234,12 @@ def test_calls_for_every_node_wait_also_for_one_whose_loss_is_just_noticed(make:
 
 def test_attempts_follow_each_other_until_they_are_spent(make: Callable[..., Rig]) -> None:
     """Five of them; then the pool goes on with what it has, if that is enough, and says why a node is missing."""
-    rig = make(Nodes(desired=2, min=1), *(ProviderError(f"no room, {number}.") for number in range(5)))
+    rig = make(Nodes(desired=2, min=1), *(ProviderError(f"no room, {number}") for number in range(5)))
     rig.open(*hosts(2))
     rig.lose(1)
     until(lambda: rig.given_up)
     assert len(rig.lost) >= 5
-    with pytest.raises(PoolError, match=r"node 1 is gone \(was killed\).*in 5 attempts: no room, 4"):
+    with pytest.raises(PoolError, match=r"node 1 is gone \(was killed\).*in 5 attempts: no room, 4\. The pool goes on"):
         rig.table.wait_whole()
     assert (rig.given_up, rig.table.count) == ([1], 1)
 

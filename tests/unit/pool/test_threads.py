@@ -10,6 +10,7 @@ import pytest
 
 import skyward as sky
 from skyward.errors import PoolError, explained
+from skyward.wire.messages import Kind
 from tests.unit.runner.conftest import start as start
 from tests.unit.runner.node import Start
 
@@ -61,12 +62,28 @@ def test_a_node_that_cannot_start_threads_says_what_to_do(start: Start, tmp_path
     assert "Node 1 ends: No more threads can be started" in errors
 
 
-def test_a_worker_that_cannot_start_threads_says_what_to_do(start: Start, tmp_path: Path) -> None:
-    """As one of many slots may not."""
-    node = start(limited(tmp_path, "skyward.runner.worker", 3), slots=8)
+@pytest.mark.parametrize("count", [0, 3, 9])
+def test_a_node_whose_worker_cannot_start_its_threads_says_what_to_do(start: Start, tmp_path: Path, count: int) -> None:
+    """As one of many slots may not: the node ends before anybody takes it for one that works."""
+    node = start(limited(tmp_path, "skyward.runner.worker", count), slots=8)
+    status, errors = node.end()
+    assert status == 1
+    assert "Worker 0 of node 1 ended before the node was ready (exit status 2)" in errors
+    assert "fewer calls at once (concurrency=)" in errors
+
+
+def test_a_worker_that_cannot_start_its_threads_again_ends_the_node(start: Start, tmp_path: Path) -> None:
+    """After three starts, as one that fails in another way does."""
+    node = start({"PYTHONPATH": str(tmp_path)}, slots=8)
     node.ready()
-    (*_, (_, _, text)) = node.client().output(until="No more threads can be started")
-    assert "fewer calls at once (concurrency=)" in text
+    client = node.client()
+    limited(tmp_path, "skyward.runner.worker", 3)
+    client.tell(Kind.KILL, worker=0)
+    assert client.is_closed()
+    status, errors = node.end()
+    assert status == 1
+    assert "Worker 0 of node 1 ended 3 times in a row before it listened" in errors
+    assert "fewer calls at once (concurrency=)" in errors
 
 
 def test_other_errors_stay_what_they_are() -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import pytest
+
 from skyward.model.instance import InstanceInfo
-from skyward.runner import calls
+from skyward.runner import calls, local_modules
 from skyward.runner.calls import Calls
 from skyward.wire import payload
 from skyward.wire.frames import Frame
@@ -69,3 +73,27 @@ def test_a_version_that_is_sent_again_is_not_dropped() -> None:
 
     assert call(worker, 1) == 1
     assert 2 not in worker._functions
+
+
+def test_modules_that_the_disk_does_not_take_are_an_error_until_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of calls whose function is not loaded yet; the others go on, and so does the process."""
+    directory = tmp_path / "code"
+    monkeypatch.setattr(local_modules, "directory", directory)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    directory.write_text("as good as a full disk")
+    worker = Calls(InstanceInfo(node=0, total_nodes=1, head_addr="127.0.0.1", head_port=0))
+    send(worker, 1)
+    assert call(worker, 1) == 1
+    worker.keep_code(Frame(Kind.CODE, 0, *payload.dumps(((("late.py", b""),), frozenset()))))
+    send(worker, 2)
+    for _ in range(2):
+        assert call(worker, 1) == 1
+        failed = run(worker, 2)
+        assert failed.kind == Kind.ERROR
+        assert isinstance(payload.load_exception(bytes(memoryview(failed.head)[RESULT_HEAD.size :])), OSError)
+
+    directory.unlink()
+    assert call(worker, 2) == 2
+    assert (directory / "late.py").exists()

@@ -82,14 +82,15 @@ def test_a_second_set_up_leaves_the_first() -> None:
     assert Session.seen == ["before", "left", "before"]
 
 
-def test_a_failure_is_the_answer() -> None:
-    """The worker stays."""
+@pytest.mark.parametrize("raised", [LookupError("no such device"), KeyboardInterrupt("no such device")])
+def test_a_failure_is_the_answer(raised: BaseException) -> None:
+    """The worker stays, whatever is raised: one that ended would be set up again, and end again."""
 
     def fail(_place: InstanceInfo) -> None:
-        raise LookupError("no such device")
+        raise raised
 
     answer = Calls(PLACE).setup(setup(fail))
     error = payload.load_exception(bytes(memoryview(answer.head)[RESULT_HEAD.size :]))
 
     assert answer.kind == Kind.ERROR
-    assert isinstance(error, LookupError)
+    assert type(raised).__name__ in repr(error)
