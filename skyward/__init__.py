@@ -61,6 +61,8 @@ def __getattr__(name: str) -> object:
         __import__(home)
     except (ImportError, AttributeError) as error:
         if sys.platform != "win32":
+            if hiding := _hiding():
+                raise ImportError(f"sky.{name} cannot be imported: {hiding} Rename it. ({error})") from None
             raise
         raise ImportError(
             f"sky.{name} takes Linux or macOS. On Windows run the program in its Subsystem for Linux, WSL 2. ({error})"
@@ -69,6 +71,16 @@ def __getattr__(name: str) -> object:
     value = module if home == f"{__name__}.{name}" else vars(module)[name]
     globals()[name] = value
     return value
+
+
+def _hiding() -> str:
+    """What is said of a file beside the program that hides a module of Python's; "" if there is none."""
+    place = sys.path[0] if sys.path else ""
+    for module in ("cloudpickle", *sorted(sys.stdlib_module_names)):
+        file = getattr(sys.modules.get(module), "__file__", None) or ""
+        if place and file in (f"{place}/{module}.py", f"{place}/{module}/__init__.py"):
+            return f"the program's own {file} is imported in place of the module {module} that skyward needs."
+    return ""
 
 
 def __dir__() -> list[str]:

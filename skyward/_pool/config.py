@@ -129,6 +129,8 @@ def _instead_of_provider(found: object) -> str:
 
     if isinstance(found, type) and issubclass(found, providers.Provider):
         return f"the class {found.__name__}: write sky.{found.__name__}(...)"
+    if isinstance(found, Image):
+        return "an image: write image=sky.Image(...)"
     if isinstance(found, int) and not isinstance(found, bool):
         return f"{found!r}: for a number of nodes write nodes={found!r}"
     if isinstance(found, str):

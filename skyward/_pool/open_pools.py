@@ -61,6 +61,14 @@ def closed(pool_id: str) -> PoolClosedError:
     )
 
 
+def not_open(pool_id: str) -> PoolClosedError:
+    """The error of a call that is sent before a pool is opened, or after its end."""
+    return PoolClosedError(
+        f"Pool {pool_id} is not open: it has not been opened, or its block has ended. Send calls inside of `with "
+        "sky.ComputePool(...) as pool:`, or between open() and close()."
+    )
+
+
 def add(pool: _Pool) -> None:
     """Look after a pool from now on, until it is closed."""
     uninterrupted.on_deferred = _on_deferred

@@ -481,7 +481,7 @@ class ComputePool(Facts, CallsOnly):
                 "processes by multiprocessing's 'spawn' and let each open its pool."
             )
         if not self._running:
-            raise PoolClosedError(f"Pool {self.id} is not open: use it in `with sky.ComputePool(...)`, or call open().")
+            raise open_pools.not_open(self.id)
         return self._calls
 
     def stats(self) -> PoolStats:

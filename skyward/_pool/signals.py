@@ -102,6 +102,7 @@ class _Uninterrupted:
         self._previous.clear()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        __tracebackhide__ = True  # IPython and pytest leave such frames out of tracebacks
         if self._diverted is not None and number == signal.SIGINT:
             self._diverted()
         elif self._depth:
@@ -115,6 +116,7 @@ class _Uninterrupted:
             signal.raise_signal(number)
 
     def _pass_on(self, number: int, previous: _Handler, frame: FrameType | None) -> None:
+        __tracebackhide__ = True
         if _is_ignored(sys._getframe()):
             process_end.soon(partial(self._send_again, number))
         elif callable(previous):

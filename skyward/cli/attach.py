@@ -28,10 +28,10 @@ INTERRUPTED = 130
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, one object per line.")
 @host_options
 def command(run: str, as_json: bool, hosts: Sequence[SshHost]) -> int:
-    """Show the output of a run from its start and as it comes, until it ends.
+    """Show the output of a run, from its start until it ends.
 
-    Ctrl-C detaches: the run goes on. A connection that is cut is made again, and goes on where it
-    was. The exit status is that of the program; 6 if its machine is lost, or if it was killed.
+    It is shown as it comes. Ctrl-C detaches: the run goes on. A connection that is cut is made again, and goes on
+    where it was. The exit status is that of the program; 6 if its machine is lost, or if it was killed.
     """
     found = find_run(run, hosts)
     printer = Printer(as_json=as_json, run=found.record.id)

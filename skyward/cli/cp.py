@@ -54,8 +54,9 @@ class RemotePath:
 @click.argument("destination")
 @place_options
 def command(sources: tuple[str, ...], destination: str, places: Sequence[Place]) -> int:
-    """Copy files and folders into a node (`skyward cp data POOL:2:/data`), or out of one
-    (`skyward cp POOL:2:/out .`).
+    """Copy files and folders into a node, or out of one.
+
+    `skyward cp data POOL:2:/data` copies into node 2, `skyward cp POOL:2:/out .` out of it.
 
     As `cp -r` does: a DESTINATION that is a folder gets the copy inside, under its own name; any other becomes the
     copy, and its parent must exist. `SOURCE/.` is what is in a folder, without the folder. A slash at the end of SOURCE

@@ -46,7 +46,7 @@ def command(
     gpu: bool,
     as_json: bool,
 ) -> int:
-    """Show whether hosts can run nodes, and what is wrong with those that cannot.
+    """Show whether hosts can run nodes, and why others cannot.
 
     Looks at the Docker engine here and at the machines named with --ssh, all at once, and changes nothing on any. Of
     Slurm clusters it says how images can run there (image_mode=), and makes the folder that pools use. Exit status 6

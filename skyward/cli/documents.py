@@ -11,9 +11,9 @@ from skyward.errors import ConfigError
 
 _VARIABLE = "_SKYWARD_COMPLETE"  # which the shell sets when it asks; click's name for a program called skyward
 _USE = {
-    "bash": 'eval "$(skyward completion bash)"                                       # in ~/.bashrc',
-    "zsh": 'eval "$(skyward completion zsh)"                                         # in ~/.zshrc, after compinit',
-    "fish": "skyward completion fish > ~/.config/fish/completions/skyward.fish       # once",
+    "bash": 'eval "$(skyward completion bash)"   # in ~/.bashrc',
+    "zsh": 'eval "$(skyward completion zsh)"    # in ~/.zshrc, after compinit',
+    "fish": "skyward completion fish > ~/.config/fish/completions/skyward.fish   # once",
 }
 
 
@@ -24,10 +24,10 @@ def aws() -> None:
 
 @aws.command("policy")
 def aws_policy() -> int:
-    """Print the least permissions that sky.AWS() needs, as an IAM policy.
+    """Print what sky.AWS() must be allowed, as an IAM policy.
 
-    An identity that has it can look around in EC2, and create, change and delete only what bears a pool's tag. Nothing
-    is asked of AWS and nothing is changed there.
+    It is the least that it needs. An identity that has it can look around in EC2, and create, change and delete
+    only what bears a pool's tag. Nothing is asked of AWS and nothing is changed there.
     """
     from skyward.providers.aws.policy import policy
 
@@ -42,10 +42,10 @@ def gcp() -> None:
 
 @gcp.command("policy")
 def gcp_policy() -> int:
-    """Print the least permissions that sky.GCP() needs, as a custom role for `gcloud iam roles create --file`.
+    """Print what sky.GCP() must be allowed, as a custom role.
 
-    The role grants nobody anything before it is bound to an identity. Nothing is asked of Google and nothing is changed
-    there.
+    It is the least that it needs, for `gcloud iam roles create --file`. The role grants nobody anything before it
+    is bound to an identity. Nothing is asked of Google and nothing is changed there.
     """
     from skyward.providers.gcp.policy import policy
 
@@ -61,10 +61,11 @@ def kubernetes() -> None:
 @kubernetes.command("role")
 @click.option("--namespace", default="default", show_default=True, metavar="NAME", help="Where the pools are.")
 def kubernetes_role(namespace: str) -> int:
-    """Print the Role that a user of sky.Kubernetes() needs, as YAML for `kubectl apply -f -`.
+    """Print the Role that a user of sky.Kubernetes() needs.
 
-    It is all that pools take: rights in one namespace, and none of the whole cluster. It grants nobody anything before
-    a RoleBinding names it. Nothing is asked of the cluster and nothing is changed there.
+    As YAML for `kubectl apply -f -`. It is all that pools take: rights in one namespace, and none of the whole
+    cluster. It grants nobody anything before a RoleBinding names it. Nothing is asked of the cluster and nothing is
+    changed there.
     """
     from skyward.providers.kubernetes.manifest import role
 
@@ -75,10 +76,10 @@ def kubernetes_role(namespace: str) -> int:
 @click.command()
 @click.argument("kind", type=click.Choice(["image", "pyproject"]), default="image")
 def schema(kind: str) -> int:
-    """Print a JSON Schema: of image files, or of [tool.skyward] in pyproject.toml.
+    """Print a JSON Schema of image files, or of [tool.skyward].
 
-    Editors that read TOML with taplo, such as Even Better TOML, complete and check a file whose first line names it:
-    `#:schema image.schema.json`.
+    The latter is a table of pyproject.toml. Editors that read TOML with taplo, such as Even Better TOML, complete
+    and check a file whose first line names it: `#:schema image.schema.json`.
     """
     from skyward.builder.sources.toml import schema as schema_of
 
@@ -90,7 +91,7 @@ def schema(kind: str) -> int:
 @click.argument("shell", type=click.Choice(list(_USE)))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> int:
-    """Print the lines that make bash, zsh or fish complete commands and options of skyward."""
+    """Print the lines with which a shell completes commands."""
     kind = get_completion_class(shell)
     if kind is None:
         raise ConfigError(f"click, which makes the lines, knows no {shell}; update it.")

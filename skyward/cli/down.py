@@ -67,11 +67,12 @@ def command(
     places: Sequence[Place],
     as_json: bool,
 ) -> int:
-    """End runs and pools by their names, as `skyward ps` shows them, or all that this user started from this machine.
+    """End runs and pools by their names, or all of this user's.
 
-    Ends them on this machine and at what the options name; a run on the machine that it is on. A run
-    has 10 seconds to end its pools before it is killed. A pool whose client still runs loses its
-    nodes. --all shows what it is going to end, and asks. Exit status 1 where nothing of a name was found.
+    The names are those that `skyward ps` shows; all are those that this user started from this machine. Ends them
+    on this machine and at what the options name; a run on the machine that it is on. A run has 10 seconds to end
+    its pools before it is killed. A pool whose client still runs loses its nodes. --all shows what it is going to
+    end, and asks. Exit status 1 where nothing of a name was found.
     """
     if bool(pools) == everything:
         raise ConfigError("skyward down takes names of runs or pools, or --all; `skyward ps` shows what there is.")
@@ -92,6 +93,8 @@ def command(
     chosen = _all_of(found, everyone, told) if everything else [each for each in found if each.pool in named.values()]
     if everything:
         runs = detached_runs(hosts, None if everyone else current_user())
+        if not (runs or found or told.failures or as_json):
+            click.echo("no pool and no detached run was found", err=True)
         _agree(chosen, runs, told, is_agreed=is_agreed)
         end_runs([run.record.id for run in runs], hosts, as_json=as_json, fail=told.run_failure)
         chosen = [each for each in chosen if _is_there(each)] if runs else chosen

@@ -32,11 +32,12 @@ class _AfterDashes(click.Command):
 @place_options
 @click.pass_context
 def command(context: click.Context, pool: str, node: str | None, in_terminal: bool, places: Sequence[Place]) -> int:
-    """Run a command in NODE of POOL, without a shell between: `skyward exec POOL 1 -- nvidia-smi`.
+    """Run a command in a node of a pool.
 
-    It has the environment and the working directory of calls, and this command's standard input, output and error,
-    each by itself. Signals reach it. Its exit status is this command's, 128 and the number if a signal has ended it,
-    127 and 126 if it was not found or cannot be run. What it has started ends with it.
+    Such as `skyward exec POOL 1 -- nvidia-smi`; there is no shell between. It has the environment and the working
+    directory of calls, and this command's standard input, output and error, each by itself. Signals reach it. Its
+    exit status is this command's, 128 and the number if a signal has ended it, 127 and 126 if it was not found or
+    cannot be run. What it has started ends with it.
     """
     words: list[str] = context.meta["words"]
     if not words:

@@ -33,9 +33,10 @@ _WAITING = 128
 @click.option("--json", "as_json", is_flag=True, help="Print where it is as JSON.")
 @place_options
 def command(target: str, port: int, local: int | None, as_json: bool, places: Sequence[Place]) -> int:
-    """Lead a port of this machine's loopback to PORT in a node, until Ctrl-C: `skyward forward POOL:0 6006`.
+    """Forward a port of this machine's loopback to a node's.
 
-    What listens there may listen on the node's loopback alone. Nobody but this machine's users reaches the port here.
+    Until Ctrl-C: `skyward forward POOL:0 6006`. What listens there may listen on the node's loopback alone. Nobody
+    but this machine's users reaches the port here.
     """
     found = find_node(places, target)
     with closing(_listen(port if local is None else local, port)) as listener:

@@ -97,7 +97,7 @@ def _is_own(tag: str, identity: str) -> bool:
 
 @click.group()
 def command() -> None:
-    """List and remove the images that skyward built on this engine; find what a script's image needs."""
+    """Show and remove images that skyward built on this engine."""
 
 
 command.add_command(infer.command)
@@ -110,9 +110,10 @@ _dry_run = click.option("--dry-run", "is_trial", is_flag=True, help="Say what wo
 @command.command("ls")
 @_as_json
 def list_images(as_json: bool) -> int:
-    """Show tag, size, when each was built and last used, and the file that it was last used by.
+    """Show tags, sizes, times and what used them last.
 
-    Layers that several images share are counted in the size of each.
+    The times are when an image was built and last used, the source is the program or file that did. Layers that
+    several images share are counted in the size of each.
     """
     found = own_images(Images(find_engine()))
     if as_json:
@@ -132,7 +133,10 @@ def list_images(as_json: bool) -> int:
 @_dry_run
 @_as_json
 def remove_images(tags: tuple[str, ...], is_trial: bool, as_json: bool) -> int:
-    """Remove images by their tags, as `ls` shows them; `skyward:` may be left out."""
+    """Remove images by their tags, as `ls` shows them.
+
+    `skyward:` may be left out.
+    """
     images = Images(find_engine())
     own = {tag: image for image in own_images(images) for tag in (image.tag, *image.also)}
     wanted = [_local(tag) if ":" in tag else f"skyward:{tag}" for tag in tags]
@@ -171,9 +175,10 @@ def prune_images(older_than: str | None, keep: int | None, is_trial: bool, as_js
 @click.argument("image", metavar="IMAGE")
 @click.option("--platform", metavar="PLATFORM", help="Of an image in a registry. [default: this machine's]")
 def show_sbom(image: str, platform: str | None) -> int:
-    """Print what an image consists of, as `skyward build --sbom` has made it: an SPDX document.
+    """Print what an image consists of, as an SPDX document.
 
-    IMAGE is a tag as `ls` shows it, or an image in a registry, which has the document attached.
+    `skyward build --sbom` has made it.     IMAGE is a tag as `ls` shows it, or an image in a registry, which has
+    the document attached.
     """
     from skyward.builder import sbom
     from skyward.builder.registry import existence

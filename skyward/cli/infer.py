@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 @click.option("--image", "declaration", metavar="FILE", help="Compare with the image of this file (TOML or a script).")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, one object for each image.")
 def command(script: str, declaration: str | None, as_json: bool) -> int:
-    """Show the packages that a SCRIPT imports, in the versions installed here, as a difference to its image.
+    """Show the packages that a script imports, beside its image's.
 
-    Nothing is run, and nothing is written: copy what the image shall have. Without --image, the images that the script
-    itself declares are compared. The signs: + is not in the image, ~ is there in another version, = is there, - is
-    there and not imported, ? is imported and not installed here.
+    In the versions installed here, as a difference to its image. Nothing is run, and nothing is written: copy what
+    the image shall have. Without --image, the images that the script itself declares are compared. The signs: + is
+    not in the image, ~ is there in another version, = is there, - is there and not imported, ? is imported and not
+    installed here.
     """
     from skyward.builder.sources.infer import infer
 

@@ -36,7 +36,7 @@ if __name__ == "__main__":
     print(main())
 '''
 _TEST = '''\
-"""`python -m pytest`: without an engine, in this process and in plain ones."""
+"""`pip install pytest`, then `python -m pytest`: without an engine, in this process and in plain ones."""
 
 import skyward as sky
 
@@ -58,7 +58,10 @@ FILES = {"main.py": _PROGRAM, "test_main.py": _TEST}
 @click.command()
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path), default=Path())
 def command(folder: Path) -> int:
-    """Write a program with its image, main.py, and its test, test_main.py, into FOLDER, by default this one."""
+    """Write a program with its image, and a test of it.
+
+    They are main.py and test_main.py, in FOLDER, by default this one.
+    """
     if there := [str(folder / name) for name in FILES if (folder / name).exists()]:
         are = "exists" if len(there) == 1 else "exist"
         raise ConfigError(f"{' and '.join(there)} {are}, and nothing was written. Name a new folder: skyward init NAME")

@@ -71,7 +71,7 @@ def command(
     newer: tuple[str, ...],
     as_json: bool,
 ) -> int:
-    """Write down what images are made of, so that all who build them get the same.
+    """Lock what images are made of, so that all build the same.
 
     A FILE is an image in TOML, whose lock is NAME.lock beside it, or a Python script whose images name theirs:
     sky.Image(lock="train.lock"). Commit the locks. Builds and pools use them, and refuse them when the image asks for

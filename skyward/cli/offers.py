@@ -55,10 +55,10 @@ def command(
     everything: bool,
     as_json: bool,
 ) -> int:
-    """Show what a pool of these machines would rent, and what that would cost. Nothing is launched.
+    """Show what a pool would rent, and what that would cost.
 
-    The first offer is what a pool with the same parameters tries first; the others follow where there is no
-    room. Prices are those of now, in USD per hour. Exit status 6 if a provider offers nothing.
+    Nothing is launched. The first offer is what a pool with the same parameters tries first; the others follow
+    where there is no room. Prices are those of now, in USD per hour. Exit status 6 if a provider offers nothing.
     """
     request = PoolRequest(
         pool_id="offers",

@@ -44,11 +44,12 @@ UNKNOWN = 6  # exit status where a place cannot be asked: that of provider error
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, one object per line.")
 @place_options
 def command(places: Sequence[Place], ended: bool, as_json: bool) -> int:
-    """Show the nodes of all pools, whoever started them, what they use and cost, and this user's runs.
+    """Show the nodes of all pools, and this user's runs.
 
-    Looks at this machine's containers and processes, and at what the options name; nodes are found by their
-    labels, runs by their records, here and on the machines that these point to. What nodes use is known of
-    pools that programs of this user on this machine have open. Exit status 6 if a place cannot be asked.
+    Nodes whoever started them, and what they use and cost. Looks at this machine's containers and processes, and at
+    what the options name; nodes are found by their labels, runs by their records, here and on the machines that
+    these point to. What nodes use is known of pools that programs of this user on this machine have open. Exit
+    status 6 if a place cannot be asked.
     """
     found: list[tuple[Place, Resource]] = []
     failures: list[tuple[Place, SkywardError]] = []

@@ -76,10 +76,11 @@ class _Outcome:
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, one object per line.")
 @host_options
 def command(run: str, into: Path | None, as_json: bool, hosts: Sequence[SshHost]) -> int:
-    """Show how a run ended, what it kept with sky.save, and the files in its output folder.
+    """Show how a run ended, and the values and files it kept.
 
-    Of a run that has ended on another machine everything is fetched first, so that it can be had
-    when that machine is gone. With --into values go to DIR/saved and files to DIR/files.
+    Values are those of sky.save, files those in its output folder. Of a run that has ended on another machine
+    everything is fetched first, so that it can be had when that machine is gone. With --into values go to DIR/saved
+    and files to DIR/files.
     """
     found = find_run(run, hosts)
     record, printer = found.record, Printer(as_json=as_json, run=found.record.id)
@@ -95,7 +96,7 @@ def command(run: str, into: Path | None, as_json: bool, hosts: Sequence[SshHost]
             if as_json:
                 printer.event("fetched", path=str(into))
             else:
-                printer.note(f"values and files are in {into}")
+                printer.note(f"values and files are in {into}" if values or outcome.files else "nothing was fetched")
     finally:
         found.place.close()
     return 0

@@ -42,18 +42,21 @@ def command(
     keep: str | None,
     as_json: bool,
 ) -> int:
-    """Run a program as `python PROGRAM ARGUMENTS` does, and keep what it prints.
+    """Run a program as Python does, and keep what it prints.
 
-    Everything after PROGRAM is the program's own. Exit status is the program's. With --detach the program runs
-    where its pools are: in a process of its own for sky.Local, in a container of this machine's engine for
-    sky.Docker, of the first host's for sky.SSH and sky.AWS. It goes on when this machine's terminal, or where its pools
-    are elsewhere the machine itself, is gone; `skyward attach RUN` shows what it prints, `skyward down RUN` ends it.
+    As `python PROGRAM ARGUMENTS` does. Everything after PROGRAM is the program's own. Exit status is the program's.
+    With --detach the program runs where its pools are: in a process of its own for sky.Local, in a container of
+    this machine's engine for sky.Docker, of the first host's for sky.SSH and sky.AWS. It goes on when this
+    machine's terminal, or where its pools are elsewhere the machine itself, is gone; `skyward attach RUN` shows
+    what it prints, `skyward down RUN` ends it.
     """
     prune()
     launch = Launch.of(program, arguments, is_module=is_module, name=name)
     if not is_detached:
         if as_json or variables or keep is not None:
             raise ConfigError("--env, --keep and --json belong to --detach; in the foreground they mean nothing.")
+        if "--detach" in arguments:
+            _say("--detach after PROGRAM is the program's own; `skyward run --detach PROGRAM` detaches")
         if sys.stderr.isatty():
             click.echo(f"skyward: run {launch.id}", err=True)
         return run_here(launch)

@@ -35,10 +35,11 @@ Column = tuple[str, Callable[[PoolStats, NodeStats], str], bool]  # heading, val
 @click.argument("name", metavar="[POOL]", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print the figures once, as JSON, one pool per line.")
 def command(name: str | None, as_json: bool) -> int:
-    """Show what the nodes of open pools use and do: calls, processors, memory, GPUs, network.
+    """Show what the nodes of open pools use and do.
 
-    Of all pools that programs of this user on this machine have open, or of one: POOL is its identifier, or the name
-    of its run. Live on a terminal, until Ctrl-C; printed once elsewhere. Pools are measured while somebody looks only.
+    Calls, processors, memory, GPUs and network. Of all pools that programs of this user on this machine have open,
+    or of one: POOL is its identifier, or the name of its run. Live on a terminal, until Ctrl-C; printed once
+    elsewhere. Pools are measured while somebody looks only.
     """
     started = time.time()
     pools = _answered(name, started)

@@ -29,9 +29,10 @@ def command(
     privileges: str | None,
     build: str | None,
 ) -> int:
-    """Write a file that brings up nodes for pools: `skyward up --nodes 3 --compose > compose.yaml`.
+    """Write a compose file that brings up nodes for pools.
 
-    A pool with provider=sky.Compose("compose.yaml") brings it up and down by itself, or takes its nodes while it is up.
+    `skyward up --nodes 3 --compose > compose.yaml` writes it. A pool with provider=sky.Compose("compose.yaml")
+    brings it up and down by itself, or takes its nodes while it is up.
     """
     if not as_compose:
         raise ConfigError("skyward up writes a file and starts nothing: say --compose for a compose file.")

@@ -148,7 +148,11 @@ def bake(value: Any) -> bool:
 
 def apt(name: str) -> str:
     """A Debian package."""
-    require(_APT.fullmatch(name), "apt", name, "Debian package names, such as 'git' or 'git=1:2.39.5-0'")
+    accepted = "Debian package names, such as 'git' or 'git=1:2.39.5-0'"
+    words = name.split()
+    if len(words) > 1 and all(map(_APT.fullmatch, words)):
+        accepted += f", each an entry of its own; write apt={words!r}"
+    require(_APT.fullmatch(name), "apt", name, accepted)
     return name
 
 
@@ -307,6 +311,8 @@ def _meant(text: str) -> str:
         return f": write one entry for each, pip={words!r}"
     if single := re.fullmatch(r"\s*([\w.-]+)\s*=\s*([\w.]+)\s*", text):
         return f": write '{single[1]}=={single[2]}'"
+    if re.fullmatch(r"https?://(github|gitlab)\.com/[^/\s]+/[^/\s]+", text.strip()):
+        return f": write 'NAME @ git+{text.strip()}', with the package's name"
     return ""
 
 

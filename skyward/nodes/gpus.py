@@ -45,7 +45,8 @@ def check_gpu_count(nodes: int, accelerator: Accelerator) -> None:
     if GPUS_VAR in os.environ:
         where += f" in {GPUS_VAR}={os.environ[GPUS_VAR]}"
     if len(usable) < wanted:
-        raise ProviderError(f"{asked} {where}. Ask for fewer nodes or fewer GPUs per node.")
+        without = "Leave accelerator= out, or use a machine that has them."
+        raise ProviderError(f"{asked} {where}. {'Ask for fewer nodes or fewer GPUs per node.' if usable else without}")
     raise ProviderError(f"{asked} {where}. Name the accelerator that is there.")
 
 

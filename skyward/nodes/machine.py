@@ -30,6 +30,16 @@ def check_cpus(engine: Engine, cpus: float) -> None:
         )
 
 
+def check_memory(engine: Engine, memory_gb: float) -> None:
+    """Raise ProviderError if the engine's machine has less memory (GiB) than each node is to have."""
+    present = int(engine.info.get("MemTotal") or 0) / 1024**3
+    if present and memory_gb > present:
+        raise ProviderError(
+            f"The pool asks for {memory_gb:,.4g} GiB of memory on each node; the machine of the Docker engine at "
+            f"{engine.url} has {present:.4g}. Ask for less with memory=, or use a machine that has it."
+        )
+
+
 def check_platform(platform: str) -> None:
     """Raise ProviderError if this machine runs no programs of a platform, by itself or by emulation."""
     own = platform_of(None)

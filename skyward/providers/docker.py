@@ -23,7 +23,7 @@ from skyward.nodes.access import ContainerAccess, NodeAccess
 from skyward.nodes.container import OWNER_ID, POOL, PoolContainers, RunDirectory, adopted, describe, dismiss_all
 from skyward.nodes.gpus import check_engine_gpus, gpus_of_container
 from skyward.nodes.local_host import LocalHost
-from skyward.nodes.machine import check_cpus, check_platform
+from skyward.nodes.machine import check_cpus, check_memory, check_platform
 from skyward.nodes.node import Host, Launch, Node, RunnerNode
 from skyward.nodes.process_id import ProcessId
 from skyward.nodes.run_directory import PoolDirectory, runtime_base, share
@@ -134,7 +134,7 @@ class DockerAllocation(Allocation):
             EngineMissingError: no engine answers.
             EngineError: it gives containers no GPU, and an accelerator is asked for.
             ProviderError: the engine does not share this machine's kernel, or the machine has fewer GPUs or processors
-                than asked for, or runs no programs of the platform.
+                than asked for, or less memory, or runs no programs of the platform.
         """
         request = self.request
         if request.accelerator is not None:
@@ -142,6 +142,8 @@ class DockerAllocation(Allocation):
         check_platform(request.platform)
         if request.cpus is not None:
             check_cpus(self._provider.engine(), request.cpus)
+        if request.memory_gb is not None:
+            check_memory(self._provider.engine(), request.memory_gb)
         self._host = LocalHost(request.pool_id, runtime_base(), self._start, request.name)
         if request.kept:  # nodes that are there are taken over without the engine, whose SDK takes long to load
             later = threading.Timer(_LATER_S, self._connect_later)

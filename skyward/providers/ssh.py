@@ -116,7 +116,7 @@ class SSH(Provider):
             ConfigError: this is not the name of one.
         """
         if not isinstance(named, str | SshHost):
-            raise ConfigError(f"sky.SSH: a host is named as 'user@host:port'; found {named!r}.")
+            raise ConfigError(f"sky.SSH: a host is 'user@host:port', as in sky.SSH('gpu1', 'gpu2'); found {named!r}.")
         host = named if isinstance(named, SshHost) else SshHost.parse(named if "://" in named else f"ssh://{named}")
         if host.name in (handed := handed_hosts()):
             return handed[host.name]

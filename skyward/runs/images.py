@@ -12,6 +12,7 @@ from skyward.builder.sources.declared import Declared
 from skyward.delivery.deliver import Delivered
 from skyward.delivery.prepared import Prepared, description
 from skyward.errors import ConfigError
+from skyward.image.origins import with_origin
 from skyward.model.image import Image
 from skyward.model.spec import Cluster, ClusterSpec
 from skyward.model.targets import local_minor, platform_of
@@ -50,7 +51,7 @@ def deliver_driver(images: Sequence[Declared], deliver: Deliver) -> Delivered:
     """
     image, cluster = compiled_for(images[0])
     plain = replace(image, includes=(), bake=False, lock=None, verify=None)
-    return deliver(plain.pip_install(*_client_requirements()), cluster)
+    return deliver(with_origin(plain, plain.pip_install(*_client_requirements()), "skyward's client"), cluster)
 
 
 def compiled_for(declared: Declared) -> tuple[Image, Cluster]:

@@ -40,7 +40,11 @@ def save(name: str, value: Any) -> None:
         ConfigError: the name or the value is none of these; or the disk does not take it.
         PoolError: this process is a node's.
     """
-    if not _NAME.fullmatch(str(name)):
+    if not isinstance(name, str):
+        raise ConfigError(
+            f"sky.save takes a name and then the value, as sky.save('accuracy', 0.9); found {name!r} first."
+        )
+    if not _NAME.fullmatch(name):
         raise ConfigError(f"sky.save takes a name of letters, digits and _-. that begins with neither; found {name!r}.")
     folder = _folder("saved", "sky.save")
     suffix, data = _encoded(name, value)

@@ -7,14 +7,23 @@ from __future__ import annotations
 
 import copyreg
 import linecache
+import os
 import re
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import FunctionType, MemberDescriptorType, TracebackType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
-from skyward.errors import ConfigError, PluginError, RemoteError, RemoteTraceback, SerializationError, WireError
+from skyward.errors import (
+    ConfigError,
+    PluginError,
+    RemoteError,
+    RemoteTraceback,
+    SerializationError,
+    SkywardError,
+    WireError,
+)
 
 _FRAME = re.compile(r'^(?P<indent>[ |]*)File "(?P<file>[^"]+)", line (?P<line>\d+), in .*$')
 _LONGEST = 200_000  # characters of a string that are sent
@@ -22,7 +31,8 @@ _HEAP_TYPE = 1 << 9  # flag of classes that are not built into the interpreter
 _FROM_TEXT: dict[str, type[Exception]] = {  # of a string alone
     f"{kind.__module__}.{kind.__qualname__}": kind for kind in (ConfigError, PluginError, SerializationError, WireError)
 }
-_OURS = ("skyward.runner", "skyward.wire")  # frames below the user's code, which say nothing about it
+_PACKAGE = f"{Path(__file__).parent.parent}{os.sep}"
+_OURS = tuple(f"{_PACKAGE}{part}{os.sep}" for part in ("runner", "wire"))  # frames below the user's code
 _BUILT_IN = vars(BaseException)  # its attributes, also where a class has put something else in their place
 T = TypeVar("T")
 
@@ -202,9 +212,8 @@ def _notes(error: BaseException) -> tuple[str, ...]:
 def _formatted(error: BaseException, last_line: str) -> str:
     """The traceback with those of its causes; without them where they, or other facts, cannot be read."""
     trace = _BUILT_IN["__traceback__"].__get__(error)
-    trace = tried(lambda: _user_frames(trace), lambda _: trace)
     return tried(
-        lambda: "".join(traceback.format_exception(type(error), error, trace)),
+        lambda: "".join(_user_frames(error, trace).format()),
         lambda _: tried(
             lambda: "".join(("Traceback (most recent call last):\n", *traceback.format_tb(trace), last_line)),
             lambda _: last_line,
@@ -225,12 +234,27 @@ def _shortened(text: str) -> str:
     return f"{text[: _LONGEST // 2]}\n... ({len(text) - _LONGEST} characters) ...\n{text[-_LONGEST // 2 :]}"
 
 
-def _user_frames(trace: TracebackType | None) -> TracebackType | None:
-    """A traceback from the first frame that is not the runner's; all of it if there is no other."""
-    rest = trace
-    while rest is not None and rest.tb_frame.f_globals.get("__name__", "").startswith(_OURS):
-        rest = rest.tb_next
-    return rest or trace
+def _user_frames(error: BaseException, trace: TracebackType | None) -> traceback.TracebackException:
+    """What there is to say of an exception and of its causes, each traceback without frames that say nothing of it.
+
+    Those are the runner's, before the first of the user's code. Of skyward's own errors they are also those after the
+    last of the user's code, or all: such an error says by itself what it is about.
+    """
+    whole = traceback.TracebackException(type(error), error, trace, compact=True)
+    left: list[tuple[traceback.TracebackException | None, BaseException | None]] = [(whole, error)]
+    while left:
+        told, found = left.pop()
+        if told is None or found is None:
+            continue
+        left += [(told.__cause__, found.__cause__), (told.__context__, found.__context__)]
+        if isinstance(found, SkywardError):
+            while told.stack and told.stack[-1].filename.startswith(_PACKAGE):
+                told.stack.pop()
+        user = next((i for i, frame in enumerate(told.stack) if not frame.filename.startswith(_OURS)), 0)
+        del told.stack[:user]
+        if not told.stack:
+            told.stack = cast(Any, None)  # no heading either
+    return whole
 
 
 def _with_source(trace: str) -> str:

@@ -137,9 +137,13 @@ def dumps_function(fn: Callable[..., Any]) -> tuple[bytes, bytes]:
     except Exception as error:  # see dumps
         inner = path_of(fn, _pickle)
         found = f"{inner.removeprefix('.')}, which it uses, gives {said(error)}" if inner else said(error)
+        advice = "create what cannot be sent (locks, connections, open files) inside the function."
+        if inner.startswith(".get_ipython"):
+            advice = (
+                "`!`, `%` and get_ipython() are the notebook's own, which nodes have not. Use subprocess in functions."
+            )
         raise SerializationError(
-            f"Function {name}() cannot be pickled: {found}. It is sent with the variables it uses: "
-            "create what cannot be sent (locks, connections, open files) inside the function."
+            f"Function {name}() cannot be pickled: {found}. It is sent with the variables it uses: {advice}"
         ) from _cause(error)
     return hashlib.blake2b(data, digest_size=16).digest(), data
 
@@ -411,7 +415,7 @@ def _missing(what: str, error: ModuleNotFoundError) -> str:
 def _remedy(error: ModuleNotFoundError) -> str:
     return (
         f"The image has no module {error.name!r}: add the package that provides it to Image(pip=[...]), or its file to "
-        "Image(includes=[...])."
+        "Image(includes=[...]). Nodes of sky.Local() have no image, but the packages that this program has."
     )
 
 

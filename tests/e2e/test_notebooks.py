@@ -193,6 +193,23 @@ def test_an_interrupt_ends_whatever_waits(kernel: Kernel, code: str) -> None:
     assert kernel.run("late(0) >> pool").printed() == "[0] after 0\n"
 
 
+def test_an_interrupt_of_the_cells_own_code_names_that_code(kernel: Kernel) -> None:
+    """While a pool is open its handler of signals stands between the two."""
+    cell = kernel.send("print('here', flush=True)\nwhile True: sum(range(10_000))")
+    wait_until_printed(cell, "here\n")
+    kernel.manager.interrupt_kernel()
+
+    assert cell.idle.wait(10)
+    assert cell.traceback.rstrip().endswith("KeyboardInterrupt:")
+    assert cell.traceback.count("/skyward/") <= 1, cell.traceback
+
+
+def test_what_belongs_to_the_notebook_is_named_as_such(kernel: Kernel) -> None:
+    """`!` and `%` are calls of the notebook's own shell, which holds connections."""
+    traceback = kernel.run("@sky.compute\ndef listed():\n    !ls\nlisted() >> pool", fails=True).traceback
+    assert "nodes have not. Use subprocess in functions." in traceback
+
+
 def test_breakpoints_say_what_to_do(kernel: Kernel) -> None:
     """A notebook has no terminal that a call on a node could use."""
     traceback = kernel.run("debugged() >> pool", fails=True).traceback

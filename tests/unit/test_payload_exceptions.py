@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 import traceback
@@ -12,7 +13,8 @@ from typing import Any, Self
 
 import pytest
 
-from skyward.errors import RemoteError, RemoteTraceback, SerializationError, WorkerLostError
+import skyward as sky
+from skyward.errors import ConfigError, RemoteError, RemoteTraceback, SerializationError, WorkerLostError
 from skyward.runner.slots import Interrupted
 from skyward.runtime.masking import Masks
 from skyward.wire import payload
@@ -274,6 +276,21 @@ def test_a_module_missing_in_user_code_is_explained(monkeypatch: pytest.MonkeyPa
 
     assert isinstance(back, ModuleNotFoundError)
     assert "The image has no module 'pandas'" in back.__notes__[0]
+
+
+def test_tracebacks_leave_out_what_says_nothing_of_the_function() -> None:
+    """Of causes too: frames of the runner before the user's, and those of skyward's own errors after them."""
+    try:
+        try:
+            sky.ComputePool(nodes=0)
+        except ConfigError as error:
+            raise SerializationError("It was refused.") from error
+    except SerializationError as error:
+        trace = str(payload.load_exception(payload.dump_exception(error)).__cause__)
+
+    assert "skyward.errors.ConfigError: nodes= takes a whole number" in trace
+    assert "skyward.errors.SerializationError: It was refused." in trace
+    assert set(re.findall('File "([^"]+)"', trace)) == {__file__}
 
 
 def test_an_enormous_text_is_shortened() -> None:

@@ -55,6 +55,7 @@ class Api:
         return boto3.Session()
 
     def _client(self, service: str) -> Any:
+        check_installed()
         from botocore.config import Config
 
         with _lock:

@@ -60,6 +60,18 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"skyward {__version__}\n"
 
 
+@pytest.mark.parametrize("words", [[], ["aws"], ["gcp"], ["image"], ["kubernetes"]])
+def test_the_overview_has_each_commands_first_sentence_whole(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a terminal of the usual 80 columns."""
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([*words, "--help"]) == 0
+    _, _, commands = capsys.readouterr().out.partition("Commands:\n")
+    assert commands
+    assert [line for line in commands.splitlines() if not line.endswith(".")] == []
+
+
 @pytest.mark.parametrize("words", [["nothing"], ["build"], ["build", "--what"], ["image", "prune", "--keep", "x"]])
 def test_a_wrong_command_line_is_status_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """What is wrong is said on standard error."""

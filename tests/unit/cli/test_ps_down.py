@@ -43,6 +43,15 @@ def test_pools_are_listed_and_ended(capsys: pytest.CaptureFixture[str]) -> None:
         assert staying.id in said
 
 
+def test_a_library_that_a_place_takes_and_that_is_missing_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other places are shown."""
+    monkeypatch.setattr("skyward.providers.aws.api.find_spec", lambda _: None)
+    assert main(["ps", "--aws", "us-east-1"]) == 6
+    assert "us-east-1 cannot be asked: sky.AWS() needs boto3. Install it with" in capsys.readouterr().err
+
+
 def test_what_nodes_use_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     """Cores and bytes of each, soon after the pool has opened."""
     with sky.ComputePool(sky.Local(), nodes=2, display="quiet") as pool:
@@ -191,6 +200,16 @@ def test_all_is_all_of_this_user(ended: list[str], capsys: pytest.CaptureFixture
         {"event": "spared", "pool": "nobodys", "where": "docker", "user": ""},
         {"event": "ended", "pool": "mine", "where": "docker", "nodes": 2},
     ]
+
+
+def test_all_of_nothing_says_that_nothing_was_found(
+    ended: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rather than nothing at all."""
+    monkeypatch.setattr(sky.Docker, "find", lambda _: [])
+    assert main(["down", "--all"]) == 0
+    assert capsys.readouterr() == ("", "no pool and no detached run was found\n")
+    assert ended == []
 
 
 def test_everyones_pools_are_ended_when_that_is_said(ended: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -89,6 +89,15 @@ def test_a_module_runs_as_with_python(home: Path) -> None:
     assert only(home).name.startswith("part-")
 
 
+def test_an_option_after_the_program_is_the_programs(home: Path) -> None:
+    """That of `--detach` is told, since it reads like ours."""
+    done = run(program("import sys; print(sys.argv[1:])", "train.py"), "--detach")
+
+    assert (done.stdout, done.returncode) == ("['--detach']\n", 0)
+    assert "`skyward run --detach PROGRAM` detaches" in done.stderr
+    assert only(home).name.startswith("train-")
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

@@ -63,6 +63,17 @@ def test_what_is_saved_is_shown_and_fetched(train: Path, tmp_path: Path, capsys:
     assert {path.stat().st_mode & 0o077 for path in (train / "saved").iterdir()} == {0}
 
 
+def test_a_run_that_has_kept_nothing_leaves_no_folder(
+    train: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And no word of one."""
+    assert train.exists()
+    assert main(["result", "train-1", "--into", str(tmp_path / "got")]) == 0
+    assert "it has saved no values" in (said := capsys.readouterr().err)
+    assert said.endswith("nothing was fetched\n")
+    assert not (tmp_path / "got").exists()
+
+
 def test_numbers_that_json_does_not_have_are_strings(train: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What `--json` prints is read by every parser of JSON."""
     sky.save("losses", [float("nan"), {"best": float("inf"), "worst": float("-inf")}, 0.5])
