@@ -177,7 +177,7 @@ def prune_images(older_than: str | None, keep: int | None, is_trial: bool, as_js
 def show_sbom(image: str, platform: str | None) -> int:
     """Print what an image consists of, as an SPDX document.
 
-    `skyward build --sbom` has made it.     IMAGE is a tag as `ls` shows it, or an image in a registry, which has
+    `skyward build --sbom` has made it. IMAGE is a tag as `ls` shows it, or an image in a registry, which has
     the document attached.
     """
     from skyward.builder import sbom
