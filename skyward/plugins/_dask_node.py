@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 from skyward.errors import PluginError
 from skyward.model.instance import InstanceInfo
 from skyward.model.protocol import RUN_DIR_VAR, SETTINGS_VAR
-from skyward.plugins._joblib_node import cpus
+from skyward.plugins._joblib import cpus, nodes_here
 from skyward.plugins._rendezvous import source_address
 from skyward.runner.config import RunnerSettings
 
@@ -192,11 +192,10 @@ class _Member:
     def _settings(self) -> dict[str, Any]:
         info = self._info
         own = next((peer.private_ip for peer in info.peers if peer.node == info.node), info.head_addr)
-        here = sum(peer.private_ip == own for peer in info.peers)  # several nodes of a pool may be on one machine
         processes = RunnerSettings.from_json(os.environ[SETTINGS_VAR]).processes
         return {
             "name": f"node {info.node} process {os.getpid()}",
-            "nthreads": max(1, cpus(max(1, here)) // processes),
+            "nthreads": max(1, cpus(nodes_here(info)) // processes),
             "security": security(self._identity),
             "protocol": "tls",
             "host": own if _is_own(own) else source_address(info.head_addr) or own,

@@ -11,15 +11,18 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from typing import TYPE_CHECKING
 
 from skyward.errors import ConfigError
-from skyward.model.image import Image
 from skyward.model.instance import InstanceInfo
-from skyward.model.spec import Cluster
 from skyward.plugins._rendezvous import rendezvous, source_address
 from skyward.plugins.base import Plugin
 from skyward.runtime import process_contexts
 from skyward.runtime.environment import require_every_rank
+
+if TYPE_CHECKING:
+    from skyward.model.image import Image
+    from skyward.model.spec import Cluster
 
 _CUDA = re.compile(r"(?:cuda|cu)(\d{2})(?:[._-]?\d+)*(?:-local|_local)?")
 _CONNECT_S = 60  # all ranks have met before; one that does not connect now has died, and JAX then ends this process
@@ -41,7 +44,10 @@ def jax(cuda: str = "cuda12") -> Plugin:
     Raises:
         ConfigError: `cuda` names no such extra.
     """
-    extra = cuda_extra(cuda)
+    found = _CUDA.fullmatch(str(cuda))
+    if found is None:
+        raise ConfigError(f"jax(cuda=...) takes 'cuda12' or 'cuda13' (also 'cu12', 'cu124'); found {cuda!r}.")
+    extra = f"cuda{found[1]}"  # jax has one for each major version
 
     def transform(image: Image, cluster: Cluster) -> Image:
         return image.pip_install(requirement(cluster, extra))
@@ -53,14 +59,6 @@ def requirement(cluster: Cluster, extra: str = "cuda12") -> str:
     """What to install of jax on the nodes of this pool."""
     accelerator = cluster.spec.accelerator
     return f"jax[{extra}]" if accelerator is not None and accelerator.cuda else "jax"
-
-
-def cuda_extra(cuda: str) -> str:
-    """The extra of jax that a spelling of a CUDA version means: it has one for each major version."""
-    found = _CUDA.fullmatch(str(cuda))
-    if found is None:
-        raise ConfigError(f"jax(cuda=...) takes 'cuda12' or 'cuda13' (also 'cu12', 'cu124'); found {cuda!r}.")
-    return f"cuda{found[1]}"
 
 
 def variables(info: InstanceInfo, address: str, port: int) -> Mapping[str, str]:

@@ -151,7 +151,7 @@ def before_call(info: InstanceInfo, *, backend: str, seed: int | None) -> None:
     if _prepared.get() is not together:  # the plugin may come before a decorator has joined JAX's group
         _prepared.set(together)
         at_end(_forget)
-        if backend == "jax" and _spans_devices(info):
+        if backend == "jax" and (info.accelerators > info.workers_per_node or _in_jax_group()):  # several devices
             _distribute(_device_names(everywhere=together))
             if together and seed is None:
                 seed = gather(secrets.randbelow(2**32), name="keras: seed")[0]
@@ -172,11 +172,6 @@ def _forget() -> None:
     keras: Any = sys.modules.get("keras")
     if keras is not None and keras.config.backend() == "jax":
         keras.distribution.set_distribution(None)
-
-
-def _spans_devices(info: InstanceInfo) -> bool:
-    """Whether Keras may have more than one device to work on."""
-    return info.accelerators > info.workers_per_node or _in_jax_group()
 
 
 def _in_jax_group() -> bool:

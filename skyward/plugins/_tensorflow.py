@@ -10,16 +10,18 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from skyward.model.image import Image
 from skyward.model.instance import InstanceInfo
-from skyward.model.spec import Cluster
 from skyward.plugins._rendezvous import rendezvous
 from skyward.plugins.base import Plugin
 from skyward.runtime import process_contexts
 from skyward.runtime.environment import declare, on_every_rank, require_every_rank, same
 from skyward.runtime.group import gather
+
+if TYPE_CHECKING:
+    from skyward.model.image import Image
+    from skyward.model.spec import Cluster
 
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 VARIABLE = "TF_CONFIG"

@@ -35,7 +35,7 @@ def transform_all(image: Image, plugins: Sequence[Plugin], cluster: Cluster) -> 
 
 
 def _transform(image: Image, plugin: Plugin, cluster: Cluster) -> Image:
-    from skyward.image.origins import with_origin  # brings the compiler
+    from skyward.image.plan import with_origin  # brings the compiler
 
     assert plugin.transform is not None
     try:
