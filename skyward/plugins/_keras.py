@@ -12,16 +12,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from skyward.errors import ConfigError, PluginError
-from skyward.model.image import Image, requirement_name
 from skyward.model.instance import InstanceInfo
-from skyward.model.spec import Cluster
 from skyward.plugins import _jax, _tensorflow, _torch
 from skyward.plugins.base import Plugin, Transform
 from skyward.runtime.environment import at_end, conflict, declare, declared_env, on_every_rank, same
 from skyward.runtime.group import gather
+
+if TYPE_CHECKING:
+    from skyward.model.image import Image
+    from skyward.model.spec import Cluster
 
 Backend: TypeAlias = Literal["jax", "torch", "tensorflow"]
 VARIABLE = "KERAS_BACKEND"
@@ -60,6 +62,8 @@ def keras(backend: Backend = "jax", seed: int | None = None) -> Plugin:
 
 
 def _add(backend: str, image: Image, cluster: Cluster) -> Image:
+    from skyward.model.image import requirement_name
+
     if image.env.get(VARIABLE, backend) != backend:
         raise PluginError(
             f"The image's environment sets {VARIABLE}={image.env[VARIABLE]}, and the plugin is keras(backend="

@@ -14,18 +14,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from skyward.errors import ConfigError, PluginError
-from skyward.model.image import Image, requirement_name
 from skyward.model.instance import InstanceInfo
-from skyward.model.spec import Cluster
 from skyward.plugins import _second_init
 from skyward.plugins._packages import LATEST, requirement, with_trainer
 from skyward.plugins._rendezvous import interface_of, listen, rendezvous
 from skyward.plugins.base import Plugin
 from skyward.runtime import environment, process_contexts
 from skyward.runtime.group import gather
+
+if TYPE_CHECKING:
+    from skyward.model.image import Image
+    from skyward.model.spec import Cluster
 
 INDEX = "https://download.pytorch.org/whl"
 _CUDA = re.compile(r"cu\d{2,3}")
@@ -84,6 +86,8 @@ class _Packages:
     cuda: str
 
     def __call__(self, image: Image, cluster: Cluster) -> Image:
+        from skyward.model.image import requirement_name
+
         accelerator = cluster.spec.accelerator
         build = self.cuda if accelerator is not None and accelerator.cuda else "cpu"
         elsewhere = {package for index in image.pip_indexes for package in index.packages}  # the user's choice is kept
