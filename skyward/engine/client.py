@@ -31,7 +31,7 @@ _LEAST_API = (1, 41)  # engine 20.10
 _engines: dict[tuple[str, int | None], Engine] = {}
 _engines_lock = threading.Lock()
 _DAY_S = 86400
-_said: set[str] = set()  # by this process
+_said: set[str] = set()  # notices that this process has given
 
 
 class Engine:
