@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING
 from skyward.builder.bases.facts import check_base, facts_of_base, replaced_python
 from skyward.builder.cache import cache_folder, cache_path, gone_without, read, write
 from skyward.builder.contents import is_known, note_content
-from skyward.builder.docker.secrets import secret_values
 from skyward.builder.events import Event, Report, note
-from skyward.builder.store import ImageFacts, ImageStore
+from skyward.builder.store import EngineImages, ImageFacts
 from skyward.errors import BuildError
 from skyward.image import BaseBuild, Plan, settled
 
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 def ensure(
     plan: Plan,
-    store: ImageStore,
+    store: EngineImages,
     report: Report,
     *,
     docker_host: str | SshHost | None = None,
@@ -70,9 +69,13 @@ def ensure(
 
 
 def _build(
-    plan: Plan, store: ImageStore, report: Report, docker_host: str | SshHost | None, cache: SharedCache | None
+    plan: Plan, store: EngineImages, report: Report, docker_host: str | SshHost | None, cache: SharedCache | None
 ) -> ImageFacts:
-    from skyward.builder.docker.build import build, build_base  # where nothing is to build, none of it is loaded
+    from skyward.builder.docker.build import (  # where nothing is to build, none of it is loaded
+        build,
+        build_base,
+        secret_values,
+    )
 
     secrets = secret_values(plan.image.secrets)  # whatever is missing is said before anything is made
     host = docker_host or os.environ.get("DOCKER_HOST")
@@ -100,7 +103,7 @@ def _build(
     return made
 
 
-def _settled(plan: Plan, made: BaseBuild, store: ImageStore) -> Plan:
+def _settled(plan: Plan, made: BaseBuild, store: EngineImages) -> Plan:
     """The plan of an image whose base, made from a Dockerfile, is there now."""
     facts = store.inspect(plan.base)
     if facts is None:

@@ -9,17 +9,18 @@ from pathlib import Path
 
 from skyward.builder.bases.dockerfile import base_build
 from skyward.builder.bases.facts import check_base, facts_of_base, noted_libc
-from skyward.builder.files.copied import code_files, package_files
-from skyward.builder.files.runner import runner_digest
+from skyward.builder.files.copied import code_files, package_files, runner_digest
 from skyward.builder.packages.local import LocalPackage, located
 from skyward.builder.packages.lock import Request, lock_anew, lock_requirements
 from skyward.builder.packages.lock_file import Entry, asked_for, entry_for, not_upgraded, wrong_base
 from skyward.builder.packages.requirements import resolve_files
-from skyward.builder.store import ImageFacts, ImageStore
+from skyward.builder.store import EngineImages, ImageFacts
 from skyward.errors import ImageNotFoundError
 from skyward.image import (
     BaseBuild,
     BaseFacts,
+    Copied,
+    Lock,
     Plan,
     check_python,
     compile,  # noqa: A004
@@ -41,7 +42,7 @@ class Base:
 
 
 def plan_for(
-    image: Image, store: ImageStore, *, python: str, platform: str, root: Path | None = None, upgrade: bool = False
+    image: Image, store: EngineImages, *, python: str, platform: str, root: Path | None = None, upgrade: bool = False
 ) -> Plan:
     """Compile an image: with its files read, its requirements locked, and against the base an engine has or can pull.
 
@@ -61,42 +62,39 @@ def plan_for(
         ImageError: nothing can be built on the base, or a package or an index cannot be had.
     """
     check_python(image, python)
-    root = root or Path.cwd()
-    wanted = _wanted(image, root, python, image.platform or platform)
-    image = wanted.request.image
-    if image.lock is None:
-        base = wanted.base(store)
-    else:
-        file = located(root, image.lock)
-        if upgrade:
-            raise not_upgraded(file)
-        entry = entry_for(file, wanted.request)
-        base = wanted.base(store, entry, file)
-    named = wanted.named if image.lock is None else base.reference  # the name may be another image's by now
-    given = facts_of_base(named, base.facts, store, wanted.request.platform) if base.facts else None
+    wanted = _wanted(image, root or Path.cwd(), python, image.platform or platform)
+    request = wanted.request
+    file = wanted.lock_file
+    if file is not None and upgrade:
+        raise not_upgraded(file)
+    entry = entry_for(file, request) if file is not None else None
+    base = wanted.base(store, entry, file)
+    named = base.reference if entry else wanted.named  # the name may be another image's by now
+    given = facts_of_base(named, base.facts, store, request.platform) if base.facts else None
     if given:
         check_base(repr(named), given, python)
-    if image.lock is None:
-        libc = wanted.libc(store, given)
-        lock = lock_requirements(replace(wanted.request, libc=libc), upgrade=upgrade)
+    if entry:
+        lock = replace(entry.lock, sources=request.rules.sources)
     else:
-        lock = replace(entry.lock, sources=wanted.request.rules.sources)
-    return compile(
-        image,
-        python=python,
-        platform=wanted.request.platform,
-        base=base.reference,
-        base_digest=base.digest,
-        runner_digest=runner_digest(),
-        lock=lock,
-        packages=package_files(wanted.packages),
-        code=code_files(image, root),
-        base_build=wanted.base_build,
-        given=given,
-    )
+        lock = lock_requirements(replace(request, libc=wanted.libc(store, given)), upgrade=upgrade)
+    return wanted.plan(base.reference, base.digest, lock=lock, given=given, code=wanted.code())
 
 
-def plan_on_machine(image: Image, *, python: str, platform: str, libc: str, root: Path | None = None) -> Plan:
+def draft_for(image: Image, *, python: str, platform: str, root: Path) -> Plan:
+    """The plan of an image to be read and not to be built, made without asking an engine, a registry or an index.
+
+    It starts from the base as that is named, and its requirements are not locked.
+
+    Raises:
+        ConfigError: the image asks for another Python version, or a file it names is missing or wrong.
+    """
+    check_python(image, python)
+    wanted = _wanted(image, root, python, image.platform or platform)
+    base = wanted.base_build.tag if wanted.base_build else wanted.named
+    return wanted.plan(base, "", lock=None, code=wanted.code())
+
+
+def plan_on_machine(image: Image, *, python: str, platform: str, libc: str) -> Plan:
     """The plan of an image whose packages are installed for a machine's own Python, without a container.
 
     Its lock and its tag mean something; its Dockerfile does not.
@@ -106,7 +104,6 @@ def plan_on_machine(image: Image, *, python: str, platform: str, libc: str, root
         python: the client's minor version, such as "3.11", which the machine has as well.
         platform: of the machine, such as "linux/amd64".
         libc: its C library, such as "glibc 2.36".
-        root: what the image's relative paths are relative to; None for the working directory.
 
     Raises:
         ConfigError: the image asks for another Python version, a file it names is missing or wrong, or its
@@ -114,27 +111,18 @@ def plan_on_machine(image: Image, *, python: str, platform: str, libc: str, root
         ImageError: a package or an index cannot be had.
     """
     check_python(image, python)
-    root = root or Path.cwd()
-    wanted = _wanted(image, root, python, platform)
-    if image.lock is None:
-        lock = lock_requirements(replace(wanted.request, libc=libc))
+    wanted = _wanted(image, Path.cwd(), python, platform)
+    request, file = wanted.request, wanted.lock_file
+    if file is None:
+        lock = lock_requirements(replace(request, libc=libc))
     else:
-        lock = replace(entry_for(located(root, image.lock), wanted.request).lock, sources=wanted.request.rules.sources)
-    return compile(
-        wanted.request.image,
-        python=python,
-        platform=platform,
-        base="scratch",
-        base_digest=f"machine:{platform},{libc}",
-        runner_digest=runner_digest(),
-        lock=lock,
-        packages=package_files(wanted.packages),
-    )
+        lock = replace(entry_for(file, request).lock, sources=request.rules.sources)
+    return wanted.plan("scratch", f"machine:{platform},{libc}", lock=lock)
 
 
 def lock_for(
     image: Image,
-    store: ImageStore,
+    store: EngineImages,
     *,
     python: str,
     platform: str,
@@ -192,21 +180,50 @@ def check_lock(image: Image, *, python: str, platform: str, root: Path, file: Pa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Wanted:
-    """What is wanted of an image, its files read."""
+    """What is wanted of an image, its files read. `root` is what its relative paths are relative to."""
 
     request: Request
     packages: tuple[LocalPackage, ...]
     base_build: BaseBuild | None
+    root: Path
 
     @property
     def named(self) -> str:
         """The base as the image or this machine names it."""
         return str(self.request.image.base or os.environ.get("SKYWARD_BASE") or default_base(self.request.python))
 
-    def base(self, store: ImageStore, entry: Entry | None = None, file: Path | None = None) -> Base:
+    @property
+    def lock_file(self) -> Path | None:
+        """The lock file that the image names; None for none."""
+        image = self.request.image
+        return None if image.lock is None else located(self.root, image.lock)
+
+    def code(self) -> Copied | None:
+        """Its local code, where that is to be baked in."""
+        return code_files(self.request.image, self.root)
+
+    def plan(
+        self, base: str, digest: str, *, lock: Lock | None, given: BaseFacts | None = None, code: Copied | None = None
+    ) -> Plan:
+        """What it is compiled to, on a base of that digest."""
+        return compile(
+            self.request.image,
+            python=self.request.python,
+            platform=self.request.platform,
+            base=base,
+            base_digest=digest,
+            runner_digest=runner_digest(),
+            lock=lock,
+            packages=package_files(self.packages),
+            code=code,
+            base_build=self.base_build,
+            given=given,
+        )
+
+    def base(self, store: EngineImages, entry: Entry | None = None, file: Path | None = None) -> Base:
         """The base: the one of an entry of a lock file, else the one that the engine has under its name."""
         if self.base_build:
-            return _built_base(self.base_build)
+            return Base(reference=self.base_build.tag, digest=f"dockerfile:{self.base_build.digest}")
         named = self.named
         if entry is None or file is None or not entry.base:
             return resolve_base(named, store)
@@ -217,7 +234,7 @@ class _Wanted:
             raise wrong_base(file, named, base.digest, entry)
         return base
 
-    def libc(self, store: ImageStore, given: BaseFacts | None) -> str:
+    def libc(self, store: EngineImages, given: BaseFacts | None) -> str:
         """The C library of the base; of one that is still to be built that of the image it is built from.
 
         "" where neither tells.
@@ -247,14 +264,10 @@ def _wanted(image: Image, root: Path, python: str, platform: str) -> _Wanted:
         projects=tuple((each.name, each.build) for each in resolved.packages if each.build),
     )
     made = base_build(image.base, root, platform) if isinstance(image.base, Dockerfile) else None
-    return _Wanted(request=request, packages=resolved.packages, base_build=made)
+    return _Wanted(request=request, packages=resolved.packages, base_build=made, root=root)
 
 
-def _built_base(made: BaseBuild) -> Base:
-    return Base(reference=made.tag, digest=f"dockerfile:{made.digest}")
-
-
-def resolve_base(reference: str, store: ImageStore) -> Base:
+def resolve_base(reference: str, store: EngineImages) -> Base:
     """Find a base image on the engine, or pull it.
 
     Raises:

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from skyward._version import __version__
 from skyward.builder.cache import cache_path, read, write
-from skyward.builder.store import ImageStore
+from skyward.builder.store import EngineImages
 from skyward.image import TIME, Package, Plan
 
 MEDIA_TYPE = "application/spdx+json"
@@ -24,7 +24,7 @@ _UNKNOWN = "NOASSERTION"
 _IMAGE = "SPDXRef-Image"
 
 
-def sbom(plan: Plan, image: str, store: ImageStore) -> bytes:
+def sbom(plan: Plan, image: str, store: EngineImages) -> bytes:
     """The document for an image that an engine has.
 
     Args:

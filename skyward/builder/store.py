@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from skyward.builder.contents import content_digest
 from skyward.builder.events import Report, note
@@ -13,6 +13,7 @@ from skyward.errors import ImageNotFoundError, RegistryError
 
 if TYPE_CHECKING:
     from skyward.engine import Images
+    from skyward.engine.images import ImageFiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,41 +41,8 @@ class ImageFacts:
     content: str = ""
 
 
-class ImageFiles(Protocol):
-    """The files of one image."""
-
-    def find(self, path: str) -> str | None:
-        """The path of a file with all links followed; None if there is no file."""
-        ...
-
-    def read(self, path: str) -> bytes | None:
-        """The content of a file, links followed; None if there is none."""
-        ...
-
-
-class ImageStore(Protocol):
-    """The images of one engine."""
-
-    def inspect(self, ref: str) -> ImageFacts | None:
-        """Facts on the image of that name or id; None if the engine does not have it. May raise EngineError."""
-        ...
-
-    def pull(self, ref: str) -> None:
-        """Fetch an image from its registry.
-
-        Raises:
-            ImageNotFoundError: the registry has none, refuses it, or cannot be reached; it says which.
-            EngineError: the engine does not answer.
-        """
-        ...
-
-    def files(self, ref: str) -> AbstractContextManager[ImageFiles]:
-        """The files of an image that the engine has, for the time of a `with` block; nothing of it is run."""
-        ...
-
-
 class EngineImages:
-    """An `ImageStore` over one engine.
+    """The images of one engine.
 
     Args:
         images: of the engine.
@@ -86,14 +54,14 @@ class EngineImages:
         self._report: Report = report or (lambda _: None)
 
     def inspect(self, ref: str) -> ImageFacts | None:
-        """Facts on the image of that name or id; None if the engine does not have it."""
+        """Facts on the image of that name or id; None if the engine does not have it. May raise EngineError."""
         found = self._images.inspect(ref)
         if found is None:
             return None
         return facts_of(found)
 
     def files(self, ref: str) -> AbstractContextManager[ImageFiles]:
-        """The files of an image, for the time of a `with` block; nothing of it is run."""
+        """The files of an image that the engine has, for the time of a `with` block; nothing of it is run."""
         return self._images.files(ref)
 
     def history(self, ref: str) -> Sequence[tuple[str, int]]:
@@ -107,6 +75,7 @@ class EngineImages:
             ConfigError: it is not the name of an image.
             ImageNotFoundError: the registry has none, refuses it, or cannot be reached; in its own words.
             RegistryError: it has stopped to answer, or credentials for it cannot be had.
+            EngineError: the engine does not answer.
         """
         from skyward.builder.registry.auth import registry_credentials
         from skyward.builder.registry.reference import parse_reference
@@ -133,7 +102,7 @@ class EngineImages:
     def push(
         self, image: str, repository: str, tag: str, auth: Mapping[str, str], waiting: Callable[[float], None]
     ) -> Iterator[Mapping[str, Any]]:
-        """Push an image as `repository:tag`; the engine's messages as they come."""
+        """Push an image as `repository:tag`; gives the engine's messages. `waiting` is called while it is silent."""
         return self._images.push(image, repository, tag, auth, waiting)
 
 

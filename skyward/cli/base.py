@@ -9,14 +9,14 @@ import click
 
 from skyward.builder.bases.facts import facts_of_base, why_unfit
 from skyward.builder.planning import resolve_base
-from skyward.builder.store import ImageStore
+from skyward.builder.store import EngineImages
 from skyward.errors import ImageError
 from skyward.image import BaseFacts, Interpreter
 from skyward.model.rights import ACCOUNT
 from skyward.model.targets import local_minor
 
 
-def show_base(reference: str, store: ImageStore, platform: str, *, as_json: bool) -> int:
+def show_base(reference: str, store: EngineImages, platform: str, *, as_json: bool) -> int:
     """Print what an image has, which is pulled if the engine does not have it.
 
     Raises:

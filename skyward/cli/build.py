@@ -61,7 +61,7 @@ class Wanted:
 class BuildTarget:
     """How to build: on which engine, for which platform, where to push and how, whether to look for newer packages.
 
-    `images` and `engine` are one engine's images: its own API, and the `ImageStore` that the builder takes.
+    `images` and `engine` are one engine's images: its own API, and the `EngineImages` that the builder takes.
     `found` are the images so far that were there.
     """
 
@@ -206,7 +206,7 @@ def command(
 
 
 def _signing_key(path: str) -> EllipticCurvePrivateKey:
-    from skyward.builder.registry.signing import private_key
+    from skyward.builder.registry.attachments import private_key
 
     return private_key(path)
 
@@ -347,9 +347,8 @@ def _describe(plan: Plan, reference: str | None, target: BuildTarget, result: Re
     if not target.sbom and target.sign is None:
         return
     from skyward.builder import sbom
+    from skyward.builder.registry.attachments import attach, sign
     from skyward.builder.registry.reference import parse_reference
-    from skyward.builder.registry.referrers import attach
-    from skyward.builder.registry.signing import sign
 
     digest = (result.reference or "").rpartition("@")[2]
     if target.sbom:
@@ -410,7 +409,7 @@ def _ejecting(folder: Path, wanted: list[Wanted]) -> Act:
 
 def _print(wanted: Wanted, target: BuildTarget, output: Output) -> int:
     """Show the Dockerfile, each instruction after who asked for it. Asks neither engine nor index nor registry."""
-    from skyward.builder.draft import draft_for
+    from skyward.builder.planning import draft_for
 
     plan = draft_for(
         target.image_for(wanted), python=local_minor(), platform=target.platform_for(wanted), root=wanted.declared.root

@@ -74,12 +74,7 @@ def command(
     its pools before it is killed. A pool whose client still runs loses its nodes. --all shows what it is going to
     end, and asks. Exit status 1 where nothing of a name was found.
     """
-    if bool(pools) == everything:
-        raise ConfigError("skyward down takes names of runs or pools, or --all; `skyward ps` shows what there is.")
-    if not all(name.strip() for name in pools):
-        raise ConfigError("skyward down takes names, and one that is given is empty. `skyward ps` shows what there is.")
-    if not everything and (everyone or is_agreed):
-        raise ConfigError("--everyone and --yes belong to --all; a pool that is named is ended without a question.")
+    _check(pools, everything, belongs_to_all=everyone or is_agreed)
     sweep()  # what clients that were killed in a build have left
     told, found = _Told(as_json), list[Found]()
     hosts = [host for place in places if isinstance(place.provider, SSH) for host in place.provider.hosts]
@@ -108,6 +103,15 @@ def command(
     if told.absent:
         told.suggest([*(each.pool for each in found), *names_of_runs(), *names_of_pools()])
     return int(bool(told.absent))
+
+
+def _check(pools: Sequence[str], everything: bool, *, belongs_to_all: bool) -> None:
+    if bool(pools) == everything:
+        raise ConfigError("skyward down takes names of runs or pools, or --all; `skyward ps` shows what there is.")
+    if not all(name.strip() for name in pools):
+        raise ConfigError("skyward down takes names, and one that is given is empty. `skyward ps` shows what there is.")
+    if not everything and belongs_to_all:
+        raise ConfigError("--everyone and --yes belong to --all; a pool that is named is ended without a question.")
 
 
 def _pools_at(place: Place, there: Sequence[Resource]) -> Iterator[Found]:

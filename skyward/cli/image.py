@@ -182,9 +182,9 @@ def show_sbom(image: str, platform: str | None) -> int:
     """
     from skyward.builder import sbom
     from skyward.builder.registry import existence
+    from skyward.builder.registry.attachments import attached
     from skyward.builder.registry.existence import Absent, Unknown
     from skyward.builder.registry.reference import parse_reference
-    from skyward.builder.registry.referrers import attached
     from skyward.model.targets import platform_of
 
     document = sbom.kept(image) if _TAG.fullmatch(image.removeprefix("skyward:")) else None

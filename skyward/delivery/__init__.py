@@ -11,5 +11,5 @@ The first image is built on the engine that runs it. The second one is sent to m
 
 Read `deliver.py` (the order of the steps) first, then `registry.py` (find the image in a registry, else build and push
 it), `stream.py` (send it from this machine, or have each machine pull it), and `peer.py` (machines pass it on to each
-other). `disk.py` says how much room an image takes on a machine, `signatures.py` when a signature can be verified.
+other). `checks.py` says how much room an image takes on a machine, and when a signature can be verified.
 """

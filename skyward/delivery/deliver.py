@@ -14,9 +14,9 @@ from skyward.builder.contents import is_known, note_use
 from skyward.builder.events import Report, note
 from skyward.builder.store import EngineImages, ImageFacts, facts_of
 from skyward.delivery import stream
+from skyward.delivery.checks import check_verifiable
 from skyward.delivery.peer import can_receive, relay
 from skyward.delivery.prepared import Prepared, prepared_image
-from skyward.delivery.signatures import check_verifiable
 from skyward.engine import EngineAddress, Images
 from skyward.errors import ImageError
 from skyward.image import Plan

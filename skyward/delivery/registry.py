@@ -78,7 +78,7 @@ def engine_login(registry: str) -> Mapping[str, str]:
 
 
 def _verify(target: str, found: Exists | Absent, key: str) -> None:
-    from skyward.builder.registry.signing import verify
+    from skyward.builder.registry.attachments import verify
 
     if isinstance(found, Absent):
         raise RegistryError(

@@ -13,7 +13,7 @@ from skyward.builder.cache import cache_folder
 from skyward.builder.events import Report, note, readable, share, warn
 from skyward.engine import Images
 from skyward.engine.address import EngineAddress
-from skyward.engine.transfer import Archive, Pull, load, read, save, tag
+from skyward.engine.transfer import Archive, Pull, load, read, save
 from skyward.errors import ImageError, RegistryError, SkywardError
 from skyward.nodes.ssh_host import Machine
 from skyward.system import Full, Queue, threading, time
@@ -170,7 +170,7 @@ def pull(ref: str, name: str, auth: Mapping[str, str], machines: Sequence[Machin
 
     def work(under_way: Pull, machine: Machine) -> None:
         under_way.run()
-        tag(machine.engine_address, ref, name)
+        Images(machine.engine_address).tag(ref, name)
 
     transfers = [
         _Transfer(machine, partial(work, under_way, machine))

@@ -1,7 +1,7 @@
 """One Docker engine: containers through the docker SDK, images through its HTTP API.
 
 Read `address.py` (which engine), `client.py` (`Engine`: create, attach, watch and remove containers), then
-`container.py` and `watch.py`. Images need no SDK: `images.py` and `transfer.py`, over the connections of
+`container.py`. Images need no SDK: `images.py` and `transfer.py`, over the connections of
 `lines.py` and `liveness.py`. `failures.py` translates errors; `limits.py` knows limits, shared memory and GPUs.
 """
 
@@ -12,10 +12,9 @@ from skyward.engine.address import EngineAddress, find_engine
 
 if TYPE_CHECKING:
     from skyward.engine.client import Engine
-    from skyward.engine.container import Container, ContainerSpec
+    from skyward.engine.container import Container, ContainerSpec, Ending, Watch
     from skyward.engine.images import Images, Removal
     from skyward.engine.limits import visible_gpus
-    from skyward.engine.watch import Ending, Watch
 
 __all__ = [
     "Container",
@@ -33,10 +32,9 @@ __all__ = [
 # loaded on first use: who asks whether an image exists needs no containers
 _HOMES = {
     "Engine": "client",
-    **dict.fromkeys(("Container", "ContainerSpec"), "container"),
+    **dict.fromkeys(("Container", "ContainerSpec", "Ending", "Watch"), "container"),
     "visible_gpus": "limits",
     **dict.fromkeys(("Images", "Removal"), "images"),
-    **dict.fromkeys(("Ending", "Watch"), "watch"),
 }
 
 

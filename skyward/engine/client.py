@@ -5,6 +5,7 @@ It knows nothing of pools, and is safe to use from several threads.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import socket
@@ -12,25 +13,25 @@ import struct
 import sys
 import tarfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 from skyward.engine.address import EngineAddress, find_engine
-from skyward.engine.container import Container, ContainerSpec, attach, create
-from skyward.engine.daily import is_due
+from skyward.engine.container import Container, ContainerSpec, Watch, attach, create, seen_by_engine, this_container
 from skyward.engine.failures import LimitRefusedError, engine_call
 from skyward.engine.limits import gives_gpus, wanted_limits
 from skyward.engine.liveness import check_alive
-from skyward.engine.own_container import seen_by_engine, this_container
-from skyward.engine.watch import Watch
 from skyward.errors import EngineError, EngineMissingError
 
 _CALL_TIMEOUT_S = 120  # of silence from an engine that is alive; one that is not is noticed sooner
 _LEAST_API = (1, 41)  # engine 20.10
 _engines: dict[tuple[str, int | None], Engine] = {}
 _engines_lock = threading.Lock()
+_DAY_S = 86400
+_said: set[str] = set()  # notices that this process has given
 
 
 class Engine:
@@ -271,9 +272,30 @@ def _knock(address: EngineAddress) -> int | None:
 def _client(make: Any, address: EngineAddress, version: str) -> Any:
     from skyward.engine.transport import EngineAdapter
 
-    api = make(base_url=address.socket_url, version=version, timeout=_CALL_TIMEOUT_S)
-    api._custom_adapter = EngineAdapter(address.socket_url, address.url, _CALL_TIMEOUT_S)
+    api = make(base_url=address.url, version=version, timeout=_CALL_TIMEOUT_S)
+    api._custom_adapter = EngineAdapter(address.url, _CALL_TIMEOUT_S)
     api.mount("http+docker://", api._custom_adapter)
     # no proxy and no netrc stands before a local socket; looking for them takes a call from 0.6 to 0.8 ms
     api.trust_env = False
     return api
+
+
+def is_due(what: str) -> bool:
+    """Whether something has not been said for a day; it counts as said from now on.
+
+    Where the user's cache cannot be written it is said once per process.
+    """
+    if what in _said:
+        return False
+    _said.add(what)
+    try:
+        from platformdirs import user_cache_path
+
+        stamp = user_cache_path("skyward") / "said" / hashlib.sha256(what.encode()).hexdigest()[:16]
+        if stamp.exists() and 0 <= time.time() - stamp.stat().st_mtime < _DAY_S:
+            return False
+        stamp.parent.mkdir(parents=True, exist_ok=True)
+        stamp.touch()
+    except (OSError, RuntimeError):  # no cache, or no home: nothing depends on it but how often a line is shown
+        pass
+    return True

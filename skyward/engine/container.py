@@ -1,10 +1,18 @@
-"""One container: its specification, creation, start and output."""
+"""Containers: their specification, creation, start, output and ends.
+
+What is mounted into the container of a client that runs in one itself, with the socket of the engine that started it,
+has another path on the engine's machine. What is not mounted lies in that container's own layer, whose place some
+engines tell.
+"""
 
 from __future__ import annotations
 
+import re
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from skyward.engine.failures import engine_call
@@ -12,6 +20,11 @@ from skyward.engine.limits import shm_bytes
 
 ACCOUNTS = "/etc/passwd"
 _FRAME_HEADER = 8  # one byte for the stream, three of padding, four for the length
+_MOUNTS = Path("/proc/self/mountinfo")
+# files that engines give each container
+_OF_ENGINE = re.compile(r"/containers/([0-9a-f]{64})/(?:hostname|hosts|resolv\.conf) /etc/")
+_OUT_OF_MEMORY_NEWS_S = 0.5  # how long after a death by SIGKILL the engine may still say that it was for memory
+_SIGKILLED = 137
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,3 +163,96 @@ def _rights(spec: ContainerSpec) -> dict[str, Any]:
     elif not spec.privileges:
         rights["security_opt"] = ["no-new-privileges"]
     return rights
+
+
+def this_container() -> str | None:
+    """The identifier of the container that this process is in; None outside of Docker's containers."""
+    try:
+        found = _OF_ENGINE.search(_MOUNTS.read_text())
+    except OSError:  # no Linux
+        return None
+    return found[1] if found else None
+
+
+def seen_by_engine(path: Path, about: Mapping[str, Any]) -> Path:
+    """Where the engine sees a file of this container; the path itself where that is not known.
+
+    Args:
+        path: of the file here, absolute.
+        about: what the engine says of this container.
+    """
+    mounts = [(PurePosixPath(each["Destination"]), str(each["Source"])) for each in about.get("Mounts") or ()]
+    layer = ((about.get("GraphDriver") or {}).get("Data") or {}).get("MergedDir")
+    places = [*mounts, *([(PurePosixPath("/"), str(layer))] if layer else [])]
+    holding = [(inside, source) for inside, source in places if path.is_relative_to(inside)]
+    if not holding:
+        return path
+    inside, source = max(holding, key=lambda place: len(place[0].parts))
+    return Path(source) / path.relative_to(inside)
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a container ended. `code` is None when the engine itself is gone and it is not known."""
+
+    code: int | None
+    oom: bool = False
+
+
+class Watch:
+    """Learns of the end of every container that carries the given labels, from its creation on."""
+
+    def __init__(self, api: Any, engine: str, labels: Mapping[str, str]) -> None:
+        self._news = threading.Condition()
+        self._codes: dict[str, int] = {}
+        self._short_of_memory: set[str] = set()
+        self._destroyed: set[str] = set()
+        self._over = False
+        with engine_call("report its events", engine):
+            self._events = api.events(
+                decode=True,
+                filters={
+                    "type": "container",
+                    "label": [f"{name}={value}" for name, value in labels.items()],
+                    # Podman filters by names of its own (died, remove)
+                    "event": ["die", "died", "oom", "destroy", "remove"],
+                },
+            )
+        self._thread = threading.Thread(target=self._follow, name="skyward-engine-events", daemon=True)
+        self._thread.start()
+
+    def ending(self, container_id: str, timeout_s: float) -> Ending | None:
+        """How a container ended; None if it still runs after `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        with self._news:
+            if not self._news.wait_for(lambda: container_id in self._codes or self._over, timeout_s):
+                return None
+            code = self._codes.get(container_id)
+            if code == _SIGKILLED:
+                # the two events come in either order; the container's removal ends the doubt
+                doubt_s = max(0.0, min(_OUT_OF_MEMORY_NEWS_S, deadline - time.monotonic()))
+                self._news.wait_for(
+                    lambda: container_id in self._short_of_memory | self._destroyed or self._over, doubt_s
+                )
+            return Ending(code, container_id in self._short_of_memory)
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._events.close()
+        self._thread.join(timeout=5)
+
+    def _follow(self) -> None:
+        # a dead engine ends this stream without an exception
+        for event in self._events:
+            container_id = event["Actor"]["ID"]
+            with self._news:
+                if event["Action"] in ("die", "died"):
+                    self._codes[container_id] = int(event["Actor"]["Attributes"]["exitCode"])
+                elif event["Action"] == "oom":
+                    self._short_of_memory.add(container_id)
+                else:
+                    self._destroyed.add(container_id)
+                self._news.notify_all()
+        with self._news:
+            self._over = True
+            self._news.notify_all()

@@ -10,7 +10,7 @@ from http.client import HTTPException
 from typing import Any
 
 from skyward.engine.address import EngineAddress
-from skyward.engine.failures import ADVICE, translate
+from skyward.engine.failures import ADVICE, broken_off, translate
 from skyward.engine.lines import SocketLine
 from skyward.errors import EngineMissingError
 
@@ -143,7 +143,7 @@ class Execution:
                 raise translate(self._action, self._address.url, answer.decode(errors="replace"))
             self._sock.settimeout(None)
         except OSError as error:
-            raise self._missing(error) from error
+            raise broken_off(self._action, self._address.url, error) from error
 
     def _ask(self, method: str, path: str, body: Any = None, *, missing: bool = False) -> Any:
         """The engine's answer; None for what it does not know, if that is allowed."""
@@ -153,7 +153,7 @@ class Execution:
             response = line.getresponse()
             answer = json.loads(response.read() or b"null")
         except (HTTPException, OSError) as error:
-            raise self._missing(error) from error
+            raise broken_off(self._action, self._address.url, error) from error
         finally:
             line.close()
         if response.status == 404 and missing:
@@ -161,8 +161,3 @@ class Execution:
         if response.status >= 400:
             raise translate(self._action, self._address.url, str((answer or {}).get("message", response.reason)))
         return answer
-
-    def _missing(self, error: Exception) -> EngineMissingError:
-        return EngineMissingError(
-            f"The Docker engine at {self._address.url} broke off when asked to {self._action} ({error}). {ADVICE}"
-        )

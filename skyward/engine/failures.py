@@ -90,9 +90,13 @@ def engine_call(action: str, engine: str) -> Iterator[None]:
             raise translate(action, engine, refusal.text) from error
         if isinstance(_innermost(error), TimeoutError):
             raise too_slow(action, engine, _innermost(error)) from error
-        raise EngineMissingError(
-            f"The Docker engine at {engine} broke off when asked to {action} ({_innermost(error)}). {advice_on(engine)}"
-        ) from error
+        raise broken_off(action, engine, _innermost(error), advice_on(engine)) from error
+
+
+def broken_off(action: str, engine: str, error: BaseException, advice: str = ADVICE) -> EngineMissingError:
+    """The error for an engine, or a connection to it, that ended in the middle of an answer."""
+    message = f"The Docker engine at {engine} broke off when asked to {action} ({error})."
+    return EngineMissingError(f"{message} {advice}".rstrip())
 
 
 def too_slow(action: str, engine: str, error: BaseException) -> EngineError:

@@ -24,10 +24,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 from skyward.engine.address import EngineAddress
-from skyward.engine.failures import ADVICE, not_pulled, too_slow, translate
-from skyward.engine.lines import SocketLine, SshLine
+from skyward.engine.failures import broken_off, not_pulled, too_slow, translate
+from skyward.engine.lines import SocketLine, SshLine, auth_header
 from skyward.engine.liveness import Waiting
-from skyward.errors import EngineMissingError
 
 if TYPE_CHECKING:
     from skyward.model.ssh import SshHost
@@ -96,6 +95,18 @@ class Images:
         status, _ = self._ask("DELETE", f"/images/{_quoted(tag)}", f"remove image {tag}", expected=(404, 409))
         return {404: Removal.ABSENT, 409: Removal.IN_USE}.get(status, Removal.DONE)
 
+    def tag(self, image: str, name: str, action: str = "") -> None:
+        """Give an image another name. `action` completes "The Docker engine at X could not ...", if it serves another.
+
+        Raises:
+            ImageNotFoundError: the engine does not have it.
+        """
+        repository, _, tag = name.rpartition(":")
+        query, action = urlencode({"repo": repository, "tag": tag}), action or f"tag image {image}"
+        status, answer = self._ask("POST", f"/images/{_quoted(image)}/tag?{query}", action)
+        if status == 404:
+            raise translate(action, self.url, _message(answer, "no such image"))
+
     def pull(self, ref: str, auth: Mapping[str, str] = _NO_AUTH, waiting: Waiting | None = None) -> None:
         """Fetch an image from its registry.
 
@@ -140,20 +151,16 @@ class Images:
             ImageNotFoundError: the engine does not have the image.
         """
         action = f"push image {image} to {repository}:{tag}"
-        query = urlencode({"repo": repository, "tag": tag})
-        status, answer = self._ask("POST", f"/images/{_quoted(image)}/tag?{query}", action)
-        if status == 404:
-            raise translate(action, self.url, _message(answer, "no such image"))
+        self.tag(image, f"{repository}:{tag}", action)
         yield from self._transfer(f"/images/{_quoted(repository)}/push?tag={tag}", action, auth, waiting)
 
     def _transfer(
         self, path: str, action: str, auth: Mapping[str, str], waiting: Waiting | None
     ) -> Iterator[Mapping[str, Any]]:
         """The engine's messages on a transfer to or from a registry, on a connection of its own."""
-        header = base64.urlsafe_b64encode(json.dumps(dict(auth)).encode()).decode()
         with closing(_line(self._place)) as line, self._told(line, action):
             line.waiting = waiting
-            line.request("POST", path, headers={"X-Registry-Auth": header})
+            line.request("POST", path, headers=auth_header(auth))
             with line.getresponse() as response:  # an engine that ends its connections leaves the socket to it
                 if response.status >= 400:
                     yield {"error": _message(json.loads(response.read() or b"null"), response.reason)}
@@ -222,9 +229,7 @@ class Images:
         except (HTTPException, OSError) as error:
             failure = line.failure()
             line.close()
-            raise failure or EngineMissingError(
-                f"The Docker engine at {self.url} broke off when asked to {action} ({error}). {ADVICE}"
-            ) from error
+            raise failure or broken_off(action, self.url, error) from error
 
 
 def _line(place: EngineAddress | SshHost) -> SocketLine | SshLine:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import socket
+from collections.abc import Mapping
 from http.client import HTTPConnection
 from typing import IO, TYPE_CHECKING
 
@@ -17,6 +20,11 @@ if TYPE_CHECKING:
 
 _TIMEOUT_S = 120.0  # silence for longer is a hung engine
 _END_S = 2.0  # ssh's time to say why it ended
+
+
+def auth_header(auth: Mapping[str, str]) -> dict[str, str]:
+    """The header of a pull or push with credentials, which the engine does not keep."""
+    return {"X-Registry-Auth": base64.urlsafe_b64encode(json.dumps(dict(auth)).encode()).decode()}
 
 
 class SocketLine(HTTPConnection):

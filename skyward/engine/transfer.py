@@ -6,7 +6,6 @@ That holds for engines with a store of layers of their own; one that keeps image
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import tarfile
@@ -17,12 +16,11 @@ from http.client import HTTPException, HTTPResponse
 from socket import SHUT_RDWR
 from time import monotonic
 from typing import IO, Any
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 from skyward.engine.address import EngineAddress
-from skyward.engine.failures import not_pulled, translate
-from skyward.engine.lines import SocketLine
-from skyward.errors import EngineMissingError
+from skyward.engine.failures import broken_off, not_pulled, translate
+from skyward.engine.lines import SocketLine, auth_header
 
 _CHUNK = 1 << 18
 
@@ -44,9 +42,7 @@ def save(engine: EngineAddress, ref: str) -> Iterator[bytes]:
             while chunk := answer.read(_CHUNK):
                 yield chunk
         except (HTTPException, OSError) as error:
-            raise EngineMissingError(
-                f"The Docker engine at {engine.url} broke off when asked to {action} ({error})."
-            ) from error
+            raise broken_off(action, engine.url, error, advice="") from error
 
 
 def load(engine: EngineAddress, ref: str, chunks: Iterable[bytes]) -> None:
@@ -69,9 +65,7 @@ def load(engine: EngineAddress, ref: str, chunks: Iterable[bytes]) -> None:
             answer.begin()
             said = answer.read().decode(errors="replace")
         except (HTTPException, OSError, AttributeError) as error:
-            raise EngineMissingError(
-                f"The Docker engine at {engine.url} broke off when asked to {action} ({broken or error})."
-            ) from error
+            raise broken_off(action, engine.url, broken or error, advice="") from error
     failures = [news["error"] for news in _documents(said) if "error" in news]
     if answer.status != 200 or failures:
         refusals = [news["message"] for news in _documents(said) if "message" in news]
@@ -102,11 +96,10 @@ class Pull:
             ImageNotFoundError: the registry does not have it, refuses, or cannot be reached; says which.
             EngineMissingError: the engine broke off, or `stop` was called.
         """
-        header = base64.urlsafe_b64encode(json.dumps(dict(self._auth)).encode()).decode()
         query = urlencode({"fromImage": self._ref})
         with closing(self._line):
             try:
-                self._line.request("POST", f"/images/create?{query}", headers={"X-Registry-Auth": header})
+                self._line.request("POST", f"/images/create?{query}", headers=auth_header(self._auth))
                 answer = self._line.getresponse()
                 if answer.status != 200:
                     said = answer.read().decode(errors="replace")
@@ -115,9 +108,7 @@ class Pull:
                     for news in _documents(line.decode(errors="replace")):
                         self._take(news)
             except (HTTPException, OSError, ValueError) as error:
-                raise EngineMissingError(
-                    f"The Docker engine at {self._engine.url} broke off when asked to pull {self._ref} ({error})."
-                ) from error
+                raise broken_off(f"pull {self._ref}", self._engine.url, error, advice="") from error
 
     def stop(self) -> None:
         """End it."""
@@ -136,20 +127,6 @@ class Pull:
         if status == "Downloading" and "total" in detail:
             self._layers[str(news.get("id"))] = (int(detail["current"]), int(detail["total"]))
             self.bytes, self.total = (sum(column) for column in zip(*self._layers.values(), strict=True))
-
-
-def tag(engine: EngineAddress, ref: str, name: str) -> None:
-    """Give an image another name.
-
-    Raises:
-        ImageNotFoundError: the engine does not have it.
-    """
-    repository, _, word = name.rpartition(":")
-    with closing(SocketLine(engine)) as line:
-        line.request("POST", f"/images/{quote(ref, safe='/:@')}/tag?{urlencode({'repo': repository, 'tag': word})}")
-        answer = line.getresponse()
-        if answer.status != 201:
-            raise translate(f"tag image {ref}", engine.url, answer.read().decode(errors="replace"))
 
 
 def _documents(text: str) -> Iterator[dict[str, Any]]:

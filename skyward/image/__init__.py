@@ -3,12 +3,9 @@
 Pure: no clock, working directory, network, environment or file is read here; `skyward.builder` does the rest.
 """
 
-from skyward.image.base import BaseFacts, Interpreter
 from skyward.image.compiler import EPOCH, check_python, compile, default_base, settled  # noqa: A004 - the one verb
-from skyward.image.lock import Lock, Package
-from skyward.image.origins import with_origin
-from skyward.image.plan import BaseBuild, Copied, Layer, Plan
-from skyward.image.requirements import requirements_file
+from skyward.image.lock import Lock, Package, requirements_file
+from skyward.image.plan import BaseBuild, BaseFacts, Copied, Interpreter, Layer, Plan, with_origin
 from skyward.image.steps import TIME
 
 __all__ = [

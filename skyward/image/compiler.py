@@ -1,19 +1,23 @@
-"""`compile`: an image to its plan: the order of its layers, its text, its identity."""
+"""`compile`: an image to its plan: the order of its layers, its text, its identity.
+
+The identity is the hash of everything that decides an image's content, in one canonical form. Out of it are: names of
+bases and indexes' mirrors, secrets' values, labels, origins, paths and times of this machine. Texts are taken as they
+are: to normalise their Unicode would give two contents one name.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 from skyward.errors import ConfigError
 from skyward.image import steps
-from skyward.image.base import BaseFacts
-from skyward.image.identity import canonical, digest_of, identity_of
 from skyward.image.lock import BELOW_APT, TIERS, Lock, tier_files
-from skyward.image.origins import origin_of
-from skyward.image.plan import BaseBuild, Copied, Layer, Plan
+from skyward.image.plan import BaseBuild, BaseFacts, Copied, Layer, Plan, origin_of
 from skyward.model.image import Image
 
 _LINE_BYTES = 65_000  # builders read no line of 64 KiB
@@ -60,7 +64,7 @@ def compile(  # noqa: A001 - it is what the package does
         platform: OCI platform of the nodes, used unless the image names one.
         base: reference for FROM, pinned by digest where a registry knows it.
         base_digest: digest of the base; decides the identity in place of the reference.
-        runner_digest: digest of the runner's files, see `skyward.builder.files.runner`.
+        runner_digest: digest of the runner's files, see `skyward.builder.files.copied`.
         lock: what the requirements came to. None compiles without: text and layers are those of a lock in which names
             alone tell what is large, of those packages that the image lists; such a plan can be read but not built.
         packages: local wheels and projects.
@@ -251,3 +255,33 @@ def _render(layers: tuple[Layer, ...], image: Image) -> str:
             lines, asked = [*lines, *asked], []
         lines.append(layer.text)
     return "\n".join(lines) + "\n"
+
+
+def canonical(value: Any) -> str:
+    """JSON with its keys in order and no space, so that equal values are equal texts on every machine and Python.
+
+    Raises:
+        TypeError: a value is no text, number, truth value, list, mapping of these, or None.
+    """
+    return json.dumps(_checked(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def identity_of(inputs: Mapping[str, str]) -> str:
+    """SHA-256 (hex) over named inputs, each of them canonical."""
+    return digest_of(["skyward.image", [[name, text] for name, text in sorted(inputs.items())]])
+
+
+def digest_of(value: Any) -> str:
+    """SHA-256 (hex) of a value's canonical form."""
+    return hashlib.sha256(canonical(value).encode()).hexdigest()
+
+
+def _checked(value: Any) -> Any:
+    """The value with tuples as lists; anything whose text could differ from run to run is refused."""
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_checked(item) for item in value]
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {key: _checked(item) for key, item in value.items()}
+    raise TypeError(f"{type(value).__name__} has no canonical form: {value!r}")

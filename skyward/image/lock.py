@@ -8,7 +8,8 @@ is, compiled code is taken to be of some size.
 
 A package without a wheel is built in the image. It stands apart, with the exact packages that its build takes.
 
-Made by `skyward.builder.packages.lock`; a value here. It holds no address but those the image itself names.
+Made by `skyward.builder.packages.lock`, from the requirements in the form that uv reads (`requirements_file`); a value
+here. It holds no address but those the image itself names.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from skyward.model.image import Image, local_path, requirement_name
 
@@ -50,6 +51,7 @@ _MEDIUM = re.compile(
     r"|networkx|jax|keras.*|transformers|tokenizers|datasets|accelerate|diffusers|deepspeed|sentence-transformers|grpcio"
     r"|aiohttp|lxml|cryptography|plotly|bokeh|setuptools|botocore"
 )
+PROJECT = "skyward-image-requirements"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,3 +277,45 @@ def _hash(name: str) -> int:
 def index_id(url: str) -> str:
     """What an index is called in names of files and variables."""
     return hashlib.sha256(url.encode()).hexdigest()[:8]
+
+
+def requirements_file(
+    image: Image,
+    *,
+    python: str,
+    mirrors: Mapping[str, str] | None = None,
+    known: Mapping[str, str] | None = None,
+) -> str:
+    """A `pyproject.toml` that lists the image's requirements.
+
+    An index is `explicit`: uv takes from it the packages whose source it is, and those from nowhere else. uv heeds
+    sources for direct requirements only, so a scoped package that the image does not list has an extra of its own,
+    asked for when the resolution turns out to need it.
+
+    Args:
+        image: what to install; its local packages have their needs beside them and are left out.
+        python: minor version it is for.
+        mirrors: other addresses to use for indexes, by the URL in the image.
+        known: what takes the place of a requirement: a file for a package of which all is known.
+    """
+    import tomli_w  # where nothing is to be locked, it is not loaded
+
+    names = {index.url: f"scoped-{number}" for number, index in enumerate(image.pip_indexes, start=1)}
+    project: dict[str, Any] = {
+        "name": PROJECT,
+        "version": "0",
+        "requires-python": f">={python}",
+        "dependencies": [(known or {}).get(entry, entry) for entry in image.pip if local_path(entry) is None],
+    }
+    if extras := unlisted(image):
+        project["optional-dependencies"] = {name: [name] for name in extras}
+    indexes = [{"name": name, "url": (mirrors or {}).get(url, url), "explicit": True} for url, name in names.items()]
+    elsewhere = {requirement_name(entry) for entry in known or {}}
+    sources = {name: {"index": names[url]} for name, url in scopes(image).items() if name not in elsewhere}
+    return tomli_w.dumps({"project": project, "tool": {"uv": {"index": indexes, "sources": sources}}})
+
+
+def unlisted(image: Image) -> tuple[str, ...]:
+    """Scoped packages that the image does not list itself; they may still come as somebody's dependency."""
+    listed = {requirement_name(entry) for entry in image.pip}
+    return tuple(sorted(name for index in image.pip_indexes for name in index.packages if name not in listed))

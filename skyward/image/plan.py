@@ -1,14 +1,90 @@
-"""`Plan`, the compiler's result: layers, their Dockerfile, and the identity that names the image."""
+"""`BaseFacts`, what the compiler knows of a base, and `Plan`, its result: layers, Dockerfile, the image's identity.
+
+Entries of an image have an origin, which errors name: the user's own field, or the plugin that added one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Any
 
-from skyward.image.base import BaseFacts
 from skyward.image.lock import Lock
 from skyward.model.image import Image
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interpreter:
+    """A Python of a base.
+
+    Attributes:
+        path: where it is called, such as "/app/.venv/bin/python".
+        version: its minor version, such as "3.11"; "" where its files do not tell.
+        environment: directory of the virtual environment that it is of; "" for none.
+    """
+
+    path: str
+    version: str
+    environment: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaseFacts:
+    """What a base image has.
+
+    Attributes:
+        user: the user that it names; "" for none.
+        home: the value of its variable HOME; "" for none.
+        entrypoint: what it runs containers' commands with.
+        runs_commands: whether that runs the command it is given, as an init or a script with `exec "$@"` does.
+        healthcheck: whether it has one.
+        stop_signal: the signal that asks its containers to end; "" for the engine's own.
+        shell: what its own steps ran with, where that is not /bin/sh.
+        onbuild: instructions that it adds to builds.
+        pythons: those that are found by name, the one that counts first.
+        libc: "glibc 2.36", "musl", or "" for none that is known.
+        system: name of its distribution; "" for none.
+        apt: whether it has apt-get.
+        cuda: version of CUDA; "" for none.
+        missing: programs that steps of ours need, and it lacks.
+    """
+
+    user: str = ""
+    home: str = ""
+    entrypoint: Sequence[str] = ()
+    runs_commands: bool = True
+    healthcheck: bool = False
+    stop_signal: str = ""
+    shell: Sequence[str] = ()
+    onbuild: Sequence[str] = ()
+    pythons: Sequence[Interpreter] = ()
+    libc: str = ""
+    system: str = ""
+    apt: bool = False
+    cuda: str = ""
+    missing: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, document: dict[str, Any]) -> BaseFacts:
+        """The value whose fields were kept as JSON, see `dataclasses.asdict`.
+
+        Raises:
+            TypeError: they are those of another version.
+        """
+        pythons = tuple(Interpreter(**each) for each in document.pop("pythons"))
+        lists = {name: tuple(value) for name, value in document.items() if isinstance(value, list)}
+        return cls(**{**document, **lists, "pythons": pythons})
+
+    @property
+    def user_in_the_end(self) -> str:
+        """The user that it names for what is built on it: instructions that it adds to builds may name another."""
+        named = [words[1] for words in map(str.split, self.onbuild) if words[0].upper() == "USER" and len(words) == 2]
+        return named[-1] if named else self.user
+
+    def lacks(self, python: str) -> bool:
+        """Whether it has no Python of a minor version, as far as is known."""
+        return all(each.version not in (python, "") for each in self.pythons)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,3 +198,34 @@ class Plan:
         if self.given is not None:
             return self.given.user_in_the_end
         return self.base_build.user if self.base_build else ""
+
+
+def with_origin(before: Image, after: Image, name: str) -> Image:
+    """`after`, with every entry that `before` does not have attributed to `name`, such as "plugin torch"."""
+    known = {**dict(after.origins), **dict(before.origins)}
+    old = set(_entries(before))
+    known.update({key: name for key in _entries(after) if key not in old})
+    return replace(after, origins=tuple(sorted(known.items())))
+
+
+def origin_of(image: Image, field: str, entry: str) -> str:
+    """Who asked for one entry of a field, in words for an error."""
+    return dict(image.origins).get(f"{field}:{entry}") or f"your {field}=[{entry!r}]"
+
+
+def origins_of(image: Image, field: str, entries: tuple[str, ...]) -> str:
+    """Who asked for these entries of a field: the user's in one list, each plugin's in one."""
+    added = dict(image.origins)
+    groups: dict[str, list[str]] = {}
+    for entry in entries:
+        groups.setdefault(added.get(f"{field}:{entry}", ""), []).append(entry)
+    return ", ".join(f"{name or 'your'} {field}={listed!r}" for name, listed in sorted(groups.items()))
+
+
+def _entries(image: Image) -> list[str]:
+    keys = [f"base:{image.base}"] if image.base else []
+    keys += [f"apt:{entry}" for entry in image.apt]
+    keys += [f"pip:{entry}" for entry in image.pip]
+    keys += [f"run:{entry}" for entry in image.run]
+    keys += [f"env:{entry}" for entry in image.env]
+    return keys + [f"pip_indexes:{index.url}" for index in image.pip_indexes]

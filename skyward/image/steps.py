@@ -12,11 +12,8 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 
-from skyward.image.base import BaseFacts
 from skyward.image.lock import Group, Lock, Tier, build_file, pages_file, tier_of, unlocked_installs
-from skyward.image.mount_points import MOUNT_POINTS_FILE
-from skyward.image.origins import origin_of, origins_of
-from skyward.image.plan import Copied, Layer
+from skyward.image.plan import BaseFacts, Copied, Layer, origin_of, origins_of
 from skyward.model.image import Image, local_path, requirement_name
 from skyward.model.protocol import BAKED_DIR
 from skyward.model.rights import ACCOUNT, ACCOUNT_ID, HOME, WORK_DIR
@@ -24,6 +21,7 @@ from skyward.model.rights import ACCOUNT, ACCOUNT_ID, HOME, WORK_DIR
 UV = "0.13.8"  # see scripts/uv.txt, which has its hashes
 NEWLINES = {"\n": "SKYWARD_LF", "\r": "SKYWARD_CR"}  # the Dockerfile has no way to write them in ENV: build arguments
 TIME = 315532800  # the time of whatever a step makes, see scripts/step.sh
+MOUNT_POINTS_FILE = "mount-points.tar"  # in the build context
 SCRIPTS = "steps"  # folder of the build context with the scripts
 INSTALL = "/run/steps/step.sh install"
 
@@ -45,9 +43,9 @@ _OWN = "skyward itself"
 
 
 def files(image: Image) -> Iterator[tuple[str, str]]:
-    """The files that these steps need in the build context, beside the scripts and the requirements."""
+    """The files that these steps need in the build context, beside scripts and requirements: their environment."""
     if image.build_env:
-        yield "build-env.sh", build_env_file(image)
+        yield "build-env.sh", "".join(f"export {name}={_word(value)}\n" for name, value in image.build_env.items())
 
 
 def base_stage(base: str, origin: str, given: BaseFacts | None, stage: str = "python") -> list[Layer]:
@@ -91,7 +89,7 @@ def needs_uv_first(given: BaseFacts | None, python: str) -> bool:
 def mount_points() -> list[Layer]:
     """Empty files where builders mount theirs.
 
-    ADD keeps the times that the archive has. See `skyward.image.mount_points`.
+    ADD keeps the times that the archive has. See `skyward.builder.docker.build`, which makes it.
     """
     return [_layer(f"ADD {MOUNT_POINTS_FILE} /", "mount points of builders", _OWN, "python")]
 
@@ -239,11 +237,6 @@ def env(image: Image, copied: Copied | None) -> list[Layer]:
 def labels(facts: Mapping[str, str]) -> list[Layer]:
     """What the image says of itself."""
     return [_layer("LABEL " + " ".join(f"{name}={quoted(text)}" for name, text in facts.items()), "labels", _OWN)]
-
-
-def build_env_file(image: Image) -> str:
-    """The environment of build steps, as a shell reads it."""
-    return "".join(f"export {name}={_word(value)}\n" for name, value in image.build_env.items())
 
 
 def quoted(value: str) -> str:

@@ -14,8 +14,8 @@ from typing import Any, Literal, TypeVar, overload
 from skyward._compute import ComputeFunction
 from skyward.errors import ConfigError
 from skyward.model.instance import InstanceInfo, place_of_worker
-from skyward.plugins import _jax_group, _process_group, _tensorflow_cluster
-from skyward.plugins._keras_process import VARIABLE, Backend, before_call, checked, join_jax
+from skyward.plugins import _jax, _tensorflow, _torch
+from skyward.plugins._keras import VARIABLE, Backend, before_call, checked, join_jax
 from skyward.runtime import environment
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -67,7 +67,7 @@ def transformers(fn: Any = None, /, *, backend: TorchBackend = None) -> Any:
 def _process_group_decorator(fn: Any, name: str, backend: TorchBackend) -> Any:
     if backend not in (None, "nccl", "gloo"):
         raise ConfigError(f"@sky.integrations.{name}: backend takes 'nccl', 'gloo' or None; found {backend!r}.")
-    return decorated(fn, name, partial(_process_group.enter_in_call, backend=backend), collective=True)
+    return decorated(fn, name, partial(_torch.enter_in_call, backend=backend), collective=True)
 
 
 @overload
@@ -85,7 +85,7 @@ def jax(fn: Any = None, /) -> Any:
     Raises:
         PluginError: in the call: a rank is missing, or cannot reach rank 0; or the first call is not made with `@`.
     """
-    return decorated(fn, "jax", _jax_group.join, collective=True)
+    return decorated(fn, "jax", _jax.join, collective=True)
 
 
 @overload
@@ -98,7 +98,7 @@ def tensorflow(fn: Any = None, /) -> Any:
     The function must be called with `@`, and makes the strategy itself; see `sky.plugins.tensorflow`. Nothing is done
     with one rank.
     """
-    return decorated(fn, "tensorflow", _tensorflow_cluster.join, collective=True)
+    return decorated(fn, "tensorflow", _tensorflow.join, collective=True)
 
 
 @overload
@@ -143,7 +143,7 @@ def _prepare_keras(info: InstanceInfo, *, backend: str, seed: int | None, join: 
     before_call(info, backend=backend, seed=seed)
 
 
-_KERAS_JOIN: dict[str, Prepare] = {"torch": _process_group.enter_in_call, "tensorflow": _tensorflow_cluster.join}
+_KERAS_JOIN: dict[str, Prepare] = {"torch": _torch.enter_in_call, "tensorflow": _tensorflow.join}
 
 
 def decorated(

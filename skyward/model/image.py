@@ -11,23 +11,13 @@ from typing import TYPE_CHECKING, Any
 from skyward.errors import ConfigError
 from skyward.model import image_fields as fields
 from skyward.model.ignore import normal_patterns
-from skyward.model.image_fields import local_path, package_name, requirement_name
+from skyward.model.image_fields import local_path as local_path
+from skyward.model.image_fields import package_name as package_name
+from skyward.model.image_fields import requirement_name as requirement_name
 from skyward.model.parameters import suggesting
 
 if TYPE_CHECKING:
     from skyward.builder.sources.inferred import Inferred
-
-__all__ = [
-    "DEFAULT_EXCLUDES",
-    "Dockerfile",
-    "Env",
-    "Image",
-    "PipIndex",
-    "Project",
-    "local_path",
-    "package_name",
-    "requirement_name",
-]
 
 DEFAULT_EXCLUDES = (
     "**/*.egg-info",

@@ -2,11 +2,16 @@
 
 Runs on nodes. Standard library only at import; Dask is imported where it is used. The scheduler is no part of a worker
 process, because it would share the interpreter's lock with the functions that run there.
+
+`python -m skyward.plugins._dask_node` is the scheduler, until standard input ends. Its order comes as a line of JSON on
+standard input, so that the key is on no command line and in no environment: `host`, `port`, `identity`. It answers
+"ready", or a sentence that says why it cannot be.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import json
 import logging
@@ -26,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 from skyward.errors import PluginError
 from skyward.model.instance import InstanceInfo
 from skyward.model.protocol import RUN_DIR_VAR, SETTINGS_VAR
-from skyward.plugins._joblib_node import cpus
+from skyward.plugins._joblib import cpus, nodes_here
 from skyward.plugins._rendezvous import source_address
 from skyward.runner.config import RunnerSettings
 
@@ -34,12 +39,14 @@ if TYPE_CHECKING:
     from distributed import Security
 
 IDENTITY = "POOL_DASK_IDENTITY"  # the secret: certificate and private key (PEM) as JSON
-_SCHEDULER = ("-P", "-m", "skyward.plugins._dask_scheduler")
+_SCHEDULER = ("-P", "-m", "skyward.plugins._dask_node")
 _CONNECT_S = 2.0
 _TELL_S = 30.0  # without an answer of the scheduler, after which the node says so
 _START_S = 30.0  # for a worker to be one of the cluster, once the scheduler has answered
 _PAUSE_S = 0.2
 _END_S = 3.0
+_BUSY_S = 10.0  # for the port of a scheduler before this one to be free
+_PORT_PAUSE_S = 0.1
 
 
 def security(identity: str) -> Security:
@@ -185,11 +192,10 @@ class _Member:
     def _settings(self) -> dict[str, Any]:
         info = self._info
         own = next((peer.private_ip for peer in info.peers if peer.node == info.node), info.head_addr)
-        here = sum(peer.private_ip == own for peer in info.peers)  # several nodes of a pool may be on one machine
         processes = RunnerSettings.from_json(os.environ[SETTINGS_VAR]).processes
         return {
             "name": f"node {info.node} process {os.getpid()}",
-            "nthreads": max(1, cpus(max(1, here)) // processes),
+            "nthreads": max(1, cpus(nodes_here(info)) // processes),
             "security": security(self._identity),
             "protocol": "tls",
             "host": own if _is_own(own) else source_address(info.head_addr) or own,
@@ -232,3 +238,60 @@ def _tell(info: InstanceInfo, address: str, error: BaseException) -> None:
         f"skyward: node {info.node} has not joined Dask's scheduler at {address} so far "
         f"({type(error).__name__}: {error}). It goes on trying.\n"
     )
+
+
+async def serve(order: dict[str, Any]) -> None:
+    """Run the scheduler, and another one if a client shuts it down."""
+    from distributed import Scheduler
+
+    quieten()
+    ended = asyncio.ensure_future(asyncio.to_thread(sys.stdin.read))
+    said = False
+    deadline = time.monotonic() + _BUSY_S
+    while not ended.done():
+        scheduler = Scheduler(
+            host=order["host"],
+            port=order["port"],
+            protocol="tls",
+            security=security(order["identity"]),
+            dashboard_address="127.0.0.1:0",
+        )
+        try:
+            await scheduler
+        except OSError as error:
+            await scheduler.close()
+            if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
+                raise
+            await asyncio.wait({ended}, timeout=_PORT_PAUSE_S)
+            continue
+        if not said:
+            _answer("ready")
+            said = True
+        finished = asyncio.ensure_future(scheduler.finished())
+        await asyncio.wait({ended, finished}, return_when=asyncio.FIRST_COMPLETED)
+        await scheduler.close()
+
+
+def _answer(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    """Read the order, and serve; the exit status is 1 if that was not possible."""
+    order = json.loads(sys.stdin.readline())
+    try:
+        asyncio.run(serve(order))
+    except OSError as error:
+        hint = (
+            " Another plugin of this pool may listen on it: list dask() first."
+            if error.errno == errno.EADDRINUSE
+            else ""
+        )
+        _answer(f"{error.strerror or error}.{hint}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

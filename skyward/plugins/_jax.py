@@ -1,16 +1,33 @@
-"""The `jax` plugin: JAX in the image, and the ranks of a pool as one JAX."""
+"""The `jax` plugin: JAX in the image, and the ranks of a pool as one JAX, where each sees the devices of all.
+
+The plugin and the decorator share the group. What runs on nodes imports jax inside its functions only.
+"""
 
 from __future__ import annotations
 
+import os
 import re
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
 
 from skyward.errors import ConfigError
-from skyward.model.image import Image
-from skyward.model.spec import Cluster
-from skyward.plugins._jax_group import joined
+from skyward.model.instance import InstanceInfo
+from skyward.plugins._rendezvous import rendezvous, source_address
 from skyward.plugins.base import Plugin
+from skyward.runtime import process_contexts
+from skyward.runtime.environment import require_every_rank
+
+if TYPE_CHECKING:
+    from skyward.model.image import Image
+    from skyward.model.spec import Cluster
 
 _CUDA = re.compile(r"(?:cuda|cu)(\d{2})(?:[._-]?\d+)*(?:-local|_local)?")
+_CONNECT_S = 60  # all ranks have met before; one that does not connect now has died, and JAX then ends this process
+_CALL_TIMEOUT_S = 300.0  # in a call, where other ranks may still be importing jax
+_LEAVE_S = 5.0  # for the others to leave first; the pool gives its plugins ten seconds
 
 
 def jax(cuda: str = "cuda12") -> Plugin:
@@ -27,7 +44,10 @@ def jax(cuda: str = "cuda12") -> Plugin:
     Raises:
         ConfigError: `cuda` names no such extra.
     """
-    extra = cuda_extra(cuda)
+    found = _CUDA.fullmatch(str(cuda))
+    if found is None:
+        raise ConfigError(f"jax(cuda=...) takes 'cuda12' or 'cuda13' (also 'cu12', 'cu124'); found {cuda!r}.")
+    extra = f"cuda{found[1]}"  # jax has one for each major version
 
     def transform(image: Image, cluster: Cluster) -> Image:
         return image.pip_install(requirement(cluster, extra))
@@ -41,9 +61,102 @@ def requirement(cluster: Cluster, extra: str = "cuda12") -> str:
     return f"jax[{extra}]" if accelerator is not None and accelerator.cuda else "jax"
 
 
-def cuda_extra(cuda: str) -> str:
-    """The extra of jax that a spelling of a CUDA version means: it has one for each major version."""
-    found = _CUDA.fullmatch(str(cuda))
-    if found is None:
-        raise ConfigError(f"jax(cuda=...) takes 'cuda12' or 'cuda13' (also 'cu12', 'cu124'); found {cuda!r}.")
-    return f"cuda{found[1]}"
+def variables(info: InstanceInfo, address: str, port: int) -> Mapping[str, str]:
+    """The environment that describes the group. JAX itself reads the first variable only."""
+    return {
+        "JAX_COORDINATOR_ADDRESS": f"{address}:{port}",
+        "JAX_NUM_PROCESSES": str(info.total_workers),
+        "JAX_PROCESS_ID": str(info.global_worker_index),
+        "JAX_LOCAL_DEVICE_COUNT": str(info.accelerators // info.workers_per_node or 1),  # on CPUs a rank is one device
+    }
+
+
+@contextmanager
+def joined(info: InstanceInfo, timeout_s: float | None = None) -> Iterator[None]:
+    """Make this process part of the pool's group while the context is open. Every rank enters it.
+
+    Nothing happens with one rank, and where JAX is initialised already.
+
+    Args:
+        info: this rank's place.
+        timeout_s: how long to wait for the other ranks; None for what is left of the pool's set-up.
+
+    Raises:
+        PluginError: a rank is missing, or cannot reach rank 0.
+    """
+    if info.total_workers < 2:
+        yield
+        return
+    import jax
+
+    if jax.distributed.is_initialized():
+        yield
+        return
+    _connect(info, timeout_s)
+    try:
+        yield
+    finally:
+        if info.global_worker_index == 0:
+            _outlast_others(info)
+        jax.distributed.shutdown()
+
+
+def join(info: InstanceInfo) -> None:
+    """Make this process part of the pool's group until it ends; does nothing if it is already.
+
+    Raises:
+        PluginError: the call that runs here runs on one rank only, where a collective would wait for ever.
+    """
+    require_every_rank("jax")
+    process_contexts.enter("jax", partial(joined, info, _CALL_TIMEOUT_S))
+
+
+def _connect(info: InstanceInfo, timeout_s: float | None) -> None:
+    import jax
+    from jax.extend import backend
+
+    backend.clear_backends()  # what has been computed so far saw this process's devices only
+    # Without this the loss of a rank aborts all others (SIGABRT), and nobody can report it.
+    jax.config.update("jax_enable_recoverability", True)
+    address, port = rendezvous(info, "jax", timeout_s)
+    os.environ.update(variables(info, address, port))
+    jax.distributed.initialize(
+        f"{address}:{port}",
+        info.total_workers,
+        info.global_worker_index,
+        cluster_detection_method="deactivate",  # else the variables of a Slurm or Kubernetes around the pool decide
+        coordinator_bind_address=f"{address}:{port}",
+        initialization_timeout=_CONNECT_S,
+    )
+    _use_address(source_address(address))
+    jax.devices()  # waits for the other ranks: now, when all are here, and not in a call that one rank runs alone
+
+
+def _outlast_others(info: InstanceInfo) -> None:
+    """Wait until the other ranks have left, on rank 0, which serves them: JAX aborts those that it leaves behind."""
+    from jax._src import distributed  # it has no other way to ask for this (0.10)
+
+    ranks = list(range(info.total_workers))
+    wait = partial(distributed.global_state.client.get_live_nodes, ranks)  # each of which asks as well, or leaves
+    waiting = threading.Thread(target=wait, name="skyward-jax-leave", daemon=True)
+    waiting.start()
+    waiting.join(_LEAVE_S)
+
+
+def _use_address(address: str | None) -> None:
+    """Let collectives on CPUs use this address.
+
+    JAX takes the address that the host's name resolves to, which on Debian is 127.0.1.1 and cannot be reached from
+    other hosts; it fails where the name does not resolve. It has no setting for that, so this makes JAX's own calls
+    with another address (JAX 0.10).
+    """
+    try:
+        from jax._src import distributed, xla_bridge
+        from jax._src.lib import _jax
+        from jax.extend import backend
+
+        collectives = _jax.make_gloo_tcp_collectives(distributed.global_state.client, hostname=address)
+        make = partial(xla_bridge.make_cpu_client, collectives=collectives)
+    except (ImportError, AttributeError, TypeError):
+        return  # another version of JAX: it uses the host's name
+    backend.register_backend_factory("cpu", make, priority=0, fail_quietly=False)

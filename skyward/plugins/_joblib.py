@@ -1,21 +1,41 @@
-"""`sky.plugins.joblib` and `sky.plugins.sklearn`: `Parallel`, and scikit-learn's `n_jobs`, on the pool's nodes."""
+"""`sky.plugins.joblib` and `sky.plugins.sklearn`: `Parallel`, and scikit-learn's `n_jobs`, on the pool's nodes.
+
+Nodes run batches of calls, restore the client's warning filters, and limit threads to a share of the CPUs. Standard
+library only at import: images and joblib are imported where they are used.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import pickle
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from skyward.errors import PluginError
-from skyward.model.image import Image, requirement_name
-from skyward.model.spec import Cluster
-from skyward.plugins._joblib_node import share_of_cpus
-from skyward.plugins._packages import requirement
+from skyward.model.instance import InstanceInfo
+from skyward.model.protocol import SETTINGS_VAR
 from skyward.plugins.base import Plugin
+from skyward.runner.config import RunnerSettings
 
 if TYPE_CHECKING:
     from skyward._pool.pool import ComputePool
+    from skyward.model.image import Image
+    from skyward.model.spec import Cluster
+
+# read by the libraries that joblib's own processes limit as well, when they are loaded
+_THREADS = (
+    "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS",
+    "NUMBA_NUM_THREADS", "NUMEXPR_NUM_THREADS",
+)  # fmt: skip
+_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")  # quota and period of the container, in microseconds
+
+Item = tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]
 
 
 def joblib(version: str | None = None) -> Plugin:
@@ -30,8 +50,7 @@ def joblib(version: str | None = None) -> Plugin:
     Raises:
         ConfigError: it is neither.
     """
-    packages = (requirement("joblib", version, where="sky.plugins.joblib: version"),)
-    return _plugin("joblib", packages)
+    return _plugin("joblib", "joblib", version)
 
 
 def sklearn(version: str | None = None) -> Plugin:
@@ -45,11 +64,13 @@ def sklearn(version: str | None = None) -> Plugin:
     Raises:
         ConfigError: it is neither.
     """
-    packages = (requirement("scikit-learn", version, where="sky.plugins.sklearn: version"), "joblib")
-    return _plugin("sklearn", packages)
+    return _plugin("sklearn", "scikit-learn", version, "joblib")
 
 
-def _plugin(name: str, packages: tuple[str, ...]) -> Plugin:
+def _plugin(name: str, package: str, version: str | None, *others: str) -> Plugin:
+    from skyward.plugins._packages import requirement
+
+    packages = (requirement(package, version, where=f"sky.plugins.{name}: version"), *others)
     return (
         Plugin.create(name)
         .with_image_transform(_Packages(packages))
@@ -65,6 +86,8 @@ class _Packages:
     requirements: tuple[str, ...]
 
     def __call__(self, image: Image, cluster: Cluster) -> Image:  # noqa: ARG002 - the same on all nodes
+        from skyward.model.image import requirement_name
+
         known = {requirement_name(entry) for entry in image.pip}
         return image.pip_install(*(entry for entry in self.requirements if entry not in known))
 
@@ -81,3 +104,83 @@ def _parallel_on(pool: ComputePool, cluster: Cluster) -> Iterator[None]:  # noqa
         ) from error
     with parallel_on(pool):
         yield
+
+
+def run_batch(
+    items: Sequence[Item], nesting_level: int, versions: tuple[tuple[str, str], ...]
+) -> tuple[list[Any], float]:
+    """Run the calls of a batch one after the other; what they run in parallel themselves is sequential here.
+
+    Args:
+        items: functions with their arguments.
+        nesting_level: of the backend that `Parallel` uses inside these calls.
+        versions: of the client's packages, by the name of their module.
+
+    Returns:
+        The results, and the seconds that the calls took.
+    """
+    from joblib import parallel_config
+    from joblib.parallel import SequentialBackend
+
+    _compare(versions)
+    with parallel_config(backend=SequentialBackend(nesting_level=nesting_level), n_jobs=None):
+        began = time.perf_counter()
+        return [fn(*args, **kwargs) for fn, args, kwargs in items], time.perf_counter() - began
+
+
+@lru_cache(maxsize=1)
+def _compare(versions: tuple[tuple[str, str], ...]) -> None:
+    """Warn once if this node has another version of a package whose objects are sent: errors do not name the cause."""
+    for name, theirs in versions:
+        ours = getattr(sys.modules.get(name), "__version__", theirs)
+        if ours.split(".")[:2] != theirs.split(".")[:2]:
+            sys.stderr.write(
+                f"skyward: this node has {name} {ours}, the client has {theirs}. Objects of one may not work in the "
+                f"other: give the plugin the client's version, as in sky.plugins.{name}(version={theirs!r}).\n"
+            )
+
+
+@lru_cache(maxsize=16)
+def _restored(entries: tuple[bytes, ...]) -> tuple[Any, ...]:
+    found = []
+    for entry in entries:
+        try:
+            found.append(pickle.loads(entry))
+        except Exception:  # noqa: S112 - its category is a class that this node does not have, and never warns with
+            continue
+    return tuple(found)
+
+
+def restored_filters(entries: tuple[bytes, ...]) -> list[Any]:
+    """The client's warning filters, without those whose category cannot be imported here."""
+    return list(_restored(entries))
+
+
+@contextmanager
+def share_of_cpus(info: InstanceInfo) -> Iterator[None]:
+    """The plugin's `around_app` hook: let numerical libraries use no more threads than this call's share of the CPUs.
+
+    Variables that the image, the pool's `env` or the node has set are left as they are.
+    """
+    settings = RunnerSettings.from_json(os.environ[SETTINGS_VAR])
+    threads = max(1, cpus(nodes_here(info)) // (settings.processes * settings.slots))
+    for name in _THREADS:
+        os.environ.setdefault(name, str(threads))
+    yield
+
+
+def nodes_here(info: InstanceInfo) -> int:
+    """The number of the pool's nodes on this machine, where there may be several."""
+    here = {peer.private_ip for peer in info.peers if peer.node == info.node}
+    return max(1, sum(peer.private_ip in here for peer in info.peers))
+
+
+def cpus(nodes: int) -> int:
+    """CPUs of one of so many nodes on this machine, at least 1: its share, or its container's limit if that is less."""
+    share = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    share = max(1, share // nodes)
+    try:
+        quota, period = _CPU_MAX.read_text().split()
+    except (OSError, ValueError):  # no container, or an older kernel's
+        return share
+    return share if quota == "max" else max(1, min(share, int(quota) // int(period)))

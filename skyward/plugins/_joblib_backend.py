@@ -23,7 +23,7 @@ from joblib.parallel import (
     register_parallel_backend,
 )
 
-from skyward.plugins._joblib_node import restored_filters, run_batch
+from skyward.plugins._joblib import restored_filters, run_batch
 from skyward.runtime.active_pool import active_target
 
 if TYPE_CHECKING:

@@ -1,20 +1,34 @@
-"""The `keras` plugin: Keras 3 and its backend in the image, and set up in every process before it is imported."""
+"""The `keras` plugin: Keras 3 and its backend in the image, set up in every process: its backend, devices and seed.
+
+The plugin and the decorator share the set-up. What runs on nodes imports keras and its backends inside functions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+import secrets
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from skyward.errors import PluginError
-from skyward.model.image import Image, requirement_name
+from skyward.errors import ConfigError, PluginError
 from skyward.model.instance import InstanceInfo
-from skyward.model.spec import Cluster
-from skyward.plugins import _jax, _process_group, _tensorflow, _tensorflow_cluster, _torch
-from skyward.plugins._keras_process import VARIABLE, Backend, before_call, checked, use
+from skyward.plugins import _jax, _tensorflow, _torch
 from skyward.plugins.base import Plugin, Transform
-from skyward.runtime.environment import declare, declared_env, same
+from skyward.runtime.environment import at_end, conflict, declare, declared_env, on_every_rank, same
+from skyward.runtime.group import gather
+
+if TYPE_CHECKING:
+    from skyward.model.image import Image
+    from skyward.model.spec import Cluster
+
+Backend: TypeAlias = Literal["jax", "torch", "tensorflow"]
+VARIABLE = "KERAS_BACKEND"
+# whether the call that runs here was prepared for ranks that form a group (None: not at all)
+_prepared: ContextVar[bool | None] = ContextVar("skyward_keras_prepared", default=None)
 
 
 def keras(backend: Backend = "jax", seed: int | None = None) -> Plugin:
@@ -48,6 +62,8 @@ def keras(backend: Backend = "jax", seed: int | None = None) -> Plugin:
 
 
 def _add(backend: str, image: Image, cluster: Cluster) -> Image:
+    from skyward.model.image import requirement_name
+
     if image.env.get(VARIABLE, backend) != backend:
         raise PluginError(
             f"The image's environment sets {VARIABLE}={image.env[VARIABLE]}, and the plugin is keras(backend="
@@ -74,11 +90,7 @@ def _decorate(fn: Callable[..., Any], *, backend: str, seed: int | None) -> Call
         )
 
     prepared = declare(same(fn), prepare=partial(before_call, backend=backend, seed=seed))
-    return declare(prepared, prepare=_tensorflow_cluster.before_call) if backend == "tensorflow" else prepared
-
-
-def _add_jax(image: Image, cluster: Cluster) -> Image:
-    return image.pip_install(_jax.requirement(cluster))
+    return declare(prepared, prepare=_tensorflow.before_call) if backend == "tensorflow" else prepared
 
 
 def _add_torch(image: Image, cluster: Cluster) -> Image:
@@ -87,19 +99,99 @@ def _add_torch(image: Image, cluster: Cluster) -> Image:
     return transform(image, cluster)
 
 
-def _add_tensorflow(image: Image, cluster: Cluster) -> Image:
-    return image.pip_install(_tensorflow.requirement(cluster))
-
-
 # by backend: the packages that provide it, what adds it to an image, and what its ranks enter when the pool starts
 _PACKAGES: dict[str, set[str]] = {
     "jax": {"jax"},
     "torch": {"torch"},
     "tensorflow": {"tensorflow", "tensorflow-cpu"},
 }
-_ADD: dict[str, Transform] = {"jax": _add_jax, "torch": _add_torch, "tensorflow": _add_tensorflow}
+_ADD: dict[str, Transform] = {
+    "jax": lambda image, cluster: image.pip_install(_jax.requirement(cluster)),
+    "torch": _add_torch,
+    "tensorflow": lambda image, cluster: image.pip_install(_tensorflow.requirement(cluster)),
+}
 _JOINED: dict[str, Callable[[InstanceInfo], AbstractContextManager[None]]] = {
     "jax": lambda _info: nullcontext(),  # jax() does, if each is not to train for itself
-    "torch": _process_group.around_workers,
-    "tensorflow": _tensorflow_cluster.described,
+    "torch": _torch.around_workers,
+    "tensorflow": _tensorflow.described,
 }
+
+
+def checked(where: str, backend: Any, seed: Any) -> None:
+    """Check the settings, on the client.
+
+    Raises:
+        ConfigError: one is wrong; the message begins with `where`.
+    """
+    if backend not in get_args(Backend):
+        raise ConfigError(f"{where}: backend must be 'jax', 'torch' or 'tensorflow'; found {backend!r}.")
+    if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**32):
+        raise ConfigError(f"{where}: seed must be a whole number from 0 to 2**32 - 1, or None; found {seed!r}.")
+
+
+def use(backend: str) -> None:
+    """Let Keras take this backend when it is imported.
+
+    Raises:
+        PluginError: it has been imported with another one.
+    """
+    if why := conflict({VARIABLE: backend}):
+        raise PluginError(f"This process was to use Keras with the backend {backend!r}, but {why}.")
+    os.environ[VARIABLE] = backend
+
+
+def before_call(info: InstanceInfo, *, backend: str, seed: int | None) -> None:
+    """Prepare Keras for a call: backend, devices, seed.
+
+    With JAX, the devices of all ranks work on one model (`DataParallel`) where they form a group and all run this call;
+    they then start from the same seed. Else the process works for itself, on all devices of its own. The end of the
+    call puts that back: a model made on one rank with the devices of all would wait for the others for ever.
+
+    Raises:
+        PluginError: Keras has been imported with another backend; or a rank is missing.
+    """
+    use(backend)
+    together = backend == "jax" and _in_jax_group() and on_every_rank()
+    if _prepared.get() is not together:  # the plugin may come before a decorator has joined JAX's group
+        _prepared.set(together)
+        at_end(_forget)
+        if backend == "jax" and (info.accelerators > info.workers_per_node or _in_jax_group()):  # several devices
+            _distribute(_device_names(everywhere=together))
+            if together and seed is None:
+                seed = gather(secrets.randbelow(2**32), name="keras: seed")[0]
+    if seed is not None:
+        import keras
+
+        keras.utils.set_random_seed(seed)
+
+
+def join_jax(info: InstanceInfo) -> None:
+    """Let the ranks form JAX's group where they all run this call."""
+    if on_every_rank():
+        _jax.join(info)
+
+
+def _forget() -> None:
+    _prepared.set(None)
+    keras: Any = sys.modules.get("keras")
+    if keras is not None and keras.config.backend() == "jax":
+        keras.distribution.set_distribution(None)
+
+
+def _in_jax_group() -> bool:
+    jax: Any = sys.modules.get("jax")
+    return jax is not None and bool(jax.distributed.is_initialized()) and jax.process_count() > 1
+
+
+def _device_names(*, everywhere: bool) -> list[str]:
+    import jax
+
+    return [f"{device.platform}:{device.id}" for device in (jax.devices() if everywhere else jax.local_devices())]
+
+
+def _distribute(devices: Sequence[str]) -> None:
+    import keras
+
+    # a rank shards its data itself: Keras can only shard a tf.data.Dataset
+    parallel = keras.distribution.DataParallel(devices=devices, auto_shard_dataset=False) if len(devices) > 1 else None
+    keras.distribution.set_distribution(parallel)

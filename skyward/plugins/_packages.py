@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 from skyward.errors import ConfigError
-from skyward.model.image import Image, requirement_name
+
+if TYPE_CHECKING:
+    from skyward.model.image import Image
 
 LATEST = "latest"
 _TRAINER_NEEDS = {"torch", "transformers"}
@@ -48,5 +51,7 @@ def with_trainer(image: Image) -> Image:
 
     To an image with transformers alone it would add a torch from PyPI.
     """
+    from skyward.model.image import requirement_name  # nodes, which import this too, have no use for images
+
     present = {requirement_name(entry) for entry in image.pip}
     return image.pip_install("accelerate") if present >= _TRAINER_NEEDS and "accelerate" not in present else image

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 from importlib.metadata import version
@@ -48,7 +48,7 @@ def ray() -> Plugin:
     return (
         Plugin.create("ray")
         .with_image_transform(_add_ray)
-        .with_pool_secrets(_new_token)
+        .with_pool_secrets(lambda: {TOKEN: token_hex(32)})
         .with_around_app(joined)
         .with_around_client(_connected)
     )
@@ -93,10 +93,6 @@ def _check_free() -> None:
             f"program without it. A ray.init() that made a cluster here before has set it, too: set {MODE}=disabled "
             "before that, or open the pool in another process."
         )
-
-
-def _new_token() -> Mapping[str, str]:
-    return {TOKEN: token_hex(32)}
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from typing import IO
 from skyward.errors import PluginError
 from skyward.model.instance import InstanceInfo
 from skyward.model.protocol import PROCESSES_VAR, RUN_DIR_VAR
-from skyward.plugins._joblib_node import cpus
+from skyward.plugins._joblib import cpus, nodes_here
 
 TOKEN = "RAY_AUTH_TOKEN"  # noqa: S105 - the variable's name, which is Ray's own; its value is a secret of the pool
 MODE = "RAY_AUTH_MODE"
@@ -108,9 +108,7 @@ def command(info: InstanceInfo, ports: Ports, directory: Path) -> list[str]:
     words += [f"--node-ip-address={address_of(info, info.node)}", f"--temp-dir={directory}"]
     words += ["--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]  # any that are free
     here = address_of(info, info.node)
-    own = {peer.private_ip for peer in info.peers if peer.node == info.node}
-    sharing = sum(peer.private_ip in own for peer in info.peers)
-    if sharing > 1:
+    if (sharing := nodes_here(info)) > 1:
         words += [f"--num-cpus={cpus(sharing)}", f"--node-name={here}"]
     if info.node:
         return [*words, f"--address={head_of(info)}"]

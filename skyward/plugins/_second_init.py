@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import Any
 
 from skyward.errors import ConfigError
@@ -29,7 +29,8 @@ def redirect() -> None:
     for name, stand_in in (("init_process_group", _init), ("destroy_process_group", _destroy)):
         function = getattr(distributed_c10d, name)
         _originals[name] = _copied(function)
-        function.__code__ = _with_cells_of(stand_in.__code__, function.__code__)
+        # a function keeps its closure: its code must name as many variables of it, and uses none
+        function.__code__ = stand_in.__code__.replace(co_freevars=function.__code__.co_freevars)
 
 
 def restore() -> None:
@@ -128,11 +129,6 @@ def _copied(function: FunctionType) -> FunctionType:
     )
     copy.__kwdefaults__ = function.__kwdefaults__
     return copy
-
-
-def _with_cells_of(code: CodeType, other: CodeType) -> CodeType:
-    """The code, for a function that keeps its closure: it must name as many variables of it, and uses none."""
-    return code.replace(co_freevars=other.co_freevars)
 
 
 # The code of these two runs among the globals of torch's module, where this module's names are unknown.

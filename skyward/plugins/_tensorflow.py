@@ -1,17 +1,33 @@
-"""The `tensorflow` plugin: TensorFlow in the image, and the ranks of a pool described in `TF_CONFIG`."""
+"""The `tensorflow` plugin: TensorFlow in the image, and the ranks of a pool described in `TF_CONFIG`.
+
+The plugin and the decorators share the description. The function makes the strategy, which connects the ranks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import json
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
-from skyward.model.image import Image
-from skyward.model.spec import Cluster
-from skyward.plugins._tensorflow_cluster import before_call, described
+from skyward.model.instance import InstanceInfo
+from skyward.plugins._rendezvous import rendezvous
 from skyward.plugins.base import Plugin
-from skyward.runtime.environment import declare, same
+from skyward.runtime import process_contexts
+from skyward.runtime.environment import declare, on_every_rank, require_every_rank, same
+from skyward.runtime.group import gather
+
+if TYPE_CHECKING:
+    from skyward.model.image import Image
+    from skyward.model.spec import Cluster
 
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+VARIABLE = "TF_CONFIG"
+_REUSE = "TF_GRPC_REUSE_PORT"  # lets TensorFlow's server bind a port that is held for it
+_CALL_TIMEOUT_S = 300.0  # in a call, where other ranks may still be importing what they need
+_config: str | None = None  # of the cluster that this process is part of
 
 
 def tensorflow() -> Plugin:
@@ -46,3 +62,67 @@ def _add(image: Image, cluster: Cluster) -> Image:
 
 def _decorate(fn: Callable[..., Any]) -> Callable[..., Any]:
     return declare(same(fn), prepare=before_call)
+
+
+@contextmanager
+def described(info: InstanceInfo, timeout_s: float | None = None) -> Iterator[None]:
+    """Set `TF_CONFIG` to the addresses of all ranks while the context is open. Every rank enters it.
+
+    The ports are held until then, so that nobody takes one before TensorFlow does. Nothing happens with one rank.
+
+    Args:
+        info: this rank's place.
+        timeout_s: how long to wait for the other ranks; None for what is left of the pool's set-up.
+
+    Raises:
+        PluginError: a rank is missing, or cannot reach rank 0.
+    """
+    global _config
+    if info.total_workers < 2 or _config is not None:
+        yield
+        return
+    address = info.peers[info.node].private_ip
+    with _held(address) as port:
+        if info.global_worker_index == 0:
+            with socket.create_server((address, port), reuse_port=True):
+                rendezvous(info, "tensorflow", timeout_s, port=port)
+        else:
+            rendezvous(info, "tensorflow", timeout_s)
+        workers = gather(f"{address}:{port}", name="tensorflow: addresses", timeout_s=timeout_s)
+        task = {"type": "worker", "index": info.global_worker_index}
+        _config = json.dumps({"cluster": {"worker": workers}, "task": task})
+        os.environ |= {VARIABLE: _config, _REUSE: "true"}
+        try:
+            yield
+        finally:
+            _config = None
+            os.environ.pop(VARIABLE, None)
+
+
+def before_call(_info: InstanceInfo) -> None:
+    """Show the cluster to calls that all ranks run: in another, a strategy would wait for the others for ever."""
+    if _config is not None and on_every_rank():
+        os.environ[VARIABLE] = _config
+    else:
+        os.environ.pop(VARIABLE, None)
+
+
+def join(info: InstanceInfo) -> None:
+    """Describe the cluster for as long as the process lives, and show it to this call.
+
+    Raises:
+        PluginError: the call runs on one rank only; or a rank is missing, or cannot reach rank 0.
+    """
+    require_every_rank("tensorflow")
+    process_contexts.enter("tensorflow", lambda: described(info, _CALL_TIMEOUT_S))
+    before_call(info)
+
+
+@contextmanager
+def _held(address: str) -> Iterator[int]:
+    """A free port that only this user's sockets which share it can bind, as TensorFlow's does."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        holder.bind((address, 0))
+        port: int = holder.getsockname()[1]
+        yield port

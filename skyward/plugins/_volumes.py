@@ -16,9 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from skyward.errors import ConfigError, PluginError
-from skyward.model.image import Image
 from skyward.model.instance import InstanceInfo
-from skyward.model.spec import Cluster
 from skyward.model.volume import Volume
 from skyward.plugins.base import Plugin
 
@@ -37,7 +35,7 @@ def mounting(volumes: tuple[Volume, ...]) -> Plugin:
     """The plugin that mounts them."""
     return (
         Plugin.create("volumes")
-        .with_image_transform(_add_rclone)
+        .with_image_transform(lambda image, _: image.apt_install(*(each for each in PACKAGES if each not in image.apt)))
         .with_bootstrap(lambda _: [partial(mount, volume, login(os.environ)) for volume in volumes])
         .with_around_app(_around_app)
     )
@@ -64,10 +62,6 @@ def unsent(cache: Path) -> list[str]:
         except (OSError, ValueError):  # being written or removed at this moment: it is read again
             found.append(note.name)
     return found
-
-
-def _add_rclone(image: Image, _cluster: Cluster) -> Image:
-    return image.apt_install(*(package for package in PACKAGES if package not in image.apt))
 
 
 def login(environment: Mapping[str, str]) -> dict[str, str]:

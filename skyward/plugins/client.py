@@ -13,8 +13,7 @@ from skyward.model.image import Image
 from skyward.model.secrets import Secrets
 from skyward.model.spec import Cluster
 from skyward.plugins.base import HOOKS, WORKER_HOOKS, Plugin, check_pickles, hook_failed
-from skyward.plugins.contexts import Entered, Hook
-from skyward.plugins.node import NodeSetup, Step
+from skyward.plugins.node import Entered, Hook, NodeSetup, Step
 
 _LISTS = ("apt", "pip", "requirements", "groups", "run", "secrets", "includes")
 _STAYS: dict[str, Any] = {hook: None for hook in HOOKS if hook not in WORKER_HOOKS} | {
@@ -36,7 +35,7 @@ def transform_all(image: Image, plugins: Sequence[Plugin], cluster: Cluster) -> 
 
 
 def _transform(image: Image, plugin: Plugin, cluster: Cluster) -> Image:
-    from skyward.image.origins import with_origin  # brings the compiler
+    from skyward.image.plan import with_origin  # brings the compiler
 
     assert plugin.transform is not None
     try:

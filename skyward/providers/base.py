@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from skyward.delivery.signatures import check_verifiable
+from skyward.delivery.checks import check_verifiable
 from skyward.errors import ConfigError, PoolClosedError, ProviderError
 from skyward.model.accelerator import Accelerator
 from skyward.model.image import Image

@@ -32,7 +32,7 @@ from skyward.system import socket, threading
 from skyward.wire.listen import dial
 
 if TYPE_CHECKING:
-    from skyward.builder import ImageStore
+    from skyward.builder.store import EngineImages
 
 
 _LATER_S = 1.0  # after which the engine is asked to watch nodes that were taken over
@@ -71,7 +71,7 @@ class Docker(Provider):
         return Rights.of("sky.Docker", self.user, self.privileges)
 
     @property
-    def images(self) -> ImageStore:
+    def images(self) -> EngineImages:
         """The images of the engine, for resolving a base and building on it; connected to with the first question."""
         from skyward.builder.store import EngineImages  # brings the build room, which Local() never needs
 

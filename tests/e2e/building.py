@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import IO, Any, NamedTuple
 
 import skyward as sky
-from skyward.builder import ImageStore, ensure, plan_for
+from skyward.builder import EngineImages, ensure, plan_for
 from skyward.builder.events import Event
 from skyward.image import Layer, Plan
 
@@ -21,7 +21,7 @@ PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 class Built:
     """Builds images and remembers them for removal; keeps what was reported of the last build."""
 
-    def __init__(self, store: ImageStore, engine: Any) -> None:
+    def __init__(self, store: EngineImages, engine: Any) -> None:
         self.store, self.engine = store, engine
         self.made: list[str] = []
         self.reports: list[str] = []

@@ -19,7 +19,7 @@ import pytest
 import skyward as sky
 from skyward.builder.docker import build as building
 from skyward.builder.docker.command import find_command
-from skyward.builder.files.runner import runner_files
+from skyward.builder.files.copied import runner_files
 from skyward.image import Plan, with_origin
 from tests.e2e.building import Built, entries_of_layers, files_of_layers
 from tests.unit.builder.wheels import make_wheel

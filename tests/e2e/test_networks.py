@@ -27,7 +27,7 @@ from pathlib import Path
 
 from skyward.errors import PluginError
 from skyward.model.instance import InstanceInfo
-from skyward.plugins._process_group import process_group
+from skyward.plugins._torch import process_group
 from skyward.runtime import group
 
 info, place = InstanceInfo.current(), Path(sys.argv[1])

@@ -19,7 +19,7 @@ from typing import Any, cast
 import pytest
 
 import skyward as sky
-from skyward.engine import daily
+from skyward.engine import client
 from skyward.errors import ConfigError, PoolError, SerializationError
 from skyward.model.instance import ENV_VAR, InstanceInfo
 from skyward.model.targets import platform_of
@@ -440,7 +440,7 @@ def test_a_line_is_said_once_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """By all processes of the user."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for expected in (True, False):
-        monkeypatch.setattr(daily, "_said", set())
-        assert daily.is_due("a limit") is expected
-    assert not daily.is_due("a limit")
-    assert daily.is_due("another")
+        monkeypatch.setattr(client, "_said", set())
+        assert client.is_due("a limit") is expected
+    assert not client.is_due("a limit")
+    assert client.is_due("another")

@@ -9,15 +9,16 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
+from skyward.builder.bases.dockerfile import reads_context
 from skyward.builder.cache import cache_path, read, write
-from skyward.builder.store import ImageFacts, ImageStore
+from skyward.builder.store import EngineImages, ImageFacts
 from skyward.errors import ImageError
 from skyward.image import BaseFacts, Plan
 
 _FORMAT = 2  # raised when what is found out changes
 
 
-def facts_of_base(reference: str, facts: ImageFacts, store: ImageStore, platform: str) -> BaseFacts:
+def facts_of_base(reference: str, facts: ImageFacts, store: EngineImages, platform: str) -> BaseFacts:
     """The facts of an image on the engine, for images built on it; cached by its id.
 
     Raises:
@@ -74,7 +75,7 @@ def why_unfit(given: BaseFacts, python: str) -> str:
             f"It lacks programs that the steps of a build need: {', '.join(given.missing)}{_said(given)}. Install them "
             "in a Dockerfile of your own and name that as base (they are in the packages coreutils, findutils, grep)."
         )
-    reading = [line for line in given.onbuild if _reads_context(line)]
+    reading = [line for line in given.onbuild if reads_context(line)]
     if reading:
         return (
             f"Its ONBUILD instructions copy files of the folder that a build is started in: {'; '.join(reading)}. Make "
@@ -97,12 +98,6 @@ def replaced_python(plan: Plan) -> str:
         f"the base has Python {first.version} ({first.path}), and nodes get Python {plan.python}, as this client has: "
         "packages that the base has for its own are not seen there"
     )
-
-
-def _reads_context(instruction: str) -> bool:
-    from skyward.builder.bases.dockerfile import reads_context
-
-    return reads_context(instruction)
 
 
 def _said(given: BaseFacts) -> str:

@@ -9,10 +9,12 @@ import json
 import posixpath
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from skyward.builder.store import ImageFiles
 from skyward.image import BaseFacts, Interpreter
+
+if TYPE_CHECKING:
+    from skyward.engine.images import ImageFiles
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # the engine's own, where an image names none
 _MINORS = range(8, 16)  # of Python 3
@@ -67,6 +69,7 @@ def examine(config: Mapping[str, Any], files: ImageFiles, platform: str) -> Base
     env = dict(pair.split("=", 1) for pair in config.get("Env") or () if "=" in pair)
     folders = (env.get("PATH") or _PATH).split(":")
     entrypoint = tuple(config.get("Entrypoint") or ())
+    system = _SYSTEM.search((files.read("/etc/os-release") or b"").decode(errors="replace"))
     stop_signal, shell = config.get("StopSignal") or "", tuple(config.get("Shell") or ())
     return BaseFacts(
         user=config.get("User") or "",
@@ -79,7 +82,7 @@ def examine(config: Mapping[str, Any], files: ImageFiles, platform: str) -> Base
         onbuild=tuple(config.get("OnBuild") or ()),
         pythons=tuple(_pythons(env, folders, files)),
         libc=_libc(files, platform),
-        system=_system(files),
+        system=system[1] if system else "",
         apt=_find("apt-get", folders, files) is not None,
         cuda=_cuda(env, files),
         missing=tuple(name for name in _NEEDED if _find(name, [*folders, *_PATH.split(":")], files) is None),
@@ -133,11 +136,6 @@ def _libc(files: ImageFiles, platform: str) -> str:
                 version = _GLIBC.search(content)
                 return f"glibc {version[1].decode()}" if version else ""
     return "musl" if files.find(f"/lib/ld-musl-{machine}.so.1") else ""
-
-
-def _system(files: ImageFiles) -> str:
-    found = _SYSTEM.search((files.read("/etc/os-release") or b"").decode(errors="replace"))
-    return found[1] if found else ""
 
 
 def _cuda(env: Mapping[str, str], files: ImageFiles) -> str:

@@ -1,28 +1,30 @@
-"""One build: its context in a temporary folder, the docker command, its progress and its exit status."""
+"""One build: its context in a temporary folder, secrets, the docker command, its progress and its exit status.
+
+The secret NAME is the environment variable NAME, or the content of the file that SKYWARD_SECRET_NAME_FILE names (its
+name in capitals, with '_' for '-' and '.'). It is read when a build needs it.
+"""
 
 from __future__ import annotations
 
+import io
 import os
 import random
 import re
+import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from skyward.builder.bases.dockerfile import copy_base, images_of
 from skyward.builder.cache import why_not_writable
-from skyward.builder.docker.buildah import BuildahProgress
 from skyward.builder.docker.command import BuildCommand, find_command
 from skyward.builder.docker.failure import base_failure, build_failure
-from skyward.builder.docker.process import run
-from skyward.builder.docker.progress import Progress
-from skyward.builder.docker.remote import run_there
-from skyward.builder.docker.secrets import handed_over
+from skyward.builder.docker.process import run, run_there
+from skyward.builder.docker.progress import BuildahProgress, Progress
 from skyward.builder.events import Report
-from skyward.builder.files.copied import copy_to, with_usual_modes
+from skyward.builder.files.copied import copy_to, runner_files, with_usual_modes
 from skyward.builder.files.digest import digest_of
-from skyward.builder.files.runner import runner_files
 from skyward.builder.registry.auth import Logins, config_folder, login, logins_for
 from skyward.builder.registry.cache import SharedCache
 from skyward.builder.registry.reference import parse_reference
@@ -31,13 +33,17 @@ from skyward.builder.site.index_server import FolderServer
 from skyward.builder.site.settings import read_site, site_script, without_folders
 from skyward.errors import ConfigError
 from skyward.image import TIME, Plan, steps
-from skyward.image.mount_points import MOUNT_POINTS_FILE, mount_points_archive
 from skyward.model.ssh import SshHost
 
 _SCRIPTS = Path(str(steps.__file__)).with_name("scripts")
 BASE_LABEL = "skyward.dockerfile"  # on bases built from a Dockerfile: its digest
 _PORTS_THERE = range(46000, 61000)  # of a machine that builds for us: which of them are free only it knows
 _MOUNTED = re.compile(r"^(    --mount=type=bind,source=)([^,\n]+)", re.MULTILINE)  # of a step; commands begin with "["
+_MOUNT_POINTS = (
+    ("etc", tarfile.DIRTYPE, 0o755),
+    ("etc/hosts", tarfile.REGTYPE, 0o644),
+    ("etc/resolv.conf", tarfile.REGTYPE, 0o644),
+)
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PROXY")
 
 
@@ -200,7 +206,7 @@ def write_context(folder: Path, plan: Plan) -> None:
     files = {"Dockerfile": plan.dockerfile.encode()}
     files |= {path: text.encode() for path, text in plan.files}
     files |= {f"{steps.SCRIPTS}/{path.name}": path.read_bytes() for path in _SCRIPTS.iterdir() if path.is_file()}
-    files[MOUNT_POINTS_FILE] = mount_points_archive(TIME)
+    files[steps.MOUNT_POINTS_FILE] = mount_points_archive(TIME)
     files |= {f"runner/{path}": content for path, content in runner_files()}
     for path, content in files.items():
         target = folder / path
@@ -210,6 +216,21 @@ def write_context(folder: Path, plan: Plan) -> None:
     for copied in plan.copied:
         copy_to(folder, copied)
     _name_by_content(folder)
+
+
+def mount_points_archive(time: int) -> bytes:
+    """An archive of empty files where builders mount theirs, with one time (seconds since 1970) for all of them.
+
+    Where a base has none, builders before Docker 23 make them for each step and remove them again, which gives /etc
+    another time in every layer, so that no two builds are the same: https://github.com/moby/buildkit/issues/3148
+    """
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for name, kind, mode in _MOUNT_POINTS:
+            member = tarfile.TarInfo(name)
+            member.type, member.mode, member.mtime = kind, mode, time
+            archive.addfile(member)
+    return made.getvalue()
 
 
 def _name_by_content(folder: Path) -> None:
@@ -247,3 +268,72 @@ def _environment(command: BuildCommand, docker_host: str | None, folder: Path) -
     if command.is_buildx and "BUILDX_CONFIG" not in environment and why_not_writable(config_folder(os.environ)):
         environment["BUILDX_CONFIG"] = str(folder / "buildx")
     return environment | ({} if command.is_buildx or command.is_podman else {"DOCKER_BUILDKIT": "1"})
+
+
+def secret_values(names: Iterable[str], environ: Mapping[str, str] = os.environ) -> dict[str, bytes]:
+    """Each secret's value.
+
+    Raises:
+        ConfigError: one of them is not set, or its file cannot be read.
+    """
+    return {name: _value(name, environ) for name in names}
+
+
+def _value(name: str, environ: Mapping[str, str]) -> bytes:
+    variable = f"SKYWARD_SECRET_{name.upper().replace('-', '_').replace('.', '_')}_FILE"
+    if file := environ.get(variable):
+        try:
+            return Path(file).expanduser().read_bytes()
+        except OSError as error:
+            raise ConfigError(
+                f"{variable} names {file!r} for the secret {name!r}, but it cannot be read: {error.strerror}."
+            ) from None
+    if name in environ:
+        return environ[name].encode("utf-8", "surrogateescape")
+    raise ConfigError(
+        f"The image's build reads the secret {name!r}, which has no value here. Set the environment variable {name}, "
+        f"or {variable} to a file that holds it."
+    )
+
+
+@contextmanager
+def handed_over(values: Mapping[str, bytes], folder: Path, *, is_rootless_podman: bool = False) -> Iterator[list[str]]:
+    """Options of a build that give it secrets, for the time of a `with` block.
+
+    The docker command opens them in the memory of this process (memfd_create), so that they are on no disk and gone
+    with the process, also where it is killed. Variables would not do: one of them holds at most 128 KiB. Where the
+    system has no such memory, they are files in a folder.
+
+    Args:
+        values: of the secrets, by name.
+        folder: private to the build.
+        is_rootless_podman: whether the command runs in a user namespace of its own, from which the kernel lets nobody
+            open the files of a process outside it. It gets files in the folder as well.
+    """
+    with ExitStack() as stack:
+        words: list[str] = []
+        for name, value in values.items():
+            in_memory = None if is_rootless_podman else _in_memory(value, stack)
+            source = in_memory or _in_file(name, value, folder)
+            words += ["--secret", f"id={name},type=file,src={source}"]
+        yield words
+
+
+def _in_memory(value: bytes, stack: ExitStack) -> str | None:
+    """A path that leads to a value in this process's memory; None where there is none."""
+    if not hasattr(os, "memfd_create"):  # macOS
+        return None
+    file = stack.enter_context(os.fdopen(os.memfd_create("skyward-secret"), "wb"))
+    file.write(value)
+    file.flush()
+    # by process number, not /proc/self: a docker command that is a wrapper may close what it inherits
+    path = f"/proc/{os.getpid()}/fd/{file.fileno()}"
+    return path if Path(path).exists() else None
+
+
+def _in_file(name: str, value: bytes, folder: Path) -> str:
+    (folder / "secrets").mkdir(mode=0o700, exist_ok=True)
+    path = folder / "secrets" / name
+    path.touch(mode=0o600)
+    path.write_bytes(value)
+    return f"secrets/{name}"

@@ -1,17 +1,27 @@
-"""Files of this machine that are copied into an image: local packages to install, and code to bake in."""
+"""Files of this machine that are copied into an image: local packages to install, code to bake in, and the runner.
+
+The runner is the sources of this package and of the client's cloudpickle. They are copied rather than installed, so
+that client and nodes have the same version of both without a download.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 
 from skyward.builder.files.digest import digest_of
 from skyward.builder.files.included import included_files
 from skyward.builder.packages.local import LocalPackage
-from skyward.errors import BuildError
+from skyward.errors import BuildError, ImageError
 from skyward.image import Copied
 from skyward.model.image import Image
+
+_PACKAGES = ("cloudpickle", "skyward")
+_NOT_ON_NODES = ("skyward/cli/", "skyward/testing/", "skyward/__main__.py")  # every image would be larger by them
 
 
 def package_files(packages: Iterable[LocalPackage]) -> tuple[Copied, ...]:
@@ -82,3 +92,28 @@ def with_usual_modes(folder: Path) -> None:
         for path in (Path(place, name) for name in names):
             if not path.is_symlink():
                 path.chmod(0o755 if path.stat().st_mode & 0o111 else 0o644)
+
+
+@lru_cache(maxsize=1)
+def runner_files() -> tuple[tuple[str, bytes], ...]:
+    """Path below /opt/skyward and content of every file, in order of the paths. Read once per process."""
+    files = (file for package in _PACKAGES for file in _sources(package))
+    return tuple(sorted(file for file in files if not file[0].startswith(_NOT_ON_NODES)))
+
+
+@lru_cache(maxsize=1)
+def runner_digest() -> str:
+    """SHA-256 (hex) over paths and contents of the runner's files."""
+    whole = hashlib.sha256()
+    for path, content in runner_files():
+        whole.update(f"{path}\0{hashlib.sha256(content).hexdigest()}\n".encode())
+    return whole.hexdigest()
+
+
+def _sources(package: str) -> Iterator[tuple[str, bytes]]:
+    spec = find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise ImageError(f"The package {package!r} goes into every image, but is not installed as files here.")
+    root = Path(spec.submodule_search_locations[0])
+    for path in root.rglob("*.py"):
+        yield f"{package}/{path.relative_to(root).as_posix()}", path.read_bytes()

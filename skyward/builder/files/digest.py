@@ -49,7 +49,7 @@ def sha256_of(path: Path) -> str:
         OSError: the file cannot be read.
     """
     with path.open("rb") as file:
-        kept = _folder() / _key(path, os.fstat(file.fileno()))
+        kept = cache_path("hashes", _key(path, os.fstat(file.fileno())))
         known = read(kept) or ""
         if len(known) == 64:
             return known
@@ -59,13 +59,7 @@ def sha256_of(path: Path) -> str:
     return found
 
 
-@lru_cache  # once per process: there may be as many files as notes
-def _drop_old(folder: Path) -> None:
-    drop_old(folder)
-
-
-def _folder() -> Path:
-    return cache_path("hashes")
+_drop_old = lru_cache(drop_old)  # once per process: there may be as many files as notes
 
 
 def _key(path: Path, facts: os.stat_result) -> str:

@@ -13,10 +13,10 @@ from pathlib import Path
 from time import monotonic
 
 from skyward.builder.events import readable, warn
-from skyward.builder.files.credential_files import credential_kind
-from skyward.builder.files.ignore_files import (
+from skyward.builder.files.left_out import (
     DockerRules,
     GitRules,
+    credential_kind,
     docker_rules,
     git_rules,
     git_rules_above,

@@ -11,7 +11,7 @@ from zipfile import BadZipFile, ZipFile
 
 from skyward.builder.packages.build_system import fetched
 from skyward.errors import ConfigError, ImageError
-from skyward.image.origins import origin_of
+from skyward.image.plan import origin_of
 from skyward.model.image import Image, package_name, requirement_name
 
 _WARNING = re.compile(

@@ -25,8 +25,8 @@ from skyward.builder.site.index_server import FolderServer
 from skyward.builder.site.settings import UvSettings, read_site, uv_settings, with_sources
 from skyward.errors import ConfigError, ImageError, SkywardError
 from skyward.image import Package
-from skyward.image.origins import origin_of
-from skyward.image.requirements import PROJECT, requirements_file, unlisted
+from skyward.image.lock import PROJECT, requirements_file, unlisted
+from skyward.image.plan import origin_of
 from skyward.model.image import Image, package_name, requirement_name
 from skyward.model.image_fields import without_logins
 

@@ -9,6 +9,6 @@
 `with_tag(repository, tag)` adds a tag. Loopback addresses, and references that begin with `http://`, use plain http.
 
 Read `reference.py`, then `client.py` (the API) with `auth.py` (credentials), `challenge.py` (tokens) and `http.py`
-(certificates, redirects). On these stand `existence.py`, `pushing.py`, `cache.py`, `signing.py` and `referrers.py`;
+(certificates, redirects). On these stand `existence.py`, `pushing.py`, `cache.py` and `attachments.py`;
 `timeouts.py` decides how long a silent transfer is waited for.
 """

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from skyward.builder.registry.client import RegistryClient
-from skyward.builder.registry.manifests import ImageManifest
+from skyward.builder.registry.client import ImageManifest, RegistryClient
 from skyward.builder.registry.reference import Reference, parse_reference
 
 _INLINE = "moby.buildkit.cache.v0"  # where an image's configuration tells of its steps

@@ -29,14 +29,15 @@ class RegistryAuth:
     Args:
         session: what tokens are fetched with.
         reference: the registry.
-        scopes: the rights to ask for.
+        rights: what to ask for, "pull" or "pull,push".
         find: the credentials for a registry; called when the registry sends a challenge.
     """
 
     def __init__(
-        self, session: Session, reference: Reference, scopes: tuple[str, ...], find: Callable[[str], Credentials | None]
+        self, session: Session, reference: Reference, rights: str, find: Callable[[str], Credentials | None]
     ) -> None:
-        self._session, self._reference, self._scopes, self._find = session, reference, scopes, find
+        self._session, self._reference, self._find = session, reference, find
+        self._scope = f"repository:{reference.repository}:{rights}"
         self._header = ""
         self._credentials: Credentials | None = None
 
@@ -121,13 +122,13 @@ class RegistryAuth:
         fields: dict[str, Any] = {"service": service} if service else {}
         try:
             if known and known.identity_token:
-                fields |= {"grant_type": "refresh_token", "client_id": "skyward", "scope": " ".join(self._scopes)}
+                fields |= {"grant_type": "refresh_token", "client_id": "skyward", "scope": self._scope}
                 fields["refresh_token"] = known.identity_token
                 # a redirect of a POST would take the token along, and is not followed
                 return self._session.post(
                     realm, data=fields, auth=_no_auth, timeout=_LIMITS_S, allow_redirects=False, verify=verify
                 )
-            fields["scope"] = list(self._scopes)
+            fields["scope"] = self._scope
             header = _basic(known) if known and known.username else ""
 
             def authorize(request: PreparedRequest) -> PreparedRequest:

@@ -1,5 +1,7 @@
 """A client of the registry API, version 2: manifests and blobs, tokens, retries, the host's CA bundle and proxies.
 
+`find_image` picks the manifest of a tag's image for one platform, from an index where there is one.
+
 It talks to one registry, with one set of rights. No engine is involved. Credentials are sent to the registry's own
 origin and to its token service (`challenge`); redirects and uploads may lead elsewhere, without them (`http`).
 """
@@ -18,6 +20,7 @@ from urllib.parse import urljoin, urlsplit
 import requests
 from requests import Response
 
+from skyward.builder.contents import content_digest
 from skyward.builder.registry.auth import registry_credentials
 from skyward.builder.registry.challenge import RegistryAuth
 from skyward.builder.registry.http import (
@@ -57,20 +60,16 @@ class RegistryClient:
     Args:
         reference: says which registry, and which repository all calls are about.
         rights: "pull" or "pull,push".
-        also_from: another repository to be allowed to read, for mounts.
 
     Raises:
         RegistryError: from each method, where the registry cannot be reached, refuses, or does not follow the protocol.
     """
 
-    def __init__(self, reference: Reference, rights: str = "pull", also_from: str | None = None) -> None:
+    def __init__(self, reference: Reference, rights: str = "pull") -> None:
         self._reference = reference
-        scopes = [f"repository:{reference.repository}:{rights}"]
-        if also_from and also_from != reference.repository:
-            scopes.append(f"repository:{also_from}:pull")
         self._base = f"{reference.url}/v2/{reference.repository}/"
         self._session, self._verify = new_session(reference), trust(reference)
-        self._auth = RegistryAuth(self._session, reference, tuple(scopes), registry_credentials)
+        self._auth = RegistryAuth(self._session, reference, rights, registry_credentials)
 
     def __enter__(self) -> Self:
         return self
@@ -113,10 +112,17 @@ class RegistryClient:
         place = self._call("POST", "blobs/uploads/", expect=(202,)).headers.get("Location", "")
         if not place:
             raise RegistryError(f"The registry {self._reference.registry} did not say where to upload to.")
-        place = self._location(place)
+        place = urljoin(self._base, place)  # another origin gets no credentials
+        stay_protected(self._base, place)
         place += f"{'&' if urlsplit(place).query else '?'}digest={sha256(content)}"
         kind = {"Content-Type": "application/octet-stream"}
         self._call("PUT", place, content=content, headers=kind, expect=(201,))
+
+    def put_blobs(self, *contents: bytes) -> None:
+        """Upload those of some blobs that the repository does not have."""
+        for content in contents:
+            if not self.has_blob(sha256(content)):
+                self.put_blob(content)
 
     def put_manifest(self, wanted: str, media_type: str, content: bytes) -> bool:
         """Put a manifest under a tag, or its digest; whether the registry lists it with the image it is about."""
@@ -134,12 +140,6 @@ class RegistryClient:
         except (ValueError, AttributeError):
             raise self._violation("sent something else than a list of referrers", answer) from None
 
-    def _location(self, given: str) -> str:
-        """The URL at which an upload goes on; another origin gets no credentials."""
-        place = urljoin(self._base, given)
-        stay_protected(self._base, place)
-        return place
-
     def _call(
         self,
         method: str,
@@ -148,7 +148,6 @@ class RegistryClient:
         expect: tuple[int, ...] = (200,),
         accept: bool = False,
         headers: Mapping[str, str] | None = None,
-        query: Mapping[str, str] | None = None,
         content: bytes | None = None,
     ) -> Response:
         url = urljoin(self._base, path)
@@ -157,10 +156,10 @@ class RegistryClient:
             # a second time after an authentication challenge
             for last in (False, True):
                 if content is None:
-                    answer = self._send(method, url, headers=sent, params=query)
+                    answer = self._send(method, url, sent)
                 else:
                     patience = Patience(self._reference, f"The upload to {self._reference.name}", lambda _: None)
-                    answer = with_patience(partial(self._send, method, url, sent, query), content, patience)
+                    answer = with_patience(partial(self._send, method, url, sent), content, patience)
                 if answer.status_code != 401 or last or not self._is_own(answer) or not self._auth.authenticate(answer):
                     break
         except requests.RequestException as error:
@@ -177,20 +176,12 @@ class RegistryClient:
         )
         raise RegistryError(reason, _advice(answer.status_code, self._reference))
 
-    def _send(
-        self,
-        method: str,
-        url: str,
-        headers: Mapping[str, str],
-        params: Mapping[str, str] | None,
-        body: Upload | None = None,
-    ) -> Response:
+    def _send(self, method: str, url: str, headers: Mapping[str, str], body: Upload | None = None) -> Response:
         return follow(
             self._session,
             method,
             url,
             headers=headers,
-            params=params,
             data=body,
             auth=self._auth,
             timeout=_LIMITS_S if body is None else _STORE_LIMITS_S,
@@ -255,3 +246,85 @@ def _advice(status: int, reference: Reference) -> str:
     if status == 400 and reference.plain_http:
         return f"If it speaks TLS, write https://{reference.name}."
     return "Try again later, or ask who runs it." if status >= 500 else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageManifest:
+    """One image in a registry.
+
+    Attributes:
+        tagged: digest of what the tag stands for: the manifest, or an index that has it.
+        digest: of the manifest: what nodes run.
+        media_type: Docker's or OCI's.
+        document: the manifest.
+        config: the image's configuration: environment, labels, history, layers by content.
+    """
+
+    tagged: str
+    digest: str
+    media_type: str
+    document: Mapping[str, Any] = field(repr=False, hash=False)
+    config: Mapping[str, Any] = field(repr=False, hash=False)
+
+    @property
+    def layers(self) -> tuple[tuple[str, str, int], ...]:
+        """Its layers from the base up: digest of the content, digest of the blob, bytes of the blob."""
+        contents = self.config["rootfs"]["diff_ids"]
+        blobs = self.document["layers"]
+        return tuple((content, b["digest"], b["size"]) for content, b in zip(contents, blobs, strict=True))
+
+    @property
+    def content(self) -> str:
+        """Digest of what runs, see `skyward.builder.contents`."""
+        config = self.config
+        layers = config["rootfs"]["diff_ids"]
+        return content_digest(layers, config.get("config") or {}, config["os"], config["architecture"])
+
+
+def find_image(client: RegistryClient, wanted: str, platform: str) -> ImageManifest | None:
+    """The image with that tag or digest that runs on a platform; None if there is none.
+
+    Raises:
+        RegistryError: the registry cannot say.
+    """
+    found = client.manifest(wanted)
+    if found is None:
+        return None
+    tagged, document = found.digest, _document(found)
+    if found.media_type in INDEX_TYPES:
+        entries = document.get("manifests") or ()
+        fitting = [entry for entry in entries if _fits(entry.get("platform") or {}, platform)]
+        if not fitting:
+            return None
+        found = client.manifest(str(fitting[0]["digest"]))
+        if found is None:
+            return None
+        document = _document(found)
+    try:
+        config = _document(client.blob(str(document["config"]["digest"])))
+    except (KeyError, TypeError) as error:
+        raise RegistryError(f"What the registry has as {wanted} is no image: it has no configuration.") from error
+    if not _fits(config, platform):
+        return None
+    return ImageManifest(
+        tagged=tagged, digest=found.digest, media_type=found.media_type, document=document, config=config
+    )
+
+
+def _document(blob: Blob) -> Mapping[str, Any]:
+    try:
+        found: Any = json.loads(blob.content)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise RegistryError(f"The registry holds something else than JSON as {blob.digest}.", "Push the image anew.")
+    return found
+
+
+def _fits(described: Mapping[str, Any], platform: str) -> bool:
+    """Whether the platform in an index or a configuration is the wanted one."""
+    system, _, rest = platform.partition("/")
+    machine, _, variant = rest.partition("/")
+    if (described.get("os"), described.get("architecture")) != (system, machine):
+        return False
+    return variant in ("", "v8" if machine == "arm64" else "", described.get("variant") or "")

@@ -89,16 +89,13 @@ def _call(registry: str, action: str, **arguments: Any) -> Any:
         code = error.response.get("Error", {}).get("Code", "")
         if code in ("RepositoryNotFoundException", "RepositoryAlreadyExistsException"):
             return None
+        permission = "".join(map(str.capitalize, action.split("_")))
         raise RegistryError(
             f"{doing} and refused: {code}: {error.response.get('Error', {}).get('Message', '')}.",
-            f"The identity needs the permission ecr:{_camel(action)}; `aws sts get-caller-identity` shows which it is.",
+            f"The identity needs the permission ecr:{permission}; `aws sts get-caller-identity` shows which it is.",
         ) from error
     except BotoCoreError as error:
         raise RegistryError(
             f"{doing}; that failed: {error}.",
             "Check the AWS credentials (`aws configure`, AWS_PROFILE, or the role of the machine) and the network.",
         ) from error
-
-
-def _camel(action: str) -> str:
-    return "".join(word.capitalize() for word in action.split("_"))

@@ -75,8 +75,7 @@ def check(reference: str, *, platform: str, trust_s: float = TRUST_S) -> Exists 
     if known and known.age_s < trust_s:
         return known.found(wanted)
     # not needed where the answer is known, and loading it takes longer than that answer
-    from skyward.builder.registry.client import RegistryClient
-    from skyward.builder.registry.manifests import find_image
+    from skyward.builder.registry.client import RegistryClient, find_image
 
     try:
         with RegistryClient(wanted) as client:

@@ -5,23 +5,23 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 from skyward.builder.docker.command import find_command
 from skyward.builder.events import Report, note
 from skyward.builder.registry import existence
 from skyward.builder.registry.auth import login, logins_for, registry_credentials
 from skyward.builder.registry.cache import leave_cache
-from skyward.builder.registry.client import RegistryClient
+from skyward.builder.registry.client import ImageManifest, RegistryClient, find_image
 from skyward.builder.registry.ecr import ensure_repository, is_ecr
 from skyward.builder.registry.existence import Exists
-from skyward.builder.registry.manifests import ImageManifest, find_image
 from skyward.builder.registry.reference import Reference, parse_reference
 from skyward.builder.registry.timeouts import Patience, wait_for_registry
+from skyward.builder.store import EngineImages
 from skyward.errors import ConfigError, EngineError, RegistryError
 from skyward.model.image_fields import without_logins
 
@@ -52,16 +52,6 @@ _BUSY = re.compile("toomanyrequests|too many requests|service unavailable|bad ga
 _PAUSES_S = (1.0, 4.0, 15.0)
 
 
-class PushingEngine(Protocol):
-    """An engine that can push."""
-
-    def push(
-        self, image: str, repository: str, tag: str, auth: Mapping[str, str], waiting: Callable[[float], None]
-    ) -> Iterator[Mapping[str, Any]]:
-        """Push an image as `repository:tag`; gives the engine's messages. `waiting` is called while it is silent."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pushed:
     """An image that is in a registry now.
@@ -81,7 +71,7 @@ class Pushed:
     content: str
 
 
-def push(image: str, target: str, *, platform: str, engine: PushingEngine, report: Report) -> Pushed:
+def push(image: str, target: str, *, platform: str, engine: EngineImages, report: Report) -> Pushed:
     """Push an image of an engine, and see that the registry has it.
 
     On the engine the image keeps the name of the target as a second one.

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import ClassVar, Literal
 
-from skyward.delivery.disk import FLOOR_GB, built_size, room_gb
+from skyward.delivery.checks import FLOOR_GB, built_size, room_gb
 from skyward.errors import ConfigError, ProviderError
 from skyward.model.instance import ENV_VAR
 from skyward.model.resource import Resource

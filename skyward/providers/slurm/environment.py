@@ -8,7 +8,7 @@ import tarfile
 from dataclasses import dataclass
 
 from skyward.builder.events import Report, note
-from skyward.builder.files.runner import runner_files
+from skyward.builder.files.copied import runner_files
 from skyward.builder.planning import plan_on_machine
 from skyward.errors import ConfigError, ImageError, ProviderError
 from skyward.image import Plan

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from skyward.engine.images import ImageFiles
+
 # what a Debian with a Python of its own has, as far as builds look at it; a string that begins with "->" is a link
 DEBIAN: Mapping[str, str] = {
     **{f"/usr/bin/{name}": "" for name in ("cat", "chmod", "cp", "find", "grep", "mkdir", "sleep", "touch", "apt-get")},
@@ -17,7 +19,7 @@ DEBIAN: Mapping[str, str] = {
 }
 
 
-class Files:
+class Files(ImageFiles):
     """The files of an image."""
 
     def __init__(self, files: Mapping[str, str] = DEBIAN) -> None:

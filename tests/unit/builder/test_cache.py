@@ -24,7 +24,8 @@ from skyward.builder.registry.existence import _recall
 from skyward.builder.registry.existence import remember as remember_existence
 from skyward.builder.registry.reference import parse_reference
 from skyward.builder.site.index_server import _own_token
-from skyward.builder.store import ImageFacts, ImageFiles
+from skyward.builder.store import EngineImages, ImageFacts
+from skyward.engine.images import ImageFiles
 from skyward.image import Lock
 from skyward.model.image import Image
 from tests.unit.image.images import compiled
@@ -34,8 +35,11 @@ REQUEST = Request(image=Image(pip=["numpy"]), python="3.11", platform="linux/amd
 REFERENCE = parse_reference("registry.example.com/team/app:1")
 
 
-class Store:
+class Store(EngineImages):
     """An engine that has the image already, as another process has made it."""
+
+    def __init__(self) -> None:
+        pass
 
     def inspect(self, ref: str) -> ImageFacts | None:
         return ImageFacts(id="sha256:1", content="sha256:c") if ref == PLAN.tag else None

@@ -18,6 +18,7 @@ from skyward.builder.contents import note_content
 from skyward.builder.docker.build import write_context
 from skyward.builder.events import Event, as_lines
 from skyward.builder.files.digest import digest_of
+from skyward.builder.store import EngineImages
 from skyward.errors import BuildError, ConfigError, EngineError
 from skyward.image import Copied
 from skyward.image.lock import Lock, Package
@@ -31,7 +32,7 @@ PLAN = compiled(
 )
 
 
-class Store:
+class Store(EngineImages):
     """An engine that has what the fake command has left in a file."""
 
     def __init__(self, built: Path) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from skyward.builder.sbom import sbom
-from skyward.builder.store import ImageStore
+from skyward.builder.store import EngineImages
 from skyward.image import Lock, Package
 from skyward.model.image import Image
 from tests.unit.image.images import compiled
@@ -51,7 +51,7 @@ def _document() -> dict[str, Any]:
         Package(name="mine", pin="mine @ git+https://git.example/mine@0123"),
     )
     plan = replace(plan, lock=Lock(packages), base="r.io/team/python:3.11@sha256:" + "c" * 64)
-    store = cast(ImageStore, Store())
+    store = cast(EngineImages, Store())
     document = sbom(plan, "skyward:t", store)
     assert document == sbom(plan, "skyward:t", store)
     return dict(json.loads(document), identity=plan.identity)

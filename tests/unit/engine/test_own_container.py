@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from skyward.engine import own_container
-from skyward.engine.own_container import seen_by_engine, this_container
+from skyward.engine import container
+from skyward.engine.container import seen_by_engine, this_container
 
 ID = "d59f78b19621bc8cc494b9a977a45df070332b6734e0f0c6e819d1a29807fc62"
 ABOUT = {
@@ -41,7 +41,7 @@ def test_what_is_not_known_stays() -> None:
 def test_a_container_is_known_by_the_files_that_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And a machine that has none is no container."""
     table = tmp_path / "mountinfo"
-    monkeypatch.setattr(own_container, "_MOUNTS", table)
+    monkeypatch.setattr(container, "_MOUNTS", table)
     assert this_container() is None
     table.write_text("22 1 254:0 / / rw - ext4 /dev/vda rw\n")
     assert this_container() is None

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from skyward.engine.watch import Ending, Watch
+from skyward.engine.container import Ending, Watch
 
 
 class Api:

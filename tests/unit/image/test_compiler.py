@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from skyward.builder.files.runner import runner_files
+from skyward.builder.docker.build import mount_points_archive
+from skyward.builder.files.copied import runner_files
 from skyward.errors import ConfigError
 from skyward.image import (
     EPOCH,
@@ -28,10 +29,9 @@ from skyward.image import (
     default_base,
     requirements_file,
 )
-from skyward.image.identity import canonical
+from skyward.image.compiler import canonical
 from skyward.image.lock import BELOW_APT, TIERS, index_id, tier_files
-from skyward.image.mount_points import mount_points_archive
-from skyward.image.origins import origins_of
+from skyward.image.plan import origins_of
 from skyward.image.steps import UV
 from skyward.model.image import Image, PipIndex
 from tests.unit.image.images import GOLDEN, IMAGES, compiled, text_of, torched

@@ -10,7 +10,7 @@ from skyward.model.accelerator import Accelerator
 from skyward.model.instance import InstanceInfo
 from skyward.model.spec import Cluster, ClusterSpec
 from skyward.plugins import transform_all
-from skyward.plugins._jax_group import joined, variables
+from skyward.plugins._jax import joined, variables
 
 NO_GPU = Cluster(spec=ClusterSpec(nodes=2))
 

@@ -18,8 +18,8 @@ from skyward.model.image import Image
 from skyward.model.instance import InstanceInfo, Peer
 from skyward.model.protocol import SETTINGS_VAR
 from skyward.model.spec import Cluster, ClusterSpec
-from skyward.plugins import _joblib_node, transform_all
-from skyward.plugins._joblib_node import cpus, share_of_cpus
+from skyward.plugins import _joblib, transform_all
+from skyward.plugins._joblib import cpus, share_of_cpus
 from skyward.runner.config import RunnerSettings
 
 
@@ -154,9 +154,9 @@ def test_threads_are_the_share_of_a_call(
 ) -> None:
     """CPUs of the machine, by its nodes, by the calls at once; at least one."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(machine)), raising=False)
-    monkeypatch.setattr(_joblib_node, "_CPU_MAX", Path("no such file"))
+    monkeypatch.setattr(_joblib, "_CPU_MAX", Path("no such file"))
     monkeypatch.setenv(SETTINGS_VAR, RunnerSettings(lease_s=60, processes=processes, slots=slots).to_json())
-    for name in _joblib_node._THREADS:
+    for name in _joblib._THREADS:
         monkeypatch.delenv(name, raising=False)
 
     with share_of_cpus(place(0, addresses)):
@@ -166,7 +166,7 @@ def test_threads_are_the_share_of_a_call(
 def test_threads_that_are_set_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """The image, or `env=` of the pool, knows better."""
     monkeypatch.setenv(SETTINGS_VAR, RunnerSettings(lease_s=60).to_json())
-    for name in _joblib_node._THREADS:
+    for name in _joblib._THREADS:
         monkeypatch.setenv(name, "3")
 
     with share_of_cpus(place(0, ["10.0.0.1"])):
@@ -183,7 +183,7 @@ def test_a_container_is_limited_by_its_quota(
     """A quota is a node's own; without one it shares the machine with the others."""
     (tmp_path / "cpu.max").write_text(text)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)), raising=False)
-    monkeypatch.setattr(_joblib_node, "_CPU_MAX", tmp_path / "cpu.max")
+    monkeypatch.setattr(_joblib, "_CPU_MAX", tmp_path / "cpu.max")
 
     assert cpus(nodes) == expected
 
@@ -191,11 +191,11 @@ def test_a_container_is_limited_by_its_quota(
 def test_other_versions_are_told_of_once(capsys: pytest.CaptureFixture[str]) -> None:
     """Objects of one version may not work in another; a patch release is no other version."""
     theirs = (("joblib", "0.1.2"),)
-    _joblib_node._compare.cache_clear()
+    _joblib._compare.cache_clear()
 
     for _ in range(3):
-        assert _joblib_node.run_batch([(max, (1, 2), {})], 1, theirs)[0] == [2]
-    assert _joblib_node.run_batch([(max, (1, 2), {})], 1, (("joblib", f"{joblib.__version__}.post1"),))[0] == [2]
+        assert _joblib.run_batch([(max, (1, 2), {})], 1, theirs)[0] == [2]
+    assert _joblib.run_batch([(max, (1, 2), {})], 1, (("joblib", f"{joblib.__version__}.post1"),))[0] == [2]
 
     told = capsys.readouterr().err
     assert told.count("this node has joblib") == 1

@@ -20,7 +20,7 @@ from sklearn.utils.parallel import Parallel as SklearnParallel
 from sklearn.utils.parallel import delayed as sklearn_delayed
 
 from skyward.errors import PoolClosedError
-from skyward.plugins import _joblib_backend, _joblib_node
+from skyward.plugins import _joblib, _joblib_backend
 from skyward.plugins._joblib_backend import BatchSize, SkywardBackend, parallel_on
 from skyward.wire import payload
 
@@ -326,7 +326,7 @@ def test_sklearn_settings_travel(make: Callable[[int], FakePool]) -> None:
     import sklearn
 
     pool = make(2)
-    _joblib_node._restored.cache_clear()
+    _joblib._restored.cache_clear()
     with on(pool), sklearn.config_context(assume_finite=True), warnings.catch_warnings():
         warnings.simplefilter("ignore", ImportWarning)
         found = SklearnParallel()(sklearn_delayed(configuration)(i) for i in range(3))

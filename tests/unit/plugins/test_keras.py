@@ -15,7 +15,7 @@ from skyward.errors import ConfigError, PluginError
 from skyward.model.accelerator import Accelerator
 from skyward.model.instance import InstanceInfo
 from skyward.model.spec import Cluster, ClusterSpec
-from skyward.plugins import _keras_process, transform_all
+from skyward.plugins import _keras, transform_all
 from skyward.plugins.node import Session
 from skyward.runtime.environment import declared_env, is_collective
 
@@ -195,19 +195,19 @@ def test_a_plugin_that_comes_before_the_group_does_not_prepare_for_it(monkeypatc
     load_keras(monkeypatch, "jax")
     joined = False
     chosen: list[bool] = []
-    monkeypatch.setattr(_keras_process, "_in_jax_group", lambda: joined)
-    monkeypatch.setattr(_keras_process, "on_every_rank", lambda: True)
-    monkeypatch.setattr(_keras_process, "_device_names", lambda *, everywhere: [everywhere])
-    monkeypatch.setattr(_keras_process, "_distribute", lambda devices: chosen.extend(devices))
-    monkeypatch.setattr(_keras_process, "at_end", lambda _restore: None)
-    token = _keras_process._prepared.set(None)
+    monkeypatch.setattr(_keras, "_in_jax_group", lambda: joined)
+    monkeypatch.setattr(_keras, "on_every_rank", lambda: True)
+    monkeypatch.setattr(_keras, "_device_names", lambda *, everywhere: [everywhere])
+    monkeypatch.setattr(_keras, "_distribute", lambda devices: chosen.extend(devices))
+    monkeypatch.setattr(_keras, "at_end", lambda _restore: None)
+    token = _keras._prepared.set(None)
     try:
-        _keras_process.before_call(ALONE, backend="jax", seed=None)
+        _keras.before_call(ALONE, backend="jax", seed=None)
         joined = True
-        monkeypatch.setattr(_keras_process, "gather", lambda value, name: [5])  # noqa: ARG005
+        monkeypatch.setattr(_keras, "gather", lambda value, name: [5])  # noqa: ARG005
         sys.modules["keras"].utils = SimpleNamespace(set_random_seed=lambda seed: chosen.append(seed == 5))  # type: ignore[attr-defined]
         for _ in range(2):
-            _keras_process.before_call(ALONE, backend="jax", seed=None)
+            _keras.before_call(ALONE, backend="jax", seed=None)
     finally:
-        _keras_process._prepared.reset(token)
+        _keras._prepared.reset(token)
     assert chosen == [True, True]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from skyward.errors import PluginError
-from skyward.plugins._process_group import suitable
+from skyward.plugins._torch import suitable
 
 pytest.importorskip("torch", reason="torch is not installed here; `pip install -e .[dev]` brings it")
 
@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch.distributed import destroy_process_group, init_process_group  # before the group is there
 from skyward.errors import ConfigError, PluginError
 from skyward.model.instance import InstanceInfo, Peer
-from skyward.plugins._process_group import around_workers, process_group
+from skyward.plugins._torch import around_workers, process_group
 
 def place(**given):
     return InstanceInfo(**{"node": 0, "total_nodes": 1, "head_addr": "127.0.0.1", "head_port": 0, **given})
@@ -233,7 +233,7 @@ def test_ranks_on_one_machine_share_its_processors(run: Run) -> None:
     """Each gets its part, at least one; what the user has set stays."""
     code = """
         peers = (Peer(node=0, private_ip="127.0.0.1"), Peer(node=1, private_ip="127.0.0.1"))
-        from skyward.plugins._process_group import _share_processors
+        from skyward.plugins._torch import _share_processors
         _share_processors(place(total_nodes=2, peers=peers, workers_per_node=2))
         print(os.environ["OMP_NUM_THREADS"], torch.get_num_threads())
         """
@@ -264,12 +264,12 @@ def test_each_rank_tells_the_others_which_gpu_it_has(run: Run) -> None:
     lines = run(
         """
         import types
-        from skyward.plugins import _process_group
+        from skyward.plugins import _torch
         torch.cuda.is_available = lambda: True
         torch.cuda.device_count = lambda: 1
         torch.cuda.set_device = lambda device: None
         torch.cuda.get_device_properties = lambda device: types.SimpleNamespace(uuid="1234")
-        _process_group.gather = lambda value, name, timeout_s: [value, "1234"]
+        _torch.gather = lambda value, name, timeout_s: [value, "1234"]
         with process_group(place()):
             print(dist.get_backend(), total())
         """

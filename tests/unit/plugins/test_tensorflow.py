@@ -15,7 +15,7 @@ import skyward as sky
 from skyward.model.accelerator import Accelerator
 from skyward.model.instance import ENV_VAR, InstanceInfo, Peer
 from skyward.model.spec import Cluster, ClusterSpec
-from skyward.plugins import _tensorflow_cluster as cluster
+from skyward.plugins import _tensorflow as cluster
 from skyward.plugins import transform_all
 from skyward.runtime import environment, group
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from skyward.builder import ImageFacts, plan_for, resolve_base
-from skyward.builder.files.runner import runner_digest, runner_files
+from skyward.builder.files.copied import runner_digest, runner_files
+from skyward.builder.store import EngineImages
 from skyward.errors import ImageNotFoundError
 from skyward.model.image import Image
 from tests.unit.builder.fakes import Files, opened
@@ -18,7 +19,7 @@ from tests.unit.builder.fakes import Files, opened
 DIGEST = "sha256:" + "d" * 64
 
 
-class Engine:
+class Engine(EngineImages):
     """Images by name, those that can be pulled, and what was asked."""
 
     def __init__(self, here: dict[str, ImageFacts], registry: dict[str, ImageFacts] | None = None) -> None:

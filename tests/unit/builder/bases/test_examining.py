@@ -12,6 +12,7 @@ import pytest
 from skyward.builder import ImageFacts, plan_for
 from skyward.builder.bases.facts import facts_of_base, why_unfit
 from skyward.builder.bases.inspection import examine
+from skyward.builder.store import EngineImages
 from skyward.errors import ImageError
 from skyward.image import BaseFacts, Interpreter
 from skyward.model.image import Image
@@ -120,7 +121,7 @@ def test_what_cannot_be_a_base(
         plan_for(Image(base="odd:1"), store, python="3.11", platform=PLATFORM)
 
 
-class Store:
+class Store(EngineImages):
     """An engine with one image; counts how often its files are looked into."""
 
     def __init__(self, facts: ImageFacts, files: Mapping[str, str] = DEBIAN) -> None:

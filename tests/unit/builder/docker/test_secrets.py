@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from skyward.builder.docker.secrets import handed_over
+from skyward.builder.docker.build import handed_over
 
 
 def test_a_command_in_a_user_namespace_gets_files(tmp_path: Path) -> None:

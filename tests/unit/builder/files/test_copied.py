@@ -9,7 +9,8 @@ import pytest
 
 from skyward.builder import ImageFacts, plan_for
 from skyward.builder.bases.dockerfile import base_build, copy_base, reads_context
-from skyward.builder.docker.secrets import secret_values
+from skyward.builder.docker.build import secret_values
+from skyward.builder.store import EngineImages
 from skyward.errors import BuildError, ConfigError
 from skyward.image import Plan
 from skyward.model.image import Dockerfile, Image
@@ -17,8 +18,11 @@ from tests.unit.builder.fakes import Files, opened
 from tests.unit.builder.wheels import make_wheel
 
 
-class Engine:
+class Engine(EngineImages):
     """An engine that has every image."""
+
+    def __init__(self) -> None:
+        pass
 
     def inspect(self, ref: str) -> ImageFacts | None:
         return ImageFacts(id=f"sha256:{ref}", config={})

@@ -7,8 +7,7 @@ import json
 import pytest
 
 from skyward.builder.registry.cache import leave_cache, shared_cache
-from skyward.builder.registry.client import RegistryClient
-from skyward.builder.registry.manifests import ImageManifest, find_image
+from skyward.builder.registry.client import ImageManifest, RegistryClient, find_image
 from skyward.builder.registry.reference import Reference, parse_reference
 from skyward.errors import RegistryError
 from tests.unit.builder.registry.server import RegistryServer

@@ -11,6 +11,7 @@ from skyward.builder.events import Event
 from skyward.builder.registry import existence, pushing
 from skyward.builder.registry.existence import Absent
 from skyward.builder.registry.pushing import push
+from skyward.builder.store import EngineImages
 from skyward.errors import ConfigError, RegistryError
 from tests.unit.builder.registry.conftest import Configure
 from tests.unit.builder.registry.server import RegistryServer
@@ -18,7 +19,7 @@ from tests.unit.builder.registry.server import RegistryServer
 AMD64 = "linux/amd64"
 
 
-class Engine:
+class Engine(EngineImages):
     """Says what it is told to say, and remembers what it was asked."""
 
     def __init__(self, *messages: Mapping[str, Any]) -> None:

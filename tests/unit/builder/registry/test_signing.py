@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from skyward.builder.registry.attachments import attach, attached, private_key, sign, verify
 from skyward.builder.registry.reference import Reference, parse_reference
-from skyward.builder.registry.referrers import attach, attached
-from skyward.builder.registry.signing import private_key, sign, verify
 from skyward.errors import ConfigError, RegistryError
 from tests.unit.builder.registry.server import RegistryServer
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from skyward.builder.events import Event, Report
-from skyward.delivery.disk import FLOOR_GB, room_gb
+from skyward.delivery.checks import FLOOR_GB, room_gb
 from skyward.errors import PoolClosedError, ProviderError
 from skyward.model.accelerator import Accelerator
 from skyward.model.resource import Resource

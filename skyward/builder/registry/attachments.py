@@ -1,8 +1,12 @@
-"""Image signatures in cosign's form: `cosign verify --key team.pub` accepts ours, and we accept cosign's.
+"""What is attached to an image in a registry: signatures, and documents such as its bill of materials.
 
-What is signed is a small document that names the image's digest, by ECDSA on the curve P-256 with SHA-256. It lies in
-the image's repository under the tag `sha256-<digest>.sig`:
-https://github.com/sigstore/cosign/blob/main/specs/SIGNATURE_SPEC.md
+Signatures have cosign's form: `cosign verify --key team.pub` accepts ours, and we accept cosign's. What is signed is a
+small document that names the image's digest, by ECDSA on the curve P-256 with SHA-256. It lies in the image's
+repository under the tag `sha256-<digest>.sig`: https://github.com/sigstore/cosign/blob/main/specs/SIGNATURE_SPEC.md
+
+Documents are artifacts whose `subject` is the image, as in OCI 1.1. Registries list them
+(https://github.com/opencontainers/distribution-spec/blob/main/spec.md, "Listing Referrers"); for those that do not,
+such as distribution 2.8, clients keep the list in an index under the tag `sha256-<digest>`.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from skyward.builder.registry.client import MANIFEST_TYPES, RegistryClient, encoded, sha256
+from skyward.builder.registry.client import INDEX_TYPES, MANIFEST_TYPES, RegistryClient, encoded, sha256
 from skyward.builder.registry.reference import Reference
 from skyward.errors import ConfigError, RegistryError
 
@@ -28,6 +32,7 @@ _MAKE = (
     "`openssl ecparam -name prime256v1 -genkey -noout -out team.key` makes a private key, "
     "`openssl ec -in team.key -pubout -out team.pub` its public one."
 )
+_EMPTY, _EMPTY_TYPE = b"{}", "application/vnd.oci.empty.v1+json"
 
 
 def private_key(path: str | Path) -> EllipticCurvePrivateKey:
@@ -93,7 +98,7 @@ def sign(reference: Reference, digest: str, key: EllipticCurvePrivateKey) -> Non
     signature = base64.b64encode(key.sign(payload, ECDSA(SHA256()))).decode()
     layer = {"mediaType": _PAYLOAD, "size": len(payload), "digest": sha256(payload)}
     with RegistryClient(reference, "pull,push") as client:
-        known = [each for each in _layers(client, digest) if not _is_by(client, each, digest, key.public_key())]
+        known = [each for each in _signatures(client, digest) if not _is_by(client, each, digest, key.public_key())]
         layers = [*known, {**layer, "annotations": {_SIGNATURE: signature}}]
         config = encoded(
             {
@@ -105,12 +110,10 @@ def sign(reference: Reference, digest: str, key: EllipticCurvePrivateKey) -> Non
                 "rootfs": {"type": "layers", "diff_ids": [each["digest"] for each in layers]},
             }
         )
-        for blob in (payload, config):
-            if not client.has_blob(sha256(blob)):
-                client.put_blob(blob)
+        client.put_blobs(payload, config)
         described = {"mediaType": _CONFIG, "size": len(config), "digest": sha256(config)}
         manifest = {"schemaVersion": 2, "mediaType": MANIFEST_TYPES[0], "config": described, "layers": layers}
-        client.put_manifest(_tag(digest), MANIFEST_TYPES[0], encoded(manifest))
+        client.put_manifest(f"{_tag(digest)}.sig", MANIFEST_TYPES[0], encoded(manifest))
 
 
 def verify(reference: Reference, digest: str, path: str | Path) -> None:
@@ -127,7 +130,7 @@ def verify(reference: Reference, digest: str, path: str | Path) -> None:
     """
     key = public_key(path)
     with RegistryClient(reference) as client:
-        layers = _layers(client, digest)
+        layers = _signatures(client, digest)
         if any(_is_by(client, layer, digest, key) for layer in layers):
             return
     found = f"it has {len(layers)} signature{'s' * (len(layers) != 1)} of others" if layers else "it has no signature"
@@ -137,9 +140,8 @@ def verify(reference: Reference, digest: str, path: str | Path) -> None:
     )
 
 
-def _layers(client: RegistryClient, digest: str) -> list[dict[str, Any]]:
-    found = client.manifest(_tag(digest))
-    layers = json.loads(found.content).get("layers") or () if found else ()
+def _signatures(client: RegistryClient, digest: str) -> list[dict[str, Any]]:
+    layers = _kept(client, f"{_tag(digest)}.sig", "layers")
     return [layer for layer in layers if layer.get("mediaType") == _PAYLOAD]
 
 
@@ -159,10 +161,6 @@ def _is_by(client: RegistryClient, layer: dict[str, Any], digest: str, key: Elli
         return False  # by somebody else, of something else, or no signature at all
 
 
-def _tag(digest: str) -> str:
-    return f"{digest.replace(':', '-')}.sig"
-
-
 def _read(path: str | Path) -> bytes:
     from importlib.util import find_spec
 
@@ -172,3 +170,75 @@ def _read(path: str | Path) -> bytes:
         return Path(path).expanduser().read_bytes()
     except OSError as error:
         raise ConfigError(f"The key {path} cannot be read: {error.strerror}.") from None
+
+
+def attach(reference: Reference, digest: str, kind: str, name: str, content: bytes) -> None:
+    """Attach a document to an image, unless it is attached already.
+
+    Args:
+        reference: its repository.
+        digest: of its manifest.
+        kind: media type of the document.
+        name: of the document, for people.
+        content: the document.
+
+    Raises:
+        RegistryError: the registry cannot be reached, refuses, or does not have the image.
+    """
+    with RegistryClient(reference, "pull,push") as client:
+        subject = client.manifest(digest)
+        if subject is None:
+            raise RegistryError(f"The registry does not have {reference.name}@{digest}.", "Push the image first.")
+        described = {"mediaType": subject.media_type, "digest": digest, "size": len(subject.content)}
+        layer = {"mediaType": kind, "digest": sha256(content), "size": len(content)}
+        manifest = encoded(
+            {
+                "schemaVersion": 2,
+                "mediaType": MANIFEST_TYPES[0],
+                "artifactType": kind,
+                "config": {"mediaType": _EMPTY_TYPE, "digest": sha256(_EMPTY), "size": len(_EMPTY)},
+                "layers": [{**layer, "annotations": {"org.opencontainers.image.title": name}}],
+                "subject": described,
+            }
+        )
+        client.put_blobs(_EMPTY, content)
+        is_listed = client.put_manifest(sha256(manifest), MANIFEST_TYPES[0], manifest)
+        if not is_listed:
+            entry = {"mediaType": MANIFEST_TYPES[0], "digest": sha256(manifest), "size": len(manifest)}
+            _list_by_tag(client, digest, {**entry, "artifactType": kind})
+
+
+def attached(reference: Reference, digest: str, kind: str) -> bytes | None:
+    """The document of a kind that is attached to an image; None for none.
+
+    Raises:
+        RegistryError: the registry cannot be reached or refuses, or what it has is no such document.
+    """
+    with RegistryClient(reference) as client:
+        listed = client.referrers(digest)
+        listed = _kept(client, _tag(digest), "manifests") if listed is None else listed
+        fitting = [str(entry["digest"]) for entry in listed if entry.get("artifactType") == kind]
+        found = client.manifest(fitting[-1]) if fitting else None
+        if found is None:
+            return None
+        layers = json.loads(found.content).get("layers") or ()
+        wanted = next((str(layer["digest"]) for layer in layers if layer.get("mediaType") == kind), None)
+        return client.blob(wanted).content if wanted else None
+
+
+def _list_by_tag(client: RegistryClient, digest: str, entry: dict[str, Any]) -> None:
+    known = _kept(client, _tag(digest), "manifests")
+    if any(each.get("digest") == entry["digest"] for each in known):
+        return
+    index = {"schemaVersion": 2, "mediaType": INDEX_TYPES[0], "manifests": [*known, entry]}
+    client.put_manifest(_tag(digest), INDEX_TYPES[0], encoded(index))
+
+
+def _kept(client: RegistryClient, tag: str, what: str) -> list[dict[str, Any]]:
+    """A list in the manifest under a tag; empty where there is none."""
+    found = client.manifest(tag)
+    return list(json.loads(found.content).get(what) or ()) if found else []
+
+
+def _tag(digest: str) -> str:
+    return digest.replace(":", "-")

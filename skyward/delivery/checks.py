@@ -1,15 +1,30 @@
-"""The room that an image needs on the disk of a machine that is rented for it."""
+"""What an image asks for before anything exists: room on the disk of a rented machine, a registry for signatures."""
 
 from __future__ import annotations
 
 import math
 
+from skyward.errors import ConfigError
 from skyward.model.image import Image
 from skyward.model.spec import Cluster
 
 FLOOR_GB = 50  # also where the size of the image is not known
 _SCRATCH_GB = 30  # for what nodes write
 _IMAGE_FACTOR = 2.5  # the image unpacked, and its compressed layers (40 to 100 % of that) while it is pulled or loaded
+
+
+def check_verifiable(image: Image, registry: str | None) -> None:
+    """Check that an image whose signature is to be verified comes from a registry.
+
+    Raises:
+        ConfigError: `Image.verify` is given, and no registry.
+    """
+    if image.verify and registry is None:
+        raise ConfigError(
+            f"Image(verify={image.verify!r}) requires a signature of the image. Signatures are kept in a "
+            "registry, and this provider takes the image from none. Use a provider with registry=, or leave verify= "
+            "out."
+        )
 
 
 def room_gb(image_bytes: int | None) -> int:
