@@ -78,10 +78,13 @@ def write_kubeconfig(cluster: Cluster, name: str, path: Path) -> None:
 def start(cluster: Cluster) -> None:
     """Start all of it; does not wait."""
     for name in _ORDER:
-        words = [*commands(cluster)[name]]
-        log = cluster.log(name)
-        pid = machine.start(words, log=log, env={**_ENVIRONMENT, "PATH": daemon_path()})
-        (cluster.root / f"{name}.pid").write_text(f"{pid}\n")
+        start_one(cluster, name)
+
+
+def start_one(cluster: Cluster, name: str) -> None:
+    """Start one of it: "etcd", "apiserver", "controllers" or "scheduler"."""
+    pid = machine.start(commands(cluster)[name], log=cluster.log(name), env={**_ENVIRONMENT, "PATH": daemon_path()})
+    (cluster.root / f"{name}.pid").write_text(f"{pid}\n")
 
 
 def commands(cluster: Cluster) -> dict[str, list[str]]:
@@ -146,9 +149,14 @@ _QUIET = ("--bind-address=127.0.0.1", "--secure-port=0", "--port=0")  # nobody a
 def stop(cluster: Cluster) -> None:
     """End it."""
     for name in reversed(_ORDER):
-        pid = processes.ours(cluster.root / f"{name}.pid", cluster.root)
-        if pid is not None:
-            processes.stop(pid, patience_s=0.3)
+        stop_one(cluster, name)
+
+
+def stop_one(cluster: Cluster, name: str) -> None:
+    """End one of it."""
+    pid = processes.ours(cluster.root / f"{name}.pid", cluster.root)
+    if pid is not None:
+        processes.stop(pid, patience_s=0.3)
 
 
 def wait_up(cluster: Cluster) -> None:

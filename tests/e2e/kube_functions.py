@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -12,6 +13,12 @@ import skyward as sky
 def fill(gigabytes: float) -> int:
     """Use so much memory."""
     return len(bytearray(int(gigabytes * (1 << 30))))
+
+
+@sky.compute
+def end_worker() -> None:
+    """End the process of the call."""
+    os._exit(1)
 
 
 @sky.compute

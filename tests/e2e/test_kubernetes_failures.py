@@ -230,6 +230,18 @@ def test_a_cut_link(kubernetes: Make, kube: Cluster) -> None:
             control.wait_ready(kube)
 
 
+def test_an_api_server_that_starts_again(kubernetes: Make, kube: Cluster, capfd: pytest.CaptureFixture[str]) -> None:
+    """It takes the connections to the pods with it: they are replaced, and no machine is taken for lost."""
+    with sky.ComputePool(kubernetes(), nodes=2, image=IMAGE) as pool:
+        assert where() @ pool
+        control.stop_one(kube, "apiserver")
+        control.start_one(kube, "apiserver")
+        control.wait_up(kube)
+        wait_until(lambda: pool.current_nodes() == 2 and len(pods_of(kube, pool.id)) == 2, LONG_S)
+        assert len(where() @ pool) == 2
+    assert "is avoided" not in capfd.readouterr().err
+
+
 def test_a_killed_client_leaves_nothing(kubernetes: Make, kube: Cluster, repository: str) -> None:
     """Beside another pool in the namespace, which goes on."""
     with sky.ComputePool(kubernetes(), image=IMAGE, display="quiet") as other:

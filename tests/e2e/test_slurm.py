@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ import skyward as sky
 from scripts.slurm import commands
 from scripts.slurm.place import Cluster
 from skyward.cli.main import main
-from skyward.errors import ProviderError, WorkerLostError
+from skyward.errors import PoolError, ProviderError, WorkerLostError
 from tests.e2e.slurm import LONG_S
 from tests.e2e.slurm_functions import echo, fill, variables, where, work
 from tests.waiting import wait_until
@@ -215,6 +217,60 @@ def test_what_a_cluster_can_do(cluster: Cluster, capsys: pytest.CaptureFixture[s
     assert f"Slurm {found['slurm']} of {facts['login']}, partitions main, pairs" in capsys.readouterr().out
 
 
+# What sites and people have there: shell files that print, and commands that are wrapped and print as well.
+TALKATIVE = {
+    ".bashrc": 'echo "Welcome! Jobs in the queue:"\necho 17\necho "12 of 100 GB used" >&2\nPATH="$HOME/bin:$PATH"\n',
+    "bin/sbatch": '#!/bin/sh\necho "sbatch: 3 core hours are left"\nexec /usr/bin/sbatch "$@"\n',
+    "bin/squeue": '#!/bin/sh\n[ ! -e "$HOME/broken" ] || { echo "Socket timed out" >&2; exit 1; }\n'
+    'exec /usr/bin/squeue "$@"\n',
+}
+
+
+@pytest.fixture
+def home(cluster: Cluster) -> Iterator[Path]:
+    """The home directory of alice, with shell files and commands that print."""
+    found = cluster.root / "home" / "alice"
+    (found / "bin").mkdir()
+    for name, text in TALKATIVE.items():
+        (found / name).write_text(text)
+        (found / name).chmod(0o755)
+    yield found
+    shutil.rmtree(found / "bin")
+    (found / ".bashrc").unlink()
+
+
+def test_a_talkative_login_node(slurm: Make, cluster: Cluster, home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """What shell files and wrapped commands print is no answer; a failing squeue is asked again, also at the end."""
+    facts = cluster.facts
+    way = ["--slurm", facts["login"], "--key", facts["key"], "--known-hosts", facts["known_hosts"]]
+    blocking = block(cluster, 2)
+    broken, printed = home / "broken", []
+
+    def says(text: str) -> Callable[[], bool]:
+        def said() -> bool:
+            printed.append(capfd.readouterr().err)
+            return text in "".join(printed)
+
+        return said
+
+    mended = threading.Timer(3.0, broken.unlink, [True])
+    try:
+        with sky.ComputePool(slurm(), nodes=(1, 2), cpu=4) as pool:
+            assert where() >> pool
+            assert main(["exec", pool.id, "0", *way, "--", "echo", "said by the node"]) == 0
+            assert capfd.readouterr().out == "said by the node\n"
+            broken.touch()
+            wait_until(says("the queue could not be read and is asked again"), LONG_S)
+            assert where() >> pool
+            mended.start()
+        assert not broken.exists(), "the pool has ended without knowing whether its jobs have"
+        assert cluster.login.run("squeue", "-h", "-u", "alice", "-o", "%i") == ""
+    finally:
+        mended.cancel()
+        broken.unlink(missing_ok=True)
+        cluster.login.run("scancel", blocking)
+
+
 def test_a_time_limit(slurm: Make, capfd: pytest.CaptureFixture[str]) -> None:
     """It is told before, the node finishes what it runs, and another job takes its place."""
     with sky.ComputePool(slurm(time="1", renew=True)) as pool:
@@ -227,3 +283,12 @@ def test_a_time_limit(slurm: Make, capfd: pytest.CaptureFixture[str]) -> None:
         assert where() >> pool
         wait_until(told, LONG_S)
         assert where() >> pool
+
+
+def test_a_call_that_ends_before_its_time_limit(slurm: Make) -> None:
+    """It runs to its end, though another node of the pool has nothing left to do; then the pool ends."""
+    with sky.ComputePool(slurm(time="1"), nodes=2, display="quiet") as pool:
+        running = work(48.0) > pool  # beyond the notice, which comes 15 s before the limit
+        assert running.result(LONG_S)
+        with pytest.raises(PoolError, match="the time of a job"):
+            where() >> pool

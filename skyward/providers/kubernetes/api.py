@@ -1,20 +1,25 @@
 """The API server of a cluster as this provider uses it: one namespace, documents as JSON, errors as sentences.
 
-Whatever a kubeconfig can say (certificates, tokens, programs that make tokens, proxies) the package `kubernetes`
-understands; it takes 0.4 s to import, so that happens when the first pool is opened.
+What a kubeconfig can say (certificates, tokens, programs that make them) the package `kubernetes` understands, but for
+`proxy-url`; it takes 0.4 s to import, so that happens when the first pool is opened.
 """
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 from skyward.errors import ConfigError, ProviderError
+from skyward.nodes.run_directory import private_directory
+from skyward.system import threading
 
 Document = Mapping[str, Any]
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # where a pod has its own rights
@@ -53,17 +58,23 @@ class ClusterAddress:
 
 
 class ClusterApi:
-    """Connections to an API server.
+    """Connections to an API server. Credentials that it does not take any more are read anew, once.
 
     Args:
         address: which one.
-        folder: a private directory, for certificates that a kubeconfig has inline.
 
     Raises:
         ConfigError: the client library is not installed, or the kubeconfig cannot be used.
     """
 
-    def __init__(self, address: ClusterAddress, folder: Path) -> None:
+    def __init__(self, address: ClusterAddress) -> None:
+        self._address = address
+        self._lock = threading.Lock()
+        self._load()
+
+    def _load(self) -> None:
+        """Read the kubeconfig, and run the program that it names for credentials."""
+        address = self._address
         try:
             from kubernetes import client, config
             from kubernetes.client.rest import RESTClientObject
@@ -73,11 +84,11 @@ class ClusterApi:
                 "`pip install 'skyward[kubernetes]'`."
             ) from error
         self.is_inside = address.is_inside
-        self.configuration = client.Configuration()
-        namespace = ""
+        configuration = client.Configuration()
+        namespace, context = "", None
         try:
             if self.is_inside:
-                config.load_incluster_config(client_configuration=self.configuration)
+                config.load_incluster_config(client_configuration=configuration)
                 namespace = (_ACCOUNT / "namespace").read_text().strip()
             else:
                 # the library reads the variable once, when it is imported
@@ -85,21 +96,34 @@ class ClusterApi:
                 config.load_kube_config(
                     file,
                     address.context,
-                    self.configuration,
+                    configuration,
                     persist_config=False,
-                    temp_file_path=str(folder),
+                    temp_file_path=str(_certificates()),
                 )
                 contexts, current = config.list_kube_config_contexts(file)
                 named = next((each for each in contexts if each["name"] == address.context), current)
-                namespace = named["context"].get("namespace", "")
+                namespace, context = named["context"].get("namespace", ""), named["name"]
         except (config.ConfigException, OSError) as error:
             raise ConfigError(
                 f"There is no way to a Kubernetes cluster: {str(error).rstrip('.')}. Name a kubeconfig with "
                 "sky.Kubernetes(kubeconfig=...) or KUBECONFIG, and one of its contexts with context=."
             ) from error
         self.namespace = address.namespace or namespace or "default"
-        self.url = str(self.configuration.host)
-        self._pool = RESTClientObject(self.configuration).pool_manager  # of urllib3, with certificates and proxies
+        self._address = replace(address, context=context, namespace=self.namespace)  # also when another becomes current
+        self.url = str(configuration.host)
+        self._pool = RESTClientObject(configuration).pool_manager  # of urllib3, with certificates and proxies
+        self._configuration = configuration
+
+    def _renew(self, used: object) -> None:
+        """Read the credentials again unless that has been done since `used`: tokens and certificates expire."""
+        with self._lock:
+            try:
+                if self._configuration is used:
+                    self._load()
+            except ConfigError as error:
+                raise ProviderError(
+                    f"{self.url} takes these credentials no more, and there are no others: {error}"
+                ) from error
 
     def close(self) -> None:
         """Close the connections."""
@@ -158,32 +182,36 @@ class ClusterApi:
         content: str = "application/json",
         parsed: bool = True,
     ) -> Any:
+        url = f"{self.url}/api/v1/namespaces/{self.namespace}/{path}"
+        url = f"{url}?{urlencode(query)}" if query else url
+        data = None if body is None else json.dumps(body).encode()
+        used = self._configuration
+        answer = self._answer(method, url, data, content)
+        if answer.status == _UNKNOWN_USER:
+            self._renew(used)
+            answer = self._answer(method, url, data, content)
+        if not 200 <= answer.status < 300:
+            raise self._refusal(method, path, answer.status, _message(answer))
+        return json.loads(answer.data) if parsed else answer.data
+
+    def _answer(self, method: str, url: str, data: bytes | None, content: str) -> Any:
         from urllib3 import Timeout
         from urllib3.exceptions import HTTPError
 
-        url = f"{self.url}/api/v1/namespaces/{self.namespace}/{path}"
         headers = {"Accept": "application/json, */*", "Content-Type": content, **self._credentials()}
-        data = None if body is None else json.dumps(body).encode()
         try:
-            answer = self._pool.request(
-                method,
-                f"{url}?{urlencode(query)}" if query else url,
-                body=data,
-                headers=headers,
-                timeout=Timeout(connect=_CONNECT_S, read=_READ_S),
+            return self._pool.request(
+                method, url, body=data, headers=headers, timeout=Timeout(connect=_CONNECT_S, read=_READ_S)
             )
         except (HTTPError, OSError) as error:
             raise ProviderError(
                 f"The API server at {self.url} does not answer ({_last_cause(error)}). Check that it runs and that "
                 "this machine reaches it: `kubectl version`."
             ) from error
-        if not 200 <= answer.status < 300:
-            raise self._refusal(method, path, answer.status, _message(answer))
-        return json.loads(answer.data) if parsed else answer.data
 
     def _credentials(self) -> dict[str, str]:
         """The header with this user's token, which the kubeconfig's program may make anew; nothing for certificates."""
-        found = self.configuration.auth_settings().get("BearerToken")
+        found = self._configuration.auth_settings().get("BearerToken")
         return {found["key"]: found["value"]} if found and found["value"] else {}
 
     def _refusal(self, method: str, path: str, status: int, message: str) -> ProviderError:
@@ -220,18 +248,40 @@ class ClusterApi:
         Raises:
             ProviderError: it is refused, or the server cannot be reached.
         """
-        from kubernetes.stream.ws_client import create_websocket
-        from websocket import WebSocketException
+        from websocket import WebSocketBadStatusException, WebSocketException
 
-        headers = {"sec-websocket-protocol": "v4.channel.k8s.io", **self._credentials()}
         base = self.url.replace("http", "ws", 1)
         url = f"{base}/api/v1/namespaces/{self.namespace}/{path}?{urlencode(query)}"
+        used = self._configuration
         try:
-            return create_websocket(self.configuration, url, headers)
+            try:
+                return self._websocket(url)
+            except WebSocketBadStatusException as refusal:
+                if refusal.status_code != _UNKNOWN_USER:
+                    raise
+                self._renew(used)
+                return self._websocket(url)
         except (WebSocketException, OSError) as error:
             raise ProviderError(
                 f"The API server at {self.url} gives no way to {path}: {_first_line(error)}."
             ) from error
+
+    def _websocket(self, url: str) -> Any:
+        from kubernetes.stream.ws_client import create_websocket
+
+        headers = {"sec-websocket-protocol": "v4.channel.k8s.io", **self._credentials()}
+        return create_websocket(self._configuration, url, headers)
+
+
+@functools.cache
+def _certificates() -> Path:
+    """Where the library writes certificates that a kubeconfig has inline, until this process ends.
+
+    It remembers by content what it has written, whoever has asked for that, and each connection reads the files.
+    """
+    last = ExitStack()
+    atexit.register(last.close)
+    return last.enter_context(private_directory())
 
 
 def _message(answer: Any) -> str:

@@ -6,6 +6,7 @@ import itertools
 import os
 import ssl
 from collections.abc import Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -30,6 +31,7 @@ _SAY_AFTER_S = 3.0  # what is waited for is not worth a line before
 _ANSWER_S = 60.0  # how long a pod that runs may not answer
 _AVOID_S = 90.0  # after this time the cluster knows by itself that a machine is lost
 _DIAL_S = 10.0
+_REACH_S = 3.0  # for the answer of a pod whose machine may be gone
 _AT_ONCE = 16
 
 
@@ -264,6 +266,21 @@ class Pods:
         """
         document = self._api.get("pods", pod.name)
         return document is not None and _runs(document)
+
+    def answers(self, pod: Pod) -> bool:
+        """Whether a pod takes a new connection, as one does that was lost because the API server was away."""
+        reached = threading.Event()
+
+        def reach() -> None:
+            with (
+                suppress(OSError, ProviderError),
+                closing(self._dial(pod, pod.port)) as sock,
+                pod.context.wrap_socket(sock),
+            ):
+                reached.set()
+
+        threading.Thread(target=reach, name=f"{pod.name}-reach", daemon=True).start()
+        return reached.wait(_REACH_S)
 
     def exists(self) -> bool:
         """Whether the pool's own Secret is there, which only its end removes.

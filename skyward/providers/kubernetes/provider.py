@@ -24,7 +24,7 @@ from skyward.nodes.access import NodeAccess
 from skyward.nodes.claimed import ClaimedHost
 from skyward.nodes.node import Host, Launch, RunnerNode
 from skyward.nodes.process_id import ProcessId
-from skyward.nodes.run_directory import PoolDirectory, private_directory, runtime_base, sweep_orphans
+from skyward.nodes.run_directory import sweep_orphans
 from skyward.providers.base import Allocation, Capabilities, PoolRequest, Provider
 from skyward.providers.kubernetes import manifest, resources
 from skyward.providers.kubernetes.api import ClusterAddress, ClusterApi
@@ -154,7 +154,7 @@ class Kubernetes(Provider):
     @contextmanager
     def connected(self) -> Iterator[ClusterApi]:
         """A way to the API server, for as long as the block lasts."""
-        with private_directory() as folder, closing(ClusterApi(self.address, folder)) as api:
+        with closing(ClusterApi(self.address)) as api:
             yield api
 
 
@@ -168,7 +168,6 @@ class KubernetesAllocation(Allocation):
         self._of_hosts: dict[ClaimedHost, Pod] = {}
         self._processes: dict[ClaimedHost, PodProcess] = {}
         self._lock = threading.Lock()
-        self._directory: PoolDirectory | None = None
         self._api: ClusterApi | None = None
         self._pods: Pods | None = None
         self._image: str | None = None
@@ -187,8 +186,7 @@ class KubernetesAllocation(Allocation):
                 "registry='registry.example.com/team/skyward'."
             )
         sweep_orphans()
-        self._directory = directory = PoolDirectory.create(self.request.pool_id, runtime_base())
-        self._api = ClusterApi(self._provider.address, directory.path)
+        self._api = ClusterApi(self._provider.address)
         resources.sweep(self._api)
         return [ClaimedHost(self, next(self._numbers)) for _ in range(self.request.fewest)]
 
@@ -290,8 +288,8 @@ class KubernetesAllocation(Allocation):
         return host
 
     def _give_up(self, pods: Pods, pod: Pod, process: PodProcess | None) -> None:
-        """Delete a lost pod, and avoid its machine if the cluster still takes the pod for running there."""
-        if process is not None and process.is_lost and pods.seems_well(pod):
+        """Delete a lost pod, and avoid its machine if the pod is silent and the cluster takes it for running there."""
+        if process is not None and process.is_lost and pods.seems_well(pod) and not pods.answers(pod):
             pods.avoid(pod.machine)
             self.request.report(note(f"{pod.machine} is avoided: {pod.name} was lost with it"))
         pods.give_up(pod)
@@ -322,8 +320,6 @@ class KubernetesAllocation(Allocation):
         with self._lock:  # after whoever was just making them
             api, pods, reaper = self._api, self._pods, self._reaper
         with ExitStack() as last:
-            if self._directory is not None:
-                last.callback(self._directory.remove)
             if api is not None:
                 last.callback(api.close)
                 if pods is not None:

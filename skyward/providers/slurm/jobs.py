@@ -22,7 +22,7 @@ from skyward.nodes.claimed import Claim, claim, end, open_through
 from skyward.nodes.process_id import ProcessId, current_user
 from skyward.providers.slurm.environment import Environment, archive_of
 from skyward.providers.slurm.login import Login, quoted
-from skyward.providers.slurm.queue import FORMAT, JobRequest, QueuedJob, name_of, queued_jobs, with_output
+from skyward.providers.slurm.queue import FORMAT, JobRequest, QueuedJob, name_of, queued_jobs, submitted, with_output
 from skyward.runner.entry.slurm_job import ADDRESS, IDENTITY, SETTINGS
 from skyward.runner.entry.swarm_task import STOP
 from skyward.system import socket, threading, time
@@ -140,7 +140,9 @@ class Jobs:
                 said = self._login.run("\n".join(lines), archive_of(files))
             except ProviderError as error:
                 raise self._refusal(error) from error
-            ids = [line.partition(";")[0] for line in said.split() if line.partition(";")[0].isdigit()]
+            ids = submitted(said)
+            if len(ids) != count:
+                raise ProviderError(f"sbatch has not told the numbers of {count} jobs, but: {said.strip()}")
             for number, job, identity in zip(numbers, ids, client, strict=True):
                 self._jobs[job] = _Job(job, f"{self.folder}/{number}", identity)
             self._changed.notify_all()
@@ -214,18 +216,19 @@ class Jobs:
 
     def _watch(self) -> None:
         """Look at the queue until the pool ends (a thread)."""
-        look_s = _LOOKS_S[0]
+        look_s, problem = _LOOKS_S[0], ""
         while not self._ended.is_set():
             try:
-                changed = self._look()
+                changed, problem = self._look(), ""
             except SkywardError as error:
-                changed = True
+                changed = False
                 if gone := self._login.why_gone():
                     with self._changed:  # whoever waits is told; what runs is known to be lost by its own connections
                         self._failures.extend([ProviderError(f"The login node {gone}.")] * self._waiting)
                         self._changed.notify_all()
                     return
-                self._report(note(f"the queue could not be read and is asked again: {error}"))
+                if problem != (problem := str(error)):
+                    self._report(note(f"the queue could not be read and is asked again: {problem}"))
             with self._changed:
                 is_waiting = any(job.claim is None and not job.given_up for job in self._jobs.values())
                 look_s = _LOOKS_S[0] if changed else min(look_s * 1.3, _LOOKS_S[1])
@@ -389,13 +392,28 @@ class Jobs:
         Raises:
             ProviderError: the login node cannot be asked.
         """
-        listed = queued_jobs(self._login.run(f"{_LIST} -n {name_of(self._request.pool)}"))
-        found = next((each for each in listed if each.id == job), None)
+        found = next((each for each in self._listed() if each.id == job), None)
         return with_output(found, self._output(self._jobs[job])) if found and found.has_ended else found
+
+    def _listed(self) -> list[QueuedJob]:
+        return queued_jobs(self._login.run(f"{_LIST} -n {name_of(self._request.pool)}"))
 
     def is_due(self, claim: ClaimedJob) -> bool:
         """Whether a job is about to reach its time limit, and may still finish what it runs."""
         return self._jobs[claim.id].noticed
+
+    def left_s(self, claim: ClaimedJob) -> float:
+        """Seconds that a job had before its time limit when the queue was last read."""
+        seen = self._jobs[claim.id].seen
+        return (seen.left_s if seen else None) or 0.0
+
+    def any_runs(self) -> bool:
+        """Whether any job of the pool runs.
+
+        Raises:
+            ProviderError: the login node cannot be asked.
+        """
+        return any(not job.has_ended and not job.waits for job in self._listed())
 
     def exists(self) -> bool:
         """Whether the pool's folder is there, which only its end removes.
@@ -435,10 +453,10 @@ def clear(login: Login, folder: str, pool: str) -> None:
     name = name_of(pool)
     script = f"""
 rm -rf {shlex.quote(folder)}
-tries=0
-while left=$(squeue -h -n {name} -o %i | tr '\\n' ' ') && [ -n "${{left% }}" ]; do
-    [ $((tries % 20)) -eq 0 ] && scancel $left 2>/dev/null
-    [ $tries -ge {int(_CLEAR_S * 5)} ] && echo "jobs $left do not end" >&2 && exit 1
+tries=0 until=$(($(date +%s) + {int(_CLEAR_S)}))
+until left=$(squeue -h -n {name} -o %i 2>/dev/null) && [ -z "$left" ]; do
+    [ -n "$left" ] && [ $((tries % 20)) -eq 0 ] && scancel $left 2>/dev/null
+    if [ "$(date +%s)" -ge $until ]; then echo "jobs do not end:"; squeue -n {name} -o "%i %T %r"; exit 1; fi >&2
     tries=$((tries + 1)); sleep 0.2
 done
 rm -rf {shlex.quote(folder)}

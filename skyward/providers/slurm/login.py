@@ -21,7 +21,9 @@ _READY = "skyward-login"
 _ANSWER_S = 60.0  # a controller under load takes its time
 _AT_ONCE = 4  # commands; an sshd has ten sessions for one connection
 # Where Slurm is not in the PATH of commands, the site's files for login shells know it.
-_PROLOGUE = "export LC_ALL=C; command -v sbatch >/dev/null 2>&1 || . /etc/profile >/dev/null 2>&1\n"
+_FIND_SLURM = "export LC_ALL=C; command -v sbatch >/dev/null 2>&1 || . /etc/profile >/dev/null 2>&1\n"
+MARK = b"skyward-begin\n"  # what stands before it people's shell files have printed, or prologs of the site
+SAY_MARK = "echo skyward-begin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +87,10 @@ class Login:
                 connection.kill()
                 raise ProviderError(f"The login node {address.name} cannot be reached: {connection.problem}")
 
-    def command(self, *words: str) -> list[str]:
-        """The command line here that runs these words there."""
-        return list(words) if self._connection is None else self._connection.through.command(*words)
+    def shell(self, script: str) -> list[str]:
+        """The command line here that runs a shell script there, in which Slurm's commands are found."""
+        words = ["sh", "-c", _FIND_SLURM + script]
+        return words if self._connection is None else self._connection.through.command(*words)
 
     def run(self, script: str, data: bytes | IO[bytes] = b"", *, timeout_s: float = _ANSWER_S) -> str:
         """What a shell script prints there; `data`, or an open file, is its standard input.
@@ -95,7 +98,7 @@ class Login:
         Raises:
             ProviderError: it fails; the message has what it said. Or the login node is gone, or does not answer.
         """
-        words = self.command("sh", "-c", _PROLOGUE + script)
+        words = self.shell(f"{SAY_MARK}; {SAY_MARK} >&2\n{script}")
         given: dict[str, Any] = {"input": data} if isinstance(data, bytes) else {"stdin": data}
         with self._sessions:
             try:
@@ -112,13 +115,13 @@ class Login:
                     else f"A command for the login node {self.address.name} could not be started: {error}."
                 ) from error
         if done.returncode:
-            said = done.stderr.decode(errors="replace").strip() or done.stdout.decode(errors="replace").strip()
+            said = _after_mark(done.stderr).strip() or _after_mark(done.stdout).strip()
             raise ProviderError(
                 f"The login node {gone}."
                 if (gone := self.why_gone())
                 else f"A command on the login node {self.address.name} failed with status {done.returncode}: {said}"
             )
-        return done.stdout.decode(errors="replace")
+        return _after_mark(done.stdout)
 
     def put(self, folder: str, archive: bytes) -> None:
         """Unpack a tar archive into a folder there, which is made; all of it opens for its owner only.
@@ -161,6 +164,11 @@ class Login:
         """End the connection; nothing happens the second time."""
         if self._connection is not None:
             self._connection.kill()
+
+
+def _after_mark(said: bytes) -> str:
+    """What a script itself has printed; all of it where none has begun, as when SSH fails."""
+    return said.rpartition(MARK)[2].decode(errors="replace")
 
 
 def quoted(words: Sequence[str | os.PathLike[str]]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from skyward.errors import ProviderError, SkywardError
 from skyward.model.resource import Resource
@@ -10,7 +10,7 @@ from skyward.nodes.access import NodeAccess, ProcessStream
 from skyward.nodes.claimed import ClaimedProcess
 from skyward.nodes.node import Exit, Launch, exit_of
 from skyward.providers.slurm.jobs import ClaimedJob, Jobs
-from skyward.providers.slurm.login import Login
+from skyward.providers.slurm.login import MARK, SAY_MARK, Login, quoted
 from skyward.providers.slurm.queue import QueuedJob
 from skyward.system import socket, time
 
@@ -104,10 +104,11 @@ class SlurmAccess(NodeAccess):
         self._login, self._job, self._session = login, node["id"], session
         self.cwd = "/tmp"  # a job is processes among others of its machine
 
-    def open_session(self) -> ProcessStream:
+    def open_session(self) -> _StepStream:
         """Start the program."""
-        words = f"exec srun --quiet --jobid={self._job} --overlap --nodes=1 --ntasks=1 {self._session}"
-        return ProcessStream(self._login.command("sh", "-c", words), end_s=_END_S)
+        step = quoted(["sh", "-c", f"{SAY_MARK}; exec {self._session}"])
+        words = f"exec srun --quiet --jobid={self._job} --overlap --nodes=1 --ntasks=1 {step}"
+        return _StepStream(self._login.shell(words), end_s=_END_S)
 
     def loss_reason(self) -> str:
         """Whether the job has ended, or the login node is gone."""
@@ -118,3 +119,16 @@ class SlurmAccess(NodeAccess):
         except SkywardError as error:
             return f"is gone: {str(error).rstrip('.')}"
         return "" if state in ("RUNNING", "COMPLETING", "SUSPENDED") else "has ended"
+
+
+class _StepStream(ProcessStream):
+    """The standard streams of a step of a job, from where its program begins."""
+
+    def received(self) -> Iterator[bytes]:
+        chunks, said = super().received(), b""
+        for data in chunks:
+            said += data
+            _, mark, rest = said.partition(MARK)
+            if mark:
+                yield rest
+                yield from chunks

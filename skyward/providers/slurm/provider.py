@@ -28,7 +28,7 @@ from skyward.providers.slurm.jobs import ClaimedJob, Jobs, clear, listed
 from skyward.providers.slurm.login import Login, LoginAddress
 from skyward.providers.slurm.node import SlurmAccess, SlurmProcess
 from skyward.providers.slurm.queue import JobRequest, gres_for
-from skyward.system import threading
+from skyward.system import threading, time
 
 _TIME = re.compile(r"\d+(:\d{1,2}){0,2}|\d+-\d{1,2}(:\d{1,2}){0,2}")  # sbatch(1), --time
 _NAME = re.compile(r"[\w.@+-]+(,[\w.@+-]+)*")  # or several, of which Slurm takes the first that it can
@@ -317,10 +317,10 @@ class SlurmAllocation(Allocation):
             raise self._time_is_over()
 
     def _wait_for_end(self, jobs: Jobs, claim: ClaimedJob) -> None:
-        """Wait until the time of a job is over, for which there is no successor."""
+        """Wait until the time of a job is over, for which there is no successor; other nodes serve the pool so long."""
+        over = time.monotonic() + jobs.left_s(claim)
         while not self.ended.wait(1.0):
-            job = jobs.state(claim.id)
-            if job is None or job.has_ended:
+            if time.monotonic() > over or not jobs.any_runs():
                 raise self._time_is_over()
         self.check_open()
 

@@ -106,6 +106,11 @@ def with_output(job: QueuedJob, said: str) -> QueuedJob:
     return replace(job, state="OUT_OF_MEMORY", reason="") if _MEMORY.search(said) else job
 
 
+def submitted(text: str) -> list[str]:
+    """The numbers of jobs in what `sbatch --parsable` prints; a site's wrappers and filters may say more."""
+    return [found[1] for line in text.splitlines() if (found := re.fullmatch(r"(\d+)(;\S+)?", line.strip()))]
+
+
 def queued_jobs(text: str) -> list[QueuedJob]:
     """The jobs in what `squeue -h -o FORMAT` prints, with SLURM_TIME_FORMAT=%s; other lines are left out."""
     found = []

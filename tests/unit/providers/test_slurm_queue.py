@@ -9,7 +9,16 @@ from skyward.errors import ConfigError, ProviderError
 from skyward.model.accelerator import Accelerator
 from skyward.providers.slurm.cluster import facts_in
 from skyward.providers.slurm.environment import check_image
-from skyward.providers.slurm.queue import JobRequest, comment_of, gres_for, labels_in, queued_jobs, seconds, with_output
+from skyward.providers.slurm.queue import (
+    JobRequest,
+    comment_of,
+    gres_for,
+    labels_in,
+    queued_jobs,
+    seconds,
+    submitted,
+    with_output,
+)
 
 QUEUE = """
 1|PENDING|Resources|1795427161|(Resources)|1:00|alice|skyward.pool=ab12,skyward.node=-1
@@ -98,6 +107,11 @@ def test_words_of_sbatch() -> None:
     words = request.words("/shared/pools/ab12/0", {"pool": "ab12"}, ["n2", "n1"])
     assert {"--no-requeue", "--nodes=1", "--partition=gpu", "--time=4:00:00", "--cpus-per-task=2"} <= set(words)
     assert {"--mem=2048M", "--gres=gpu:a100:2", "--exclude=n1,n2", "--comment=skyward.pool=ab12"} <= set(words)
+
+
+def test_numbers_of_jobs() -> None:
+    """What a site's filters and wrappers print beside them is none."""
+    assert submitted("sbatch: 12 core hours are left\n41;cluster\n42 jobs wait\n43\n") == ["41", "43"]
 
 
 def test_gres() -> None:
