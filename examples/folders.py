@@ -15,8 +15,8 @@ from typing import ClassVar
 from skyward.errors import ConfigError, PoolClosedError
 from skyward.model.resource import Resource
 from skyward.nodes.access import NodeAccess, ProcessAccess
+from skyward.nodes.local_host import PortClaim, claim_port
 from skyward.nodes.node import Host, Launch, Node, RunnerNode
-from skyward.nodes.ports import PortClaim, claim_port
 from skyward.nodes.process import LocalProcess, dismiss
 from skyward.nodes.process_id import current_user
 from skyward.nodes.run_directory import PoolDirectory

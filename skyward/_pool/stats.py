@@ -17,8 +17,7 @@ from skyward._pool.nodes.node_table import NodeTable
 from skyward._pool.timers import Timers
 from skyward.model.stats import GpuStats, NodeStats, PoolStats
 from skyward.nodes.process_id import ProcessId
-from skyward.records.own_run import run_of_process
-from skyward.records.run import write_json
+from skyward.records.run import run_of_process, write_json
 from skyward.system import threading, time
 from skyward.system.futures import Future
 

@@ -24,7 +24,7 @@ from skyward.builder.store import ListedImages
 from skyward.cli.output import Output, Result
 from skyward.cli.recording import Found, record
 from skyward.engine import EngineAddress, Images, find_engine
-from skyward.errors import ConfigError, EngineError, ImageError
+from skyward.errors import ConfigError
 from skyward.image import Plan
 from skyward.model.image import Image
 from skyward.model.targets import local_minor, platform_of
@@ -182,7 +182,7 @@ def command(
     with output.errors(dict(STATUSES)), closing(Images(place)) as images:
         engine = ListedImages(images)
         if base:
-            from skyward.cli.base import show_base
+            from skyward.cli.looks import show_base
 
             return show_base(base, engine, platform or images.platform(), as_json=as_json)
         target = BuildTarget(
@@ -197,12 +197,25 @@ def command(
             sign=_signing_key(sign) if sign else None,
         )
         wanted = [each for source in sources for each in _read(source, choice)]
-        acts: dict[str | None, Act] = {"print": _print, "explain": _explain, "check": _check}
-        act = _ejecting(Path(eject), wanted) if eject else acts.get(mode, _build)
+        act = _acting(mode, eject, wanted)
         status = max([act(each, target, output) for each in wanted])
     if isinstance(place, EngineAddress) and len(target.found) == len(wanted):
         record(target.found, output, place)
     return status
+
+
+def _acting(mode: str | None, folder: str | None, wanted: list[Wanted]) -> Act:
+    """What is done with each image."""
+    if mode is None and not folder:
+        return _build
+    from skyward.cli import looks  # what builds need not load it
+
+    if not folder:
+        return {"print": looks.show_dockerfile, "explain": looks.show_changes, "check": looks.check}[str(mode)]
+    if len(wanted) > 1:
+        names = ", ".join(each.name for each in wanted)
+        raise ConfigError(f"--eject writes one image, and {len(wanted)} are declared: {names}.")
+    return partial(looks.eject, folder=Path(folder))
 
 
 def _signing_key(path: str) -> EllipticCurvePrivateKey:
@@ -366,76 +379,3 @@ def _describe(plan: Plan, reference: str | None, target: BuildTarget, result: Re
     if target.sign is not None and reference is not None:
         sign(parse_reference(reference), digest, target.sign)
         report(note(f"signed {result.reference}"))
-
-
-def _check(wanted: Wanted, target: BuildTarget, output: Output) -> int:
-    """Say whether an image exists, without making anything."""
-    try:
-        with output.listening(wanted.name):
-            plan = target.plan(wanted)
-        state, reason, image_id = _state(plan, target)
-    except (EngineError, ImageError) as error:
-        output.check(wanted.name, "", "unknown", str(error))
-        return UNKNOWN
-    output.check(wanted.name, plan.tag, state, reason)
-    if image_id:
-        target.found.append(Found(wanted.declared, plan, image_id, is_used=False))
-    return {"exists": EXISTS, "absent": ABSENT}.get(state, UNKNOWN)
-
-
-def _state(plan: Plan, target: BuildTarget) -> tuple[str, str, str]:
-    """The state of an image, the reason where it is unknown, and its id where the engine has it."""
-    reference = target.reference(plan)
-    if reference is None:
-        facts = target.engine.inspect(plan.tag)
-        return ("exists", "", facts.id) if facts and is_known(plan.tag, facts) else ("absent", "", "")
-    from skyward.builder.registry import existence
-    from skyward.builder.registry.existence import Absent, Exists
-
-    found = existence.check(reference, platform=plan.platform, trust_s=0)
-    if isinstance(found, Exists):
-        return "exists", found.reference, ""
-    return ("absent", "", "") if isinstance(found, Absent) else ("unknown", f"{found.reason} {found.remedy}", "")
-
-
-def _ejecting(folder: Path, wanted: list[Wanted]) -> Act:
-    from skyward.cli.eject import eject
-
-    if len(wanted) > 1:
-        names = ", ".join(each.name for each in wanted)
-        raise ConfigError(f"--eject writes one image, and {len(wanted)} are declared: {names}.")
-    return partial(eject, folder=folder)
-
-
-def _print(wanted: Wanted, target: BuildTarget, output: Output) -> int:
-    """Show the Dockerfile, each instruction after who asked for it. Asks neither engine nor index nor registry."""
-    from skyward.builder.planning import draft_for
-
-    plan = draft_for(
-        target.image_for(wanted), python=local_minor(), platform=target.platform_for(wanted), root=wanted.declared.root
-    )
-    output.dockerfile(wanted.name, _annotated(plan, wanted.name))
-    return EXISTS
-
-
-def _annotated(plan: Plan, name: str) -> str:
-    lines = [f"# {name} for {plan.platform}: each instruction after who asked for it"]
-    for layer in plan.layers:
-        if layer.text.startswith("LABEL "):  # they hold the identity, of which base and lock are a part
-            continue
-        about = " ".join(f"{layer.name}: asked for by {layer.origin}".split())
-        lines += ["", f"# {about}", layer.text]
-    return "\n".join(lines) + "\n"
-
-
-def _explain(wanted: Wanted, target: BuildTarget, output: Output) -> int:
-    """Say what differs from the last build of this file here, and which layers that costs."""
-    from skyward.builder.explain import explain, memory_of, recall
-
-    with output.listening(wanted.name):
-        plan = target.plan(wanted)
-    last = recall(wanted.key(plan))
-    exists = is_known(plan.tag, target.engine.inspect(plan.tag))
-    found = explain(plan, memory_of(plan) if exists else last)  # nothing changes where nothing is built
-    output.explanation(wanted.name, plan, last.tag if last else None, found, exists=exists)
-    return EXISTS

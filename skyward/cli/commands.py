@@ -43,7 +43,7 @@ from skyward.errors import (
 
 # name -> the module with the command of that name, loaded when it is asked for; of a module with several, its own name
 COMMANDS = {
-    "attach": "skyward.cli.attach",
+    "attach": "skyward.cli.logs:attach",
     "aws": "skyward.cli.documents:aws",
     "build": "skyward.cli.build",
     "completion": "skyward.cli.documents:completion",
@@ -112,7 +112,8 @@ def run(words: Sequence[str]) -> int:
     before = gc.get_threshold()
     gc.set_threshold(_GARBAGE, *before[1:])
     try:
-        return _run([*(word for word in words[:ours] if word != _DEBUG), *words[ours:]])
+        given = [*(word for word in words[:ours] if word != _DEBUG), *words[ours:]]
+        return int(cli.main(given, prog_name="skyward", standalone_mode=False) or 0)
     except click.Abort:
         return _failed("Interrupted.", INTERRUPTED)
     except click.ClickException as error:
@@ -139,10 +140,6 @@ def _ours(words: Sequence[str]) -> int:
     if words[command : command + 1] == ["run"]:
         return command
     return words.index("--") if "--" in words else len(words)
-
-
-def _run(words: list[str]) -> int:
-    return int(cli.main(words, prog_name="skyward", standalone_mode=False) or 0)
 
 
 def status_of(error: SkywardError) -> int:

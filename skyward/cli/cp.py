@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 import click
 
 from skyward.builder.events import readable
-from skyward.cli.node_target import NodeTarget, find_node
-from skyward.cli.places import Place, place_options
+from skyward.cli.places import NodeTarget, Place, find_node, place_options
 from skyward.errors import ConfigError, SkywardError
 from skyward.nodes.program import OUTPUT, Program
 from skyward.runner.tree import CopyError, Destination, name_of, pack, size_of, unpack

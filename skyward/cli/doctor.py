@@ -25,8 +25,7 @@ from skyward.cli.runs import key_options
 from skyward.errors import SkywardError
 from skyward.providers import SSH
 from skyward.ssh.connection import client_version
-from skyward.ssh.host_report import HEADINGS, HostReport, as_row, local_host_report
-from skyward.ssh.preflight import Finding, table
+from skyward.ssh.preflight import HEADINGS, Finding, HostReport, as_row, local_host_report, table
 
 UNHEALTHY = 6  # exit status where something is wrong with a host: that of provider errors
 _HERE = "this machine"

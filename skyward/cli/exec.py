@@ -1,16 +1,36 @@
-"""`skyward exec`: one command in a node, on this process' standard streams; `skyward shell`: a shell there."""
+"""`skyward exec`: one command in a node, on this process' standard streams; `skyward shell`: a shell there.
+
+Raw terminals, signals, the end of the input and the exit status pass between this process and the node.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import re
+import select
+import signal
+import sys
+import termios
+import threading
+import tty
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from queue import SimpleQueue
+from typing import ClassVar
 
 import click
 
-from skyward.cli.node_target import find_node
-from skyward.cli.places import Place, place_options
-from skyward.cli.terminal import run_in_node
+from skyward.cli.places import Place, find_node, place_options
 from skyward.errors import ConfigError
+from skyward.nodes.access import NodeAccess
+from skyward.nodes.program import Program
+from skyward.runs.program import write_all
+
+_CHUNK = 1 << 16
+_PASSED_ON = ("TERM", "COLORTERM", "NO_COLOR", "LANG", "LC_ALL")
+_USUAL_SIZE = (24, 80)
+_FORWARDED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+_ENDING = ("SIGTERM", "SIGHUP")  # in a terminal these are this process's: what is typed reaches the node as it is
 
 
 class _AfterDashes(click.Command):
@@ -63,3 +83,152 @@ def shell(pool: str, node: str | None, places: Sequence[Place]) -> int:
     with target.enter() as access:
         click.echo(f"skyward: a shell in {target.title}; exit or Ctrl-D ends it", err=True)
         return run_in_node(access, (), in_terminal=True)
+
+
+def run_in_node(access: NodeAccess, argv: Sequence[str], *, in_terminal: bool) -> int:
+    """Run a command in a node, or a shell where `argv` is empty, on this process' streams; its exit status.
+
+    A terminal at standard input is made raw meanwhile, and set back in any case.
+
+    Raises:
+        SkywardError: there is no way in, or the node was lost.
+        BrokenPipeError: nobody reads this process' output any more.
+    """
+    signals: SimpleQueue[int | None] = SimpleQueue()
+    is_raw = in_terminal and os.isatty(0)
+    size = _size() if in_terminal else None
+    screen = _Screen()
+    with ExitStack() as last:
+        last.enter_context(_signals_to(signals))
+        program = Program(
+            access, argv, screen.write if is_raw else write_all, size=size, env=_environment() if in_terminal else {}
+        )
+        last.callback(program.close)
+        if is_raw:
+            last.enter_context(_raw_terminal())
+            last.callback(screen.restore)
+        last.enter_context(_input_to(program))
+        program.at_end(lambda: signals.put(None))
+        ended_by = _pass_signals(signals, program, in_terminal=in_terminal)
+        if ended_by is not None:
+            return 128 + ended_by
+        ending = program.wait()
+    if ending.text:
+        click.echo(f"skyward: {ending.text}", err=True)
+    return ending.status
+
+
+def _pass_signals(signals: SimpleQueue[int | None], program: Program, *, in_terminal: bool) -> int | None:
+    """Forward signals until the program has ended; the number of one that is to end this process, if it comes."""
+    had = set[int]()
+    while (number := signals.get()) is not None:
+        if number == signal.SIGWINCH:
+            if in_terminal:
+                program.resize(*_size())
+        elif number in had or (in_terminal and signal.Signals(number).name in _ENDING):
+            return number
+        else:
+            if number != signal.SIGINT:
+                had.add(number)
+            program.signal(number)
+    return None
+
+
+class _Screen:
+    """What programs in the node have turned on in the terminal here, to be turned off where they were ended before."""
+
+    _SWITCH = re.compile(rb"\x1b\[\?(1049|1047|47|1000|1002|1003|1006|1004|2004|25)([hl])")
+    _USUAL: ClassVar[Mapping[bytes, bytes]] = {b"25": b"h"}  # the cursor is shown; all else is off
+
+    def __init__(self) -> None:
+        self._last: dict[bytes, bytes] = {}
+
+    def write(self, stream: int, data: bytes) -> None:
+        """Write what has come, and remember what it switches."""
+        self._last.update(self._SWITCH.findall(data))
+        write_all(stream, data)
+
+    def restore(self) -> None:
+        """Set back what is not as usual; nothing after programs that have ended by themselves."""
+        for mode, state in self._last.items():
+            if state != (usual := self._USUAL.get(mode, b"l")):
+                with suppress(OSError):  # the terminal was hung up
+                    write_all(1, b"\x1b[?%b%b" % (mode, usual))
+
+
+@contextmanager
+def _signals_to(queue: SimpleQueue[int | None]) -> Iterator[None]:
+    """Put the numbers of signals into a queue instead of what they do otherwise."""
+    before = {}
+    try:
+        for name in (*_FORWARDED, "SIGWINCH"):
+            number = signal.Signals[name]
+            if signal.getsignal(number) != signal.SIG_IGN or number == signal.SIGINT:  # nohup stays what it is
+                before[number] = signal.signal(number, lambda number, _: queue.put(number))
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _raw_terminal() -> Iterator[None]:
+    before = termios.tcgetattr(0)
+    try:
+        tty.setraw(0, termios.TCSADRAIN)
+        yield
+    finally:
+        with suppress(termios.error):  # it was hung up; there is nothing to set back
+            termios.tcsetattr(0, termios.TCSADRAIN, before)
+
+
+@contextmanager
+def _input_to(program: Program) -> Iterator[None]:
+    """Give the program what comes on standard input, until it has ended."""
+    over, end = os.pipe()
+
+    def copy() -> None:
+        while True:
+            ready, _, _ = select.select([0, over], [], [])
+            if over in ready:
+                return
+            try:
+                data = os.read(0, _CHUNK)
+            except OSError:  # the terminal was hung up
+                data = b""
+            if not data:
+                program.end_input()
+                return
+            if not program.write(data):
+                return
+
+    thread = threading.Thread(target=copy, name="skyward-input", daemon=True)
+    try:
+        if sys.stdin is None:
+            program.end_input()
+        else:
+            thread.start()
+        yield
+    finally:
+        os.close(end)
+        if thread.ident is not None:
+            thread.join(1.0)
+        if not thread.is_alive():
+            os.close(over)
+
+
+def _size() -> tuple[int, int]:
+    """Rows and columns of this process' terminal."""
+    for stream in (0, 1, 2):
+        try:
+            columns, rows = os.get_terminal_size(stream)
+        except OSError:
+            continue
+        if rows and columns:
+            return rows, columns
+    return _USUAL_SIZE
+
+
+def _environment() -> Mapping[str, str]:
+    found = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+    return {"TERM": "xterm", **found}

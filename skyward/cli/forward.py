@@ -9,13 +9,12 @@ import errno
 import json
 import socket
 import threading
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
 
 import click
 
-from skyward.cli.node_target import NodeTarget, find_node
-from skyward.cli.places import Place, place_options
+from skyward.cli.places import NodeTarget, Place, find_node, place_options
 from skyward.errors import ConfigError, SkywardError
 from skyward.nodes.program import OUTPUT, Program
 from skyward.wire.relay import Relay
@@ -60,7 +59,6 @@ def _listen(local: int, port: int) -> socket.socket:
 def _forward(target: NodeTarget, port: int, listener: socket.socket, as_json: bool) -> int:
     local = int(listener.getsockname()[1])
     url = f"http://{_LOOPBACK}:{local}"
-    refusals = _Refusals(target, port)
     with target.enter() as access:
         said = bytearray()
 
@@ -71,7 +69,7 @@ def _forward(target: NodeTarget, port: int, listener: socket.socket, as_json: bo
                 said.extend(data[-2000:])
 
         program = Program(access, [*_PROGRAM, str(port)], take, env=_ENV)
-        relay = Relay(program.write, on_refused=refusals.tell)
+        relay = Relay(program.write, on_refused=_refusals(target, port))
         program.at_end(lambda: _close(listener))  # wakes `accept`
         if as_json:
             about = {"pool": target.node["pool"], "node": target.node["node"], "port": port, "local": local, "url": url}
@@ -101,24 +99,20 @@ def _accept(listener: socket.socket, relay: Relay) -> None:
 
 
 def _close(listener: socket.socket) -> None:
-    try:
+    with suppress(OSError):  # it is closed
         listener.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass  # it is closed
 
 
-class _Refusals:
-    """Says that nothing listens in the node, once for as long as that is so."""
+def _refusals(target: NodeTarget, port: int) -> Callable[[str], None]:
+    """What says why nothing can be reached in the node, once for as long as that is so."""
+    lock, last = threading.Lock(), ""
 
-    def __init__(self, target: NodeTarget, port: int) -> None:
-        self._target, self._port = target, port
-        self._lock = threading.Lock()
-        self._last = ""
-
-    def tell(self, why: str) -> None:
-        """Tell why a connection could not be made in the node."""
-        with self._lock:
-            if why == self._last:
+    def tell(why: str) -> None:
+        nonlocal last
+        with lock:
+            if why == last:
                 return
-            self._last = why
-        click.echo(f"skyward: port {self._port} of {self._target.title} cannot be reached: {why}", err=True)
+            last = why
+        click.echo(f"skyward: port {port} of {target.title} cannot be reached: {why}", err=True)
+
+    return tell

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -124,7 +124,8 @@ def _check(file: Path, images: list[Locked], platforms: Collection[str], as_json
         reason = str(error)
     state = "stale" if reason else "fits"
     if as_json:
-        _say({"event": "check", "file": shown(file), "state": state, "reason": reason})
+        document = {"event": "check", "file": shown(file), "state": state, "reason": reason}
+        click.echo(json.dumps(document, ensure_ascii=False))
     else:
         click.echo(f"{shown(file)}: {state}{f'. {reason}' if reason else ''}")
     return STALE if reason else FITS
@@ -172,14 +173,11 @@ def _tell(file: Path, entry: Entry, known: Iterable[Entry], written: bool, as_js
     ]
     if as_json:
         about = {"file": shown(file), "platform": entry.platform, "python": entry.python, "written": written}
-        _say({"event": "lock", **about, "packages": len(after), "changes": changes if same else None})
+        document = {"event": "lock", **about, "packages": len(after), "changes": changes if same else None}
+        click.echo(json.dumps(document, ensure_ascii=False))
         return
     how = "written" if written else "unchanged"
     click.echo(f"{shown(file)}: {len(after)} packages for {entry.target}, {how}")
     for change in changes if same else ():
         signs = [f"-{change['before']}" if change["before"] else "", f"+{change['after']}" if change["after"] else ""]
         click.echo(f"  {' '.join(sign for sign in signs if sign)}")
-
-
-def _say(document: dict[str, Any]) -> None:
-    click.echo(json.dumps(document, ensure_ascii=False))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 
 import click
 
@@ -92,22 +93,11 @@ def _say_json(
     found: Sequence[tuple[str, Offer]], failures: Sequence[tuple[str, ProviderError]], nodes: int, budget: float | None
 ) -> None:
     for name, offer in found:
-        told = {
-            "event": "offer",
-            "provider": name,
-            "text": offer.text,
-            "nodes": nodes,
-            "machine": offer.machine,
-            "market": offer.market,
-            "zone": offer.zone,
-            "hourly_cost": offer.hourly_cost,
-            "hours": _hours(offer, budget),
-        }
-        click.echo(json.dumps(told))
+        told = {**asdict(offer), "nodes": nodes, "hours": _hours(offer, budget)}
+        click.echo(json.dumps({"event": "offer", "provider": name, **told}))
     for name, error in failures:
-        click.echo(
-            json.dumps({"event": "error", "provider": name, "kind": type(error).__name__, "message": str(error)})
-        )
+        told = {"kind": type(error).__name__, "message": str(error)}
+        click.echo(json.dumps({"event": "error", "provider": name, **told}))
 
 
 def _say(

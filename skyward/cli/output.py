@@ -163,22 +163,18 @@ class Output:
 
     def result(self, image: str, result: Result) -> None:
         """Show what came out for an image."""
-        if self.as_json:
-            layers = [
-                {**_place(layer), "state": record.state, "seconds": record.seconds, "size": record.size}
-                for layer, record in result.made
-            ]
-            names = ("tag", "id", "size", "reference", "built", "waited_for", "seconds")
-            self._say(image, {"event": "result", **{n: getattr(result, n) for n in names}, "layers": layers})
-            return
-        self._print(result_text(image, result))
+        layers = [
+            {**_place(layer), "state": record.state, "seconds": record.seconds, "size": record.size}
+            for layer, record in result.made
+        ]
+        names = ("tag", "id", "size", "reference", "built", "waited_for", "seconds")
+        document = {"event": "result", **{n: getattr(result, n) for n in names}, "layers": layers}
+        self._show(image, document, result_text(image, result))
 
     def check(self, image: str, tag: str, state: str, reason: str = "") -> None:
         """Show whether an image exists."""
-        if self.as_json:
-            self._say(image, {"event": "check", "tag": tag, "state": state, "reason": reason})
-        else:
-            self._print(f"{tag}  {image}: {state}{f' ({reason})' if reason else ''}\n")
+        text = f"{tag}  {image}: {state}{f' ({reason})' if reason else ''}\n"
+        self._show(image, {"event": "check", "tag": tag, "state": state, "reason": reason}, text)
 
     def explanation(self, image: str, plan: Plan, last: str | None, found: Explanation, *, exists: bool) -> None:
         """Show what a build would do, and why."""
@@ -199,17 +195,18 @@ class Output:
 
     def dockerfile(self, image: str, text: str) -> None:
         """Show a Dockerfile."""
-        if self.as_json:
-            self._say(image, {"event": "dockerfile", "text": text})
-        else:
-            click.echo(text, nl=False)
+        self._show(image, {"event": "dockerfile", "text": text}, text)
 
     def ejected(self, image: str, folder: str, command: str) -> None:
         """Show where an image's Dockerfile was written, and the command that builds it."""
+        text = f"{folder}  {image}: build it there with\n  {command}\n"
+        self._show(image, {"event": "eject", "folder": folder, "command": command}, text)
+
+    def _show(self, image: str, document: dict[str, Any], text: str) -> None:
         if self.as_json:
-            self._say(image, {"event": "eject", "folder": folder, "command": command})
+            self._say(image, document)
         else:
-            self._print(f"{folder}  {image}: build it there with\n  {command}\n")
+            self._print(text)
 
     def _say(self, image: str, document: dict[str, Any]) -> None:
         self._print(json.dumps({"event": document["event"], "image": image, **document}, ensure_ascii=False) + "\n")

@@ -1,11 +1,15 @@
-"""The providers in which `skyward ps` and `skyward down` look for pools: this machine's, and those of the options."""
+"""The pools and nodes that commands are about: where they are looked for, by which names, and which node is meant.
+
+Looked at are this machine's providers, and those of the options. Names are of kept pools, from their records.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +17,12 @@ import click
 
 from skyward import providers
 from skyward.cli.runs import key_options
-from skyward.errors import ConfigError, EngineMissingError, SkywardError
+from skyward.errors import ConfigError, EngineMissingError, ProviderError, SkywardError
 from skyward.model.resource import Resource
+from skyward.nodes.access import NodeAccess
+from skyward.nodes.run_directory import sweep_orphans
 from skyward.providers import SSH, Docker, Local, Provider
+from skyward.records.kept_pool import KeptPool, PoolLock, pool_records
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +46,13 @@ class Place:
             raise
 
 
-ssh_option = click.option(
-    "--ssh", "hosts", multiple=True, metavar="HOST", help="Also this machine, as sky.SSH() names it."
-)
-slurm_option = click.option(
-    "--slurm",
-    "logins",
-    multiple=True,
-    metavar="LOGIN",
-    help="Also the Slurm cluster of this login node, as sky.Slurm() names it; - for this machine.",
-)
+_also = partial(click.option, multiple=True)
+ssh_option = _also("--ssh", "hosts", metavar="HOST", help="Also this machine, as sky.SSH() names it.")
+_LOGIN_HELP = "Also the Slurm cluster of this login node, as sky.Slurm() names it; - for this machine."
+slurm_option = _also("--slurm", "logins", metavar="LOGIN", help=_LOGIN_HELP)
+_MANAGER_HELP = "Also the swarm of this manager, as sky.Swarm() names it: ssh://user@host or unix:///path."
+_CONTEXT_HELP = "Also the cluster of this context of the kubeconfig; - for the current one."
+_NAMED_HELP = "Also what sky.providers.NAME('ARGUMENT') finds: a provider of an installed package."
 
 
 def place_options(command: Callable[..., int]) -> Callable[..., int]:
@@ -56,31 +60,13 @@ def place_options(command: Callable[..., int]) -> Callable[..., int]:
 
     @ssh_option
     @key_options
-    @click.option("--aws", "regions", multiple=True, metavar="REGION", help="Also this region of AWS.")
-    @click.option("--gcp", "google", multiple=True, metavar="REGION", help="Also this region of Google Cloud.")
-    @click.option(
-        "--swarm",
-        "managers",
-        multiple=True,
-        metavar="ENGINE",
-        help="Also the swarm of this manager, as sky.Swarm() names it: ssh://user@host or unix:///path.",
-    )
+    @_also("--aws", "regions", metavar="REGION", help="Also this region of AWS.")
+    @_also("--gcp", "google", metavar="REGION", help="Also this region of Google Cloud.")
+    @_also("--swarm", "managers", metavar="ENGINE", help=_MANAGER_HELP)
     @slurm_option
-    @click.option(
-        "--kubernetes",
-        "contexts",
-        multiple=True,
-        metavar="CONTEXT",
-        help="Also the cluster of this context of the kubeconfig; - for the current one.",
-    )
+    @_also("--kubernetes", "contexts", metavar="CONTEXT", help=_CONTEXT_HELP)
     @click.option("--namespace", metavar="NAME", help="In clusters of --kubernetes; else that of the context.")
-    @click.option(
-        "--provider",
-        "named",
-        multiple=True,
-        metavar="NAME[:ARGUMENT]",
-        help="Also what sky.providers.NAME('ARGUMENT') finds: a provider of an installed package.",
-    )
+    @_also("--provider", "named", metavar="NAME[:ARGUMENT]", help=_NAMED_HELP)
     @wraps(command)
     def with_places(
         *args: Any,
@@ -123,11 +109,10 @@ def provider_of(text: str) -> Provider:
     Raises:
         ConfigError: there is no such provider, or it takes other arguments.
     """
-    from skyward.providers.registry import load
-
     name, colon, argument = text.partition(":")
     try:
-        return load(name)(*([argument] if colon else []))
+        provider: Provider = providers.extensions().load(name)(*([argument] if colon else []))
+        return provider
     except TypeError as error:
         raise ConfigError(f"--provider {text}: sky.providers.{name} cannot be made of that: {error}.") from error
 
@@ -143,3 +128,129 @@ def ask_all(places: Sequence[Place]) -> Iterator[tuple[Place, Sequence[Resource]
 
     with ThreadPoolExecutor(len(places), thread_name_prefix="skyward-ask") as threads:
         yield from zip(places, threads.map(ask, places), strict=True)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTarget:
+    """A node, and where it is."""
+
+    place: Place
+    node: Resource
+
+    @property
+    def title(self) -> str:
+        """The node for messages."""
+        return f"node {self.node['node']} of pool {self.node['pool']} ({self.node['name']})"
+
+    def enter(self) -> NodeAccess:
+        """A way into it.
+
+        Raises:
+            SkywardError: there is none.
+        """
+        return self.place.provider.enter(self.node)
+
+
+def find_node(places: Sequence[Place], pool: str, node: str | None = None) -> NodeTarget:
+    """The node of a pool that runs.
+
+    Args:
+        places: where to look.
+        pool: the pool's identifier, the begin of one that no other has, or its name; with ":NODE" if wanted.
+        node: number or name of the node; None for the pool's only node, else node 0.
+
+    Raises:
+        ConfigError: the words name no one node.
+        ProviderError: there is no such pool or node.
+    """
+    pool, colon, number = pool.partition(":")
+    if colon and node is not None:
+        raise ConfigError(f"The node is named twice: {pool}:{number} and {node}.")
+    wanted = (number or None) if colon else node
+    found, failures = list[NodeTarget](), list[str]()
+    for place, answer in ask_all(places):
+        if isinstance(answer, SkywardError):
+            failures.append(f"{place.name} cannot be asked: {answer}")
+        else:
+            found += [NodeTarget(place, each) for each in answer]
+    return _choose(_of_pool(found, identifiers([pool])[pool], failures), wanted)
+
+
+def _of_pool(found: Sequence[NodeTarget], pool: str, failures: Sequence[str]) -> list[NodeTarget]:
+    exact = [each for each in found if each.node["pool"] == pool]
+    chosen = exact or [each for each in found if pool and str(each.node["pool"]).startswith(pool)]
+    pools = sorted({str(each.node["pool"]) for each in chosen})
+    if len(pools) > 1:
+        raise ConfigError(f"{pool} can mean several pools: {', '.join(pools)}. Name one of them.")
+    if not pools:
+        advice = (
+            "`skyward ps` shows what runs; pools elsewhere are found with --ssh, --aws, --gcp, --swarm, --slurm, "
+            "--kubernetes or --provider."
+        )
+        raise ProviderError("\n".join([f"There is no pool {pool} here. {advice}", *failures]))
+    return chosen
+
+
+def _choose(found: Sequence[NodeTarget], wanted: str | None) -> NodeTarget:
+    running = [each for each in found if each.node["state"] == "running"]
+    pool = found[0].node["pool"]
+    numbers = sorted({int(each.node["node"]) for each in running if each.node["node"] >= 0})
+    if wanted is None and running and not numbers:
+        if len(running) == 1:
+            return running[0]
+        names = ", ".join(each.node["name"] for each in running)
+        raise ConfigError(f"Nodes of {pool} have no numbers; name one: {names}.")
+    if wanted is None:
+        wanted = str(numbers[0]) if numbers else "0"
+    # of a node that two places list, the one that an option has named
+    for each in reversed(running):
+        if wanted in (each.node["name"], str(each.node["node"])):
+            return each
+    there = f"its nodes are {', '.join(map(str, numbers))}" if numbers else "none of its nodes runs"
+    raise ProviderError(f"Pool {pool} has no node {wanted} that runs: {there}.")
+
+
+def with_names(found: Sequence[Resource]) -> list[Resource]:
+    """The same resources; those of pools with names have them, and say until when they are kept."""
+    records = {record.pool: record for _, record in pool_records()}
+    return [_named(each, records.get(str(each["pool"]))) for each in found]
+
+
+def _named(each: Resource, record: KeptPool | None) -> Resource:
+    if record is None:
+        return each
+    named: Resource = {**each, "pool_name": record.name}
+    if record.until is not None:
+        named["until"] = record.until
+        named["state"] = time.strftime("kept until %H:%M:%S", time.localtime(record.until))
+    return named
+
+
+def identifiers(pools: Iterable[str]) -> dict[str, str]:
+    """The identifiers of pools, by what a person calls them: identifiers and names."""
+    names = {record.name: record.pool for _, record in pool_records()}
+    return {pool: names.get(pool, pool) for pool in pools}
+
+
+def names_of_pools() -> list[str]:
+    """The names of this user's pools that have one."""
+    return [record.name for _, record in pool_records()]
+
+
+def kept_at(pool: str) -> str:
+    """The provider on which a pool with a name is still kept, according to its record; "" where none is."""
+    now = time.time()
+    return next((r.provider for _, r in pool_records() if r.pool == pool and (r.until is None or r.until > now)), "")
+
+
+def forget(pool: str) -> None:
+    """Remove record and directory of a pool that has been ended; a client that has the pool does that itself."""
+    for folder, record in list(pool_records()):
+        if record.pool == pool:
+            lock = PoolLock(folder)
+            if lock.acquire(wait=False):
+                try:
+                    lock.remove()
+                finally:
+                    lock.release()
+            sweep_orphans()

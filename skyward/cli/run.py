@@ -13,8 +13,8 @@ from dataclasses import asdict
 import click
 
 from skyward.errors import ConfigError
-from skyward.records.prune import prune
-from skyward.runs.launch import Launch, run_here
+from skyward.records.run import prune_at_times
+from skyward.runs.driver import Launch, run_here
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -50,7 +50,7 @@ def command(
     machine's terminal, or where its pools are elsewhere the machine itself, is gone; `skyward attach RUN` shows
     what it prints, `skyward down RUN` ends it.
     """
-    prune()
+    prune_at_times()
     launch = Launch.of(program, arguments, is_module=is_module, name=name)
     if not is_detached:
         if as_json or variables or keep is not None:

@@ -106,10 +106,6 @@ class Printer:
         click.echo(f"{'' if self._ends_line else chr(10)}skyward: {text}", err=True)
         self._ends_line = True
 
-    def line(self, text: str) -> None:
-        """Print a line of our own, on standard output."""
-        click.echo(text)
-
     def event(self, event: str, **about: Any) -> None:
         """Print an object of JSON."""
         click.echo(json.dumps({"event": event, "run": self._run, **about}, ensure_ascii=False))
@@ -129,17 +125,18 @@ def fetching(what: str, total: int, printer: Printer) -> Iterator[Progress]:
             task = bar.add_task(f"skyward: {what}", total=total)
             yield lambda count: bar.advance(task, count)
         return
-    yield _Lines(what, total, printer)
+    yield _in_lines(what, total, printer)
 
 
-class _Lines:
-    def __init__(self, what: str, total: int, printer: Printer) -> None:
-        self._what, self._total, self._printer = what, total, printer
-        self._done = 0
-        self._next = time.monotonic() + _QUIET_S
+def _in_lines(what: str, total: int, printer: Printer) -> Progress:
+    """A listener that says every few seconds how far it is."""
+    done, due = 0, time.monotonic() + _QUIET_S
 
-    def __call__(self, count: int) -> None:
-        self._done += count
-        if time.monotonic() >= self._next:
-            self._next = time.monotonic() + _LINE_S
-            self._printer.note(f"{self._what}: {readable(self._done)} of {readable(self._total)}")
+    def advance(count: int) -> None:
+        nonlocal done, due
+        done += count
+        if time.monotonic() >= due:
+            due = time.monotonic() + _LINE_S
+            printer.note(f"{what}: {readable(done)} of {readable(total)}")
+
+    return advance

@@ -181,11 +181,9 @@ def open_through(
 
 def end(session: socket.socket, how: str) -> None:
     """Have a claimed program end at once, whatever it does: RESTART where another is to be started for it, or STOP."""
-    try:
+    with suppress(OSError):  # it has ended
         session.sendall(f"{json.dumps({'do': how})}\n".encode())
         session.shutdown(socket.SHUT_WR)
-    except OSError:
-        pass  # it has ended
 
 
 class ClaimedProcess(ABC):

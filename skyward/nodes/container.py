@@ -112,7 +112,7 @@ class PoolContainers:
                 directory.remove()
                 raise
         self.ids[launch.node] = container.id
-        process = ContainerProcess(lambda: self, container, launch.name, directory)
+        process = ContainerProcess(lambda: self, container.id, container.output, launch.name, directory)
         return RunnerNode(launch, process, directory=_readable(directory))
 
     @contextmanager
@@ -288,24 +288,20 @@ def user_of(
     """
     if rights.user is not None:
         return rights.user
-    if mounts:
-        return _joined((0, 0))
-    if image_user:
+    if image_user and not mounts:
         return None
-    if rootless:
-        return _joined((0, 0))
-    return _joined(client if client[0] else (ACCOUNT_ID, ACCOUNT_ID))
-
-
-def _joined(ids: tuple[int, int]) -> str:
-    return f"{ids[0]}:{ids[1]}"
+    if mounts or rootless:
+        return "0:0"
+    user, group = client if client[0] else (ACCOUNT_ID, ACCOUNT_ID)
+    return f"{user}:{group}"
 
 
 def adopted(
     containers: Callable[[], PoolContainers], launch: Launch, container_id: str, directory: RunDirectory, agent: str
 ) -> RunnerNode:
     """A node whose container an earlier client has started, whether or not it still runs. Asks no engine."""
-    process = ContainerProcess(containers, _AdoptedContainer(container_id), launch.name, directory)
+    # what it prints does not concern this client
+    process = ContainerProcess(containers, container_id, lambda: iter(()), launch.name, directory)
     return RunnerNode(launch, process, agent, _readable(directory))
 
 
@@ -314,22 +310,13 @@ def _readable(directory: RunDirectory) -> Path | None:
     return directory.path if isinstance(directory.path, Path) else None
 
 
-@dataclass(frozen=True, slots=True)
-class _AdoptedContainer:
-    """A container that another client has started, and which prints nothing that concerns this one."""
-
-    id: str
-
-    def output(self) -> Iterator[bytes]:
-        return iter(())
-
-
 class ContainerProcess:
     """A runner in its container.
 
     Args:
         containers: gives those of the pool, where its engine is needed.
-        container: the container.
+        container_id: of the container.
+        output: what the container prints.
         name: of the node.
         directory: its run directory.
     """
@@ -339,16 +326,14 @@ class ContainerProcess:
     def __init__(
         self,
         containers: Callable[[], PoolContainers],
-        container: Container | _AdoptedContainer,
+        container_id: str,
+        output: Callable[[], Iterator[bytes]],
         name: str,
         directory: RunDirectory,
     ) -> None:
-        self._containers, self._container, self._directory = containers, container, directory
+        self._containers, self._id, self._directory = containers, container_id, directory
+        self.output = output
         self.title = f"container {name}"
-
-    def output(self) -> Iterator[bytes]:
-        """What the container prints."""
-        return self._container.output()
 
     def dial(self, address: str) -> socket.socket:
         """A connected socket to an address that the runner announced."""
@@ -356,9 +341,9 @@ class ContainerProcess:
 
     def wait(self, timeout_s: float) -> Exit | None:
         """How the container ended, None if it still runs after `timeout_s`, or at once where the engine is frozen."""
-        ending = self._containers().watch.ending(self._container.id, min(timeout_s, _FIRST_LOOK_S))
+        ending = self._containers().watch.ending(self._id, min(timeout_s, _FIRST_LOOK_S))
         if ending is None and timeout_s > _FIRST_LOOK_S and not self._containers().engine.is_frozen():
-            ending = self._containers().watch.ending(self._container.id, timeout_s - _FIRST_LOOK_S)
+            ending = self._containers().watch.ending(self._id, timeout_s - _FIRST_LOOK_S)
         if ending is None:
             return None
         if ending.code is None:
@@ -369,7 +354,7 @@ class ContainerProcess:
     def end(self) -> None:
         """End the container at once, wait until it is gone, and remove the node's directory."""
         if not self._directory.is_lost():
-            self._containers().engine.remove(self._container.id)
+            self._containers().engine.remove(self._id)
         self._directory.remove()
 
 

@@ -148,25 +148,18 @@ class AdoptedProcess:
 
     def wait(self, timeout_s: float) -> Exit | None:
         """That the process has ended, None if it still runs after `timeout_s`; its status is its parent's to know."""
-        deadline = time.monotonic() + timeout_s
-        while not self._is_gone():
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return None
-            time.sleep(min(_LOOK_S, left))
+        if self._process is not None and not _wait_gone([self._process], timeout_s):
+            return None
         return Exit(code=None, text="has ended")
 
     def end(self) -> None:
         """End the process and everything it started, by force after a short grace, and remove its directory."""
-        if self._process is not None and not self._is_gone():
+        if self._process is not None and not self._process.is_gone():
             _signal_group(self._process.pid, signal.SIGTERM)
             if self.wait(_GRACE_S) is None:
                 _signal_group(self._process.pid, signal.SIGKILL)
                 self.wait(_GRACE_S)
         shutil.rmtree(self._directory, ignore_errors=True)
-
-    def _is_gone(self) -> bool:
-        return self._process is None or self._process.is_gone()
 
 
 def dismiss(processes: Sequence[ProcessId]) -> None:
@@ -175,12 +168,21 @@ def dismiss(processes: Sequence[ProcessId]) -> None:
         if not process.is_gone():
             with suppress(ProcessLookupError):
                 os.kill(process.pid, signal.Signals[DISMISS])
-    deadline = time.monotonic() + _DISMISSED_S
-    while not all(process.is_gone() for process in processes) and time.monotonic() < deadline:
-        time.sleep(_LOOK_S)
+    _wait_gone(processes, _DISMISSED_S)
     for process in processes:
         if not process.is_gone():
             _signal_group(process.pid, signal.SIGKILL)
+
+
+def _wait_gone(processes: Sequence[ProcessId], timeout_s: float) -> bool:
+    """Wait until all of these have ended; whether they have."""
+    deadline = time.monotonic() + timeout_s
+    while not all(process.is_gone() for process in processes):
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return False
+        time.sleep(min(_LOOK_S, left))
+    return True
 
 
 def environment_of(launch: Launch, directory: Path) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from skyward.errors import WireError
@@ -121,11 +122,8 @@ class Program:
             self._news.wait_for(lambda: self._over, timeout=2.0)
 
     def _send(self, frame: bytes) -> None:
-        try:
-            with self._sending:
-                self._stream.send(frame)
-        except (OSError, ValueError):
-            pass  # it has ended, which the reader finds out
+        with suppress(OSError, ValueError), self._sending:  # it has ended, which the reader finds out
+            self._stream.send(frame)
 
     def _read(self) -> None:
         """Handle what comes from the node (a thread of its own)."""

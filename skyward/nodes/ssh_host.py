@@ -108,10 +108,7 @@ class Machine:
             adopts: whether an earlier client of the pool has made the directory.
         """
         self._changed = True
-        if adopts:
-            self.watchdog.adopt()
-        else:
-            self.watchdog.go()
+        self.watchdog.go(adopts=adopts)
         if name is not None:
             self.watchdog.outlast()
         self._containers = PoolContainers(self._pool, self.engine, self._rights, self.facts.user, self.watchdog.keep)

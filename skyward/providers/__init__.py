@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from skyward.model.extensions import Extensions
     from skyward.providers.aws.provider import AWS
     from skyward.providers.base import Provider
     from skyward.providers.compose.provider import Compose
@@ -57,15 +59,23 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module(HOMES[name]), name)
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from skyward.providers.registry import load  # of those that other packages offer
-
-    return load(name)
+    return extensions().load(name)
 
 
 def __dir__() -> list[str]:
-    from skyward.providers.registry import names
+    return sorted({*globals(), *__all__, *extensions().names()})
 
-    return sorted({*globals(), *__all__, *names()})
+
+@cache
+def extensions() -> Extensions:
+    """The providers that can be had by name: the built-in ones, and those that installed packages offer."""
+    from skyward.errors import ConfigError
+    from skyward.model.extensions import Extensions
+
+    built_in = {name: f"{home}:{name}" for name, home in HOMES.items() if name not in ("Fallback", "Provider")}
+    return Extensions(
+        kind="provider", result="Provider", group="skyward.providers", built_in=built_in, error=ConfigError
+    )
 
 
 def default() -> Provider:

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from skyward.delivery.deliver import ImageTarget, deliver
 from skyward.engine import find_engine
-from skyward.errors import ConfigError, PoolClosedError, ProviderError, SkywardError
+from skyward.errors import ConfigError, ProviderError, SkywardError
 from skyward.model.parameters import suggesting
 from skyward.model.resource import Resource
 from skyward.model.rights import Rights
@@ -31,8 +31,17 @@ from skyward.nodes.run_directory import PoolDirectory, private_directory, runtim
 from skyward.nodes.ssh_host import Machine
 from skyward.providers.base import Allocation, Capabilities, PoolRequest, Provider
 from skyward.ssh.handed import handed_hosts
-from skyward.ssh.host_report import HostReport, finding_of, host_report_of
-from skyward.ssh.preflight import Finding, check_architecture, check_driver, check_host, refuse
+from skyward.ssh.preflight import (
+    AT_ONCE,
+    Finding,
+    HostReport,
+    check_architecture,
+    check_driver,
+    check_host,
+    host_report_of,
+    on_all,
+    refuse,
+)
 from skyward.system import threading
 from skyward.system.futures import ThreadPoolExecutor
 
@@ -40,7 +49,6 @@ R = TypeVar("R")
 _log = logging.getLogger(__name__)
 LEASE_S = 60.0
 _BEAT_S = 5.0
-_AT_ONCE = 8  # sshd refuses connections beyond 10 that have not logged in (MaxStartups); a jump host counts all of them
 
 
 @suggesting("sky.SSH")
@@ -187,15 +195,7 @@ class SSH(Provider):
                 finally:
                     machine.connection.kill()  # its watchdog has changed nothing, and ends
 
-            answers: list[R | Finding] = []
-            with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="skyward-ask") as threads:
-                asked = [(threads.submit(one, number, host), host) for number, host in enumerate(self.hosts)]
-                for answer, host in asked:
-                    try:
-                        answers.append(answer.result())
-                    except SkywardError as error:
-                        answers.append(finding_of(host.name, error))
-        return answers
+            return list(on_all({host: partial(one, number, host) for number, host in enumerate(self.hosts)}).values())
 
 
 class SshAllocation(Allocation):
@@ -298,9 +298,9 @@ class SshAllocation(Allocation):
             nodes: how many of them each host gets.
         """
         gpus, fewest = self.request.gpus, self.request.fewest
-        unfit = self._on_all({host: partial(self._examine, host, count * gpus) for host, count in nodes.items()})
+        unfit = _unfit({host: partial(self._examine, host, count * gpus) for host, count in nodes.items()})
         if sum(count for host, count in nodes.items() if host not in unfit) >= fewest:
-            unfit |= self._on_all({machine.host: partial(self._begin, machine) for machine in tuple(self.machines)})
+            unfit |= _unfit({machine.host: partial(self._begin, machine) for machine in tuple(self.machines)})
         findings = [each for host in nodes for each in unfit.get(host, ())]
         if sum(count for host, count in nodes.items() if host not in unfit) < fewest:
             refuse(findings, len(nodes))
@@ -327,10 +327,10 @@ class SshAllocation(Allocation):
     def _first_usable(self, hosts: Sequence[SshHost], lost: Machine | None) -> Machine:
         findings = list[Finding]()
         for host in hosts:
-            unfit = self._on_all({host: partial(self._examine, host, self.request.gpus)})
+            unfit = _unfit({host: partial(self._examine, host, self.request.gpus)})
             machine = next((each for each in self.machines if each.host == host and not each.is_gone), None)
             if not unfit and machine is not None:
-                unfit = self._on_all({host: partial(self._begin, machine)})
+                unfit = _unfit({host: partial(self._begin, machine)})
             if not unfit and machine is not None:
                 with self._lock:
                     self._replacements.update({lost: machine} if lost is not None else {})
@@ -385,21 +385,6 @@ class SshAllocation(Allocation):
             if not self.ended.is_set():
                 self.machines.remove(machine)
 
-    def _on_all(self, actions: Mapping[SshHost, Callable[[], list[Finding]]]) -> dict[SshHost, list[Finding]]:
-        """Run an action for each host, in parallel; the findings of those where something is wrong."""
-        unfit: dict[SshHost, list[Finding]] = {}
-        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="skyward-host") as threads:
-            for host, done in [(host, threads.submit(action)) for host, action in actions.items()]:
-                try:
-                    findings = done.result()
-                except PoolClosedError:
-                    raise
-                except SkywardError as error:
-                    findings = [finding_of(host.name, error)]
-                if findings:
-                    unfit[host] = findings
-        return unfit
-
     def adopt(self, launch: Launch, about: Mapping[str, Any], agent: str) -> tuple[Node, None]:
         """A container that an earlier client has started.
 
@@ -423,7 +408,7 @@ class SshAllocation(Allocation):
             SkywardError: a machine does not answer; what it runs ends by its lease.
         """
         failures = []
-        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="skyward-host") as threads:
+        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="skyward-host") as threads:
             machines = tuple(self.machines)
             keeps = [not machine.directories.keys().isdisjoint(nodes) for machine in machines]
             pairs = zip(machines, keeps, strict=True)
@@ -443,24 +428,29 @@ class SshAllocation(Allocation):
         with self._lock:
             machines = tuple(self.machines)
         failures = []
-        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="skyward-host") as threads:
+        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="skyward-host") as threads:
             for machine, done in [(machine, threads.submit(machine.close)) for machine in machines]:
                 error = done.exception()
                 if isinstance(error, SkywardError):
-                    failures.append(Finding(machine.name, "engine", str(error)))
+                    failures.append(f"  {machine.name}  {error}")
                 elif error is not None:
                     raise error
         if self._directory is not None:
             self._directory.remove()
         if failures:
-            lines = "\n".join(f"  {failure.host}  {failure.text}" for failure in failures)
-            pool = self.request.pool_id
-            raise ProviderError(f"Containers of pool {pool} may be left, and end by their lease:\n{lines}")
+            told = f"Containers of pool {self.request.pool_id} may be left, and end by their lease:"
+            raise ProviderError("\n".join([told, *failures]))
 
     def _beat(self) -> None:
         while not self.ended.wait(min(_BEAT_S, self.request.lease_s / 3)):
             for machine in tuple(self.machines):
                 machine.watchdog.beat()
+
+
+def _unfit(actions: Mapping[SshHost, Callable[[], list[Finding]]]) -> dict[SshHost, list[Finding]]:
+    """The same with actions that look for something wrong; the findings of the hosts where there is."""
+    found = {host: [each] if isinstance(each, Finding) else each for host, each in on_all(actions).items()}
+    return {host: findings for host, findings in found.items() if findings}
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,14 +13,12 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from skyward.system import threading
 
 SEGMENT = 1024 * 1024  # bytes after which a new segment begins
-CHUNK = 256 * 1024  # bytes read at once
 _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode  # made once: `dumps` would make one a call
 
 
@@ -156,13 +154,12 @@ class JournalWriter:
             path.unlink(missing_ok=True)
 
 
-def read(folder: Path, position: int = 0) -> Iterator[Entry]:
-    """Entries from a position to the end of what is there now; an unfinished last line is left for the next time."""
-    return entries(partial(read_bytes, folder), position)
-
-
 def entries(source: Callable[[int], tuple[int, bytes] | None], position: int) -> Iterator[Entry]:
-    """As `read`, of a journal wherever it is: `source` gives its bytes as `read_bytes` does."""
+    """Entries from a position to the end of what is there now; an unfinished last line is left for the next time.
+
+    `source` gives bytes from a position on, and where they begin: later, when the position's own have been removed. It
+    gives None when there is nothing more.
+    """
     rest, skipped = b"", 0
     while True:
         found = source(position + len(rest))
@@ -178,25 +175,6 @@ def entries(source: Callable[[int], tuple[int, bytes] | None], position: int) ->
             skipped = 0
         whole = rest.rfind(b"\n") + 1
         position, rest = position + whole, rest[whole:]
-
-
-def read_bytes(folder: Path, position: int, limit: int = CHUNK) -> tuple[int, bytes] | None:
-    """Bytes of a journal from a position on, and where they begin: later, when the position's own have been removed.
-
-    None when there is nothing more.
-    """
-    found = segments(folder)
-    before = sum(start <= position for start, _ in found)
-    for start, path in found[max(0, before - 1) :]:
-        try:
-            with path.open("rb") as file:
-                file.seek(max(0, position - start))
-                data = file.read(limit)
-        except FileNotFoundError:
-            continue  # removed meanwhile
-        if data and start + path.stat().st_size > position:
-            return max(start, position), data
-    return None
 
 
 def parse(data: bytes, position: int) -> Iterator[Entry]:

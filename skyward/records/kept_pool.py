@@ -137,11 +137,12 @@ class PoolLock:
             except FileNotFoundError:
                 continue  # the pool has just ended
             try:
-                if not _lock(handle, wait=wait):
-                    os.close(handle)
-                    return False
+                fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
                 if self._is_current(handle):
                     break
+            except BlockingIOError:
+                os.close(handle)
+                return False
             except BaseException:
                 os.close(handle)
                 raise
@@ -206,11 +207,3 @@ def pool_records() -> Iterator[tuple[Path, KeptPool]]:
         record = KeptPool.read(path.parent)
         if record is not None:
             yield path.parent, record
-
-
-def _lock(handle: int, *, wait: bool) -> bool:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        return False
-    return True

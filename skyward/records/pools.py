@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from skyward.records.journal import JournalWriter
-from skyward.records.own_run import run_of_process
-from skyward.records.run import runs_folder
+from skyward.records.run import run_of_process, runs_folder
 from skyward.system import threading, time
 
 NODES_BYTES = 256 * 1024**2  # kept of what the nodes of a run print; the oldest goes first

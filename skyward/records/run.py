@@ -7,24 +7,38 @@
 - `runs/ID/events/`: journal of its pools: t, pool, event, and what belongs to the event
 - `runs/ID/saved/`: values of sky.save
 - `runs/ID/files/`: the run's output folder
+
+A process belongs to the run of its driver, or has one of its own, made when its first pool opens. Old records are
+removed then, so that they do not fill the disk.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import re
 import secrets
-from collections.abc import Sequence
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from skyward.errors import ConfigError
+from skyward.system import socket, threading, time
 
 FOLDER_VARIABLE = "SKYWARD_RUN"  # names the directory of the run that a process belongs to
 _NOWHERE = Path("/nonexistent")  # the home of users without one, as Debian's accounts have it
 _NAME = re.compile("[A-Za-z0-9][A-Za-z0-9_.-]{0,80}")
+_lock = threading.Lock()
+_own: tuple[int, Path] | None = None  # the process that has it, and its directory
+KEPT_S = 30 * 86400.0  # after its end a record is kept so long,
+KEPT_BYTES = 4 * 10**9  # unless all together take more; one that is full takes 1.4 GB, and outlives the next run
+EVERY_S = 3600.0  # a process that opens a pool looks at all records no more often: 900 of them take 0.1 s
+_REMOVED = ".removed-"  # begins the name of what is being removed; a run's name does not begin so
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,3 +154,161 @@ def write_json(path: Path, value: Any) -> None:
     with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(json.dumps(value, indent=1) + "\n")
     draft.replace(path)
+
+
+def run_of_process(process: str) -> Path:
+    """The directory of this process's run: that which SKYWARD_RUN names, else one of this process alone.
+
+    How the process ends is noted there, where that can be: see `end.json`.
+
+    Args:
+        process: this process as `nodes/process_id.py` writes it.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    global _own
+    if given := os.environ.get(FOLDER_VARIABLE):
+        return Path(given)
+    with _lock:
+        if _own is None or _own[0] != os.getpid():
+            _own = os.getpid(), _new_run(process)
+            atexit.register(_note_end, *_own)
+        return _own[1]
+
+
+def _new_run(process: str) -> Path:
+    prune_at_times()
+    program = _program()
+    name = new_id(program)
+    folder = runs_folder() / name
+    RunRecord(
+        id=name,
+        program=program,
+        arguments=tuple(sys.argv[1:]),
+        started=round(time.time(), 3),
+        directory=str(Path.cwd()),
+        user=f"{_user()}@{socket.gethostname()}",
+        pid=os.getpid(),
+        process=process,
+    ).write(folder)
+    return folder
+
+
+def _user() -> str:
+    import getpass  # which only a process with a run of its own needs
+
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # of a container that runs as a number; an OSError from Python 3.13 on
+        return str(os.getuid())
+
+
+def _program() -> str:
+    """What runs in this process, as `RunRecord.program` has it."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    if spec is not None and spec.name:
+        return f"-m {spec.name.removesuffix('.__main__')}"
+    return sys.argv[0] if sys.argv and sys.argv[0] not in ("", "-c", "-") else "python"
+
+
+def _note_end(process: int, folder: Path) -> None:
+    """Note that this process has ended. Its exit status is not known yet, unless an exception ends it."""
+    if os.getpid() != process or not folder.is_dir():
+        return
+    error = getattr(sys, "last_value", None)
+    failed = error is not None and not hasattr(sys, "ps1")
+    end = {
+        "status": 1 if failed else None,
+        "ended": round(time.time(), 3),
+        "reason": type(error).__name__ if failed else None,
+    }
+    try:
+        write_json(folder / "end.json", end)
+    except OSError as problem:
+        if sys.stderr is not None:
+            sys.stderr.write(f"skyward: that this run has ended is not recorded: {problem}\n")
+
+
+@dataclass(frozen=True, slots=True)
+class _Old:
+    folder: Path
+    written: float  # when anything of it was last written
+    size: int
+    is_over: bool
+
+
+def prune_at_times() -> None:
+    """Remove old records, unless a process of this user has done so within the hour."""
+    mark = state_folder() / "pruned"
+    with suppress(OSError):
+        if time.time() - mark.stat().st_mtime < EVERY_S:
+            return
+    with suppress(OSError):  # a directory that is not there, or cannot be written, holds few records
+        mark.touch(mode=0o600)
+    prune()
+
+
+def prune(*, kept_bytes: int = KEPT_BYTES) -> None:
+    """Remove records of runs that have ended: those too old, and the oldest where all together take too much room.
+
+    What cannot be removed, because another process removes it or the disk is read-only, is left.
+
+    Args:
+        kept_bytes: how much all together may take. A run that is not known to have ended counts and stays.
+    """
+    found = sorted(_records(), key=lambda each: each.written)
+    total = sum(each.size for each in found)
+    for each in found:
+        is_old = time.time() - each.written > KEPT_S
+        if each.is_over and (is_old or total > kept_bytes):
+            total -= each.size
+            _remove(each.folder)
+
+
+def _records() -> Iterator[_Old]:
+    folder = runs_folder()
+    if not folder.is_dir():
+        return
+    for run in list(folder.iterdir()):
+        if run.name.startswith(_REMOVED):  # by a process that was killed meanwhile
+            shutil.rmtree(run, ignore_errors=True)
+        elif run.is_dir():
+            with suppress(OSError):  # removed meanwhile
+                yield _facts(run)
+
+
+def _facts(run: Path) -> _Old:
+    facts = [Path(folder, name).lstat() for folder, _, names in os.walk(run) for name in names]
+    facts.append(run.stat())
+    written = max(each.st_mtime for each in facts)
+    return _Old(run, written, sum(each.st_size for each in facts), _is_over(run, written))
+
+
+def _is_over(run: Path, written: float) -> bool:
+    """Whether a run is known to have ended, or has long been silent and its process is not there."""
+    if (run / "end.json").exists():
+        return True
+    try:
+        record = RunRecord.parse((run / "run.json").read_bytes())
+    except (OSError, ValueError, TypeError):
+        return time.time() - written > KEPT_S
+    if record.pid is not None and _is_of_here(record):
+        return not Path(f"/proc/{record.pid}").exists()
+    return time.time() - written > KEPT_S
+
+
+def _is_of_here(record: RunRecord) -> bool:
+    """Whether its process would be seen here: a home may be that of several machines, and of containers."""
+    with suppress(OSError):
+        namespace = str(Path("/proc/self/ns/pid").readlink())
+        return record.process.endswith(f",{namespace}") and record.user.endswith(f"@{socket.gethostname()}")
+    return False
+
+
+def _remove(run: Path) -> None:
+    """Out of sight at once, then piece by piece."""
+    with suppress(OSError):
+        hidden = run.with_name(f"{_REMOVED}{run.name}-{secrets.token_hex(2)}")
+        run.rename(hidden)
+        shutil.rmtree(hidden, ignore_errors=True)

@@ -15,9 +15,8 @@ from skyward.builder.sources.pools import DeclaredPool, declared_pools
 from skyward.engine import find_engine
 from skyward.errors import ConfigError, ProviderError
 from skyward.records.run import FOLDER_VARIABLE, RunRecord
-from skyward.runs.beside import as_container
-from skyward.runs.driver import STARTED, write_launch
-from skyward.runs.launch import Launch
+from skyward.runs.container import as_container
+from skyward.runs.driver import STARTED, Launch, write_launch
 
 _NOT_HANDED = (FOLDER_VARIABLE, "SKYWARD_DOCKER_CLI")  # of this process, and of this machine
 _OF_VOLUMES = (
@@ -78,11 +77,11 @@ def detach(launch: Launch, variables: Sequence[str], keep_s: float | None, repor
             raise ConfigError(f"{local.where}: a detached run on rented machines has no pool of sky.Local beside them.")
         return on_rented_machines(launch, source, pools, handed, keep_s, report)
     if elsewhere[0].name == "SSH":
-        from skyward.runs.on_host import on_first_host
+        from skyward.runs.on_host import on_first_host, one_provider
 
-        return on_first_host(launch, source, elsewhere, handed, report)
+        return on_first_host(launch, source, one_provider(elsewhere), handed, report)
     if elsewhere[0].name == "Swarm":
-        from skyward.runs.on_swarm import on_manager
+        from skyward.runs.on_host import on_manager
 
         return on_manager(launch, source, elsewhere, handed, report)
     first = elsewhere[0]
@@ -119,15 +118,16 @@ def _as_process(launch: Launch) -> RunRecord:
     record.write(folder)
     write_launch(folder, launch.words)
     said = folder / "driver.log"
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        _DRIVER,
+        str(folder),
+    ]  # -P: no modules of the directory that this is called in
     with open(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as errors:
         process = subprocess.Popen(
-            [
-                sys.executable,
-                "-P",
-                "-m",
-                _DRIVER,
-                str(folder),
-            ],  # -P: no modules of the directory that this is called in
+            command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,

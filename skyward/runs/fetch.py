@@ -14,8 +14,7 @@ from filelock import FileLock
 from skyward.errors import ConfigError, ProviderError
 from skyward.records.run import RunRecord, folder_of
 from skyward.runs.follow import Losses
-from skyward.runs.place import FileFacts, RunPlace
-from skyward.runs.this_machine import COLLECTED, ThisMachine
+from skyward.runs.place import COLLECTED, FileFacts, RunPlace, ThisMachine
 
 _PART = ".skyward-part"  # what is there of a file that is not complete
 _ATTEMPTS = 3  # at a file that changes while it is read

@@ -1,11 +1,11 @@
-"""Follows the journal of a run to the run's end: each entry once, in order, across cuts of the connection."""
+"""Follows the journal of a run to its end, each entry once and in order, across cuts of the connection; ends a run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from typing import TypeVar
 
-from skyward.errors import HostLostError
+from skyward.errors import HostLostError, ProviderError
 from skyward.records.journal import Entry
 from skyward.records.run import RunRecord
 from skyward.runs.place import RunPlace, RunState
@@ -13,14 +13,15 @@ from skyward.system import time
 
 _SHORTEST_S, _LONGEST_S = 0.05, 0.5  # between two looks at a journal that has nothing new
 _LOOK_S = 1.0  # between two looks at whether the run still runs
-
-Follow = Generator[Entry, None, RunState]
 PATIENCE_S = 60.0  # without an answer of the machine, after which it is given up
 _RETRY_S = 1.0
 T = TypeVar("T")
+GRACE_S = 10.0  # for a program to end its pools
+_KILL_S = 10.0
+_END_LOOK_S = 0.1  # between two looks at whether it has ended
 
 
-def follow(place: RunPlace, record: RunRecord, name: str, losses: Losses, *, position: int = 0) -> Follow:
+def follow(place: RunPlace, record: RunRecord, name: str, losses: Losses) -> Generator[Entry, None, RunState]:
     """Entries of a journal as they come; what the generator returns is what became of the run.
 
     Args:
@@ -28,12 +29,11 @@ def follow(place: RunPlace, record: RunRecord, name: str, losses: Losses, *, pos
         record: of the run.
         name: of the journal.
         losses: how cuts of the connection are borne.
-        position: from which on it is read.
 
     Raises:
         HostLostError: the machine has not answered for too long.
     """
-    pause, looked, state = _SHORTEST_S, 0.0, RunState("running")
+    position, pause, looked, state = 0, _SHORTEST_S, 0.0, RunState("running")
     while True:
         try:
             for entry in place.entries(record.id, name, position):
@@ -60,11 +60,10 @@ class Losses:
         host: the machine's name.
         run: the run's name.
         say: is told, in sentences.
-        patience_s: how long it may be lost.
     """
 
-    def __init__(self, host: str, run: str, say: Callable[[str], None], patience_s: float = PATIENCE_S) -> None:
-        self._host, self._run, self._say, self._patience_s = host, run, say, patience_s
+    def __init__(self, host: str, run: str, say: Callable[[str], None]) -> None:
+        self._host, self._run, self._say = host, run, say
         self._since: float | None = None
 
     def note(self, error: HostLostError) -> None:
@@ -77,7 +76,7 @@ class Losses:
         if self._since is None:
             self._since = now
             self._say(f"{error} Run {self._run} may still run there; trying to reach it again.")
-        elif now - self._since > self._patience_s:
+        elif now - self._since > PATIENCE_S:
             raise HostLostError(
                 f"{self._host} has not answered for {now - self._since:.0f} s. Run {self._run} may still run there, "
                 f"or have ended with the machine; the same command tries again. {error}"
@@ -104,3 +103,32 @@ class Losses:
                 continue
             self.over()
             return answer
+
+
+def stop(place: RunPlace, record: RunRecord, losses: Losses, *, grace_s: float = GRACE_S) -> RunState:
+    """Ask a run to end, and end it at once if it has not done so in time; what became of it.
+
+    Args:
+        place: where it is.
+        record: of the run.
+        losses: how cuts of the connection are borne.
+        grace_s: how long it may take to end in order.
+
+    Raises:
+        ProviderError: it is still there all the same, or nobody can say whether it is.
+        HostLostError: its machine has not answered for too long.
+    """
+    state = losses.outlast(lambda: place.state(record))
+    for signal, limit_s in (("TERM", grace_s), ("KILL", _KILL_S)):
+        if state.is_final:
+            return state
+        losses.outlast(lambda signal=signal: place.signal(record, signal))  # type: ignore[misc]
+        deadline = time.monotonic() + limit_s
+        while not (state := losses.outlast(lambda: place.state(record))).is_final and time.monotonic() < deadline:
+            time.sleep(_END_LOOK_S)
+    if state.is_final:
+        return state
+    raise ProviderError(
+        f"Run {record.id} on {place.name} could not be ended: "
+        + ("its engine does not answer." if state.phase == "unknown" else f"it still runs {_KILL_S:g} s after SIGKILL.")
+    )

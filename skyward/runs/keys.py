@@ -21,7 +21,7 @@ from skyward.records.run import RunRecord
 from skyward.ssh.connection import CONNECT_S, SshConnection, connect
 from skyward.ssh.handed import KEY_FILE
 from skyward.ssh.openssh import configuration
-from skyward.system import threading, time
+from skyward.system import threading
 
 _BEAT_S = 15.0
 _AGAIN_S = 5.0
@@ -223,7 +223,7 @@ class _Holder:
         if connection is None:
             return
         connection.send(self._last)
-        self._hear(connection)
+        connection.wait_marked(_MARK, 2 * CONNECT_S)
         connection.kill()
 
     def _connect(self) -> SshConnection:
@@ -231,19 +231,10 @@ class _Holder:
         folder = Path(f"{self._folder}.{self._attempts}")
         folder.mkdir(mode=0o700)
         connection = connect(self._host, folder, "sh", "-c", _HOLD, "sh", *self._words)
-        if self._hear(connection) != "held":
+        if connection.wait_marked(_MARK, 2 * CONNECT_S) != "held":
             connection.kill()
             raise ProviderError(f"The driver cannot reach {self._host.name} from its host. {connection.problem}")
         return connection
-
-    @staticmethod
-    def _hear(connection: SshConnection) -> str:
-        deadline = time.monotonic() + 2 * CONNECT_S
-        while (line := connection.wait_line(max(0.0, deadline - time.monotonic()))) is not None:
-            before, mark, said = line.partition(_MARK)
-            if mark and not before:
-                return said
-        return ""
 
     def _beat(self) -> None:
         connection = self._connection

@@ -20,18 +20,16 @@ from skyward.model.spec import Nodes
 from skyward.model.ssh import SshHost
 from skyward.model.targets import platform_of
 from skyward.nodes.ssh_host import Machine
+from skyward.providers import extensions
 from skyward.providers.base import PoolRequest
 from skyward.providers.cloud.keys import PoolKeys
 from skyward.providers.cloud.provider import CloudProvider
-from skyward.providers.registry import load
 from skyward.providers.ssh import SshNodeHost
 from skyward.records.run import Rental, RunRecord
 from skyward.runs.container import container_name
-from skyward.runs.images import compiled_for, deliver_driver, deliver_images
-from skyward.runs.launch import Launch
-from skyward.runs.on_host import to_machines
-from skyward.runs.pack import pack
-from skyward.runs.start_there import Given, start_there
+from skyward.runs.driver import Launch
+from skyward.runs.on_host import Given, start_there
+from skyward.runs.pack import compiled_for, deliver_driver, deliver_images, pack
 
 KEEP_S = 3600.0
 
@@ -75,8 +73,8 @@ def on_rented_machines(
     with closing(provider.rent(request)) as allocation:
         machines = [host.machine for host in allocation.acquire() if isinstance(host, SshNodeHost)]
         reach = allocation.on_machines
-        delivered = deliver_images(images, to_machines(reach, machines, report))
-        driver = deliver_driver(images, to_machines(reach, machines[:1], report))
+        delivered = deliver_images(images, reach.target(machines), report)
+        driver = deliver_driver(images, reach.target(machines[:1]), report)
         launch.folder.mkdir(mode=0o700, parents=True)
         keys = allocation.copy_keys(launch.folder)
         given = Given(
@@ -84,7 +82,7 @@ def on_rented_machines(
             files=files,
             variables=variables,
             images=delivered,
-            driver=driver.tag,
+            driver=driver,
             hosts={machine.address: SshHost(host=machine.address, user=machine.host.user) for machine in machines},
             known=_known_inside(keys, machines),
         )
@@ -105,7 +103,7 @@ def end_rented(rented: Rental) -> None:
         ConfigError: the cloud's package or credentials are missing here.
     """
     name, _, region = rented.provider.partition(":")
-    load(name)(region).destroy(rented.pool)
+    extensions().load(name)(region).destroy(rented.pool)
 
 
 def _provider(pools: Sequence[DeclaredPool]) -> CloudProvider:
@@ -116,7 +114,7 @@ def _provider(pools: Sequence[DeclaredPool]) -> CloudProvider:
                 f"{use.where}: the pools of a detached run share their rented machines, and this one is on another "
                 f"sky.{use.name}(...) than that at {uses[0].where}. Run them as two programs."
             )
-    provider = load(uses[0].name)(*uses[0].args, **uses[0].kwargs)
+    provider = extensions().load(uses[0].name)(*uses[0].args, **uses[0].kwargs)
     assert isinstance(provider, CloudProvider)
     return provider
 

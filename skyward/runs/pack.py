@@ -1,4 +1,4 @@
-"""The pack of a detached program: the script, the local modules it imports, the files that its images include."""
+"""What a detached run takes along: the files of its program, and the images of its pools and of its driver."""
 
 from __future__ import annotations
 
@@ -6,14 +6,27 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path, PurePosixPath
 
+from packaging.requirements import Requirement
+
 from skyward._pool.code.bundle import bundle_modules, bundle_paths
+from skyward.builder.events import Report
 from skyward.builder.sources.declared import Declared
 from skyward.builder.sources.entry_code import imports_in
+from skyward.delivery.deliver import ImageTarget, deliver
+from skyward.delivery.prepared import Prepared, description
 from skyward.errors import ConfigError
-from skyward.runs.launch import Launch
+from skyward.image.plan import with_origin
+from skyward.model.image import Image
+from skyward.model.spec import Cluster, ClusterSpec
+from skyward.model.targets import local_minor, platform_of
+from skyward.plugins.declared import declared_image
+from skyward.runs.driver import Launch
+
+_EXTRAS = ("ssh",)  # drivers have no SSH client of the system
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,3 +110,59 @@ def _searching(folder: Path) -> Iterator[None]:
         yield
     finally:
         sys.path.remove(str(folder))
+
+
+def deliver_images(images: Sequence[Declared], target: ImageTarget, report: Report) -> dict[str, Prepared]:
+    """Deliver the images of pools, as the program declares them, to where they are run; by their descriptions."""
+    found: dict[str, Prepared] = {}
+    for declared in images:
+        image, cluster = compiled_for(declared)
+        delivered = deliver(image, cluster, target, report)
+        found[description(image, cluster.spec)] = Prepared.of(delivered.tag, delivered.user, delivered.reference)
+    return found
+
+
+def deliver_driver(images: Sequence[Declared], target: ImageTarget, report: Report) -> str:
+    """Deliver the image of the driver: the first pool's, with the packages that skyward's client needs; its tag.
+
+    It has the program's packages in the versions that its functions have, and skyward's own code, as each image does.
+
+    Args:
+        images: as the program declares them.
+        target: where the driver runs.
+        report: receives progress.
+
+    Raises:
+        ConfigError: skyward is not installed here as a package, so what it needs is not known.
+    """
+    image, cluster = compiled_for(images[0])
+    plain = replace(image, includes=(), bake=False, lock=None, verify=None)
+    image = with_origin(plain, plain.pip_install(*_client_requirements()), "skyward's client")
+    return deliver(image, cluster, target, report).tag
+
+
+def compiled_for(declared: Declared) -> tuple[Image, Cluster]:
+    """The image of a pool with what its plugins add, and what it is compiled for."""
+    platform = declared.image.platform or platform_of(declared.architecture)
+    python = local_minor() if declared.image.python == "auto" else declared.image.python
+    image = declared_image(declared, platform=platform, python=python)
+    return image, Cluster(spec=ClusterSpec(platform=platform, python=python))
+
+
+def _client_requirements() -> list[str]:
+    try:
+        lines = requires("skyward") or []
+    except PackageNotFoundError:
+        raise ConfigError(
+            "skyward is not installed here as a package, so what the driver of a detached run needs is not known. "
+            "Install it with pip or uv."
+        ) from None
+    found = []
+    for requirement in map(Requirement, lines):
+        marker = requirement.marker
+        if requirement.name == "uv":  # 60 MB, which only locks of images take
+            continue
+        if marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", *_EXTRAS)):
+            requirement.marker = None
+            found.append(str(requirement))
+    return found

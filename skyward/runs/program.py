@@ -175,8 +175,11 @@ class _Outputs:
         self._keep(stream, stream.decoder.decode(data))
         if stream.target is None and len(data) < _SMALL:
             time.sleep(_GATHER_S)
-        if stream.target is not None and not _write(stream.target, data):
-            self._end(stream)  # the program then finds out as it would have without us
+        if stream.target is not None:
+            try:
+                write_all(stream.target, data)
+            except OSError:
+                self._end(stream)  # the program then finds out as it would have without us
 
     def _end(self, stream: _Stream) -> None:
         self._streams.remove(stream)
@@ -247,13 +250,15 @@ def _next_signal(numbers: Sequence[int]) -> tuple[int, bool]:
         return info.si_signo, info.si_code > 0  # sent by the kernel
 
 
-def _write(target: int, data: bytes) -> bool:
-    """Write everything; whether somebody reads it."""
-    while data:
+def write_all(target: int, data: bytes) -> None:
+    """Write everything to a descriptor.
+
+    Raises:
+        OSError: nobody reads it.
+    """
+    left = memoryview(data)
+    while left:
         try:
-            data = data[os.write(target, data) :]
+            left = left[os.write(target, left) :]
         except BlockingIOError:  # another program has made the terminal so
             select.select([], [target], [])
-        except OSError:
-            return False
-    return True

@@ -19,7 +19,7 @@ from typing import Any
 from skyward.errors import ConfigError, PoolError
 from skyward.model.instance import ENV_VAR
 from skyward.nodes.process_id import ProcessId
-from skyward.records.own_run import run_of_process
+from skyward.records.run import run_of_process
 
 SUFFIXES = (".json", ".bin", ".npy")
 _NAME = re.compile("[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")

@@ -15,10 +15,9 @@ from skyward.errors import ConfigError, HostLostError, ProviderError
 from skyward.model.ssh import SshHost
 from skyward.nodes.run_directory import private_directory
 from skyward.records.run import RunRecord
-from skyward.runs.place import CHUNK, FileFacts, RunPlace
-from skyward.runs.this_machine import COLLECTED
+from skyward.runs.place import CHUNK, COLLECTED, FileFacts, RunPlace
 from skyward.ssh.connection import CONNECT_S, SshConnection, connect
-from skyward.system import threading, time
+from skyward.system import threading
 
 ANSWER_S = 8.0  # of silence after which a machine counts as lost
 _PATIENT_S = 600.0  # for a checksum of a large file, or a list of many
@@ -193,16 +192,14 @@ class SshRuns(RunPlace):
         return self._connection
 
     def _hear(self, connection: SshConnection, timeout_s: float) -> str:
-        """The shell's next line without its mark; what shell files of the user print is passed over.
+        """The shell's next line, without its mark.
 
         Raises:
             HostLostError: none came in time.
         """
-        deadline = time.monotonic() + timeout_s
-        while (line := connection.wait_line(max(0.0, deadline - time.monotonic()))) is not None:
-            before, mark, said = line.partition(_MARK)
-            if mark and not before:
-                return said
+        said = connection.wait_marked(_MARK, timeout_s)
+        if said is not None:
+            return said
         why = connection.problem if connection.ended.is_set() else f"It said nothing for {timeout_s:g} s."
         raise HostLostError(f"{self.name} does not answer. {why}")
 

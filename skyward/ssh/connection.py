@@ -18,7 +18,7 @@ from pathlib import Path
 from skyward.engine.address import EngineAddress
 from skyward.errors import ProviderError
 from skyward.model.ssh import SshHost
-from skyward.system import threading
+from skyward.system import threading, time
 
 CONNECT_S = 8.0  # for the machine's first answer
 ALIVE_S, SILENT = 1, 5  # a sign of life is asked for each second; after so many without an answer the connection ends
@@ -99,17 +99,24 @@ class SshConnection(ABC):
     def problem(self) -> str:
         """Why it did not come about or ended, and what to do, in sentences."""
         meaning = self.host.meaning(self._said)
-        return (
-            f"{meaning[0].upper()}{meaning[1:]}"
-            if meaning
-            else f"The SSH connection ended: {self.why or 'ssh gave no reason'}."
-        )
+        if meaning:
+            return f"{meaning[0].upper()}{meaning[1:]}"
+        return f"The SSH connection ended: {self.why or 'ssh gave no reason'}."
 
     def wait_line(self, timeout_s: float) -> str | None:
         """The next line that the session's command printed; None at its end, or if none comes in time."""
         with self._news:
             self._news.wait_for(lambda: self._lines or self.ended.is_set(), timeout_s)
             return self._lines.pop(0) if self._lines else None
+
+    def wait_marked(self, mark: str, timeout_s: float) -> str | None:
+        """As `wait_line`, without the mark that it begins with; what shell files of the user print is passed over."""
+        deadline = time.monotonic() + timeout_s
+        while (line := self.wait_line(max(0.0, deadline - time.monotonic()))) is not None:
+            before, found, said = line.partition(mark)
+            if found and not before:
+                return said
+        return None
 
     def at_end(self, action: Callable[[], None]) -> None:
         """Have something done when the connection ends, by whichever side; at once if it has."""

@@ -10,7 +10,7 @@ import hashlib
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from secrets import token_hex
 
@@ -268,14 +268,6 @@ class Facts:
     limits: str = ""
 
 
-@dataclass(slots=True)
-class _Requests:
-    """Serialises requests, and counts the directories of each node."""
-
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    made: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-
-
 class Watchdog:
     """The client's end of a watchdog.
 
@@ -295,7 +287,8 @@ class Watchdog:
             slot: number of the machine in the pool.
             attempt: how many watchdogs the pool has had there before. What they left is ended by `go`.
         """
-        self._requests = _Requests()
+        self._lock = threading.Lock()  # one request at a time
+        self._made: dict[int, int] = defaultdict(int)  # directories of each node
         self._suffix = ""
         self.label = f"{slot}.{attempt}"
         words = (pool, f"{lease_s:.0f}", str(slot), str(attempt))
@@ -310,7 +303,7 @@ class Watchdog:
         """
         lines: dict[str, list[str]] = defaultdict(list)
         deadline = time.monotonic() + 2 * CONNECT_S
-        while (line := self._hear(deadline - time.monotonic())) != "facts":
+        while (line := self.connection.wait_marked(_MARK, deadline - time.monotonic())) != "facts":
             if line is None:
                 self.connection.kill()
                 raise ProviderError(self.connection.problem)
@@ -320,24 +313,17 @@ class Watchdog:
                 lines["ahead"].append(str(int(value) - int(time.time())))
         return _facts(lines)
 
-    def go(self) -> None:
-        """Have it make the pool's directory: the first change on the host.
+    def go(self, *, adopts: bool = False) -> None:
+        """Have it make the pool's directory, or take over that which an earlier client of a pool with a name has made.
+
+        It is the first change on the host.
 
         Raises:
             ProviderError: it failed.
         """
-        said = self._ask("go")
+        said = self._ask("adopt" if adopts else "go")
         self.directory = PurePosixPath(said.removeprefix("ready "))
-
-    def adopt(self) -> None:
-        """Take over the directory that an earlier client of a pool with a name has made, or make it.
-
-        Raises:
-            ProviderError: it failed.
-        """
-        said = self._ask("adopt")
-        self.directory = PurePosixPath(said.removeprefix("ready "))
-        self._suffix = f".{token_hex(2)}"
+        self._suffix = f".{token_hex(2)}" if adopts else ""
 
     def outlast(self) -> None:
         """Leave what is there as it is for the length of the lease, should the client be gone without a word."""
@@ -379,9 +365,9 @@ class Watchdog:
             owner: number of the user that the node's programs run as; None where only the image knows it. Then any user
                 may use the directory, and the pool's directory above it keeps others out.
         """
-        with self._requests.lock:
-            self._requests.made[str(node)] += 1
-            again = self._requests.made[str(node)] - 1
+        with self._lock:
+            again = self._made[node]
+            self._made[node] += 1
         name = f"{node}.{again}{self._suffix}" if again or self._suffix else str(node)  # a replaced node leaves its own
         self._ask(f"node {name} {_escaped(key)} {'any' if owner is None else owner}")
         return self.directory / name
@@ -418,24 +404,15 @@ class Watchdog:
 
     def _ask(self, line: str) -> str:
         word = line.split()[0]
-        with self._requests.lock:
+        with self._lock:
             self.connection.send(line)
-            said = self._hear(_ANSWER_S)
+            said = self.connection.wait_marked(_MARK, _ANSWER_S)
         host = self.connection.host.name
         if said is None:
             raise ProviderError(f"{host} did not answer when asked to {word}. {self.connection.problem}")
         if said.startswith("failed"):
             raise ProviderError(f"{host} could not do `{word}`: {said.removeprefix('failed').strip()}.")
         return said
-
-    def _hear(self, timeout_s: float) -> str | None:
-        """Its next line, without the mark; None at the end of the connection or of the time."""
-        deadline = time.monotonic() + timeout_s
-        while (line := self.connection.wait_line(max(0.0, deadline - time.monotonic()))) is not None:
-            before, mark, said = line.partition(_MARK)
-            if mark and not before:
-                return said
-        return None
 
 
 def _escaped(content: bytes) -> str:

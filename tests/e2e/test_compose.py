@@ -20,11 +20,11 @@ from examples import compose as example
 from scripts.stand.place import Stand
 from skyward._pool.nodes import node_table
 from skyward.builder.store import EngineImages
+from skyward.cli.up import compose_file
 from skyward.engine import Engine, Images, find_engine
 from skyward.errors import PoolError, ProviderError
 from skyward.nodes.process_id import current_user
 from skyward.providers.base import PoolRequest
-from skyward.providers.compose.file import compose_file
 from skyward.providers.compose.project import Project
 from skyward.testing.provider import ProviderConformance
 from tests.e2e import functions, programs

@@ -25,7 +25,7 @@ from skyward.errors import (
     SerializationError,
     VersionError,
 )
-from skyward.nodes.ports import claim_port
+from skyward.nodes.local_host import claim_port
 from tests.e2e.conftest import provider_of
 from tests.e2e.functions import where
 
@@ -314,7 +314,7 @@ def test_no_engine(script: Callable[..., Any], provider_name: str) -> None:
 
 def test_a_port_that_is_taken_is_not_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever listens on a port keeps it; the pool's coordination port is another."""
-    from skyward.nodes import ports
+    from skyward.nodes import local_host as ports
 
     with socket.socket() as server:
         claim = claim_port()

@@ -16,8 +16,9 @@ import pytest
 
 import skyward as sky
 from skyward.errors import WorkerLostError
-from skyward.records import journal, pools
+from skyward.records import pools
 from skyward.records.run import runs_folder
+from tests import journals
 from tests.e2e import logs_functions as functions
 from tests.e2e.conftest import IMAGE
 from tests.printed import Printed
@@ -128,7 +129,7 @@ def test_the_record_of_much_output_is_bounded(
         sky.compute(functions.print_much)(12) >> pool
     size = sum(path.stat().st_size for path in (runs_folder() / "much" / "nodes").iterdir())
     assert 2 * 1024**2 < size <= 4 * 1024**2
-    texts = "".join(entry.fields["text"] for entry in journal.read(runs_folder() / "much" / "nodes"))
+    texts = "".join(entry.fields["text"] for entry in journals.read(runs_folder() / "much" / "nodes"))
     kept = [int(line) for line in texts.splitlines() if len(line) == 999]
     assert kept == list(range(kept[0], 12_000)) and kept[0] > 6000
 

@@ -20,7 +20,7 @@ import skyward as sky
 from scripts.stand.place import Host, Stand
 from skyward.nodes.process_id import ProcessId
 from skyward.nodes.run_directory import runtime_base
-from skyward.records import journal
+from tests import journals
 from tests.e2e.run_programs import PRINTING
 from tests.waiting import wait_until
 
@@ -171,5 +171,5 @@ def check(folder: Path) -> None:
 
 def printed(folder: Path, stream: str) -> str:
     """What a run's program has printed to one stream, as its journal has it."""
-    entries = journal.read(folder / "output")
+    entries = journals.read(folder / "output")
     return "".join(each.fields["text"] for each in entries if each.fields["stream"] == stream)

@@ -15,7 +15,7 @@ import pytest
 
 import skyward as sky
 from scripts.stand.place import Host, Stand
-from skyward.ssh.host_report import HostReport
+from skyward.ssh.preflight import HostReport
 from tests.e2e.stand import IMAGE, directories_on, wait_until
 from tests.e2e.stand_functions import where
 

@@ -23,7 +23,7 @@ from skyward.engine import client
 from skyward.errors import ConfigError, PoolError, SerializationError
 from skyward.model.instance import ENV_VAR, InstanceInfo
 from skyward.model.targets import platform_of
-from skyward.nodes.machine import runs
+from skyward.nodes.local_host import runs
 from skyward.plugins import _volumes
 from skyward.wire import payload
 

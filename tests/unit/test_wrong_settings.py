@@ -13,7 +13,7 @@ import pytest
 
 import skyward as sky
 from skyward.errors import ConfigError, ProviderError
-from skyward.nodes.machine import check_memory
+from skyward.nodes.local_host import check_memory
 
 TORCH = sky.plugins.torch()
 

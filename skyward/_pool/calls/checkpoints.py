@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from skyward._pool.calls.task import Task
 from skyward.errors import CheckpointError, WireError
-from skyward.records.own_run import run_of_process
+from skyward.records.run import run_of_process
 from skyward.runtime.checkpoint import is_name
 from skyward.runtime.checkpoint_store import CheckpointStore, Commit
 from skyward.system import SimpleQueue, threading

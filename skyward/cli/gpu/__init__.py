@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -57,13 +56,8 @@ def check_gpu(*, as_json: bool) -> bool:
             click.echo(json.dumps({"check": name, "title": title, **outcomes[name]._asdict()}))
     if not as_json:
         click.echo(f"This machine shows {shown([name for _, name in usable])}.\n")
-        show_table([("CHECK", "OUTCOME", "FIGURES OR REASON"), *rows(outcomes)])
+        show_table([("CHECK", "OUTCOME", "FIGURES OR REASON"), *((name, *each) for name, each in outcomes.items())])
     return not any(outcome.state == FAILED for outcome in outcomes.values())
-
-
-def rows(outcomes: Mapping[str, Outcome]) -> list[tuple[str, str, str]]:
-    """Lines of a table."""
-    return [(name, outcome.state, outcome.text) for name, outcome in outcomes.items()]
 
 
 def run_check(command: tuple[str, ...], limit_s: float) -> Outcome:

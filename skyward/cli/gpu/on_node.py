@@ -135,19 +135,15 @@ def computes(device: str) -> float:
     return float((torch.ones(1000, device=device) * 2).sum())
 
 
-def _hold_and_spin(seconds: float) -> None:
+@compute
+def spin(seconds: float) -> None:
+    """Hold memory while a kernel runs."""
     import torch
 
     held = torch.ones(2**27, device="cuda")  # 512 MB
     torch.cuda._sleep(int(seconds * 2e9))  # cycles of a clock of about 2 GHz
     torch.cuda.synchronize()
     del held
-
-
-@compute
-def spin(seconds: float) -> None:
-    """Hold memory while a kernel runs."""
-    _hold_and_spin(seconds)
 
 
 @compute

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from skyward.engine import EngineAddress
@@ -78,7 +80,8 @@ def take(engine: EngineAddress, standby: Standby) -> Taken | None:
         if b"\n" in said and said.startswith(GREETING.encode()):
             execution.limit(None)
             greeting, _, rest = said.partition(b"\n")
-            return Taken(standby, execution, _after(rest, output), json.loads(greeting.removeprefix(GREETING.encode())))
+            facts = json.loads(greeting.removeprefix(GREETING.encode()))
+            return Taken(standby, execution, chain([rest] if rest else (), output), facts)
     code = execution.exit_code()
     execution.close()
     if code == EXIT_TAKEN:
@@ -88,12 +91,6 @@ def take(engine: EngineAddress, standby: Standby) -> Taken | None:
         f"Container {standby.name} (image {standby.image}) cannot become a node: `{' '.join(_TAKE)}` there ended with "
         f"exit status {code}. Its image must be one that skyward builds, of this version. {words}"
     )
-
-
-def _after(rest: bytes, output: Iterator[bytes]) -> Iterator[bytes]:
-    if rest:
-        yield rest
-    yield from output
 
 
 class ComposeProcess:
@@ -156,24 +153,18 @@ class ComposeProcess:
 def _to_node(relay: Execution, client: socket.socket) -> None:
     """From the client to the node (a thread of its own)."""
     buffer = memoryview(bytearray(_CHUNK))
-    try:
+    with suppress(OSError):  # the node is gone, which the other direction tells the client
         while count := client.recv_into(buffer):
             relay.send(buffer[:count])
-    except OSError:
-        pass  # the node is gone, which the other direction tells the client
     relay.end_input()
 
 
 def _to_client(relay: Execution, client: socket.socket) -> None:
     """From the node to the client (a thread of its own). It closes both, when the other can do nothing more."""
-    try:
+    with suppress(OSError):  # the client has closed
         for data in relay.output():
             client.sendall(data)
-    except OSError:
-        pass  # the client has closed
-    try:
+    with suppress(OSError):
         client.shutdown(socket.SHUT_RDWR)  # wakes the other direction
-    except OSError:
-        pass
     relay.close()
     client.close()

@@ -22,6 +22,7 @@ from skyward.providers.compose.node import Standby
 from skyward.system import time
 
 PROJECT = "com.docker.compose.project"  # labels that compose gives to what it makes
+USER_VAR = "SKYWARD_NODE_USER"  # the user that functions run as where the file names none
 GPUS = "skyward.gpus"  # a label of services whose containers have GPUs for themselves
 _NUMBER = "com.docker.compose.container-number"
 _SERVICE = "com.docker.compose.service"

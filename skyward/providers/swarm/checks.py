@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import ipaddress
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from skyward.errors import ProviderError
 from skyward.model.accelerator import Accelerator
 from skyward.model.protocol import PLATFORMS
 from skyward.providers.base import PoolRequest
+from skyward.providers.swarm.manager import Document
 
 _GIB = 1024**3
-
-Document = Mapping[str, Any]
 
 
 def check_manager(url: str, info: Document) -> None:

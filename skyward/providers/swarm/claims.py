@@ -1,4 +1,4 @@
-"""Claims the tasks of a pool's service: watches them through the manager until each runs and answers this client."""
+"""The tasks of a pool's service: claimed, which waits until each runs and answers this client, and nodes in them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import ssl
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, ClassVar
 
 from skyward.builder.events import Report, note
-from skyward.errors import NodeStartError, PoolClosedError, ProviderError
-from skyward.nodes.claimed import Claim, claim, end, open_through
+from skyward.errors import EngineError, NodeStartError, PoolClosedError, ProviderError
+from skyward.nodes.claimed import Claim, ClaimedProcess, claim, end, open_through
 from skyward.nodes.container import POOL
-from skyward.providers.swarm.api import Document
+from skyward.nodes.node import Exit, Launch, exit_of
 from skyward.providers.swarm.checks import address_of, name_of_machine
-from skyward.providers.swarm.manager import Manager
-from skyward.providers.swarm.service import name_of
+from skyward.providers.swarm.manager import Document, Manager
+from skyward.providers.swarm.service import name_of, of_slot
 from skyward.runner.entry.swarm_task import RESTART, ports
 from skyward.system import socket, threading, time
 from skyward.system.futures import ThreadPoolExecutor
@@ -27,6 +28,8 @@ _SAY_EVERY_S = 5.0
 _AT_ONCE = 16
 _FAILURES = 3  # tasks in a row that do not come to run
 _BROKEN = ("failed", "rejected")
+_REASON_S = 1.5  # how long the swarm may take to tell how a task ended
+_END_LOOK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +276,49 @@ class Waiting:
         return now - self._silent_since.setdefault(slot, now)
 
 
-def of_slot(tasks: Sequence[Document], slot: int) -> list[Document]:
-    """The tasks that a slot has had, the one of now last."""
-    return sorted((task for task in tasks if task.get("Slot") == slot), key=lambda task: str(task["CreatedAt"]))
+class SwarmProcess(ClaimedProcess):
+    """A runner in a task of the pool's service, in whose place the engine puts a new one while the service is there.
+
+    Raises:
+        ProviderError: the task has ended.
+    """
+
+    ending: ClassVar[str] = RESTART
+
+    def __init__(self, manager: Manager, claimer: TaskClaimer, task: ClaimedTask, launch: Launch) -> None:
+        self._manager, self._claimer, self._task = manager, claimer, task
+        self._service = name_of(launch.pool)
+        super().__init__(launch, task.claim, f"task {task.task[:12]} on {task.machine}")
+
+    def dial(self, address: str) -> socket.socket:
+        """A socket that leads, encrypted, to an address that the runner announced."""
+        return self._claimer.connect(self._task, address)
+
+    def is_unreachable(self) -> bool:
+        """Whether the manager is gone."""
+        return bool(self._manager.why_gone())
+
+    def how_lost(self) -> Exit:
+        """What the swarm knows of a task that exited without reporting."""
+        deadline = time.monotonic() + _REASON_S
+        try:
+            while time.monotonic() < deadline:
+                tasks = self._manager.api.tasks(self._service)
+                task = next((task for task in tasks if task["ID"] == self._task.task), None)
+                if task is None:
+                    return Exit(code=None, text=f"was removed with service {self._service}")
+                code = _exit_code(task)
+                if code is not None:
+                    return exit_of(code)
+                time.sleep(_END_LOOK_S)
+        except EngineError:
+            pass  # the manager is gone, which is said below
+        gone = self._manager.why_gone()
+        return Exit(code=None, text=gone or f"is lost: its connection to {self._task.machine} ended")
+
+
+def _exit_code(task: Any) -> int | None:
+    if task["Status"]["State"] in ("new", "pending", "assigned", "accepted", "preparing", "starting", "running"):
+        return None
+    code = (task["Status"].get("ContainerStatus") or {}).get("ExitCode")
+    return None if code is None else int(code)

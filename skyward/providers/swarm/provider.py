@@ -25,11 +25,9 @@ from skyward.nodes.process_id import ProcessId
 from skyward.nodes.run_directory import PoolDirectory, private_directory, runtime_base, sweep_orphans
 from skyward.providers.base import Allocation, Capabilities, PoolRequest, Provider
 from skyward.providers.reaper import Reaper
-from skyward.providers.swarm import checks, resources
-from skyward.providers.swarm.api import Document
-from skyward.providers.swarm.claims import ClaimedTask, TaskClaimer
-from skyward.providers.swarm.manager import Manager, ManagerAddress
-from skyward.providers.swarm.node import SwarmProcess
+from skyward.providers.swarm import checks, service
+from skyward.providers.swarm.claims import ClaimedTask, SwarmProcess, TaskClaimer
+from skyward.providers.swarm.manager import Document, Manager, ManagerAddress
 from skyward.providers.swarm.service import ServiceSpec, labels_of, name_of, secret_text, service_spec
 from skyward.runner.entry.swarm_task import STOP
 from skyward.ssh.handed import handed_hosts
@@ -105,7 +103,7 @@ class Swarm(Provider):
         """
         with self._connected() as manager:
             checks.check_manager(manager.api.url, manager.api.info())
-            return list(resources.described(manager.api))
+            return list(service.described(manager.api))
 
     def enter(self, node: Resource) -> NodeAccess:
         """A way into a task on the manager's own machine; the engines of others cannot be asked from there.
@@ -134,7 +132,7 @@ class Swarm(Provider):
             EngineError: it refuses.
         """
         with self._connected() as manager:
-            resources.clear(manager.api, pool_id)
+            service.clear(manager.api, pool_id)
 
     @contextmanager
     def _connected(self) -> Iterator[Manager]:
@@ -222,7 +220,7 @@ class SwarmAllocation(Allocation):
         own, theirs = identities("Swarm", pool, request.nodes)
         with self._lock:
             self.check_open()
-            resources.sweep(api)
+            service.sweep(api)
             self._reaper = Reaper(self._provider, pool)
             secret = api.create_secret(name_of(pool), secret_text(theirs), labels_of(pool, owner))
             spec = ServiceSpec(
@@ -316,5 +314,5 @@ class SwarmAllocation(Allocation):
                 self._reaper.relieve(self._clear)
 
     def _clear(self) -> None:
-        resources.settle(self.manager.api, self.request.pool_id)
-        resources.clear(self.manager.api, self.request.pool_id)
+        service.settle(self.manager.api, self.request.pool_id)
+        service.clear(self.manager.api, self.request.pool_id)

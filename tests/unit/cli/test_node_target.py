@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from skyward.cli import node_target
+from skyward.cli import places
 from skyward.cli.cp import RemotePath
-from skyward.cli.node_target import find_node
-from skyward.cli.places import Place
+from skyward.cli.places import Place, find_node
 from skyward.errors import ConfigError, ProviderError
 from skyward.model.resource import Resource
 
@@ -35,9 +34,7 @@ def place(name: str, *found: Resource, error: Exception | None = None) -> Place:
 @pytest.fixture(autouse=True)
 def _warm(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of the pools has a name."""
-    monkeypatch.setattr(
-        node_target, "identifiers", lambda pools: {each: {"warm": "abd2"}.get(each, each) for each in pools}
-    )
+    monkeypatch.setattr(places, "identifiers", lambda pools: {each: {"warm": "abd2"}.get(each, each) for each in pools})
 
 
 HERE = place(

@@ -70,6 +70,6 @@ def test_where_the_run_has_no_record_the_parameter_is_named(tmp_path: Path, monk
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     monkeypatch.delenv("SKYWARD_RUN", raising=False)
-    monkeypatch.setattr("skyward.records.own_run._own", None)
+    monkeypatch.setattr("skyward.records.run._own", None)
     error = Worker(Checkpoints(None, ""), Call()).ask(op="last")["error"]
     assert "cannot be written" in error and "ComputePool(checkpoints=...)" in error

@@ -12,13 +12,13 @@ import pytest
 
 import skyward as sky
 from skyward.cli.main import main
+from skyward.cli.up import compose_file
 from skyward.engine import EngineAddress, liveness
 from skyward.errors import ConfigError, EngineMissingError, ProviderError
 from skyward.model.accelerator import Accelerator
 from skyward.providers.base import PoolRequest
 from skyward.providers.compose import project as compose_project
 from skyward.providers.compose import provider as compose
-from skyward.providers.compose.file import compose_file
 from skyward.providers.compose.node import Standby
 from skyward.providers.compose.project import Project, project_name
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from skyward.errors import EngineError, EngineMissingError, SkywardError
 from skyward.nodes.ssh_host import Machine
-from skyward.ssh.host_report import HEADINGS, HostReport, as_row, finding_of, host_report_of
+from skyward.ssh.preflight import HEADINGS, HostReport, as_row, finding_of, host_report_of
 from skyward.ssh.watchdog import Facts
 from tests.unit.providers.test_checks import READY
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from skyward.errors import ProviderError
-from skyward.nodes import ports
+from skyward.nodes import local_host as ports
 
 _CLAIM = """
 import sys
-from skyward.nodes import ports
+from skyward.nodes import local_host as ports
 ports._candidates = lambda: [int(sys.argv[1])]
 ports.claim_port()
 """

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 import skyward as sky
 from skyward.cli import down, ps
 from skyward.errors import ConfigError, UnknownNameError
-from skyward.providers import registry
+from skyward.providers import extensions
 
 SOURCE = """
 from dataclasses import dataclass
@@ -48,7 +48,8 @@ class Shelf(Provider):
 @pytest.fixture
 def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with one pool; an installed package offers the provider that finds it."""
-    monkeypatch.setattr(registry, "PROVIDERS", replace(registry.PROVIDERS))
+    fresh = replace(extensions())
+    monkeypatch.setattr(sky.providers, "extensions", lambda: fresh)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "shelf_provider.py").write_text(SOURCE)
     monkeypatch.delitem(sys.modules, "shelf_provider", raising=False)
@@ -75,8 +76,8 @@ def test_an_installed_package_adds_a_provider(shelf: Path) -> None:
 def test_built_in_providers_are_there_too() -> None:
     """Under the names that `sky` has for them."""
     assert sky.providers.Local is sky.Local
-    assert {"AWS", "Compose", "Docker", "Local", "SSH", "Swarm"} <= set(registry.names())
-    assert registry.load("Docker") is sky.Docker
+    assert {"AWS", "Compose", "Docker", "Local", "SSH", "Swarm"} <= set(extensions().names())
+    assert extensions().load("Docker") is sky.Docker
 
 
 def test_an_unknown_name_offers_close_ones(shelf: Path) -> None:

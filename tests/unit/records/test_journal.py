@@ -7,10 +7,11 @@ from pathlib import Path
 
 from skyward.records import journal
 from skyward.records.journal import JournalWriter
+from tests import journals
 
 
 def _numbers(folder: Path, position: int = 0) -> list[int]:
-    return [entry.fields["n"] for entry in journal.read(folder, position)]
+    return [entry.fields["n"] for entry in journals.read(folder, position)]
 
 
 def _write(folder: Path, numbers: range, *, limit: int | None = None) -> None:
@@ -22,7 +23,7 @@ def _write(folder: Path, numbers: range, *, limit: int | None = None) -> None:
 
 def test_entries_come_in_order_and_a_position_goes_on_after_its_entry(tmp_path: Path) -> None:
     _write(tmp_path, range(10))
-    third = list(journal.read(tmp_path))[2]
+    third = list(journals.read(tmp_path))[2]
 
     _write(tmp_path, range(10, 12))
 
@@ -35,7 +36,7 @@ def test_a_writer_that_was_killed_loses_the_entry_it_was_writing_and_no_other(tm
     (_, path) = journal.segments(tmp_path)[-1]
     with path.open("ab") as file:
         file.write(b'{"n":3,"te')
-    before = list(journal.read(tmp_path))
+    before = list(journals.read(tmp_path))
 
     _write(tmp_path, range(4, 6))
 
@@ -46,7 +47,7 @@ def test_a_writer_that_was_killed_loses_the_entry_it_was_writing_and_no_other(tm
 def test_a_bounded_journal_keeps_the_newest_and_says_how_much_is_missing(tmp_path: Path) -> None:
     _write(tmp_path, range(1000), limit=20_000)
 
-    entries = list(journal.read(tmp_path))
+    entries = list(journals.read(tmp_path))
     size = sum(path.stat().st_size for _, path in journal.segments(tmp_path))
 
     assert size <= 20_000

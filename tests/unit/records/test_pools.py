@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from skyward.records import journal, pools
+from skyward.records import pools
 from skyward.records.pools import PoolRecord
 from skyward.records.run import RunRecord
+from tests import journals
 from tests.waiting import wait_until
 
 Open = Callable[[str], PoolRecord]
@@ -28,7 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _entries(folder: Path) -> list[dict[str, Any]]:
-    return [dict(entry.fields) for entry in journal.read(folder)]
+    return [dict(entry.fields) for entry in journals.read(folder)]
 
 
 def _say(record: PoolRecord, text: str, call: int | None = 1) -> None:
@@ -72,11 +73,11 @@ def test_two_processes_write_into_one_run(folder: Path) -> None:
     processes = [subprocess.Popen([sys.executable, "-c", program, str(n)]) for n in range(2)]
     assert [process.wait(60) for process in processes] == [0, 0]
 
-    entries = list(journal.read(folder / "nodes"))
+    entries = list(journals.read(folder / "nodes"))
     for pool in ("p0", "p1"):
         assert [e.fields["call"] for e in entries if e.fields["pool"] == pool] == list(range(500))
     middle = entries[400]
-    assert next(journal.read(folder / "nodes", middle.end)) == entries[401]
+    assert next(journals.read(folder / "nodes", middle.end)) == entries[401]
 
 
 def test_a_directory_that_takes_nothing_is_told_once_and_ends_the_record(

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from skyward.records import journal
+from tests import journals
 
 SKYWARD = [sys.executable, "-m", "skyward", "run"]
 
@@ -43,7 +43,7 @@ def run(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
 def kept(folder: Path) -> dict[str, str]:
     """What a run's record has of each stream."""
     found = {"out": "", "err": ""}
-    for entry in journal.read(folder / "output"):
+    for entry in journals.read(folder / "output"):
         found[entry.fields["stream"]] += entry.fields["text"]
     return found
 

@@ -36,11 +36,12 @@ def test_a_question_is_asked_until_it_is_answered() -> None:
     ]
 
 
-def test_patience_has_an_end() -> None:
+def test_patience_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """With what may be, and what to do."""
+    monkeypatch.setattr(module, "PATIENCE_S", 0.01)
 
     def ask() -> None:
         raise HostLostError("gpu1 does not answer.")
 
     with pytest.raises(HostLostError, match=r"gpu1 has not answered for 0 s. .* the same command tries again"):
-        Losses("gpu1", "train", lambda _: None, patience_s=0.01).outlast(ask)
+        Losses("gpu1", "train", lambda _: None).outlast(ask)

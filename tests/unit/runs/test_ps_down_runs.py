@@ -15,7 +15,7 @@ import pytest
 from skyward.cli.main import main
 from skyward.nodes.process_id import current_user
 from skyward.records.journal import JournalWriter
-from skyward.records.prune import prune, prune_at_times
+from skyward.records.run import prune, prune_at_times
 from tests.unit.runs.conftest import Start
 from tests.waiting import wait_until
 
@@ -99,7 +99,7 @@ def test_a_run_that_does_not_heed_is_killed(
     runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With its process group."""
-    monkeypatch.setattr("skyward.runs.stop.stop.__kwdefaults__", {"grace_s": 0.5})
+    monkeypatch.setattr("skyward.runs.follow.stop.__kwdefaults__", {"grace_s": 0.5})
     command = [sys.executable, "-c", STUBBORN, str(runs / "train-1")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as run:
         assert run.stdout
@@ -183,16 +183,26 @@ def test_old_records_are_removed_when_a_run_starts(start: Start, runs: Path) -> 
     assert [path.name for path in runs.iterdir()] == ["running"]
 
 
-def test_pools_look_at_old_records_once_an_hour(start: Start, runs: Path) -> None:
+@pytest.mark.parametrize("by", ["pools", "skyward run"])
+def test_old_records_are_looked_for_once_an_hour(by: str, start: Start, runs: Path, tmp_path: Path) -> None:
     """There may be a thousand."""
+    program = tmp_path / "program.py"
+    program.touch()
+
+    def look() -> None:
+        if by == "pools":
+            prune_at_times()
+        else:
+            subprocess.run([sys.executable, "-m", "skyward", "run", program], check=True)
+
     start("old").wait()
-    prune_at_times()
+    look()
     for folder, _, files in os.walk(runs / "old"):
         for path in (Path(folder), *(Path(folder, file) for file in files)):
             os.utime(path, (1, 1))
 
-    prune_at_times()
+    look()
     assert (runs / "old").is_dir()
     os.utime(runs.parent / "pruned", (1, 1))
-    prune_at_times()
+    look()
     assert not (runs / "old").exists()
