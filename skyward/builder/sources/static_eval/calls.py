@@ -444,12 +444,17 @@ _LAZY = (enumerate, itertools.chain, reversed, zip)
 def _is_instance(value: Any, of: Any) -> bool | Unknown:
     """What `isinstance` says."""
     classes = of if isinstance(of, tuple) else (of,)
-    if isinstance(value, Instance) and value.cls.is_known and all(isinstance(each, Class) for each in classes):
+    if isinstance(value, Instance) and value.cls.is_known and all(_is_usual(each) for each in classes):
         return any(each in value.cls.lineage for each in classes)
     kinds = [_KINDS.get(each.name) if isinstance(each, Reference) else None for each in classes]
     if type(value) not in _KINDS.values() or None in kinds:
         return Unknown(MADE, is_harmless=True)
     return isinstance(value, tuple(kind for kind in kinds if kind))
+
+
+def _is_usual(of: Any) -> bool:
+    """Whether it is a class of the script without a metaclass, which may say what its instances are."""
+    return isinstance(of, Class) and not any(each.meta for each in of.lineage)
 
 
 def _replaced(image: Image, **fields: Any) -> Image:

@@ -331,7 +331,10 @@ class Expressions:
         for sign, part in zip(node.ops, node.comparators, strict=True):
             right = self._operand(self.value(part, scope), node)
             if is_member(left) and is_member(right) and isinstance(sign, ast.Eq | ast.NotEq | ast.Is | ast.IsNot):
-                if (left is right) is not isinstance(sign, ast.Eq | ast.Is):
+                is_equal = are_equal(left, right)
+                if is_equal is None:
+                    return Unknown("is not a constant")
+                if is_equal is not isinstance(sign, ast.Eq | ast.Is):
                     return False
                 left = right
                 continue
@@ -472,8 +475,14 @@ class Expressions:
 
 
 def is_member(value: Any) -> bool:
-    """Whether it is a member of an enumeration, which is equal only to itself."""
+    """Whether it is a member of an enumeration."""
     return isinstance(value, Instance) and value.cls.is_enum and "__eq__" not in value.cls.scope.values
+
+
+def are_equal(one: Instance, other: Instance) -> bool | None:
+    """Whether two members are equal, and the same; None if they are texts or numbers of two enumerations."""
+    is_mixed = one.cls is not other.cls and (one.cls.is_mixed or other.cls.is_mixed)
+    return None if is_mixed else one is other
 
 
 def _is_sole(value: Any) -> bool:

@@ -99,6 +99,8 @@ class Imports:
         parts = [part for part in name.split(".") if part]
         if not level and (not parts or parts[0] == "skyward"):
             return None
+        if not level and name in self._reading.loaded:
+            return self._reading.loaded[name]
         folders = [here]
         if not level:
             folders = [*self._first, self._reading.main.source.path.parent, *self._last, Path.cwd()]

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 from skyward.builder.sources.static_eval import known
-from skyward.builder.sources.static_eval.expressions import is_member
+from skyward.builder.sources.static_eval.expressions import are_equal, is_member
 from skyward.builder.sources.static_eval.reading import Loop, Reading, bound_error
 from skyward.builder.sources.static_eval.state import Changes
 from skyward.builder.sources.static_eval.values import (
@@ -197,7 +197,7 @@ class Statements:
         value = self._reading.expressions.value(pattern.value, scope)
         if isinstance(value, Unknown) or is_member(value) != is_member(subject):
             return None
-        return value is subject if is_member(value) else bool(value == subject)
+        return are_equal(value, subject) if is_member(value) else bool(value == subject)
 
     def _while(self, node: ast.While, scope: Scope) -> End | None:
         expressions = self._reading.expressions
@@ -388,6 +388,9 @@ class Statements:
         cls = Class(node, kept, next(filter(None, pools), ""), mine)
         cls.meta = None if isinstance(meta, Reference) and meta.name == "abc.ABCMeta" else meta
         cls.is_enum = is_enum
+        cls.is_mixed = is_enum and any(
+            each.is_mixed if isinstance(each, Class) else not _is_pure(each) for each in bases
+        )
         mine.key = cls
         reading.born(cls, node)
         reading.born(mine, node)
@@ -427,18 +430,33 @@ def _is_enum(base: Any) -> bool:
     return base.is_enum if isinstance(base, Class) else isinstance(base, Reference) and base.name in names
 
 
+def _is_pure(base: Any) -> bool:
+    """Whether members of a class that extends it are equal to nothing else."""
+    names = ("enum.Enum", "enum.Flag")
+    return not base.is_mixed if isinstance(base, Class) else isinstance(base, Reference) and base.name in names
+
+
 def _make_members(cls: Class) -> None:
     """Make the attributes of an enumeration its members; those of one value are one."""
     members: list[Instance] = []
+    is_usual = not any(name in cls.scope.values for name in ("__init__", "__new__", "name", "value"))
     for name, value in cls.scope.values.items():
         if name.startswith("_") or isinstance(value, Function):
             continue
-        member = next((each for each in members if same(each.scope.values["value"], value)), None)
+        if not is_usual:
+            value = Unknown("is made by code of the enumeration")
+        member = next((each for each in members if _is_equal(each.scope.values["value"], value)), None)
         if member is None:
             member = Instance(cls, Scope(("member", cls.node, name)))
             member.scope.values.update(name=name, value=value)
             members.append(member)
         cls.scope.values[name] = member
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    """Whether two members of these values are one."""
+    is_number = isinstance(one, int | float) and isinstance(other, int | float)
+    return bool(one == other) if is_number else same(one, other)
 
 
 def _base(value: Any) -> Any:

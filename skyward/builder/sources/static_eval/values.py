@@ -145,14 +145,27 @@ class Class:
         fields: what a dataclass has for the parameters of its `__init__`; None where that is not known.
         is_by_name: whether that takes them by name only.
         is_enum: whether its attributes are members of an enumeration.
+        is_mixed: whether these are texts or numbers as well.
         meta: its metaclass; None for the usual ones.
     """
 
-    __slots__ = ("bases", "dataclass", "fields", "is_by_name", "is_enum", "meta", "name", "node", "pool", "scope")
+    __slots__ = (
+        "bases",
+        "dataclass",
+        "fields",
+        "is_by_name",
+        "is_enum",
+        "is_mixed",
+        "meta",
+        "name",
+        "node",
+        "pool",
+        "scope",
+    )
 
     def __init__(self, node: ast.ClassDef, bases: list[Any], pool: str, scope: Scope) -> None:
         self.node, self.name, self.bases, self.pool, self.scope = node, node.name, bases, pool, scope
-        self.dataclass = self.is_by_name = self.is_enum = False
+        self.dataclass = self.is_by_name = self.is_enum = self.is_mixed = False
         self.meta: Any = None
         self.fields: dict[str, Any] | None = None
 
