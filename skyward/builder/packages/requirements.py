@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from skyward.builder.events import warn
 from skyward.builder.packages.local import LocalPackage, dependencies_of, listed, local_packages, located
 from skyward.builder.packages.rules import Hashed, Rules
 from skyward.errors import ConfigError
@@ -231,7 +232,16 @@ class _Reading:
         self._override(locked.overrides)
 
     def _settings(self, document: dict[str, Any], path: Path) -> None:
-        """Heed the constraints and overrides of a project that has no lock."""
+        """Heed the constraints and overrides of a project that has no lock, or one that only its own tool reads."""
+        from skyward.builder.packages.pip_files import EXPORTS
+
+        for name, export in EXPORTS.items():
+            if (path.parent / name).is_file():
+                warn(
+                    f"{path.parent / name} is not used, as only its own tool reads that form: what {path} needs is "
+                    f"resolved anew. To have the versions that it names, `{export}` in {path.parent}, and name "
+                    f"{export.split()[-1]} in requirements= in place of the project."
+                )
         settings = document.get("tool", {}).get("uv", {})
         constraints = _checked(tuple(settings.get("constraint-dependencies", ())), f"{path}, constraint-dependencies")
         self._rules = replace(self._rules, constraints=_joined(self._rules.constraints, constraints))

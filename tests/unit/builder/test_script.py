@@ -236,3 +236,39 @@ def test_a_problem_in_a_file_beside_names_that_file(found: Found, tmp_path: Path
 
     with pytest.raises(ConfigError, match=r"train.py, line 5: .*`os.environ` \(config.py, line 3\)"):
         found("from config import PIP\nsky.ComputePool(image=sky.Image(pip=PIP))")
+
+
+@pytest.mark.parametrize(
+    ("change", "package"),
+    [
+        ("sys.path.insert(0, os.path.join(os.path.dirname(__file__), 'lib'))", "inner"),
+        ("import config\nsys.path.insert(0, os.path.join(os.path.dirname(__file__), 'lib'))", "outer"),
+        ("sys.path.append(os.path.join(os.path.dirname(__file__), 'lib'))", "outer"),
+    ],
+)
+def test_modules_are_where_sys_path_says(found: Found, tmp_path: Path, change: str, package: str) -> None:
+    """A module that is imported already stays the one it is."""
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "config.py").write_text("PIP = ['outer']\n")
+    (tmp_path / "lib" / "config.py").write_text("PIP = ['inner']\n")
+
+    (one,) = found(f"{change}\nfrom config import PIP\nimage = sky.Image(pip=PIP)")
+
+    assert one.image.pip == (package,)
+
+
+@pytest.mark.parametrize("change", ["sys.path[:0] = ['lib']", "sys.path += ['lib']", "sys.path.remove('')"])
+def test_after_other_changes_of_sys_path_no_module_is_known(found: Found, tmp_path: Path, change: str) -> None:
+    """Another file of that name may be the one that a run imports."""
+    (tmp_path / "config.py").write_text("PIP = ['outer']\n")
+    with pytest.raises(ConfigError, match=r"`config.PIP`, which is made outside of the script"):
+        found(f"{change}\nfrom config import PIP\nimage = sky.Image(pip=PIP)")
+
+
+def test_a_module_says_what_a_star_brings(found: Found, tmp_path: Path) -> None:
+    """`__all__`, where there is one."""
+    (tmp_path / "config.py").write_text("__all__ = ['PIP', '_MORE']\nPIP, _MORE, MINE = ['a'], ['b'], ['c']\n")
+
+    (one,) = found("MINE = ['mine']\nfrom config import *\nimage = sky.Image(pip=PIP + _MORE + MINE)")
+
+    assert one.image.pip == ("a", "b", "mine")

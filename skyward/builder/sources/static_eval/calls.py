@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import ast
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from skyward.builder.sources.declared import PluginUse, ProviderUse
-from skyward.builder.sources.static_eval import known
-from skyward.builder.sources.static_eval.expressions import MOST, derived
-from skyward.builder.sources.static_eval.reading import Frame, PoolCall, Reading, short
+from skyward.builder.sources.static_eval import known, records
+from skyward.builder.sources.static_eval.expressions import derived
+from skyward.builder.sources.static_eval.reading import Frame, PoolCall, Reading
 from skyward.builder.sources.static_eval.values import (
+    ABSENT,
     Bound,
     Class,
     Function,
@@ -29,8 +30,9 @@ from skyward.builder.sources.static_eval.values import (
 from skyward.model.image import Image
 
 _DEEPEST = 12  # calls inside of calls that are followed
-_DATACLASS = ("dataclasses.dataclass",)
-_MADE = "is made when the script runs"
+_DATACLASS = ("dataclasses.dataclass", "dataclasses.dataclass(kw_only=True)")
+_WRAPPING = "functools.wraps(...)"  # a decorator that leaves the function as it is
+MADE = "is made when the script runs"
 
 
 class Arguments:
@@ -52,7 +54,7 @@ class Calls:
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
         self._active: list[tuple[Function, int]] = []
-        self._creations: dict[int, ast.expr] = {}
+        self.creations: dict[int, ast.expr] = {}
 
     def function(
         self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, scope: Scope, owner: Class | None
@@ -69,11 +71,17 @@ class Calls:
 
     def call_of(self, node: ast.Call, scope: Scope) -> Any:
         """The result of a call."""
-        expressions = self._reading.expressions
+        expressions, comprehensions = self._reading.expressions, self._reading.comprehensions
         called = expressions.called(node.func, scope)
         if isinstance(called, Reference) and called.name == "builtins.super" and not node.args:
             return self._super(scope)
-        args, rest = expressions.values(node.args, scope)
+        if called == Reference("functools.wraps") and len(node.args) == 1:
+            expressions.called(node.args[0], scope)  # only its name and documentation are copied
+            return Reference(_WRAPPING)
+        if generator := comprehensions.extended(called, node, scope):
+            comprehensions.extend(called.owner, generator, scope)
+            return None
+        args, rest = expressions.values(node.args, scope, use=comprehensions.use(called))
         kwargs: dict[str, Any] = {}
         for keyword in node.keywords:
             found = expressions.value(keyword.value, scope)
@@ -93,7 +101,7 @@ class Calls:
         if isinstance(called, Reference):
             return self._reference(called.name, arguments, node)
         if isinstance(called, Method):
-            return self._method(called, arguments, node)
+            return self._reading.methods.call(called, arguments, node)
         if isinstance(called, Function):
             return self._follow(called, arguments, node)
         if isinstance(called, Bound):
@@ -106,6 +114,10 @@ class Calls:
             return self.call(called.called, merged, node)
         return self._opaque(called, arguments, node)
 
+    def apply(self, called: Any, args: list[Any], node: ast.expr) -> Any:
+        """The result of calling a value with some others."""
+        return self.call(called, Arguments(args, {}), node)
+
     def follow(self, function: Function, args: list[Any], kwargs: dict[str, Any], node: ast.AST) -> Any:
         """The result of a function of the script."""
         return self._follow(function, Arguments(args, kwargs), node)
@@ -113,7 +125,7 @@ class Calls:
     def pool_of(self, partial: Partial) -> None:
         """Note the pool of a `functools.partial(ComputePool, ...)` that others may call."""
         assert isinstance(partial.called, Reference)
-        self._pool(partial.called.name, Arguments(partial.args, partial.kwargs), partial.node)
+        self.pool(partial.called.name, Arguments(partial.args, partial.kwargs), partial.node)
 
     def explore(self, function: Function) -> None:
         """Follow a function as if somebody had called it with anything."""
@@ -154,19 +166,14 @@ class Calls:
         """The result of calling something that is not of the script, known by its full name."""
         reading = self._reading
         if name in known.POOLS:
-            return self._pool(name, arguments, node)
+            return self.pool(name, arguments, node)
         if name in known.EVERYTHING or (name == "builtins.vars" and not arguments.args):
             for each in arguments.all():
                 reading.escape(each, node)
             reading.everything = reading.unknown(node, "may change any name of the script")
-            return Unknown(_MADE)
-        if name in _DATACLASS and not arguments.args:
-            return Reference(name)
-        if name == "functools.partial" and arguments.args and arguments.rest is None:
-            return Partial(arguments.args[0], arguments.args[1:], arguments.kwargs, node)
-        if name == "dataclasses.replace" and isinstance(next(iter(arguments.args), None), Image):
-            reading.used.add(id(arguments.args[0]))
-            return self._made(_replaced, arguments, node, is_image=True)
+            return Unknown(MADE)
+        if (found := self._of_library(name, arguments, node)) is not ABSENT:
+            return found
         if name in ("builtins.setattr", "builtins.delattr", "builtins.object.__setattr__"):
             return self._set_attribute(arguments, node)
         if name == "builtins.getattr" and arguments.rest is None and _is_name(arguments.args):
@@ -175,21 +182,45 @@ class Calls:
         if known.is_plugin(name) or known.is_provider(name):
             return (self._plugin if known.is_plugin(name) else self._provider)(name, arguments, node)
         if make := known.maker(name):
-            return self._made(make, arguments, node, is_image=name.startswith("skyward.Image"))
+            return self.made(make, arguments, node, is_image=name.startswith("skyward.Image"))
         if known.is_harmless(name) or (name.startswith("builtins.") and name[9:].endswith(("Error", "Exit"))):
-            return Unknown(_MADE, is_harmless=True)
+            return Unknown(MADE, is_harmless=True)
         return self._opaque(Reference(name), arguments, node)
 
-    def _made(self, make: Callable[..., Any], arguments: Arguments, node: ast.expr, *, is_image: bool) -> Any:
+    def _of_library(self, name: str, arguments: Arguments, node: ast.expr) -> Any:
+        """The result of a function of Python's library about functions, classes or modules; ABSENT for any other."""
+        args, kwargs = arguments.args, arguments.kwargs
+        if name.startswith(("sys.path.", "site.addsitedir")):
+            self._reading.imports.look_in(name, args)
+        if arguments.rest is not None:
+            return ABSENT
+        if name in _DATACLASS and not args and records.is_followed(kwargs):
+            return Reference(_DATACLASS[1] if kwargs.get("kw_only") else name)
+        if name == "functools.partial" and args:
+            return Partial(args[0], args[1:], kwargs, node)
+        if name == records.FIELD:
+            return Partial(Reference(name), args, kwargs, node)
+        if name == "builtins.isinstance" and len(args) == 2:
+            return _is_instance(*args)
+        if name == "dataclasses.replace" and args and isinstance(args[0], Image):
+            self._reading.used.add(id(args[0]))
+            return self.made(_replaced, arguments, node, is_image=True)
+        return ABSENT
+
+    def made(self, make: Callable[..., Any], arguments: Arguments, node: ast.expr, *, is_image: bool) -> Any:
         """One of Skyward's values, or what a built-in function gives."""
+        if make in _LAZY:
+            return self._reading.comprehensions.lazy(make, arguments, node)
         every = arguments.all()
-        unknown = arguments.rest or self._reading.unknown_in(every)
+        args = [self._reading.taken(each, node) for each in arguments.args]
+        kwargs = {name: self._reading.taken(each, node) for name, each in arguments.kwargs.items()}
+        unknown = arguments.rest or self._reading.unknown_in([*args, *kwargs.values()])
         if (
             unknown is None
             and make in _ORDERED
             and any(isinstance(each, set | frozenset) and len(each) > 1 for each in every)
         ):
-            unknown = Unknown("depends on the order of a set, which changes from run to run; sorted(...) has one")
+            unknown = Unknown(UNORDERED)
         if unknown is not None:
             of: list[Any] = [*arguments.kwargs.values(), *(arguments.rest.of if arguments.rest else ())]
             for each in every:
@@ -198,10 +229,16 @@ class Calls:
             about = unknown.about or self._reading.about(node)
             made = () if is_image else [*of, *holding(of)]
             return Unknown(unknown.why, about=about, mistake=unknown.mistake, is_image=is_image, of=made)
-        result = self._reading.expressions.applied(node, make, *arguments.args, **arguments.kwargs)
+        if any(isinstance(each, Iterator) for each in args) and getattr(make, "__name__", "") in (
+            "str",
+            "repr",
+            "format",
+        ):
+            return Unknown("is the text of an iterator, which changes from run to run")
+        result = self._reading.expressions.applied(node, make, *args, **kwargs)
         if isinstance(result, Unknown):
             return Unknown(result.why, about=result.about, mistake=result.mistake, is_image=is_image)
-        return list(result) if type(result).__name__ in _LAZY else result
+        return Unknown(MADE) if isinstance(result, Iterator) else result
 
     def _plugin(self, name: str, arguments: Arguments, node: ast.expr) -> Any:
         if unknown := arguments.rest or self._reading.unknown_in(arguments.all()):
@@ -218,7 +255,7 @@ class Calls:
 
     def _provider(self, name: str, arguments: Arguments, node: ast.expr) -> Any:
         if arguments.rest or self._reading.unknown_in(arguments.all()):
-            return Unknown(_MADE, is_harmless=True)
+            return Unknown(MADE, is_harmless=True)
         source = self._reading.module.source
         return ProviderUse(
             name=name.rpartition(".")[2],
@@ -227,7 +264,7 @@ class Calls:
             where=f"{source.path}, {source.place(node.lineno)}",
         )
 
-    def _pool(self, name: str, arguments: Arguments, node: ast.expr) -> Any:
+    def pool(self, name: str, arguments: Arguments, node: ast.expr) -> Any:
         self._reading.made(PoolCall(node, self._reading.module, name, arguments))
         first = next(iter(arguments.args), None)
         if name == "skyward.pool" and isinstance(first, Function):  # as a bare decorator
@@ -247,85 +284,27 @@ class Calls:
             value.kind = {"staticmethod": "static", "classmethod": "class", "property": "property"}[name[9:]]
             return value
         if isinstance(value, Class) and name in _DATACLASS:
-            value.dataclass = True
+            value.dataclass, value.is_by_name = True, name == _DATACLASS[1]
+            records.find_fields(value)
             return value
-        if isinstance(decorator, Unknown) and decorator.is_pool:
+        if name == _WRAPPING or (isinstance(decorator, Unknown) and decorator.is_pool):
             return value
         if isinstance(decorator, Unknown) and decorator.is_harmless:
-            return Unknown(_MADE, is_harmless=True)
+            return Unknown(MADE, is_harmless=True)
         if name.startswith("skyward.") and name not in known.POOLS:
-            return Unknown(_MADE, is_harmless=True)
+            return Unknown(MADE, is_harmless=True)
         return self.call(decorator, Arguments([value], {}), node)
 
     def _set_attribute(self, arguments: Arguments, node: ast.expr) -> Any:
         reading, args = self._reading, arguments.args
         if _is_name(args) and len(args) == 3 and isinstance(args[0], Instance | Class | Module):
-            reading.statements.store(args[0], args[1], args[2], node)
+            reading.assignments.store(args[0], args[1], args[2], node)
             return None
         if args and isinstance(args[0], Module | Reference | Unknown):
             reading.everything = reading.unknown(node, "may change any name")
         for each in args:
             reading.escape(each, node)
         return None
-
-    def _method(self, called: Method, arguments: Arguments, node: ast.expr) -> Any:
-        owner, name, reading = called.owner, called.name, self._reading
-        if isinstance(owner, Super):
-            made = self._creations.get(id(owner.instance), node)
-            cls = owner.instance.cls if isinstance(owner.instance, Instance) else owner.owner
-            return self._pool(cls.pool, arguments, made)
-        if isinstance(owner, Unknown):
-            held = reading.inside(owner)
-            if any(known.changes(each, name) for each in owner.of):
-                args = arguments.all()
-                given = reading.inside(*args) if name in ("extend", "update") else args
-                reading.change(owner, (*given, *(arguments.rest.of if arguments.rest else ())), node)
-                return derived(owner, (*held, *arguments.args[1:]))
-            given = reading.inside(*arguments.all())
-            return derived(owner, (*held, *arguments.all()) if name == "get" else holding((*held, *given)))
-        if isinstance(owner, Image):
-            reading.used.add(id(owner))
-            return self._made(getattr(owner, name), arguments, node, is_image=True)
-        if name in ("join", "pop") and any(map(_is_unordered, (owner, *arguments.args))):
-            reading.escape(owner, node)
-            return Unknown("depends on the order of a set, which changes from run to run; sorted(...) has one")
-        if not known.changes(owner, name):
-            if name in ("get", "copy", "index", "count") and arguments.rest is None and not isinstance(owner, str):
-                return _gentle(reading, node, owner, name, arguments)
-            return self._made(getattr(owner, name), arguments, node, is_image=False)
-        return self._change(owner, name, arguments, node)
-
-    def _change(self, owner: Any, name: str, arguments: Arguments, node: ast.expr) -> Any:
-        """Call a method that changes its container."""
-        reading, place = self._reading, self._reading.place(node)
-        reading.born(owner, node)
-        args = arguments.args
-        unknown = arguments.rest
-        if unknown is None and name in ("extend", "update") and args:
-            items = args[0] if isinstance(owner, dict) else reading.expressions.items(args[0], node)
-            unknown = items if isinstance(items, Unknown) else None
-            if unknown is None and hasattr(items, "__len__") and len(owner) + len(items) > MOST:
-                unknown = Unknown("is too long", about=reading.about(node))
-        if unknown is None and name in ("insert", "remove", "pop", "sort", "discard", "setdefault"):
-            unknown = reading.unknown_in([*args[: 2 if name != "insert" else 1], *arguments.kwargs.values()])
-            if any(isinstance(each, Function | Bound) for each in arguments.all()):
-                unknown = Unknown("is not a constant", about=reading.about(node))
-        if name in ("remove", "sort", "index") and unknown is None:
-            unknown = reading.unknown_in(owner)
-        reading.state.touch(owner, place, is_growing=name in ("append", "extend", "insert", "add", "setdefault"))
-        if reading.doubt(owner, None):  # others have it, and now what is put into it
-            reading.escape(args, node)
-        if unknown is None:
-            try:
-                return getattr(owner, name)(*args, **arguments.kwargs)
-            except (TypeError, ValueError, LookupError, AttributeError) as error:
-                module = reading.module.source
-                unknown = Unknown(
-                    "is wrong", mistake=f"{module.path}, {place}: `{short(node)}`: {type(error).__name__}: {error}"
-                )
-        given = reading.inside(*arguments.all()) if name in ("extend", "update") else arguments.all()
-        reading.escape([owner, *given], node, f"is changed by `{short(node)}` ({place}): {unknown}")
-        return unknown
 
     def _follow(self, function: Function, arguments: Arguments, node: ast.AST, *, is_iterated: bool = False) -> Any:
         """The result of a function of the script, whose body is read with these arguments.
@@ -337,15 +316,15 @@ class Calls:
             reading.expose(function)
             for each in arguments.all():
                 reading.escape(each, node)
-            return Unknown(_MADE)
+            return Unknown(MADE)
         depths = [unsure for each, unsure in self._active if each.node is function.node]
         if len(depths) > 1 and reading.unsure > depths[0]:
             reading.expose(function)
             reading.escape(arguments.all(), node)
-            return Unknown(_MADE)
+            return Unknown(MADE)
         if len(self._active) >= _DEEPEST:
             reading.everything = reading.unknown(node, "goes too deep to be followed, and may change any name")
-            return Unknown(_MADE)
+            return Unknown(MADE)
         function.is_called = True
         scope = Scope(("call", function.node), function.scope)
         reading.born(scope, function.node)
@@ -367,6 +346,8 @@ class Calls:
         else:
             reading.state.apply(changes)
         results = frame.results if ended else [*frame.results, None]
+        if not results:  # it ends by an exception
+            return Unknown(MADE)
         if all(same(each, results[0]) for each in results):
             return results[0]
         return Unknown("is one of several values, and only a run can tell which", of=results)
@@ -411,22 +392,25 @@ class Calls:
     def _instance(self, cls: Class, arguments: Arguments, node: ast.expr) -> Any:
         """An instance of a class of the script."""
         reading = self._reading
+        is_record = arguments.rest is None and records.is_record(cls)
+        if is_record and (record := records.make(cls, arguments.args, arguments.kwargs, node, reading)):
+            return record
         instance = Instance(cls, Scope(("instance", node)))
         reading.born(instance, node)
         reading.born(instance.scope, node)
         makers = [each.scope.values[name] for each in cls.lineage for name in ("__init__", "__new__", "__post_init__")
                   if name in each.scope.values]  # fmt: skip
         if cls.pool:
-            self._creations[id(instance)] = node
+            self.creations[id(instance)] = node
             if not makers:
-                self._pool(cls.pool, arguments, node)
-        elif not cls.is_known or cls.dataclass or any(each.dataclass for each in cls.lineage):
+                self.pool(cls.pool, arguments, node)
+        elif cls.is_enum or not cls.is_known or cls.dataclass or any(each.dataclass for each in cls.lineage):
             reading.escape([*arguments.all(), cls], node, f"is given to {cls.name}({reading.place(node)})")
-            return Unknown(_MADE)
+            return Unknown(MADE)
         first = next((each for each in makers if isinstance(each, Function) and each.name == "__init__"), None)
         if any(each is not first and not _is_init(each) for each in makers):
             reading.escape([*arguments.all(), instance], node)
-            return Unknown(_MADE)
+            return Unknown(MADE)
         if first is not None:
             self._follow(first, Arguments([instance, *arguments.args], arguments.kwargs, arguments.rest), node)
         return instance
@@ -435,21 +419,42 @@ class Calls:
         """The result of calling what is not followed: it may change what it is given."""
         reading = self._reading
         if isinstance(called, Unknown) and called.is_harmless:
-            return Unknown(_MADE, is_harmless=True)
+            return Unknown(MADE, is_harmless=True)
         reading.escape([called, *arguments.all(), arguments.rest], node)
         if isinstance(called, Reference):
             if called.name.startswith("builtins."):
-                return Unknown(_MADE)
+                return Unknown(MADE)
             return Unknown("calls something other than skyward's own names")
         if isinstance(called, Unknown):
             return Unknown(called.why, about=called.about, mistake=called.mistake)
-        return Unknown(_MADE)
+        return Unknown(MADE)
 
 
 # what they make of a set depends on its order
-_ORDERED = (list, tuple, str, repr, enumerate, zip, itertools.chain, dict.fromkeys)
+_ORDERED = (list, tuple, str, repr, dict.fromkeys)
+UNORDERED = "depends on the order of a set, which changes from run to run; sorted(...) has one"
+_KINDS = {
+    f"builtins.{kind.__name__}": kind
+    for kind in (bool, bytes, dict, float, frozenset, int, list, set, str, tuple, type(None))
+}
 _GIVING = (max, min, sum, dict.fromkeys)  # may give, or put into what they give, their arguments themselves
-_LAZY = ("chain", "dict_items", "dict_keys", "dict_values", "enumerate", "list_reverseiterator", "reversed", "zip")
+_LAZY = (enumerate, itertools.chain, reversed, zip)
+
+
+def _is_instance(value: Any, of: Any) -> bool | Unknown:
+    """What `isinstance` says."""
+    classes = of if isinstance(of, tuple) else (of,)
+    if isinstance(value, Instance) and value.cls.is_known and all(_is_usual(each) for each in classes):
+        return any(each in value.cls.lineage for each in classes)
+    kinds = [_KINDS.get(each.name) if isinstance(each, Reference) else None for each in classes]
+    if type(value) not in _KINDS.values() or None in kinds:
+        return Unknown(MADE, is_harmless=True)
+    return isinstance(value, tuple(kind for kind in kinds if kind))
+
+
+def _is_usual(of: Any) -> bool:
+    """Whether it is a class of the script without a metaclass, which may say what its instances are."""
+    return isinstance(of, Class) and not any(each.meta for each in of.lineage)
 
 
 def _replaced(image: Image, **fields: Any) -> Image:
@@ -458,7 +463,7 @@ def _replaced(image: Image, **fields: Any) -> Image:
     return replace(image, **fields)
 
 
-def _is_unordered(value: Any) -> bool:
+def is_unordered(value: Any) -> bool:
     return isinstance(value, set | frozenset) and len(value) > 1
 
 
@@ -469,13 +474,6 @@ def _is_init(value: Any) -> bool:
 def _is_name(args: list[Any]) -> bool:
     """Whether the second argument is the name of an attribute."""
     return len(args) >= 2 and isinstance(args[1], str)
-
-
-def _gentle(reading: Reading, node: ast.expr, owner: Any, name: str, arguments: Arguments) -> Any:
-    """The result of a method that may give an element, or a copy, of a container that holds unknown ones too."""
-    if unknown := reading.unknown_in(arguments.args[:1]):
-        return derived(unknown, (*reading.inside(owner), *arguments.all()))
-    return reading.expressions.applied(node, lambda: getattr(owner, name)(*arguments.args, **arguments.kwargs))
 
 
 def _copied(value: Any) -> Any:

@@ -10,15 +10,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from skyward.builder.sources.static_eval import known
+from skyward.builder.sources.static_eval import known, records
 from skyward.builder.sources.static_eval.reading import Reading, short
 from skyward.builder.sources.static_eval.values import (
     ABSENT,
     CONTAINERS,
+    VIEWS,
     Bound,
     Class,
     Function,
     Instance,
+    Lazy,
     Method,
     Module,
     Reference,
@@ -60,7 +62,7 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.NotEq: operator.ne,
     ast.NotIn: lambda one, other: one not in other,
 }
-_PLAIN = (str, bytes, int, float, bool, type(None), tuple, Path, *CONTAINERS)
+_PLAIN = (str, bytes, int, float, bool, type(None), tuple, Path, *CONTAINERS, *VIEWS)
 MOST = 100_000  # a string or list may have as many parts
 _ENVIRONMENT = ("os.environ", "os.getenv", "os.getenvb")
 _FROM_ENVIRONMENT = (
@@ -87,6 +89,8 @@ class Expressions:
         found = read(node, scope) if read else self._opaque(node, scope)
         if isinstance(found, CONTAINERS):
             reading.born(found, node)
+            if isinstance(found, Lazy) and reading.state.lost(found):  # a loop that is about it may find it changed
+                reading.state.touch(found, reading.place(node))
             found = reading.doubt(found, None) or found
         if isinstance(found, Unknown) and not found.about:
             whole, is_out = found.whole, found.is_out
@@ -102,13 +106,27 @@ class Expressions:
             self._reading.escape(value, node)
         return value
 
-    def values(self, nodes: Iterable[ast.expr], scope: Scope) -> tuple[list[Any], Unknown | None]:
-        """The values of elements or arguments, starred ones item by item; and the first starred one that is unknown."""
+    def values(self, nodes: Iterable[ast.expr], scope: Scope, *, use: str = "") -> tuple[list[Any], Unknown | None]:
+        """The values of elements or arguments, starred ones item by item; and the first starred one that is unknown.
+
+        Args:
+            nodes: their expressions.
+            scope: where they stand.
+            use: whether what is called uses a generator to its "end", or may leave it "early"; "" if nobody knows.
+        """
         values: list[Any] = []
         unknown: Unknown | None = None
         others: list[Any] = []
         for node in nodes:
-            found = self.value(node.value if isinstance(node, ast.Starred) else node, scope)
+            inner = node.value if isinstance(node, ast.Starred) else node
+            is_used = use == "end" or isinstance(node, ast.Starred)
+            generator = self._reading.comprehensions.written(inner, scope) if is_used or use else None
+            if generator is None:
+                found = self.value(inner, scope)
+            elif is_used:
+                found = self._reading.comprehensions.used_up(generator, scope)
+            else:
+                found = self._reading.comprehensions.left_early(generator, scope)
             items = self.items(found, node.value) if isinstance(node, ast.Starred) else [found]
             if isinstance(items, Unknown):
                 unknown = unknown or items
@@ -119,6 +137,8 @@ class Expressions:
 
     def items(self, value: Any, node: ast.expr) -> list[Any] | Unknown:
         """What iterating over a value gives."""
+        if isinstance(value, Lazy) and (unknown := self._reading.spend(value, node)):
+            return unknown
         if isinstance(value, list | tuple | str | range | dict):
             return [*value] if len(value) <= MOST else self._reading.unknown(node, "has too many items")
         if isinstance(value, set | frozenset) and len(value) <= 1:
@@ -193,12 +213,20 @@ class Expressions:
     def operated(self, node: ast.AST, kind: type[ast.operator], left: Any, right: Any) -> Any:
         """The result of a binary operator."""
         apply = OPERATORS.get(kind)
+        left, right = self._operand(left, node), self._operand(right, node)
         if apply is None or not self._are_plain(node, left, right):
             unknown = next((each for each in (left, right) if isinstance(each, Unknown)), Unknown("is not a constant"))
             return derived(unknown, holding(self._reading.inside(left, right)))
         if kind in (ast.Mult, ast.Add) and known.length(kind, left, right) > MOST:
             return Unknown("is too long")
         return self.applied(node, apply, left, right)
+
+    def _operand(self, value: Any, node: ast.AST) -> Any:
+        """A value as operators have it."""
+        found = self._reading.taken(value, node)
+        if isinstance(value, Lazy) and not value.is_view and not isinstance(found, Unknown):
+            return Unknown("is an iterator; a list, list(...), is followed")
+        return found
 
     def _are_plain(self, node: ast.AST, *values: Any) -> bool:
         """Whether operators on values run no code of the user's; what others get hold of may change."""
@@ -246,7 +274,7 @@ class Expressions:
         return self.applied(node, "".join, parts)
 
     def _formattedvalue(self, node: ast.FormattedValue, scope: Scope) -> Any:
-        value = self.value(node.value, scope)
+        value = self._operand(self.value(node.value, scope), node)
         spec = "" if node.format_spec is None else self.value(node.format_spec, scope)
         if not self._are_plain(node, value, spec):
             return value if isinstance(value, Unknown) else Unknown("is not a constant")
@@ -273,6 +301,8 @@ class Expressions:
         if isinstance(value, Instance | Reference):
             self._reading.escape(value, node)
             return Unknown("is not a constant", about=self._reading.about(node))
+        if isinstance(value, Lazy) and not value.is_view:
+            return True
         return bool(value)
 
     def _boolop(self, node: ast.BoolOp, scope: Scope) -> Any:
@@ -297,13 +327,23 @@ class Expressions:
             self._reading.statements.perhaps(lambda: self._evaluated(nodes[1:], scope, found))
 
     def _compare(self, node: ast.Compare, scope: Scope) -> Any:
-        left = self.value(node.left, scope)
+        left = self._operand(self.value(node.left, scope), node)
         for sign, part in zip(node.ops, node.comparators, strict=True):
-            right = self.value(part, scope)
+            right = self._operand(self.value(part, scope), node)
+            if is_member(left) and is_member(right) and isinstance(sign, ast.Eq | ast.NotEq | ast.Is | ast.IsNot):
+                is_equal = are_equal(left, right)
+                if is_equal is None:
+                    return Unknown("is not a constant")
+                if is_equal is not isinstance(sign, ast.Eq | ast.Is):
+                    return False
+                left = right
+                continue
             is_identity = isinstance(sign, ast.Is | ast.IsNot) and (left is None or right is None)
             found = [each for each in (left, right) if isinstance(each, Unknown)]
             if found or (not is_identity and not self._are_plain(node, left, right)):
                 return found[0] if found else Unknown("is not a constant")
+            if isinstance(sign, ast.Is | ast.IsNot) and type(left) is type(right) and not _is_sole(left):
+                return Unknown("is about whether two equal values are one, which differs between versions of Python")
             answer = self.applied(node, _COMPARISONS[type(sign)], left, right)
             if answer is not True:
                 return answer
@@ -331,7 +371,7 @@ class Expressions:
         return value
 
     def _subscript(self, node: ast.Subscript, scope: Scope) -> Any:
-        owner, key = self.value(node.value, scope), self.value(node.slice, scope)
+        owner, key = self._operand(self.value(node.value, scope), node), self.value(node.slice, scope)
         if not isinstance(owner, _PLAIN) or isinstance(key, Unknown):
             for each in (owner, key):
                 self._reading.use(each, node)
@@ -362,6 +402,9 @@ class Expressions:
         if lost := reading.doubt(owner, None):
             return lost
         cls = owner.cls if isinstance(owner, Instance) else owner
+        if not cls.is_plain:
+            reading.escape(owner, node)
+            return Unknown(f"is decided by code of {cls.name} when the script runs", of=[owner])
         if isinstance(owner, Instance) and name in owner.scope.values:
             return reading.doubt(owner.scope, name) or owner.scope.values[name]
         for each in cls.lineage:
@@ -374,6 +417,8 @@ class Expressions:
 
     def _bound(self, owner: Any, value: Any, node: ast.expr) -> Any:
         """What an attribute of a class gives: functions get the instance."""
+        if records.is_field(value):
+            return value.kwargs.get("default", Unknown("is a field of a dataclass"))
         if not isinstance(value, Function) or value.kind == "static":
             return value
         cls = owner.cls if isinstance(owner, Instance) else owner
@@ -408,76 +453,18 @@ class Expressions:
     def _await(self, node: ast.Await, scope: Scope) -> Any:
         return self.value(node.value, scope)
 
-    def _listcomp(self, node: ast.ListComp | ast.GeneratorExp | ast.SetComp, scope: Scope) -> Any:
-        values: list[Any] = []
-        unknown = self._each(
-            node, node.generators, Scope(node, scope), lambda at: values.append(self.value(node.elt, at))
-        )
-        return values if unknown is None else derived(unknown, holding(values))
+    def _listcomp(self, node: ast.ListComp, scope: Scope) -> Any:
+        return self._reading.comprehensions.items(node, scope)
 
     def _setcomp(self, node: ast.SetComp, scope: Scope) -> Any:
-        found = self._listcomp(node, scope)
+        found = self._reading.comprehensions.items(node, scope)
         return found if isinstance(found, Unknown) else self.applied(node, set, found)
 
     def _generatorexp(self, node: ast.GeneratorExp, scope: Scope) -> Any:
-        found = self._listcomp(node, scope)
-        return found if isinstance(found, Unknown) else tuple(found)
+        return self._reading.comprehensions.generator(node, scope)
 
     def _dictcomp(self, node: ast.DictComp, scope: Scope) -> Any:
-        pairs: list[tuple[Any, Any]] = []
-
-        def add(at: Scope) -> None:
-            pairs.append((self.value(node.key, at), self.value(node.value, at)))
-
-        unknown = self._each(node, node.generators, Scope(node, scope), add)
-        if unknown is None and (unknown := self._reading.unknown_in([key for key, _ in pairs])) is None:
-            return self.applied(node, lambda: dict(pairs))
-        return derived(unknown, holding(value for _, value in pairs))
-
-    def _each(
-        self, node: ast.expr, generators: list[ast.comprehension], scope: Scope, act: Callable[[Scope], Any]
-    ) -> Unknown | None:
-        """Run the loops of a comprehension; why they cannot be told, if they cannot."""
-        if not generators:
-            act(scope)
-            return None
-        first, rest = generators[0], generators[1:]
-        found = self._iterated(node, first, scope)
-        items = self.items(found, first.iter)
-        if isinstance(items, Unknown):
-            self._unsure(node, generators, scope, act)
-            return items
-        for item in found if isinstance(found, list) else items:  # a list may change while that is done
-            self._reading.statements.assign(first.target, item, scope)
-            answers = [self.truth(self.value(test, scope), test) for test in first.ifs]
-            unknown = next((each for each in answers if isinstance(each, Unknown)), None)
-            if unknown is not None:
-                self._unsure(node, generators, scope, act)
-                return unknown
-            if all(answers) and (unknown := self._each(node, rest, scope, act)):
-                return unknown
-        return None
-
-    def _iterated(self, node: Any, each: ast.comprehension, scope: Scope) -> Any:
-        """What a loop of a comprehension iterates over; that of the first is evaluated outside of the comprehension."""
-        outer = scope.parent if each is node.generators[0] else None
-        return self.value(each.iter, outer or scope)
-
-    def _unsure(
-        self, node: ast.expr, generators: list[ast.comprehension], scope: Scope, act: Callable[[Scope], Any]
-    ) -> None:
-        """Follow what a comprehension does, without knowing how often."""
-
-        def once() -> None:
-            for each in generators:
-                of = self._reading.inside(self._iterated(node, each, scope))
-                found = self._reading.unknown(node, "is not a constant", of=of)
-                self._reading.statements.assign(each.target, found, scope)
-                for test in each.ifs:
-                    self.value(test, scope)
-            act(scope)
-
-        self._reading.statements.repeatedly(once)
+        return self._reading.comprehensions.dictionary(node, scope)
 
     def _opaque(self, node: ast.expr, scope: Scope) -> Unknown:
         """An expression that is not followed (`yield`, templates): its parts may go anywhere."""
@@ -485,6 +472,22 @@ class Expressions:
             if isinstance(part, ast.expr):
                 self._reading.escape(self.value(part, scope), node)
         return Unknown("is not a constant")
+
+
+def is_member(value: Any) -> bool:
+    """Whether it is a member of an enumeration."""
+    return isinstance(value, Instance) and value.cls.is_enum and "__eq__" not in value.cls.scope.values
+
+
+def are_equal(one: Instance, other: Instance) -> bool | None:
+    """Whether two members are equal, and the same; None if they are texts or numbers of two enumerations."""
+    is_mixed = one.cls is not other.cls and (one.cls.is_mixed or other.cls.is_mixed)
+    return None if is_mixed else one is other
+
+
+def _is_sole(value: Any) -> bool:
+    """Whether a value is another than all that are equal to it, or there is just one such."""
+    return isinstance(value, bool | list | dict | set | None)
 
 
 def derived(unknown: Unknown, of: Iterable[Any]) -> Unknown:

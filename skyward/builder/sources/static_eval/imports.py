@@ -9,7 +9,7 @@ from typing import Any
 from skyward.builder.sources.static_eval import known
 from skyward.builder.sources.static_eval.reading import Reading
 from skyward.builder.sources.static_eval.source import Source
-from skyward.builder.sources.static_eval.values import Module, Reference, Scope, Unknown
+from skyward.builder.sources.static_eval.values import ABSENT, Module, Reference, Scope, Unknown
 
 
 class Imports:
@@ -19,6 +19,23 @@ class Imports:
         self._reading = reading
         self._sources = sources  # of earlier readings of the same script
         self._modules: dict[Path, Module] = {}
+        self._first: list[Path] = []  # folders that the script has put into `sys.path`, before its own and after
+        self._last: list[Path] = []
+        self._is_lost = False
+
+    def look_in(self, method: str, args: list[Any]) -> None:
+        """Follow a call of a method of `sys.path`, which says where the modules of later imports are."""
+        is_known = not self._reading.unsure and all(isinstance(each, str | int) for each in args)
+        if is_known and method == "sys.path.append" and len(args) == 1:
+            self._last.append(Path(args[0]))
+        elif is_known and method == "sys.path.insert" and len(args) == 2 and args[0] in (0, 1):
+            (self._last if args[0] else self._first).insert(0, Path(args[1]))
+        elif method not in ("sys.path.copy", "sys.path.count", "sys.path.index"):
+            self.lose()
+
+    def lose(self) -> None:
+        """Note that nobody knows where the modules of later imports are."""
+        self._is_lost = True
 
     def run(self, node: ast.Import, scope: Scope) -> None:
         """Follow `import a.b as c`."""
@@ -57,8 +74,13 @@ class Imports:
     def _all(self, home: Module | None, node: ast.ImportFrom, scope: Scope) -> None:
         """Follow `from a import *`."""
         if home is not None:
-            for name in [name for name in home.scope.values if not name.startswith("_")]:
-                self._bind(name, home.scope.values[name], node, scope)
+            names = home.scope.values.get("__all__", [name for name in home.scope.values if not name.startswith("_")])
+            if unknown := self._reading.unknown_in(names):
+                names = [*scope.values, *home.scope.values]
+            for name in names:
+                value = unknown or self._reading.doubt(home.scope, name) or home.scope.values.get(name, ABSENT)
+                if value is not ABSENT:
+                    self._bind(name, value, node, scope)
         elif node.module in ("skyward", "skyward.integrations"):
             for full in known.NAMES:
                 if full.rpartition(".")[0] == node.module:
@@ -77,7 +99,12 @@ class Imports:
         parts = [part for part in name.split(".") if part]
         if not level and (not parts or parts[0] == "skyward"):
             return None
-        folders = [here] if level else [self._reading.main.source.path.parent, Path.cwd()]
+        if not level and name in self._reading.loaded:
+            return self._reading.loaded[name]
+        folders = [here]
+        if not level:
+            folders = [*self._first, self._reading.main.source.path.parent, *self._last, Path.cwd()]
+            folders = [] if self._is_lost else folders
         for folder in folders:
             found = None
             for count in range(1, len(parts) + 1):  # packages before what is in them

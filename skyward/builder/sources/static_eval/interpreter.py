@@ -6,12 +6,17 @@ read once more, with that being unknown from the begin on.
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+from skyward.builder.sources.static_eval.assignments import Assignments
 from skyward.builder.sources.static_eval.calls import Calls
+from skyward.builder.sources.static_eval.comprehensions import Comprehensions
 from skyward.builder.sources.static_eval.expressions import Expressions
 from skyward.builder.sources.static_eval.imports import Imports
+from skyward.builder.sources.static_eval.methods import Methods
 from skyward.builder.sources.static_eval.reading import PoolCall, Reading, TooLongError, Volatile
 from skyward.builder.sources.static_eval.source import Source
 from skyward.builder.sources.static_eval.statements import Statements
@@ -37,6 +42,7 @@ class Interpreter:
         self._source = source
         self._on_pool = on_pool
         self._sources: dict[Path, Source] = {}
+        self._made: dict[ast.expr, Any] = {}
 
     def run(self) -> Reading:
         """Read the script.
@@ -64,7 +70,10 @@ class Interpreter:
     def _reading(self, volatile: dict[tuple[object, str], Volatile]) -> Reading:
         reading = Reading(Module(self._source), volatile, self._on_pool)
         reading.expressions = Expressions(reading)
+        reading.comprehensions = Comprehensions(reading, self._made)
         reading.calls = Calls(reading)
+        reading.methods = Methods(reading)
+        reading.assignments = Assignments(reading)
         reading.statements = Statements(reading)
         reading.imports = Imports(reading, self._sources)
         reading.note_stores(self._source)

@@ -60,7 +60,17 @@ CONSTANTS = {
 }
 # what these packages are given they leave as it is
 _HARMLESS = (
-    *("skyward.", "argparse.", "json.dump", "logging.", "os.path.", "pprint.", "time.", "warnings."),
+    *(
+        "skyward.",
+        "argparse.",
+        "dataclasses.asdict",
+        "json.dump",
+        "logging.",
+        "os.path.",
+        "pprint.",
+        "time.",
+        "warnings.",
+    ),
     *("builtins.print", "builtins.isinstance", "builtins.id", "builtins.type", "builtins.hash", "builtins.format"),
 )
 # after a call of these any name may mean something else

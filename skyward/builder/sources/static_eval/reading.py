@@ -15,6 +15,7 @@ from skyward.builder.sources.static_eval.values import (
     Class,
     Function,
     Instance,
+    Lazy,
     Module,
     Partial,
     Reference,
@@ -27,9 +28,12 @@ from skyward.builder.sources.static_eval.values import (
 from skyward.model.image import Image
 
 if TYPE_CHECKING:
+    from skyward.builder.sources.static_eval.assignments import Assignments
     from skyward.builder.sources.static_eval.calls import Arguments, Calls
+    from skyward.builder.sources.static_eval.comprehensions import Comprehensions
     from skyward.builder.sources.static_eval.expressions import Expressions
     from skyward.builder.sources.static_eval.imports import Imports
+    from skyward.builder.sources.static_eval.methods import Methods
     from skyward.builder.sources.static_eval.source import Source
     from skyward.builder.sources.static_eval.statements import Statements
 
@@ -111,8 +115,11 @@ class Reading:
 
     expressions: Expressions
     calls: Calls
+    comprehensions: Comprehensions
     statements: Statements
     imports: Imports
+    assignments: Assignments
+    methods: Methods
 
     def __init__(
         self,
@@ -201,6 +208,8 @@ class Reading:
             why, is_out = f"is changed on {volatile.place}, by code that may run at any time", True
         elif name is None and (lost := self.state.lost(holder)):
             why, is_out = lost.why, lost.is_out
+        elif isinstance(holder, Lazy) and (stale := self._stale(holder)):
+            why, is_out = stale, False
         elif self.window and (place := self.state.changed_between(holder, name, *self.window)):
             why, is_out = f"is changed on {place}, after the function that uses it could be called", False
         else:
@@ -208,6 +217,61 @@ class Reading:
         found = Unknown(why, of=[holder] if name is None else self.held(holder, name))
         found.whole, found.is_out = holder if name is None else None, is_out
         return found
+
+    def _stale(self, lazy: Lazy) -> str:
+        """Why an iterator or a view gives something else by now; "" if it does not."""
+        for source in lazy.containers():
+            if doubt := self.doubt(source, None):
+                return doubt.why
+            if (place := self.state.changed_between(source, None, lazy.moment, self.state.count)) and not lazy.is_same(
+                0
+            ):
+                return f"is made of something that is changed on {place}, before it is used"
+        return next((doubt.why for each in lazy.sequence()[1:] if (doubt := self.doubt(each, None))), "")
+
+    def spend(self, lazy: Lazy, node: ast.AST) -> Unknown | None:
+        """Note that an iterator is used, or a view is; why what it gives is not certain, if it is not."""
+        if doubt := self.doubt(lazy, None):
+            return doubt
+        for each in lazy.sequence():
+            if not each.is_view:
+                why = f"is an iterator that is used on {self.place(node)} already"
+                self.state.lose(each, why, self.place(node), is_out=False)
+        return None
+
+    def taken(self, value: Any, node: ast.AST) -> Any:
+        """A value as built-in code takes it: iterators and views themselves, if all that they give is known."""
+        if not isinstance(value, Lazy):
+            return value
+        return self.spend(value, node) or self.unknown_in([*value]) or value.now()
+
+    def iterated(self, value: Any, node: ast.expr) -> tuple[Any, list[Any] | Unknown]:
+        """What a loop iterates over, and its items: of a list itself, to which the loop may add some."""
+        if isinstance(value, dict):
+            value = Lazy(dict.keys, [value], self.state.count)
+        items = self.expressions.items(value, node)
+        return value, value if isinstance(items, list) and type(value) is list else items
+
+    def is_moved(self, value: Any, position: int, since: int) -> bool:
+        """Whether only a run can tell what a loop over a value goes on with.
+
+        Args:
+            value: as `iterated` gives it.
+            position: of the next item.
+            since: number of changes when the loop began.
+        """
+        if not isinstance(value, Lazy):
+            return isinstance(value, CONTAINERS) and self.doubt(value, None) is not None
+
+        def is_changed(each: Any) -> bool:
+            return bool(self.state.changed_between(each, None, since, self.state.count))
+
+        containers = value.containers()
+        return (
+            any(is_changed(each) for each in value.sequence() if not each.is_view)
+            or any(self.doubt(each, None) for each in containers)
+            or (any(map(is_changed, containers)) and not value.is_same(position))
+        )
 
     def held(self, holder: Any, name: str | None) -> tuple[Any, ...]:
         """What a name may be bound to, or a container may hold, that others can change; doubted or not."""
@@ -316,6 +380,8 @@ class Reading:
                 return Unknown("is or holds a function, class or instance of the script")
             if isinstance(each, CONTAINERS) and (doubt := self.doubt(each, None)):
                 return Unknown(doubt.why, about=doubt.about)
+            if isinstance(each, Lazy):
+                return Unknown("is or holds an iterator or a view; a list, list(...), is followed")
             if isinstance(each, dict):
                 todo += [*each.values(), *each]
             elif isinstance(each, list | set | tuple):

@@ -8,21 +8,19 @@ from enum import Enum
 from typing import Any
 
 from skyward.builder.sources.static_eval import known
-from skyward.builder.sources.static_eval.expressions import MOST, derived
-from skyward.builder.sources.static_eval.reading import Loop, Reading, bound_error, loaded
+from skyward.builder.sources.static_eval.expressions import are_equal, is_member
+from skyward.builder.sources.static_eval.reading import Loop, Reading, bound_error
 from skyward.builder.sources.static_eval.state import Changes
 from skyward.builder.sources.static_eval.values import (
     ABSENT,
-    CONTAINERS,
     Bound,
     Class,
     Function,
     Instance,
-    Module,
     Reference,
     Scope,
     Unknown,
-    holding,
+    same,
 )
 
 
@@ -113,143 +111,20 @@ class Statements:
         reading.frames[-1].loops.pop()
         return state.end(), loop.early
 
-    def assign(self, target: ast.expr, value: Any, scope: Scope) -> None:
-        """Assign a value to a target."""
-        reading, expressions = self._reading, self._reading.expressions
-        if isinstance(target, ast.Name):
-            reading.state.bind(scope, target.id, value, reading.place(target))
-        elif isinstance(target, ast.Starred):
-            self.assign(target.value, value, scope)
-        elif isinstance(target, ast.Tuple | ast.List):
-            self._unpack(target, value, scope)
-        elif isinstance(target, ast.Attribute):
-            self.store(expressions.value(target.value, scope), target.attr, value, target)
-        elif isinstance(target, ast.Subscript):
-            self._store_item(target, value, scope)
-
-    def store(self, owner: Any, name: str, value: Any, node: ast.expr) -> None:
-        """Assign a value to an attribute."""
-        reading = self._reading
-        place = reading.place(node)
-        if isinstance(owner, Instance | Class | Module):
-            if not isinstance(owner, Module) and reading.doubt(owner, None):  # others have it, and now its attributes
-                reading.escape(value, node)
-            reading.state.bind(owner.scope, name, value, place)
-            return
-        if isinstance(owner, Reference) and owner.name.startswith("skyward"):
-            reading.patched = reading.unknown(node, "replaces a name of skyward's own")
-        reading.escape([owner, value], node)
-
-    def _store_item(self, target: ast.Subscript, value: Any, scope: Scope) -> None:
-        reading = self._reading
-        owner = reading.expressions.value(target.value, scope)
-        key = reading.expressions.value(target.slice, scope)
-        if isinstance(owner, Unknown):
-            reading.change(owner, self._put(target, value, key), target)
-            return
-        if not isinstance(owner, CONTAINERS) or isinstance(key, Unknown | Instance):
-            reading.escape([owner, value, key], target)
-            return
-        reading.state.touch(owner, reading.place(target))
-        try:
-            owner[key] = value  # type: ignore[index]
-        except (TypeError, LookupError, ValueError):
-            reading.escape([owner, value], target)
-
-    def _put(self, target: ast.Subscript, value: Any, key: Any) -> list[Any]:
-        """What an assignment to an item, or to a slice, puts into its container."""
-        is_slice = isinstance(target.slice, ast.Slice)
-        return [key, *(self._reading.inside(value) if is_slice else [value])]
-
-    def _unpack(self, target: ast.Tuple | ast.List, value: Any, scope: Scope) -> None:
-        items = self._reading.expressions.items(value, target)
-        stars = [place for place, each in enumerate(target.elts) if isinstance(each, ast.Starred)]
-        fits = not isinstance(items, Unknown) and (
-            len(items) >= len(target.elts) - 1 if stars else len(items) == len(target.elts)
-        )
-        if isinstance(items, Unknown) or not fits:
-            self._reading.use(value, target)
-            unknown = derived(
-                items if isinstance(items, Unknown) else Unknown("does not unpack"), self._reading.inside(value)
-            )
-            for each in target.elts:
-                self.assign(
-                    each, derived(unknown, holding(unknown.of)) if isinstance(each, ast.Starred) else unknown, scope
-                )
-            return
-        if stars:
-            after = len(target.elts) - stars[0] - 1
-            middle = items[stars[0] : len(items) - after]
-            self._reading.born(middle, target)
-            items = [*items[: stars[0]], middle, *items[len(items) - after :]]
-        for each, item in zip(target.elts, items, strict=True):
-            self.assign(each, item, scope)
-
     def _assign(self, node: ast.Assign, scope: Scope) -> None:
         value = self._reading.expressions.value(node.value, scope)
         for target in node.targets:
-            self.assign(target, value, scope)
+            self._reading.assignments.assign(target, value, scope)
 
     def _annassign(self, node: ast.AnnAssign, scope: Scope) -> None:
         if node.value is not None:
-            self.assign(node.target, self._reading.expressions.value(node.value, scope), scope)
+            self._reading.assignments.assign(node.target, self._reading.expressions.value(node.value, scope), scope)
 
     def _augassign(self, node: ast.AugAssign, scope: Scope) -> None:
-        reading, expressions = self._reading, self._reading.expressions
-        read = ast.copy_location(loaded(node.target), node.target)
-        held, given = expressions.value(read, scope), expressions.value(node.value, scope)
-        in_place = {ast.Add: (list,), ast.BitOr: (dict, set), ast.BitAnd: (set,), ast.Sub: (set,), ast.BitXor: (set,)}
-        if not isinstance(held, in_place.get(type(node.op), ())):
-            if isinstance(held, Unknown):
-                reading.change(held, reading.inside(given), node)
-            elif isinstance(held, CONTAINERS):
-                reading.escape(held, node)
-            made = expressions.operated(node, type(node.op), held, given)
-            if isinstance(held, Unknown) and isinstance(made, Unknown):  # most likely itself, changed in place
-                made = derived(made, (*held.of, *made.of))
-            self.assign(node.target, made, scope)
-            return
-        reading.state.touch(held, reading.place(node), is_growing=isinstance(held, list))
-        items = given if isinstance(held, dict | set) else expressions.items(given, node.value)
-        if isinstance(items, Unknown) or not isinstance(items, (*CONTAINERS, tuple, frozenset)):
-            reading.escape([held, *reading.inside(given)], node)
-        elif isinstance(held, list) and len(held) + len(items) > MOST:
-            reading.escape(held, node)
-        elif isinstance(held, list):
-            held += list(items)
-        elif isinstance(held, dict):
-            held.update(items)
-        else:
-            made = expressions.operated(node, type(node.op), held, items)
-            held.clear()
-            held.update(made if isinstance(made, set) else ())
-        self.assign(node.target, held, scope)
+        self._reading.assignments.augment(node, scope)
 
     def _delete(self, node: ast.Delete, scope: Scope) -> None:
-        reading = self._reading
-        for target in node.targets:
-            if isinstance(target, ast.Name):
-                gone = Unknown(f"is deleted on {reading.place(node)}")
-                reading.state.bind(scope, target.id, gone, reading.place(node))
-                continue
-            if isinstance(target, ast.Attribute):
-                reading.escape(reading.expressions.value(target.value, scope), node)
-                continue
-            if not isinstance(target, ast.Subscript):
-                continue
-            owner = reading.expressions.value(target.value, scope)
-            key = reading.expressions.value(target.slice, scope)
-            if isinstance(owner, Unknown):
-                reading.change(owner, (), node)
-                continue
-            if not isinstance(owner, CONTAINERS) or isinstance(key, Unknown | Instance):
-                reading.escape(owner, node)
-                continue
-            reading.state.touch(owner, reading.place(node))
-            try:
-                del owner[key]  # type: ignore[union-attr]
-            except (TypeError, LookupError):
-                reading.escape(owner, node)
+        self._reading.assignments.delete(node, scope)
 
     def _expr(self, node: ast.Expr, scope: Scope) -> None:
         self._reading.expressions.called(node.value, scope)
@@ -282,7 +157,16 @@ class Statements:
         return self.run(node.body if answer else node.orelse, scope)
 
     def _match(self, node: ast.Match, scope: Scope) -> End | None:
-        self._reading.escape(self._reading.expressions.value(node.subject, scope), node)
+        subject = self._reading.expressions.value(node.subject, scope)
+        for each in node.cases:
+            answer = None if each.guard else self._matches(each.pattern, subject, scope)
+            if answer is None:
+                break
+            if answer:
+                return self.run(each.body, scope)
+        else:
+            return None
+        self._reading.escape(subject, node)
 
         def way(case: ast.match_case) -> End | None:
             for each in ast.walk(case.pattern):
@@ -294,6 +178,26 @@ class Statements:
             return self.run(case.body, scope)
 
         return self.either([*(lambda case=case: way(case) for case in node.cases), lambda: None])
+
+    def _matches(self, pattern: ast.pattern, subject: Any, scope: Scope) -> bool | None:
+        """Whether a constant, or a member of an enumeration, fits a pattern; None if only a run can tell."""
+        if not isinstance(subject, str | int | float | bytes | None) and not is_member(subject):
+            return None
+        if isinstance(pattern, ast.MatchAs) and pattern.pattern is None:
+            if pattern.name is not None:
+                self._reading.state.bind(scope, pattern.name, subject, self._reading.place(pattern))
+            return True
+        if isinstance(pattern, ast.MatchOr):
+            answers = [self._matches(each, subject, scope) for each in pattern.patterns]
+            return None if None in answers else any(answers)
+        if isinstance(pattern, ast.MatchSingleton):
+            return subject is pattern.value
+        if not isinstance(pattern, ast.MatchValue):
+            return None
+        value = self._reading.expressions.value(pattern.value, scope)
+        if isinstance(value, Unknown) or is_member(value) != is_member(subject):
+            return None
+        return are_equal(value, subject) if is_member(value) else bool(value == subject)
 
     def _while(self, node: ast.While, scope: Scope) -> End | None:
         expressions = self._reading.expressions
@@ -312,12 +216,11 @@ class Statements:
 
     def _for(self, node: ast.For | ast.AsyncFor, scope: Scope) -> End | None:
         expressions = self._reading.expressions
-        found = expressions.value(node.iter, scope)
-        items = expressions.items(found, node.iter)
+        found, items = self._reading.iterated(expressions.value(node.iter, scope), node.iter)
         if (
             not isinstance(items, Unknown)
             and not self._reading.is_long
-            and (done := self._each(node, found if isinstance(found, list) else items, scope)) is not None
+            and (done := self._each(node, found, items, scope)) is not None
         ):
             return done[0]
         self._reading.use(found, node)
@@ -325,7 +228,7 @@ class Statements:
 
         def once() -> End | None:
             of = self._reading.inside(found)
-            self.assign(node.target, self._reading.unknown(node.target, why.why, of=of), scope)
+            self._reading.assignments.assign(node.target, self._reading.unknown(node.target, why.why, of=of), scope)
             return self.run(node.body, scope)
 
         self.repeatedly(once)
@@ -335,7 +238,9 @@ class Statements:
 
     _asyncfor = _for
 
-    def _each(self, node: ast.For | ast.AsyncFor, items: list[Any], scope: Scope) -> tuple[End | None] | None:
+    def _each(
+        self, node: ast.For | ast.AsyncFor, found: Any, items: list[Any], scope: Scope
+    ) -> tuple[End | None] | None:
         """Follow a loop over known items; None, with nothing done, if only a run can tell when it is left."""
         reading, state = self._reading, self._reading.state
         loop = Loop(state.depth)
@@ -345,12 +250,14 @@ class Statements:
         state.begin()
         end: End | None = None
         is_over = False
-        for item in items:  # if it is the script's own list, that may change while this is done
-            self.assign(node.target, item, scope)
+        since = state.count
+        for position, item in enumerate(items, 1):  # the script's own list may change while this is done
+            self._reading.assignments.assign(node.target, item, scope)
             end = self.run(node.body, scope)
-            if reading.doubt(items, None):
+            is_left = end in (End.BREAK, End.RETURN, End.RAISE)
+            if not is_left and reading.is_moved(found, position, since):
                 loop.early.append({})
-            if loop.early or end in (End.BREAK, End.RETURN, End.RAISE):
+            if loop.early or is_left:
                 break
             end = None
         else:
@@ -374,19 +281,19 @@ class Statements:
             if isinstance(value, Instance) and (value.cls.is_known or value.cls.pool):
                 entered = self._entered(value, item.context_expr)
                 left.append((value, item.context_expr))
+                catches |= _may_catch(value, node.body)
                 if item.optional_vars is not None:
-                    self.assign(item.optional_vars, entered, scope)
+                    self._reading.assignments.assign(item.optional_vars, entered, scope)
                 continue
             called = item.context_expr.func if isinstance(item.context_expr, ast.Call) else item.context_expr
             name = expressions.called(called, scope) if isinstance(called, ast.Name | ast.Attribute) else None
             catches |= isinstance(name, Reference) and name.name in ("contextlib.suppress", "pytest.raises")
+            catches |= not (isinstance(value, Unknown) and value.is_pool) and _raises(node.body)
             reading.escape(value, item.context_expr)
             if item.optional_vars is not None:
                 entered = value if isinstance(value, Unknown) else Unknown("is made when the script runs")
-                self.assign(item.optional_vars, entered, scope)
-        if catches:
-            return self._tried(node.body, [[]], [], scope)
-        end = self.run(node.body, scope)
+                self._reading.assignments.assign(item.optional_vars, entered, scope)
+        end = self._tried(node.body, [[]], [], scope) if catches else self.run(node.body, scope)
         for value, expression in reversed(left):
             leave = expressions.attribute(value, "__exit__", expression)
             if isinstance(leave, Bound):
@@ -470,11 +377,20 @@ class Statements:
         reading = self._reading
         decorators = [(each, reading.expressions.value(each, scope)) for each in node.decorator_list]
         bases = [reading.expressions.called(each, scope) for each in node.bases]
-        bases += [reading.expressions.value(each.value, scope) for each in node.keywords]
+        keywords = {each.arg: reading.expressions.value(each.value, scope) for each in node.keywords}
+        meta = keywords.pop("metaclass", None)
+        bases += keywords.values()
         pools = [each.pool for each in bases if isinstance(each, Class)]
         pools += [each.name for each in bases if isinstance(each, Reference) and each.name in known.POOL_CLASSES]
         mine = Scope(None, scope, is_class=True)
-        cls = Class(node, [_base(each) for each in bases], next(filter(None, pools), ""), mine)
+        is_enum = any(_is_enum(each) for each in bases)
+        kept = [each for each in bases if isinstance(each, Class)] if is_enum else [_base(each) for each in bases]
+        cls = Class(node, kept, next(filter(None, pools), ""), mine)
+        cls.meta = None if isinstance(meta, Reference) and meta.name == "abc.ABCMeta" else meta
+        cls.is_enum = is_enum
+        cls.is_mixed = is_enum and any(
+            each.is_mixed if isinstance(each, Class) else not _is_pure(each) for each in bases
+        )
         mine.key = cls
         reading.born(cls, node)
         reading.born(mine, node)
@@ -484,10 +400,63 @@ class Statements:
             implicit = name.startswith("__") and name not in _FOLLOWED  # operators and statements call these
             if isinstance(value, Function) and (implicit or not (cls.is_known or cls.pool)):
                 reading.expose(value)
+        if cls.is_enum:
+            _make_members(cls)
         found: Any = cls
         for expression, decorator in reversed(decorators):
             found = reading.calls.decorate(decorator, found, expression)
         reading.state.bind(scope, node.name, found, reading.place(node))
+
+
+def _raises(body: list[ast.stmt]) -> bool:
+    """Whether a block has a `raise`."""
+    return any(isinstance(each, ast.Raise) for statement in body for each in ast.walk(statement))
+
+
+def _may_catch(manager: Instance, body: list[ast.stmt]) -> bool:
+    """Whether `__exit__` of a class of the script may say that an exception is dealt with."""
+    leave = next(
+        (each.scope.values["__exit__"] for each in manager.cls.lineage if "__exit__" in each.scope.values), None
+    )
+    if not isinstance(leave, Function):
+        return leave is not None or _raises(body)
+    returns = [each.value for each in ast.walk(leave.node) if isinstance(each, ast.Return)]
+    return any(not (each is None or (isinstance(each, ast.Constant) and not each.value)) for each in returns)
+
+
+def _is_enum(base: Any) -> bool:
+    """Whether a class that extends it has members; those of `enum.StrEnum` are as good as their texts."""
+    names = ("enum.Enum", "enum.IntEnum", "enum.Flag", "enum.IntFlag", "enum.ReprEnum")
+    return base.is_enum if isinstance(base, Class) else isinstance(base, Reference) and base.name in names
+
+
+def _is_pure(base: Any) -> bool:
+    """Whether members of a class that extends it are equal to nothing else."""
+    names = ("enum.Enum", "enum.Flag")
+    return not base.is_mixed if isinstance(base, Class) else isinstance(base, Reference) and base.name in names
+
+
+def _make_members(cls: Class) -> None:
+    """Make the attributes of an enumeration its members; those of one value are one."""
+    members: list[Instance] = []
+    is_usual = not any(name in cls.scope.values for name in ("__init__", "__new__", "name", "value"))
+    for name, value in cls.scope.values.items():
+        if name.startswith("_") or isinstance(value, Function):
+            continue
+        if not is_usual:
+            value = Unknown("is made by code of the enumeration")
+        member = next((each for each in members if _is_equal(each.scope.values["value"], value)), None)
+        if member is None:
+            member = Instance(cls, Scope(("member", cls.node, name)))
+            member.scope.values.update(name=name, value=value)
+            members.append(member)
+        cls.scope.values[name] = member
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    """Whether two members of these values are one."""
+    is_number = isinstance(one, int | float) and isinstance(other, int | float)
+    return bool(one == other) if is_number else same(one, other)
 
 
 def _base(value: Any) -> Any:

@@ -6,13 +6,14 @@ They are plain classes, since a dataclass takes longer to define than most scrip
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Callable, ItemsView, Iterable, KeysView, ValuesView
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from skyward.builder.sources.static_eval.source import Source
 
 CONTAINERS = (list, dict, set)
+VIEWS = (KeysView, ValuesView, ItemsView)
 
 
 class Absent:
@@ -136,26 +137,62 @@ class Function:
 
 
 class Class:
-    """A class of the script. `pool` is the pool class of Skyward's that it extends, by its full name; else ""."""
+    """A class of the script.
 
-    __slots__ = ("bases", "dataclass", "name", "node", "pool", "scope")
+    Attributes:
+        pool: the pool class of Skyward's that it extends, by its full name; else "".
+        dataclass: whether it is one.
+        fields: what a dataclass has for the parameters of its `__init__`; None where that is not known.
+        is_by_name: whether that takes them by name only.
+        is_enum: whether its attributes are members of an enumeration.
+        is_mixed: whether these are texts or numbers as well.
+        meta: its metaclass; None for the usual ones.
+    """
+
+    __slots__ = (
+        "bases",
+        "dataclass",
+        "fields",
+        "is_by_name",
+        "is_enum",
+        "is_mixed",
+        "meta",
+        "name",
+        "node",
+        "pool",
+        "scope",
+    )
 
     def __init__(self, node: ast.ClassDef, bases: list[Any], pool: str, scope: Scope) -> None:
         self.node, self.name, self.bases, self.pool, self.scope = node, node.name, bases, pool, scope
-        self.dataclass = False
+        self.dataclass = self.is_by_name = self.is_enum = self.is_mixed = False
+        self.meta: Any = None
+        self.fields: dict[str, Any] | None = None
 
     @property
     def lineage(self) -> list[Class]:
-        """The class and those it extends, in the order in which attributes are looked up (for single inheritance)."""
-        found = [self]
-        for base in self.bases:
-            found += [each for each in base.lineage if each not in found] if isinstance(base, Class) else []
+        """The class and those it extends, in the order in which attributes are looked up (C3)."""
+        found, bases = [self], [base for base in self.bases if isinstance(base, Class)]
+        orders = [*(base.lineage for base in bases), bases]
+        while orders := [order for order in orders if order]:
+            heads = (order[0] for order in orders if not any(order[0] in each[1:] for each in orders))
+            found.append(next(heads, orders[0][0]))
+            orders = [[each for each in order if each is not found[-1]] for order in orders]
         return found
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its attributes are what is assigned to them."""
+        return not any(each.meta or any(hook in each.scope.values for hook in _HOOKS) for each in self.lineage)
 
     @property
     def is_known(self) -> bool:
         """Whether all that it extends is followed."""
         return all(isinstance(base, Class) and base.is_known for base in self.bases if base is not None)
+
+
+# methods that decide what a class, or an instance, has
+_HOOKS = ("__getattribute__", "__setattr__", "__init_subclass__", "__set_name__", "__slots__")
 
 
 class Instance:
@@ -212,10 +249,54 @@ class Within:
         self.of = tuple(of)
 
 
+class Lazy(list[Any]):
+    """What an iterator gives, or a view of a dictionary, as long as what it is made of stays as it is.
+
+    An iterator is given to one loop or call. From then on it is lost, as any container that code has which is not
+    followed: who has it once more may find nothing in it, or some rest.
+
+    Args:
+        make: makes it, of its sources as they then are.
+        sources: what it is made of.
+        moment: number of changes when that was.
+    """
+
+    __slots__ = ("is_view", "make", "moment", "sources")
+
+    def __init__(self, make: Callable[..., Any], sources: list[Any], moment: int) -> None:
+        self.make, self.sources, self.moment = make, sources, moment
+        made = self.now()
+        self.is_view = isinstance(made, VIEWS)
+        super().__init__(made)
+
+    def now(self) -> Any:
+        """The iterator or view itself."""
+        return self.make(*[each.now() if isinstance(each, Lazy) else each for each in self.sources])
+
+    def is_same(self, position: int) -> bool:
+        """Whether it would give the same from a position on, and as many items, if it were made now."""
+        try:
+            now = [*self.now()]
+        except (TypeError, ValueError, LookupError, RuntimeError):
+            return False
+        return len(now) == len(self) and all(map(same, now[position:], self[position:]))
+
+    def sequence(self) -> list[Lazy]:
+        """It and those that it is made of, at any depth."""
+        return [self, *(inner for each in self.sources if isinstance(each, Lazy) for inner in each.sequence())]
+
+    def containers(self) -> list[Any]:
+        """The lists and dictionaries that it is made of, at any depth."""
+        every = [source for each in self.sequence() for source in each.sources]
+        return [each for each in every if isinstance(each, CONTAINERS) and not isinstance(each, Lazy)]
+
+
 def parts(value: Any) -> list[Any]:
     """What somebody who has a value has with it."""
     if isinstance(value, dict):
         return [*value, *value.values()]
+    if isinstance(value, Lazy):
+        return [*value, *value.sequence()[1:]]
     if isinstance(value, list | set | tuple):
         return [*value]
     if isinstance(value, Unknown):

@@ -7,6 +7,7 @@ from zipfile import ZipFile
 import pytest
 from packaging.requirements import Requirement
 
+from skyward.builder.events import warn
 from skyward.builder.files.copied import package_files
 from skyward.builder.packages.local import local_packages
 from skyward.builder.packages.requirements import resolve_files
@@ -156,6 +157,31 @@ def test_a_project_file_stands_for_its_dependencies(tree: Tree) -> None:
     """`pyproject.toml` among the requirement files means what the project needs."""
     root = tree({"app/pyproject.toml": PROJECT})
     assert requirement_lines(Image(requirements=["app/pyproject.toml"]), root) == ("numpy", "rich>=13")
+
+
+@pytest.mark.parametrize(
+    ("lock", "export"),
+    [
+        ("poetry.lock", "`poetry export -f requirements.txt -o requirements.txt`"),
+        ("pdm.lock", "`pdm export -f pylock -o pylock.toml`"),
+        ("Pipfile.lock", "`pipenv requirements --hash > requirements.txt`"),
+    ],
+)
+@pytest.mark.parametrize(
+    "image", [Image(requirements=["app/pyproject.toml"]), Image(pip=["./app"])], ids=["file", "pip"]
+)
+def test_a_lock_of_another_tool_is_said_not_to_be_used(
+    tree: Tree, caplog: pytest.LogCaptureFixture, lock: str, export: str, image: Image
+) -> None:
+    """A line names it and what to do."""
+    root = tree({"app/pyproject.toml": PROJECT, f"app/{lock}": ""})
+
+    warn.cache_clear()
+    resolve_files(image, root)
+
+    (line,) = caplog.messages
+    assert line.startswith(f"{root / 'app' / lock} is not used")
+    assert export in line
 
 
 @pytest.mark.parametrize(

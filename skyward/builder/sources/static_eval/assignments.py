@@ -1,0 +1,192 @@
+"""Evaluates what a script assigns and deletes: to names, attributes, items and slices."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from skyward.builder.sources.static_eval.expressions import MOST, derived
+from skyward.builder.sources.static_eval.reading import Reading, loaded
+from skyward.builder.sources.static_eval.values import (
+    CONTAINERS,
+    Class,
+    Function,
+    Instance,
+    Lazy,
+    Module,
+    Reference,
+    Scope,
+    Unknown,
+    holding,
+)
+
+_PATHS = Reference("sys.path")
+
+
+class Assignments:
+    """Follows assignments."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+
+    def assign(self, target: ast.expr, value: Any, scope: Scope) -> None:
+        """Assign a value to a target."""
+        reading, expressions = self._reading, self._reading.expressions
+        if isinstance(target, ast.Name):
+            reading.state.bind(scope, target.id, value, reading.place(target))
+        elif isinstance(target, ast.Starred):
+            self.assign(target.value, value, scope)
+        elif isinstance(target, ast.Tuple | ast.List):
+            self._unpack(target, value, scope)
+        elif isinstance(target, ast.Attribute):
+            self.store(expressions.value(target.value, scope), target.attr, value, target)
+        elif isinstance(target, ast.Subscript):
+            self._store_item(target, value, scope)
+
+    def store(self, owner: Any, name: str, value: Any, node: ast.expr) -> None:
+        """Assign a value to an attribute."""
+        reading = self._reading
+        place = reading.place(node)
+        if isinstance(owner, Instance | Class) and not _is_stored(owner, name):
+            reading.escape([owner, value], node)
+            return
+        if isinstance(owner, Instance | Class | Module):
+            if not isinstance(owner, Module) and reading.doubt(owner, None):  # others have it, and now its attributes
+                reading.escape(value, node)
+            reading.state.bind(owner.scope, name, value, place)
+            return
+        if owner == Reference("sys") and name == "path":
+            reading.imports.lose()
+        if isinstance(owner, Reference) and owner.name.startswith("skyward"):
+            reading.patched = reading.unknown(node, "replaces a name of skyward's own")
+        reading.escape([owner, value], node)
+
+    def _store_item(self, target: ast.Subscript, value: Any, scope: Scope) -> None:
+        reading = self._reading
+        owner = reading.expressions.value(target.value, scope)
+        key = reading.expressions.value(target.slice, scope)
+        if owner == _PATHS:
+            reading.imports.lose()
+        if isinstance(owner, Unknown):
+            reading.change(owner, self._put(target, value, key), target)
+            return
+        if not isinstance(owner, CONTAINERS) or isinstance(key, Unknown | Instance):
+            reading.escape([owner, value, key], target)
+            return
+        if isinstance(value, Lazy) and isinstance(key, slice):
+            items = reading.expressions.items(value, target)
+            value = Unknown(items.why) if isinstance(items, Unknown) else items
+        reading.state.touch(owner, reading.place(target))
+        try:
+            owner[key] = value  # type: ignore[index]
+        except (TypeError, LookupError, ValueError):
+            reading.escape([owner, value], target)
+
+    def _put(self, target: ast.Subscript, value: Any, key: Any) -> list[Any]:
+        """What an assignment to an item, or to a slice, puts into its container."""
+        is_slice = isinstance(target.slice, ast.Slice)
+        return [key, *(self._reading.inside(value) if is_slice else [value])]
+
+    def _unpack(self, target: ast.Tuple | ast.List, value: Any, scope: Scope) -> None:
+        items = self._reading.expressions.items(value, target)
+        stars = [place for place, each in enumerate(target.elts) if isinstance(each, ast.Starred)]
+        fits = not isinstance(items, Unknown) and (
+            len(items) >= len(target.elts) - 1 if stars else len(items) == len(target.elts)
+        )
+        if isinstance(items, Unknown) or not fits:
+            self._reading.use(value, target)
+            unknown = derived(
+                items if isinstance(items, Unknown) else Unknown("does not unpack"), self._reading.inside(value)
+            )
+            for each in target.elts:
+                self.assign(
+                    each, derived(unknown, holding(unknown.of)) if isinstance(each, ast.Starred) else unknown, scope
+                )
+            return
+        if stars:
+            after = len(target.elts) - stars[0] - 1
+            middle = items[stars[0] : len(items) - after]
+            self._reading.born(middle, target)
+            items = [*items[: stars[0]], middle, *items[len(items) - after :]]
+        for each, item in zip(target.elts, items, strict=True):
+            self.assign(each, item, scope)
+
+    def augment(self, node: ast.AugAssign, scope: Scope) -> None:
+        """Follow `target += value` and its like."""
+        reading, expressions = self._reading, self._reading.expressions
+        read = ast.copy_location(loaded(node.target), node.target)
+        held = expressions.value(read, scope)
+        if held == _PATHS:
+            reading.imports.lose()
+        if (
+            type(held) is list
+            and isinstance(node.op, ast.Add)
+            and (generator := reading.comprehensions.written(node.value, scope))
+        ):
+            reading.comprehensions.extend(held, generator, scope)
+            self.assign(node.target, held, scope)
+            return
+        given = expressions.value(node.value, scope)
+        in_place = {ast.Add: (list,), ast.BitOr: (dict, set), ast.BitAnd: (set,), ast.Sub: (set,), ast.BitXor: (set,)}
+        if not isinstance(held, in_place.get(type(node.op), ())):
+            if isinstance(held, Unknown):
+                reading.change(held, reading.inside(given), node)
+            elif isinstance(held, CONTAINERS):
+                reading.escape(held, node)
+            made = expressions.operated(node, type(node.op), held, given)
+            if isinstance(held, Unknown) and isinstance(made, Unknown):  # most likely itself, changed in place
+                made = derived(made, (*held.of, *made.of))
+            self.assign(node.target, made, scope)
+            return
+        reading.state.touch(held, reading.place(node), is_growing=isinstance(held, list))
+        items = given if isinstance(held, dict | set) else expressions.items(given, node.value)
+        if isinstance(items, Unknown) or not isinstance(items, (*CONTAINERS, tuple, frozenset)):
+            reading.escape([held, *reading.inside(given)], node)
+        elif isinstance(held, list) and len(held) + len(items) > MOST:
+            reading.escape(held, node)
+        elif isinstance(held, list):
+            held += list(items)
+        elif isinstance(held, dict):
+            held.update(items)
+        else:
+            made = expressions.operated(node, type(node.op), held, items)
+            held.clear()
+            held.update(made if isinstance(made, set) else ())
+        self.assign(node.target, held, scope)
+
+    def delete(self, node: ast.Delete, scope: Scope) -> None:
+        """Follow `del`."""
+        reading = self._reading
+        for target in node.targets:
+            if isinstance(target, ast.Name):
+                gone = Unknown(f"is deleted on {reading.place(node)}")
+                reading.state.bind(scope, target.id, gone, reading.place(node))
+                continue
+            if isinstance(target, ast.Attribute):
+                reading.escape(reading.expressions.value(target.value, scope), node)
+                continue
+            if not isinstance(target, ast.Subscript):
+                continue
+            owner = reading.expressions.value(target.value, scope)
+            key = reading.expressions.value(target.slice, scope)
+            if isinstance(owner, Unknown):
+                reading.change(owner, (), node)
+                continue
+            if not isinstance(owner, CONTAINERS) or isinstance(key, Unknown | Instance):
+                reading.escape(owner, node)
+                continue
+            reading.state.touch(owner, reading.place(node))
+            try:
+                del owner[key]  # type: ignore[union-attr]
+            except (TypeError, LookupError):
+                reading.escape(owner, node)
+
+
+def _is_stored(owner: Instance | Class, name: str) -> bool:
+    """Whether an assignment to an attribute binds it, and calls no code of a class or a property."""
+    cls = owner.cls if isinstance(owner, Instance) else owner
+    if not cls.is_plain or name.startswith("__"):
+        return False
+    held = [each.scope.values[name] for each in cls.lineage if name in each.scope.values]
+    is_property = bool(held) and isinstance(held[0], Function) and held[0].kind == "property"
+    return isinstance(owner, Class) or not (is_property or any(isinstance(each, Unknown | Instance) for each in held))
