@@ -40,6 +40,11 @@ class EngineAddress:
     @property
     def url(self) -> str:
         """The address in the form of `DOCKER_HOST`."""
+        return self.socket_url
+
+    @property
+    def socket_url(self) -> str:
+        """The socket to speak to, in that form; of a forwarded engine `url` names its machine."""
         return f"unix://{self.path}"
 
     def dial(self, timeout_s: float = 10) -> LiveSocket:

@@ -272,8 +272,8 @@ def _knock(address: EngineAddress) -> int | None:
 def _client(make: Any, address: EngineAddress, version: str) -> Any:
     from skyward.engine.transport import EngineAdapter
 
-    api = make(base_url=address.url, version=version, timeout=_CALL_TIMEOUT_S)
-    api._custom_adapter = EngineAdapter(address.url, _CALL_TIMEOUT_S)
+    api = make(base_url=address.socket_url, version=version, timeout=_CALL_TIMEOUT_S)
+    api._custom_adapter = EngineAdapter(address.socket_url, address.url, _CALL_TIMEOUT_S)
     api.mount("http+docker://", api._custom_adapter)
     # no proxy and no netrc stands before a local socket; looking for them takes a call from 0.6 to 0.8 ms
     api.trust_env = False

@@ -16,13 +16,14 @@ class EngineAdapter(UnixHTTPAdapter):
     """Requests to one engine.
 
     Args:
-        engine: its address, the socket that the SDK is given.
+        url: the socket, as the SDK is given it.
+        engine: the engine's address, for messages.
         timeout_s: silence for longer is an error, also of an engine that is alive.
     """
 
-    def __init__(self, engine: str, timeout_s: int) -> None:
+    def __init__(self, url: str, engine: str, timeout_s: int) -> None:
         self._engine = engine
-        super().__init__(engine.replace("unix://", "http+unix://"), timeout_s)
+        super().__init__(url.replace("unix://", "http+unix://"), timeout_s)
 
     def get_connection(self, url: Any, proxies: Any = None) -> Any:  # noqa: ARG002 - the SDK's signature
         """The pool of connections to the engine."""
