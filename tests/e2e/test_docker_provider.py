@@ -361,7 +361,7 @@ def test_an_engine_that_refuses_limits_still_starts_containers(image: str, pool:
     """Limits an engine may not grant are given up once; what follows does not ask again."""
     engine = Engine.connect()
     before = engine._limits
-    engine._limits = {"memlock": -1, "nofile": 2**30, "stack": 67108864}
+    engine._limits = {**before, "memlock": -1, "nofile": 2**30, "stack": 67108864}
     try:
         for number in range(2):
             spec = ContainerSpec(
