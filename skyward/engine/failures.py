@@ -133,7 +133,7 @@ def refused_limit(answer: str) -> str | None:
     """The resource limit an engine's answer says it may not set, None if the answer is about something else."""
     by_number = re.search(r"setting rlimit type (\d+)", answer)  # runc; numbers of Linux' resource.h
     if by_number:
-        return {"3": "stack", "7": "nofile", "8": "memlock"}.get(by_number[1])
+        return {"3": "stack", "6": "nproc", "7": "nofile", "8": "memlock"}.get(by_number[1])
     by_name = re.search(r"setrlimit `?RLIMIT_(\w+)", answer)  # crun
     return by_name[1].lower() if by_name else None
 

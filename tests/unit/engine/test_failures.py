@@ -43,6 +43,7 @@ def test_answers_become_sentences(answer: str, kind: type[SkywardError], advice:
     [
         (_RUNC, "memlock"),
         (_RUNC.replace("type 8", "type 7"), "nofile"),
+        (_RUNC.replace("type 8", "type 6"), "nproc"),
         ("crun: setrlimit `RLIMIT_MEMLOCK`: Operation not permitted: OCI permission denied", "memlock"),
     ],
 )
