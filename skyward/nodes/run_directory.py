@@ -261,11 +261,12 @@ def _is_own(path: Path) -> bool:
 @contextmanager
 def private_directory() -> Iterator[Path]:
     """A temporary directory for secrets and sockets of this process; the next client removes that of a killed one."""
-    directory = PoolDirectory.create(f"{token_hex(4)}.x", runtime_base())
+    directory, owner = PoolDirectory.create(f"{token_hex(4)}.x", runtime_base()), os.getpid()
     try:
         yield directory.path
     finally:
-        directory.remove()
+        if os.getpid() == owner:  # a forked child that ends takes nothing from this process
+            directory.remove()
 
 
 def runtime_base() -> Path:
