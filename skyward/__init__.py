@@ -8,7 +8,7 @@ import sys
 # public name -> the module that defines it; the module itself where it bears the name
 _HOMES = {
     "AWS": "skyward.providers.aws.provider",
-    "Accelerator": "skyward.model.accelerator",
+    "Accelerator": "skyward.model.spec",
     "Cluster": "skyward.model.spec",
     "Compose": "skyward.providers.compose.provider",
     "ComputePool": "skyward._pool.pool",
@@ -25,7 +25,7 @@ _HOMES = {
     "SSH": "skyward.providers.ssh",
     "Slurm": "skyward.providers.slurm.provider",
     "Swarm": "skyward.providers.swarm.provider",
-    "Volume": "skyward.model.volume",
+    "Volume": "skyward.model.spec",
     "Worker": "skyward.model.spec",
     "__version__": "skyward._version",
     "checkpoint": "skyward.runtime.checkpoint",

@@ -9,14 +9,14 @@ from skyward._pool.decorator import pool as pool
 from skyward._pool.local_call import debug as debug
 from skyward._pool.pool import ComputePool as ComputePool
 from skyward._version import __version__ as __version__
-from skyward.model.accelerator import Accelerator as Accelerator
 from skyward.model.image import Image as Image
 from skyward.model.image import PipIndex as PipIndex
 from skyward.model.instance import InstanceInfo as InstanceInfo
+from skyward.model.spec import Accelerator as Accelerator
 from skyward.model.spec import Cluster as Cluster
 from skyward.model.spec import Nodes as Nodes
+from skyward.model.spec import Volume as Volume
 from skyward.model.spec import Worker as Worker
-from skyward.model.volume import Volume as Volume
 from skyward.plugins import Plugin as Plugin
 from skyward.providers.aws.provider import AWS as AWS
 from skyward.providers.compose.provider import Compose as Compose

@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from skyward.errors import ConfigError
 from skyward.model import parameters
-from skyward.model.accelerator import Accelerator
 from skyward.model.image import Image
+from skyward.model.image_fields import local_minor
 from skyward.model.instance import ENV_VAR, AcceleratorInfo
 from skyward.model.secrets import Secrets, check_variable, merged
-from skyward.model.spec import Cluster, ClusterSpec, Nodes, Worker
-from skyward.model.targets import local_minor
-from skyward.model.volume import Volume, volumes_of
+from skyward.model.spec import Accelerator, Cluster, ClusterSpec, Nodes, Volume, Worker, volumes_of
 
 if TYPE_CHECKING:
     from skyward.plugins import Plugin

@@ -36,13 +36,11 @@ from skyward._pool.stats import measure, show_to_watchers
 from skyward._pool.terminal import terminal
 from skyward._pool.timers import Timers
 from skyward.errors import PoolClosedError, PoolError, SkywardError, explained, shortened
-from skyward.model.accelerator import Accelerator
 from skyward.model.call import Call, CallsOnly
 from skyward.model.image import Image
-from skyward.model.spec import Nodes, Worker
-from skyward.model.stats import PoolStats
-from skyward.model.targets import platform_of
-from skyward.model.volume import Volume
+from skyward.model.image_fields import platform_of
+from skyward.model.resource import PoolStats
+from skyward.model.spec import Accelerator, Nodes, Volume, Worker
 from skyward.nodes.process_id import ProcessId
 from skyward.providers.base import PoolRequest, Provider
 from skyward.records.pools import PoolRecord

@@ -15,7 +15,7 @@ from skyward._pool.dispatcher import Dispatcher
 from skyward._pool.nodes.node_client import NodeClient
 from skyward._pool.nodes.node_table import NodeTable
 from skyward._pool.timers import Timers
-from skyward.model.stats import GpuStats, NodeStats, PoolStats
+from skyward.model.resource import GpuStats, NodeStats, PoolStats
 from skyward.nodes.process_id import ProcessId
 from skyward.records.run import run_of_process, write_json
 from skyward.system import threading, time

@@ -27,7 +27,7 @@ from skyward.engine import EngineAddress, Images, find_engine
 from skyward.errors import ConfigError
 from skyward.image import Plan
 from skyward.model.image import Image
-from skyward.model.targets import local_minor, platform_of
+from skyward.model.image_fields import local_minor, platform_of
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey

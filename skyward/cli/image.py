@@ -191,7 +191,7 @@ def show_sbom(image: str, platform: str | None) -> int:
     from skyward.builder.registry.attachments import attached
     from skyward.builder.registry.existence import Absent, Unknown
     from skyward.builder.registry.reference import parse_reference
-    from skyward.model.targets import platform_of
+    from skyward.model.image_fields import platform_of
 
     document = sbom.kept(image) if _TAG.fullmatch(image.removeprefix("skyward:")) else None
     if document is None and not _TAG.fullmatch(image.removeprefix("skyward:")):
@@ -268,7 +268,7 @@ def _differences(found: Inferred, script: str, declaration: str | None) -> Itera
     """The difference to each image, with its name; to none where none is declared."""
     from skyward.builder.packages.requirements import resolve_files
     from skyward.model.image import Image
-    from skyward.model.targets import local_minor, platform_of
+    from skyward.model.image_fields import local_minor, platform_of
     from skyward.plugins.declared import declared_image
 
     declared = _declared(script, declaration)

@@ -20,7 +20,7 @@ from skyward.cli.output import Output
 from skyward.engine import Images, find_engine
 from skyward.errors import ConfigError
 from skyward.model.image import Image, package_name
-from skyward.model.targets import local_minor, platform_of
+from skyward.model.image_fields import local_minor, platform_of
 
 if TYPE_CHECKING:
     from skyward.builder.sources.declared import Declared

@@ -20,7 +20,7 @@ from skyward.cli.output import Output
 from skyward.cli.recording import Found
 from skyward.errors import ConfigError, EngineError, ImageError
 from skyward.image import BaseFacts, Interpreter, Plan
-from skyward.model.targets import local_minor
+from skyward.model.image_fields import local_minor
 
 if TYPE_CHECKING:
     from skyward.builder.store import EngineImages

@@ -20,8 +20,8 @@ from skyward._pool import config
 from skyward.cli.output import show_table
 from skyward.cli.places import provider_of
 from skyward.errors import ProviderError
-from skyward.model.accelerator import Accelerator
-from skyward.model.targets import platform_of
+from skyward.model.image_fields import platform_of
+from skyward.model.spec import Accelerator
 from skyward.providers.base import Offer, PoolRequest
 
 UNKNOWN = 6  # exit status where a provider offers nothing: that of provider errors

@@ -27,8 +27,7 @@ from skyward.cli.places import Place, ask_all, place_options, with_names
 from skyward.cli.runs import duration_text
 from skyward.cli.top import figures, open_pools, size_text, utilization
 from skyward.errors import SkywardError
-from skyward.model.resource import Resource
-from skyward.model.stats import NodeStats
+from skyward.model.resource import NodeStats, Resource
 from skyward.providers import SSH
 from skyward.runs.find import ListedRun, list_runs
 

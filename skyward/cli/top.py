@@ -1,7 +1,7 @@
 """`skyward top`: what the open pools of this machine's runs use and do now.
 
 With `--json` standard output has one object per line and nothing else: `event` "pool", `run`, and what `pool.stats()`
-tells, as `skyward.model.stats` has it.
+tells, as `skyward.model.resource` has it.
 
 Pools write their figures while a command asks for them.
 """
@@ -21,7 +21,7 @@ import click
 from skyward._pool.stats import EVERY_S, WATCHED, stats_file
 from skyward.cli.output import show_table
 from skyward.errors import PoolError
-from skyward.model.stats import GpuStats, NodeStats, PoolStats
+from skyward.model.resource import GpuStats, NodeStats, PoolStats
 from skyward.nodes.process_id import ProcessId
 from skyward.records.pools import POOLS
 from skyward.records.run import RunRecord, runs_folder

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from skyward._pool.config import Display, Results
 from skyward._pool.pool import ComputePool
-from skyward.model.accelerator import Accelerator
 from skyward.model.image import Image
-from skyward.model.spec import Nodes, Worker
-from skyward.model.volume import Volume
+from skyward.model.spec import Accelerator, Nodes, Volume, Worker
 from skyward.plugins._joblib import joblib, sklearn
 from skyward.plugins.base import Plugin
 

@@ -1,4 +1,7 @@
-"""Validation of an `Image`'s fields: each value is checked and brought into its normal form."""
+"""The fields of an `Image`: each value is checked and brought into its normal form.
+
+With them the defaults of its target: the Python of this program, and the platform of this machine.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,8 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from skyward.errors import ConfigError
-from skyward.model.protocol import PLATFORMS
 
+PLATFORMS = {"x86_64": "linux/amd64", "amd64": "linux/amd64", "aarch64": "linux/arm64", "arm64": "linux/arm64"}
 _REFERENCE = re.compile(
     r"(?:(?:[a-zA-Z0-9][a-zA-Z0-9.-]*|\[[0-9a-fA-F:]+\])(?::\d+)?/)?"  # registry
     r"[a-z0-9]+(?:(?:\.|_{1,2}|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_{1,2}|-+)[a-z0-9]+)*)*"
@@ -138,6 +141,21 @@ def platform(name: Any) -> str | None:
     meant = f"; write platform={PLATFORMS[name]!r}" if isinstance(name, str) and name in PLATFORMS else ""
     require(name is None or _matches(_PLATFORM, name), "platform", name, f"such as 'linux/amd64'{meant}")
     return None if name is None else str(name)
+
+
+def local_minor() -> str:
+    """The client's minor version of Python, such as "3.11"."""
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def platform_of(architecture: str | None) -> str:
+    """The OCI platform of an architecture's name; None means this machine's."""
+    from platform import machine  # `platform` is a field's name here
+
+    name = (architecture or machine()).lower()
+    if name not in PLATFORMS:
+        raise ConfigError(f"architecture must be 'x86_64' or 'arm64'; found {architecture!r}.")
+    return PLATFORMS[name]
 
 
 def bake(value: Any) -> bool:

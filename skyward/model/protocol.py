@@ -1,4 +1,4 @@
-"""Constants that clients and nodes share: environment variables, files, exit statuses, the names of platforms."""
+"""Constants that clients and nodes share: environment variables, files, exit statuses."""
 
 from __future__ import annotations
 
@@ -19,5 +19,3 @@ EXIT_FAILED, EXIT_CONFIG = 1, 2
 EXIT_LEASE = 3  # no client has been there for the lease
 EXIT_DISMISSED = 4  # another client than the pool's has ended the node: its pool does not replace it
 DISMISS = "SIGUSR1"  # asks a runner to end with EXIT_DISMISSED
-
-PLATFORMS = {"x86_64": "linux/amd64", "amd64": "linux/amd64", "aarch64": "linux/arm64", "arm64": "linux/arm64"}

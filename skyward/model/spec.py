@@ -1,16 +1,31 @@
-"""The specification of a pool: nodes, workers, and the plan that plugins see before any machine exists."""
+"""What is asked of a pool: nodes, workers, accelerators and volumes. `Cluster` is what plugins are told of it."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import PurePosixPath
 from typing import Literal
 
 from skyward.errors import ConfigError
-from skyward.model.accelerator import Accelerator
 from skyward.model.parameters import suggesting
 
 MOST_NODES = 10_000
 MOST_SLOTS = 4_096  # more meet the limits that machines have on the threads of one user or container
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_OWN_FOLDERS = ("/", "/bin", "/dev", "/etc", "/lib", "/opt", "/proc", "/run", "/sbin", "/sys", "/tmp", "/usr", "/var")
+# memory of one device in GB, by the name people use; every one of them runs CUDA
+_NVIDIA = {
+    "T4": 16, "T4G": 16, "L4": 24, "L20": 48, "L40": 48, "L40S": 48, "A2": 16, "A10": 24, "A10G": 24, "A30": 24,
+    "A40": 48, "V100": 16, "P4": 8, "P40": 24, "P100": 16, "K80": 12,
+    "A100": 40, "A100-80GB": 80, "H20": 96, "H100": 80, "H200": 141, "GH200": 96, "B200": 180, "B300": 270,
+    "RTX3070": 8, "RTX3080": 10, "RTX3090": 24, "RTX4080": 16, "RTX4090": 24, "RTX5080": 16, "RTX5090": 32,
+    "A4000": 16, "A5000": 24, "A6000": 48,
+}  # fmt: skip
+_OTHER = {"Trainium": 32, "Trainium2": 96, "Inferentia2": 32, "MI300X": 192, "MI250X": 128}
+_SPELLING = {name.lower(): name for name in (*_NVIDIA, *_OTHER)}
 
 
 def _is_whole(value: object) -> bool:
@@ -154,6 +169,193 @@ class Worker:
     def slots(self) -> int:
         """Calls at once per process."""
         return 1 if self.executor == "process" else self.concurrency
+
+
+@suggesting("sky.Accelerator")
+@dataclass(frozen=True, slots=True)
+class Accelerator:
+    """A kind and number of accelerators on each node.
+
+    Attributes:
+        name: common name such as "A100" or "T4"; any other one needs `cuda=`.
+        count: devices per node.
+        memory_gb: memory of one device in GB; None for what the name usually has.
+        cuda: whether it runs CUDA; None for what the name says.
+
+    Raises:
+        ConfigError: the name is empty, or unknown and `cuda` not given; or the count is below 1.
+    """
+
+    name: str
+    count: int = 1
+    memory_gb: float | None = None
+    cuda: bool | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name.strip():
+            raise ConfigError("An accelerator needs a name such as 'A100'; found an empty one.")
+        if isinstance(self.count, bool) or self.count < 1:
+            raise ConfigError(
+                f"An accelerator's count is the number of devices per node, at least 1; found {self.count}."
+            )
+        name = _SPELLING.get(self.name.strip().lower(), self.name.strip())
+        object.__setattr__(self, "name", name)
+        if self.memory_gb is None:
+            object.__setattr__(self, "memory_gb", {**_NVIDIA, **_OTHER}.get(name))
+        if self.cuda is None:
+            if name not in _NVIDIA and name not in _OTHER:
+                raise ConfigError(_unknown_accelerator(name))
+            object.__setattr__(self, "cuda", name not in _OTHER)
+
+    @classmethod
+    def of(cls, value: Accelerator | str | None) -> Accelerator | None:
+        """The accelerator a caller means: an object, a name ("A100"), a name with a count ("A100:4"), or None."""
+        if value is None or isinstance(value, Accelerator):
+            return value
+        if not isinstance(value, str):
+            raise ConfigError(
+                "accelerator= takes a name, with the devices per node if there are several, such as 'A100:4', or "
+                f"sky.Accelerator(...); found {value!r}."
+            )
+        name, _, count = value.partition(":")
+        if count and not count.isdigit():
+            raise ConfigError(
+                f"Accelerator {value!r}: after the colon stands the number of devices per node, as in 'A100:4'."
+            )
+        return cls(name, int(count) if count else 1)
+
+    @property
+    def is_trainium(self) -> bool:
+        """Whether this is one of AWS's own training chips."""
+        return self.name.startswith("Trainium")
+
+
+def fits(accelerator: Accelerator, shown: str) -> bool:
+    """Whether a GPU that NVIDIA's driver calls so may be this accelerator; False where it certainly is another.
+
+    The driver says "NVIDIA A100-SXM4-80GB" or "NVIDIA GeForce RTX 4090". A name that is not known fits all.
+    """
+    words = _words_of(shown)
+    models = _models_in(words)
+    wanted, _, gigabytes = accelerator.name.partition("-")
+    if not models or wanted not in _NVIDIA:
+        return True
+    if wanted not in models:
+        return False
+    told = next((int(word[:-2]) for word in words if re.fullmatch(r"[0-9]+GB", word)), None)
+    return not gigabytes or told is None or f"{told}GB" == gigabytes
+
+
+def model_of(shown: str) -> str | None:
+    """The common name of a GPU that NVIDIA's driver calls so; None where it is not known."""
+    return min(_models_in(_words_of(shown)), default=None)
+
+
+def _words_of(shown: str) -> list[str]:
+    return re.findall(r"[A-Z0-9]+", shown.upper())
+
+
+def _models_in(words: list[str]) -> set[str]:
+    return {*words, *map("".join, pairwise(words))} & _NVIDIA.keys()
+
+
+def _unknown_accelerator(name: str) -> str:
+    from difflib import get_close_matches  # 5 ms that a pool without mistakes saves
+
+    near = get_close_matches(name.lower(), _SPELLING, 1)
+    counted = re.fullmatch(r"(?:(\d+)\s*x\s*)?(.*?)(?:\s*[x*]\s*(\d+))?", name, re.IGNORECASE)
+    if counted and (counted[1] or counted[3]) and (known := _SPELLING.get(counted[2].lower())):
+        meant = f"{known}:{counted[1] or counted[3]}"
+        return f"The accelerator {name!r} is not known: for so many {known} on each node write {meant!r}."
+    meant = f"is {_SPELLING[near[0]]!r} meant?" if near else f"known are {', '.join((*_NVIDIA, *_OTHER))}."
+    return (
+        f"The accelerator {name!r} is not known; {meant} For another one say whether it runs CUDA: "
+        f"sky.Accelerator({name!r}, memory_gb=..., cuda=True)."
+    )
+
+
+@suggesting("sky.Volume")
+@dataclass(frozen=True, slots=True)
+class Volume:
+    """A bucket of S3, or what is below a prefix of it, as a directory on every node: `sky.Volume("data", "/data")`.
+
+    Attributes:
+        bucket: its name.
+        mount: the directory, as an absolute path; made if it is not there.
+        prefix: what the names of its objects start with, such as "runs/7"; "" for all of the bucket.
+        read_only: whether nodes may only read. A file that is written from its start to its end, as models are saved,
+            is in the bucket when it is closed; two nodes that write one file overwrite each other's.
+
+    Raises:
+        ConfigError: a value is wrong.
+    """
+
+    bucket: str
+    mount: str
+    prefix: str = ""
+    read_only: bool = True
+
+    def __post_init__(self) -> None:
+        bucket: object = self.bucket
+        if not isinstance(bucket, str) or not _BUCKET.fullmatch(bucket):
+            raise ConfigError(
+                f"sky.Volume: {bucket!r} is not a name of a bucket: 3 to 63 small letters, digits, - and dots."
+            )
+        mount: object = self.mount
+        if not isinstance(mount, str) or not PurePosixPath(mount).is_absolute() or ".." in PurePosixPath(mount).parts:
+            raise ConfigError(f"sky.Volume: mount is an absolute path on the nodes, such as '/data'; found {mount!r}.")
+        if str(PurePosixPath(mount)) in _OWN_FOLDERS:
+            raise ConfigError(
+                f"sky.Volume: {mount} holds the node's own files, which a mount would hide; choose another."
+            )
+        others: tuple[object, object] = (self.prefix, self.read_only)
+        if not isinstance(others[0], str) or not isinstance(others[1], bool):
+            raise ConfigError(f"sky.Volume: prefix is a string and read_only True or False; found {self!r}.")
+
+    @property
+    def source(self) -> str:
+        """Bucket and prefix as one path."""
+        return f"{self.bucket}/{self.prefix.strip('/')}".rstrip("/")
+
+
+def volumes_of(value: object) -> tuple[Volume, ...]:
+    """The volumes that a caller means: a `Volume`, a list of them, or a mapping such as `{"/data": "s3://bucket/x"}`.
+
+    Raises:
+        ConfigError: it is none of these, or two volumes have one directory or one inside the other's.
+    """
+    if value is None or isinstance(value, Volume):
+        volumes: tuple[object, ...] = () if value is None else (value,)
+    elif isinstance(value, Mapping):
+        volumes = tuple(_volume_at(mount, url) for mount, url in value.items())
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        volumes = tuple(value)
+    else:
+        raise ConfigError(
+            f"volumes= takes a list of sky.Volume(...), or a mapping from paths to URLs; found {value!r}."
+        )
+    found = []
+    for each in volumes:
+        if not isinstance(each, Volume):
+            raise ConfigError(f"volumes= takes sky.Volume(bucket, mount); found {each!r} in the list.")
+        found.append(each)
+    for position, volume in enumerate(found):
+        for other in found[:position]:
+            one, two = PurePosixPath(volume.mount), PurePosixPath(other.mount)
+            if one.is_relative_to(two) or two.is_relative_to(one):
+                raise ConfigError(
+                    f"volumes=: {other.mount} and {volume.mount} hide each other; choose other directories."
+                )
+    return tuple(found)
+
+
+def _volume_at(mount: object, url: object) -> Volume:
+    if not isinstance(url, str) or not url.startswith("s3://"):
+        raise ConfigError(
+            f"volumes=: the volume at {mount!r} is named by a URL such as 's3://bucket/prefix'; found {url!r}."
+        )
+    bucket, _, prefix = url.removeprefix("s3://").partition("/")
+    return Volume(bucket, str(mount), prefix)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from skyward.engine import Engine, visible_gpus
 from skyward.errors import EngineError, ProviderError
-from skyward.model.accelerator import Accelerator, fits
+from skyward.model.spec import Accelerator, fits
 from skyward.nodes.node import Launch
 from skyward.runner.config import GPUS_VAR
 

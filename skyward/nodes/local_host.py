@@ -18,7 +18,7 @@ from pathlib import Path
 
 from skyward.engine import Engine
 from skyward.errors import ProviderError
-from skyward.model.targets import platform_of
+from skyward.model.image_fields import platform_of
 from skyward.nodes.node import Launch, RunnerNode
 from skyward.nodes.run_directory import PoolDirectory, sweep_orphans
 from skyward.system import socket

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from skyward.errors import PluginError
 from skyward.model.image import Image
+from skyward.model.image_fields import local_minor
 from skyward.model.instance import InstanceInfo
 from skyward.model.spec import Cluster
-from skyward.model.targets import local_minor
 from skyward.nodes.certificate import new_certificate
 from skyward.nodes.forward import PortForward
 from skyward.nodes.local_host import LocalHost

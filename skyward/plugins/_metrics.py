@@ -14,8 +14,8 @@ from skyward.plugins.base import Plugin
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
+    from skyward.model.resource import NodeStats, PoolStats
     from skyward.model.spec import Cluster
-    from skyward.model.stats import NodeStats, PoolStats
 
 _HOST = "127.0.0.1"
 _PORT = 9464  # where OpenTelemetry's own exporter for Prometheus listens, too

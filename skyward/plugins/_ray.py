@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from skyward.errors import PluginError, SkywardError
 from skyward.model.image import Image, requirement_name
+from skyward.model.image_fields import local_minor
 from skyward.model.spec import Cluster
-from skyward.model.targets import local_minor
 from skyward.nodes.forward import PortForward
 from skyward.plugins._ray_node import MODE, TOKEN, joined, read_ports
 from skyward.plugins.base import Plugin

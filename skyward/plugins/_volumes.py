@@ -17,7 +17,7 @@ from pathlib import Path
 
 from skyward.errors import ConfigError, PluginError
 from skyward.model.instance import InstanceInfo
-from skyward.model.volume import Volume
+from skyward.model.spec import Volume
 from skyward.plugins.base import Plugin
 
 PACKAGES = ("ca-certificates", "fuse3", "rclone")

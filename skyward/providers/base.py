@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from skyward.delivery.checks import check_verifiable
 from skyward.errors import ConfigError, PoolClosedError, ProviderError
-from skyward.model.accelerator import Accelerator
 from skyward.model.image import Image
+from skyward.model.image_fields import local_minor
 from skyward.model.resource import Resource
-from skyward.model.spec import Cluster, ClusterSpec
-from skyward.model.targets import local_minor
+from skyward.model.spec import Accelerator, Cluster, ClusterSpec
 from skyward.nodes.access import NodeAccess
 from skyward.nodes.node import Host, Launch, Node
 from skyward.system import threading

@@ -15,10 +15,9 @@ from skyward.builder.sources.declared import Declared
 from skyward.builder.sources.pools import DeclaredPool
 from skyward.builder.sources.script import pools_in_script
 from skyward.errors import ConfigError
-from skyward.model.accelerator import Accelerator
-from skyward.model.spec import Nodes
+from skyward.model.image_fields import platform_of
+from skyward.model.spec import Accelerator, Nodes
 from skyward.model.ssh import SshHost
-from skyward.model.targets import platform_of
 from skyward.nodes.ssh_host import Machine
 from skyward.providers import extensions
 from skyward.providers.base import PoolRequest

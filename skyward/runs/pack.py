@@ -21,8 +21,8 @@ from skyward.delivery.prepared import Prepared, description
 from skyward.errors import ConfigError
 from skyward.image.plan import with_origin
 from skyward.model.image import Image
+from skyward.model.image_fields import local_minor, platform_of
 from skyward.model.spec import Cluster, ClusterSpec
-from skyward.model.targets import local_minor, platform_of
 from skyward.plugins.declared import declared_image
 from skyward.runs.driver import Launch
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from skyward.builder.events import readable
 from skyward.engine import Engine
 from skyward.errors import EngineError, EngineMissingError, PoolClosedError, ProviderError, SkywardError
-from skyward.model.accelerator import Accelerator, fits
 from skyward.model.image import Image
-from skyward.model.protocol import PLATFORMS
+from skyward.model.image_fields import PLATFORMS
+from skyward.model.spec import Accelerator, fits
 from skyward.model.ssh import SshHost
 from skyward.ssh.watchdog import Facts
 from skyward.system.futures import ThreadPoolExecutor

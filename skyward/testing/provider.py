@@ -37,7 +37,7 @@ from skyward.errors import (
     WorkerLostError,
 )
 from skyward.model.resource import Resource
-from skyward.model.volume import Volume
+from skyward.model.spec import Volume
 from skyward.nodes.node import Host, Launch
 from skyward.nodes.program import Program
 from skyward.providers.base import Allocation, PoolRequest, Provider

@@ -30,7 +30,7 @@ from skyward.delivery.registry import RegistryImage, put_in_registry
 from skyward.engine import Images as EngineConnection
 from skyward.engine import find_engine
 from skyward.errors import RegistryError
-from skyward.model.targets import platform_of
+from skyward.model.image_fields import platform_of
 from tests.e2e.building import PYTHON
 from tests.e2e.commands import SKYWARD, Images
 

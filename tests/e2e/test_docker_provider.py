@@ -23,7 +23,7 @@ import pytest
 
 from skyward.engine import ContainerSpec, Engine, visible_gpus
 from skyward.errors import EngineError, EngineMissingError, ImageNotFoundError, NodeStartError, PoolClosedError
-from skyward.model.accelerator import Accelerator
+from skyward.model.spec import Accelerator
 from skyward.nodes.node import Announcement, Host, Node
 from skyward.nodes.process_id import current_user
 from skyward.providers import Docker

@@ -31,7 +31,7 @@ from skyward.builder.store import EngineImages
 from skyward.engine import Images, find_engine
 from skyward.errors import EngineError, ImageNotFoundError, RegistryError
 from skyward.model.image import Dockerfile, Image
-from skyward.model.targets import local_minor
+from skyward.model.image_fields import local_minor
 
 AMD64 = "linux/amd64"
 REGISTRY = os.environ.get("SKYWARD_REGISTRY", "")

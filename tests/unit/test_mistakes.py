@@ -21,8 +21,8 @@ import pytest
 import skyward as sky
 from skyward.engine import client
 from skyward.errors import ConfigError, PoolError, SerializationError
+from skyward.model.image_fields import platform_of
 from skyward.model.instance import ENV_VAR, InstanceInfo
-from skyward.model.targets import platform_of
 from skyward.nodes.local_host import runs
 from skyward.plugins import _volumes
 from skyward.wire import payload

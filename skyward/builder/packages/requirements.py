@@ -15,7 +15,7 @@ from skyward.builder.packages.rules import Hashed, Rules
 from skyward.errors import ConfigError
 from skyward.model import image_fields as fields
 from skyward.model.image import Image, local_path, package_name, requirement_name
-from skyward.model.targets import local_minor, platform_of
+from skyward.model.image_fields import local_minor, platform_of
 
 if TYPE_CHECKING:
     from skyward.builder.packages.pip_files import Line

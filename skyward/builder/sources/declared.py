@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from skyward.errors import ConfigError
-from skyward.model.accelerator import Accelerator
 from skyward.model.image import Image
-from skyward.model.spec import Nodes
+from skyward.model.spec import Accelerator, Nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import Any
 from skyward.builder.sources.declared import ProviderUse
 from skyward.builder.sources.static_eval import Interpreter, PoolCall, Reading, Source, Unknown
 from skyward.errors import ConfigError
-from skyward.model.volume import volumes_of
+from skyward.model.spec import volumes_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,10 +10,8 @@ from typing import Any, NamedTuple
 from skyward.builder.sources.declared import Declared, PluginUse
 from skyward.builder.sources.static_eval import Interpreter, PoolCall, Reading, Source, Unknown
 from skyward.errors import ConfigError
-from skyward.model.accelerator import Accelerator
 from skyward.model.image import Image
-from skyward.model.spec import Nodes
-from skyward.model.volume import volumes_of
+from skyward.model.spec import Accelerator, Nodes, volumes_of
 
 _REMEDY = "Write it with constants and skyward's own names, or declare the image in a TOML file."
 # what pools of integrations add: (plugin, the parameter with its version), in their order

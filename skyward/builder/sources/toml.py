@@ -19,9 +19,8 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_confi
 from typing_extensions import TypedDict
 
 from skyward.errors import ConfigError
-from skyward.model.accelerator import Accelerator
 from skyward.model.image import Dockerfile, Image, PipIndex, Project
-from skyward.model.spec import Nodes
+from skyward.model.spec import Accelerator, Nodes
 
 type_check = with_config(ConfigDict(extra="forbid", strict=True))
 Location = tuple[str | int, ...]

@@ -24,8 +24,7 @@ from skyward._compute import compute
 from skyward._pool.pool import ComputePool
 from skyward.cli.gpu import FAILED, IMPOSSIBLE, SEEN, on_node
 from skyward.errors import PluginError, ProviderError, SkywardError, TaskTimeoutError, WorkerLostError
-from skyward.model.accelerator import Accelerator, model_of
-from skyward.model.spec import Worker
+from skyward.model.spec import Accelerator, Worker, model_of
 from skyward.nodes.gpus import usable_gpus
 from skyward.plugins import torch as torch_plugin
 from skyward.providers import Docker, Local

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from skyward.errors import ConfigError, ProviderError
-from skyward.model.accelerator import Accelerator
+from skyward.model.spec import Accelerator
 from skyward.providers.aws.api import Api
 from skyward.providers.base import PoolRequest
 from skyward.providers.cloud.offers import suitable

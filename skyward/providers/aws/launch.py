@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from skyward.errors import PoolClosedError, ProviderError
-from skyward.model.accelerator import Accelerator
+from skyward.model.spec import Accelerator
 from skyward.providers.aws import resources
 from skyward.providers.aws.api import Api
 from skyward.providers.aws.resources import tagged

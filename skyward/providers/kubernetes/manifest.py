@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from skyward.errors import ProviderError
-from skyward.model.accelerator import Accelerator
 from skyward.model.rights import ACCOUNT_ID, WORK_DIR
+from skyward.model.spec import Accelerator
 from skyward.nodes.container import COMMAND, OWNER, OWNER_ID, POOL
 from skyward.nodes.process_id import USER, ProcessId, current_user
 from skyward.runner.entry.kubernetes_pod import ADDRESS_VAR, IDENTITY, POD_VAR, SECRET_DIR

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from skyward.errors import ProviderError
-from skyward.model.protocol import PLATFORMS
+from skyward.model.image_fields import PLATFORMS
 from skyward.providers.base import PoolRequest
 from skyward.providers.slurm.login import Login
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from skyward.errors import ProviderError
-from skyward.model.accelerator import Accelerator
+from skyward.model.spec import Accelerator
 
 # Fields that hold no "|"; the comment, which may, is last.
 FORMAT = "%i|%T|%r|%S|%N|%L|%u|%k"

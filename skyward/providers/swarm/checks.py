@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from skyward.errors import ProviderError
-from skyward.model.accelerator import Accelerator
-from skyward.model.protocol import PLATFORMS
+from skyward.model.image_fields import PLATFORMS
+from skyward.model.spec import Accelerator
 from skyward.providers.base import PoolRequest
 from skyward.providers.swarm.manager import Document
 

@@ -11,8 +11,8 @@ import pytest
 from skyward.builder.sources.declared import PluginUse, load
 from skyward.builder.sources.toml import ImageFile, schema
 from skyward.errors import ConfigError
-from skyward.model.accelerator import Accelerator
 from skyward.model.image import Dockerfile, Image, PipIndex
+from skyward.model.spec import Accelerator
 
 ROOT = Path(__file__).parents[3]
 FULL = """

@@ -9,8 +9,8 @@ import pytest
 from skyward.builder.sources.declared import Declared
 from skyward.builder.sources.script import pools_in_script
 from skyward.errors import ConfigError
-from skyward.model.accelerator import Accelerator
 from skyward.model.image import Image, PipIndex
+from skyward.model.spec import Accelerator
 from skyward.plugins.declared import declared_image
 
 Found = Callable[[str], list[Declared]]

@@ -6,7 +6,7 @@ import pytest
 
 import skyward as sky
 from skyward.errors import ConfigError
-from skyward.model.accelerator import fits
+from skyward.model.spec import fits
 
 
 @pytest.mark.parametrize(

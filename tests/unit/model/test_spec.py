@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from skyward.errors import ConfigError
-from skyward.model.accelerator import Accelerator
 from skyward.model.instance import InstanceInfo
-from skyward.model.spec import Worker
+from skyward.model.spec import Accelerator, Worker
 
 
 @pytest.mark.parametrize(

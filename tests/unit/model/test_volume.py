@@ -8,7 +8,7 @@ import pytest
 
 import skyward as sky
 from skyward.errors import ConfigError
-from skyward.model.volume import Volume, volumes_of
+from skyward.model.spec import Volume, volumes_of
 
 
 @pytest.mark.parametrize(

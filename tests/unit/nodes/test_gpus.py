@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from skyward.errors import ProviderError
-from skyward.model.accelerator import Accelerator
+from skyward.model.spec import Accelerator
 from skyward.nodes import gpus
 from skyward.nodes.process import environment_of
 from tests.standin import launch

@@ -11,9 +11,8 @@ import cloudpickle
 import pytest
 
 from skyward.errors import PluginError
-from skyward.model.accelerator import Accelerator
 from skyward.model.image import Image, PipIndex
-from skyward.model.spec import Cluster, ClusterSpec
+from skyward.model.spec import Accelerator, Cluster, ClusterSpec
 from skyward.plugins import Plugin, around_client, node_setup, transform_all
 
 

@@ -17,8 +17,8 @@ import pytest
 import skyward as sky
 from skyward.errors import PluginError, PoolError
 from skyward.model.image import Image
+from skyward.model.image_fields import local_minor
 from skyward.model.spec import Cluster, ClusterSpec
-from skyward.model.targets import local_minor
 from skyward.nodes.forward import PortForward
 from skyward.plugins import transform_all
 from skyward.plugins._dask_node import IDENTITY

@@ -8,9 +8,8 @@ import pytest
 
 from skyward.builder.sources.declared import Declared, PluginUse
 from skyward.errors import ConfigError, UnknownNameError
-from skyward.model.accelerator import Accelerator
 from skyward.model.image import Image
-from skyward.model.spec import Cluster
+from skyward.model.spec import Accelerator, Cluster
 from skyward.plugins import Plugin, registry
 from skyward.plugins.declared import declared_image
 

@@ -6,9 +6,8 @@ import pytest
 
 import skyward as sky
 from skyward.errors import ConfigError
-from skyward.model.accelerator import Accelerator
 from skyward.model.instance import InstanceInfo
-from skyward.model.spec import Cluster, ClusterSpec
+from skyward.model.spec import Accelerator, Cluster, ClusterSpec
 from skyward.plugins import transform_all
 from skyward.plugins._jax import joined, variables
 

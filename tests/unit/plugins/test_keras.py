@@ -12,9 +12,8 @@ import pytest
 
 import skyward as sky
 from skyward.errors import ConfigError, PluginError
-from skyward.model.accelerator import Accelerator
 from skyward.model.instance import InstanceInfo
-from skyward.model.spec import Cluster, ClusterSpec
+from skyward.model.spec import Accelerator, Cluster, ClusterSpec
 from skyward.plugins import _keras, transform_all
 from skyward.plugins.node import Session
 from skyward.runtime.environment import declared_env, is_collective

@@ -9,7 +9,7 @@ from urllib.request import urlopen
 import pytest
 
 import skyward as sky
-from skyward.model.stats import GpuStats, NodeStats, PoolStats
+from skyward.model.resource import GpuStats, NodeStats, PoolStats
 
 needs_library = pytest.mark.skipif(find_spec("prometheus_client") is None, reason="prometheus_client is not installed")
 

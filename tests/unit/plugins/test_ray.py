@@ -16,9 +16,9 @@ import pytest
 import skyward as sky
 from skyward.errors import PluginError
 from skyward.model.image import Image
+from skyward.model.image_fields import local_minor
 from skyward.model.instance import InstanceInfo, Peer
 from skyward.model.spec import Cluster, ClusterSpec
-from skyward.model.targets import local_minor
 from skyward.plugins import _ray, _ray_node, transform_all
 from skyward.plugins._ray_node import Ports, address_of, command, head_of, read_ports
 

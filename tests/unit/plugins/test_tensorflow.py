@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 import skyward as sky
-from skyward.model.accelerator import Accelerator
 from skyward.model.instance import ENV_VAR, InstanceInfo, Peer
-from skyward.model.spec import Cluster, ClusterSpec
+from skyward.model.spec import Accelerator, Cluster, ClusterSpec
 from skyward.plugins import _tensorflow as cluster
 from skyward.plugins import transform_all
 from skyward.runtime import environment, group

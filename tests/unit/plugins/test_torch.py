@@ -11,9 +11,8 @@ import pytest
 
 import skyward as sky
 from skyward.errors import ConfigError
-from skyward.model.accelerator import Accelerator
 from skyward.model.image import Image, PipIndex
-from skyward.model.spec import Cluster, ClusterSpec
+from skyward.model.spec import Accelerator, Cluster, ClusterSpec
 from skyward.plugins import transform_all
 
 CPU = "https://download.pytorch.org/whl/cpu"

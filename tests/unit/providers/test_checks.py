@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from skyward.errors import ProviderError
-from skyward.model.accelerator import Accelerator
 from skyward.model.image import Image
+from skyward.model.spec import Accelerator
 from skyward.ssh import preflight as checks
 from skyward.ssh.preflight import Finding
 from skyward.ssh.watchdog import Facts

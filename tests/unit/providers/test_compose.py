@@ -15,7 +15,7 @@ from skyward.cli.main import main
 from skyward.cli.up import compose_file
 from skyward.engine import EngineAddress, liveness
 from skyward.errors import ConfigError, EngineMissingError, ProviderError
-from skyward.model.accelerator import Accelerator
+from skyward.model.spec import Accelerator
 from skyward.providers.base import PoolRequest
 from skyward.providers.compose import project as compose_project
 from skyward.providers.compose import provider as compose

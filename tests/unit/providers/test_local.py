@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from skyward.errors import NodeStartError, PoolClosedError, ProviderError, WireError
-from skyward.model.accelerator import Accelerator
+from skyward.model.spec import Accelerator
 from skyward.nodes import gpus as gpus_module
 from skyward.nodes.node import Node
 from skyward.providers import Local

@@ -16,7 +16,7 @@ import pytest
 
 import skyward as sky
 from skyward.errors import ConfigError, ProviderError
-from skyward.model.accelerator import Accelerator
+from skyward.model.spec import Accelerator
 from skyward.nodes.certificate import identities
 from skyward.nodes.process_id import ProcessId
 from skyward.providers.base import PoolRequest

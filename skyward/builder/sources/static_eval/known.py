@@ -16,10 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from skyward.model.accelerator import Accelerator
 from skyward.model.image import Dockerfile, Image, PipIndex
-from skyward.model.spec import Nodes
-from skyward.model.volume import Volume
+from skyward.model.spec import Accelerator, Nodes, Volume
 
 POOLS = (
     "skyward.ComputePool",

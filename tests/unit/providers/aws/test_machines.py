@@ -15,8 +15,8 @@ import pytest
 from skyward.builder.events import Event, Report
 from skyward.delivery.checks import FLOOR_GB, room_gb
 from skyward.errors import PoolClosedError, ProviderError
-from skyward.model.accelerator import Accelerator
 from skyward.model.resource import Resource
+from skyward.model.spec import Accelerator
 from skyward.providers.aws import resources
 from skyward.providers.aws.api import Api
 from skyward.providers.aws.launch import Ec2Launcher, find_image, find_network, make_group, parameter

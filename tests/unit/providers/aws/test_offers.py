@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from skyward.errors import ConfigError, ProviderError
-from skyward.model.accelerator import Accelerator
+from skyward.model.spec import Accelerator
 from skyward.providers.aws.api import Api
 from skyward.providers.aws.catalog import find_offers, find_types
 from skyward.providers.aws.provider import AWS, Ec2

@@ -17,7 +17,7 @@ import pytest
 import skyward as sky
 from skyward.builder.events import Event
 from skyward.errors import ConfigError, PoolClosedError, ProviderError
-from skyward.model.accelerator import Accelerator
+from skyward.model.spec import Accelerator
 from skyward.model.ssh import SshHost
 from skyward.providers.base import Offer, PoolRequest
 from skyward.providers.cloud import allocation

@@ -10,7 +10,7 @@ import pytest
 import skyward as sky
 from skyward.cli.main import main
 from skyward.errors import ProviderError
-from skyward.model.accelerator import Accelerator
+from skyward.model.spec import Accelerator
 from skyward.providers.base import PoolRequest
 from skyward.providers.cloud.launch import Batch, launch
 from skyward.providers.gcp.api import MIN_COUNT
