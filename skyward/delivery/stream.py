@@ -13,7 +13,7 @@ from skyward.builder.cache import cache_folder
 from skyward.builder.events import Report, note, readable, share, warn
 from skyward.engine import Images
 from skyward.engine.address import EngineAddress
-from skyward.engine.transfer import Archive, Pull, load, read, save
+from skyward.engine.images import Archive, Pull, load, read, save
 from skyward.errors import ImageError, RegistryError, SkywardError
 from skyward.nodes.ssh_host import Machine
 from skyward.system import Full, Queue, threading, time

@@ -1,8 +1,8 @@
 """One Docker engine: containers through the docker SDK, images through its HTTP API.
 
-Read `address.py` (which engine), `client.py` (`Engine`: create, attach, watch and remove containers), then
-`container.py`. Images need no SDK: `images.py` and `transfer.py`, over the connections of
-`lines.py` and `liveness.py`. `failures.py` translates errors; `limits.py` knows limits, shared memory and GPUs.
+Read `address.py` (which engine, and whether it is alive), `client.py` (`Engine`: create, attach, watch and remove
+containers), then `container.py`. Images need no SDK: `images.py`, over the connections of `connection.py`.
+`failures.py` translates errors; `transport.py` gives the SDK our connections.
 """
 
 from importlib import import_module
@@ -12,9 +12,8 @@ from skyward.engine.address import EngineAddress, find_engine
 
 if TYPE_CHECKING:
     from skyward.engine.client import Engine
-    from skyward.engine.container import Container, ContainerSpec, Ending, Watch
+    from skyward.engine.container import Container, ContainerSpec, Ending, Watch, visible_gpus
     from skyward.engine.images import Images, Removal
-    from skyward.engine.limits import visible_gpus
 
 __all__ = [
     "Container",
@@ -32,8 +31,7 @@ __all__ = [
 # loaded on first use: who asks whether an image exists needs no containers
 _HOMES = {
     "Engine": "client",
-    **dict.fromkeys(("Container", "ContainerSpec", "Ending", "Watch"), "container"),
-    "visible_gpus": "limits",
+    **dict.fromkeys(("Container", "ContainerSpec", "Ending", "Watch", "visible_gpus"), "container"),
     **dict.fromkeys(("Images", "Removal"), "images"),
 }
 

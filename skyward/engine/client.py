@@ -15,15 +15,24 @@ import tarfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from skyward.engine.address import EngineAddress, find_engine
-from skyward.engine.container import Container, ContainerSpec, Watch, attach, create, seen_by_engine, this_container
+from skyward.engine.address import EngineAddress, check_alive, find_engine
+from skyward.engine.container import (
+    Container,
+    ContainerSpec,
+    Watch,
+    attach,
+    create,
+    gives_gpus,
+    seen_by_engine,
+    this_container,
+    wanted_limits,
+)
 from skyward.engine.failures import LimitRefusedError, engine_call
-from skyward.engine.limits import gives_gpus, wanted_limits
-from skyward.engine.liveness import check_alive
 from skyward.errors import EngineError, EngineMissingError
 
 _CALL_TIMEOUT_S = 120  # of silence from an engine that is alive; one that is not is noticed sooner
@@ -174,7 +183,8 @@ class Engine:
             except docker.errors.APIError as error:
                 if error.status_code != 409:
                     raise
-                self._wait_gone(container_id)  # its own end is removing it at this moment
+                with suppress(docker.errors.NotFound):  # its own end is removing it at this moment
+                    self._api.wait(container_id, timeout=30, condition="removed")
 
     def is_frozen(self) -> bool:
         """Whether it has not answered a ping for some seconds."""
@@ -221,8 +231,7 @@ class Engine:
 
     def gives_gpus(self) -> bool | None:
         """Whether containers can get GPUs here; None if only trying shows that."""
-        with engine_call("describe itself", self.url):
-            return gives_gpus(self._api.info(), self._pid)
+        return gives_gpus(self.info, self._pid)
 
     def has_bridge(self) -> bool:
         """Whether it can give containers a network of their own on this machine."""
@@ -242,14 +251,6 @@ class Engine:
                 self.remove(container_id)
                 raise
         return Container(self.url, container_id, spec.name, stream)
-
-    def _wait_gone(self, container_id: str) -> None:
-        import docker.errors
-
-        try:
-            self._api.wait(container_id, timeout=30, condition="removed")
-        except docker.errors.NotFound:
-            return
 
     def _tell_limits(self, limits: Mapping[str, int]) -> None:
         missing = [name for name in ("memlock", "stack") if name not in limits]

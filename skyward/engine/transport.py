@@ -9,7 +9,7 @@ from typing import Any
 
 from docker.transport.unixconn import UnixHTTPAdapter, UnixHTTPConnection, UnixHTTPConnectionPool
 
-from skyward.engine.liveness import LiveSocket
+from skyward.engine.address import LiveSocket
 
 
 class EngineAdapter(UnixHTTPAdapter):

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from skyward.engine.address import EngineAddress
-from skyward.engine.execution import Execution, runs
+from skyward.engine.connection import Execution, runs
 from skyward.errors import ProviderError, SkywardError
 from skyward.model.resource import Resource
 from skyward.nodes.container import COMMAND

@@ -12,7 +12,7 @@ from typing import Any
 
 from skyward.builder.store import EngineImages
 from skyward.engine import Engine, Images
-from skyward.engine.limits import limits_by
+from skyward.engine.container import limits_by
 from skyward.errors import EngineError, SkywardError
 from skyward.model.rights import Rights
 from skyward.model.ssh import SshHost

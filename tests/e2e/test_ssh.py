@@ -19,7 +19,7 @@ import skyward as sky
 from scripts.stand import faults, registry
 from scripts.stand.place import Stand
 from skyward.delivery import deliver, stream
-from skyward.engine.transfer import Pull
+from skyward.engine.images import Pull
 from skyward.errors import BuildError, ConfigError, EngineError, ProviderError, RegistryError
 from skyward.ssh import connection as connections
 from tests.e2e import functions, programs

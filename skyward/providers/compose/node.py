@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any
 
 from skyward.engine import EngineAddress
-from skyward.engine.execution import Execution
+from skyward.engine.connection import Execution
 from skyward.errors import EngineMissingError, ProviderError
 from skyward.nodes.container import COMMAND
 from skyward.nodes.node import Exit, Launch, exit_of

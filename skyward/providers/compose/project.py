@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from skyward.engine import Engine, EngineAddress, find_engine
-from skyward.engine.liveness import check_alive
+from skyward.engine.address import check_alive
 from skyward.errors import ProviderError
 from skyward.nodes.container import POOL
 from skyward.providers.compose.node import Standby

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from skyward.builder.events import note
 from skyward.engine import find_engine
-from skyward.engine.limits import shm_bytes
+from skyward.engine.container import shm_bytes
 from skyward.errors import ConfigError, PoolClosedError, ProviderError
 from skyward.model.parameters import suggesting
 from skyward.model.resource import Resource

@@ -10,7 +10,7 @@ from skyward.builder.events import Report, note, readable
 from skyward.builder.store import EngineImages
 from skyward.delivery.deliver import ImageTarget, deliver
 from skyward.engine import EngineAddress, Images, find_engine
-from skyward.engine.transfer import save
+from skyward.engine.images import save
 from skyward.errors import ImageError, ProviderError
 from skyward.model.image import Image
 from skyward.model.protocol import PROCESSES_VAR

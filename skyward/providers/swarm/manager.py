@@ -14,8 +14,8 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from skyward.engine.address import EngineAddress, find_engine
+from skyward.engine.connection import SocketLine
 from skyward.engine.failures import advice_on, translate
-from skyward.engine.lines import SocketLine
 from skyward.errors import ConfigError, EngineMissingError, ProviderError, WireError
 from skyward.model.ssh import SshHost
 from skyward.nodes.claimed import DIAL_S, dial_directly

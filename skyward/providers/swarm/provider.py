@@ -10,7 +10,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from skyward.engine import Engine, find_engine
-from skyward.engine.limits import shm_bytes
+from skyward.engine.container import shm_bytes
 from skyward.errors import ProviderError
 from skyward.model.parameters import suggesting
 from skyward.model.resource import Resource

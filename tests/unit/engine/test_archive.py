@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from skyward.engine.transfer import Archive, read
+from skyward.engine.images import Archive, read
 
 LAYERS = {"a/layer.tar": b"a" * 700_000, "b/layer.tar": b"b" * 10, "c/layer.tar": b"c" * 3000}
 CONFIG = {"rootfs": {"diff_ids": ["sha256:1", "sha256:2", "sha256:3"]}}

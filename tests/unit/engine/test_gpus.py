@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from skyward.engine.limits import gives_gpus, visible_gpus
+from skyward.engine.container import gives_gpus, visible_gpus
 
 
 def _engine_with_path(proc: Path, path: str) -> Path:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from skyward.engine import Images, Removal, find_engine, lines, liveness
-from skyward.engine.lines import SocketLine
+from skyward.engine import Images, Removal, address, connection, find_engine
+from skyward.engine.connection import SocketLine
 from skyward.errors import EngineError, EngineMissingError, ImageNotFoundError, RegistryError
 from skyward.model.ssh import SshHost
 from tests.unit.engine.fake import FakeEngine, fake_engine
@@ -190,8 +190,8 @@ def slow(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     """An engine that is silent for longer than its client's limit, and answers pings."""
     engine.add("a:1")
     engine.pushes, engine.silence_s = [{"status": "Pushing"}, {"status": "Pushed"}], 0.4
-    monkeypatch.setattr(lines, "_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(liveness, "_SILENCE_S", 0.05)
+    monkeypatch.setattr(connection, "_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(address, "_SILENCE_S", 0.05)
     return engine
 
 

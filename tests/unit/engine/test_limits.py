@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from skyward.engine.limits import UNLIMITED, shm_bytes, wanted_limits
+from skyward.engine.container import UNLIMITED, shm_bytes, wanted_limits
 
 _ALL_CAPABILITIES, _NO_SYS_RESOURCE = "000001ffffffffff", "000001fffeffffff"
 

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from skyward.engine import Engine, Images, liveness
-from skyward.engine.address import EngineAddress
-from skyward.engine.liveness import LiveSocket
+from skyward.engine import Engine, Images, address
+from skyward.engine.address import EngineAddress, LiveSocket
 from skyward.errors import EngineMissingError
 from tests.waiting import wait_until
 
@@ -25,13 +24,13 @@ PATIENCE_S = 60.0
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Silence is looked into soon. The answer to a ping has its usual time: an engine that lives is busy here too."""
     for name in ("_SILENCE_S", "_AGAIN_S"):
-        monkeypatch.setattr(liveness, name, 0.1)
+        monkeypatch.setattr(address, name, 0.1)
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """For engines that answer no ping."""
-    monkeypatch.setattr(liveness, "_PING_S", 0.1)
+    monkeypatch.setattr(address, "_PING_S", 0.1)
 
 
 @contextmanager
@@ -82,9 +81,9 @@ def test_a_frozen_engine_is_named_and_what_to_do(tmp_path: Path) -> None:
 
 def test_the_next_questions_to_a_frozen_engine_wait_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaving a pool asks several; together they must not take a multiple of the first."""
-    monkeypatch.setattr(liveness, "_SILENCE_S", 1.0)
-    monkeypatch.setattr(liveness, "_PING_S", 1.0)
-    monkeypatch.setattr(liveness, "_AGAIN_S", 0.01)
+    monkeypatch.setattr(address, "_SILENCE_S", 1.0)
+    monkeypatch.setattr(address, "_PING_S", 1.0)
+    monkeypatch.setattr(address, "_AGAIN_S", 0.01)
     path, waited = tmp_path / "e.sock", []
     with _engine(path, lambda _: None):
         for _ in range(3):
@@ -99,7 +98,7 @@ def test_the_next_questions_to_a_frozen_engine_wait_less(tmp_path: Path, monkeyp
 def test_an_engine_that_takes_long_is_waited_for(tmp_path: Path) -> None:
     """As long as it answers pings; one that was frozen and goes on is as good as any."""
     path, pinged = tmp_path / "e.sock", threading.Event()
-    liveness._frozen[f"unix://{path}"] = time.monotonic() - liveness._REMEMBERED_S
+    address._frozen[f"unix://{path}"] = time.monotonic() - address._REMEMBERED_S
 
     def answer(request: bytes) -> bytes:
         if b"/_ping" in request:
@@ -110,7 +109,7 @@ def test_an_engine_that_takes_long_is_waited_for(tmp_path: Path) -> None:
 
     with _engine(path, answer):
         assert Images(EngineAddress(path, "a test")).platform() == "linux/amd64"
-    assert f"unix://{path}" not in liveness._frozen
+    assert f"unix://{path}" not in address._frozen
 
 
 @pytest.mark.usefixtures("impatient")

@@ -13,7 +13,7 @@ import pytest
 import skyward as sky
 from skyward.cli.main import main
 from skyward.cli.up import compose_file
-from skyward.engine import EngineAddress, liveness
+from skyward.engine import EngineAddress, address
 from skyward.errors import ConfigError, EngineMissingError, ProviderError
 from skyward.model.spec import Accelerator
 from skyward.providers.base import PoolRequest
@@ -156,7 +156,7 @@ def test_an_accelerator_that_no_service_has_is_refused_before_the_engine_is_aske
 def test_an_engine_that_freezes_ends_compose(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would wait for minutes; the engine is named."""
     for name in ("_SILENCE_S", "_PING_S"):
-        monkeypatch.setattr(liveness, name, 0.1)
+        monkeypatch.setattr(address, name, 0.1)
     monkeypatch.setattr(compose_project, "_ASK_S", 0.1)
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/e.sock")
     program = tmp_path / "compose"

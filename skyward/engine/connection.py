@@ -1,22 +1,125 @@
-"""Running a program in an existing container, with its streams, through the engine's socket alone."""
+"""HTTP connections to an engine, without the SDK, and programs that are run in its containers through one.
+
+They lead through a socket of this machine, or through SSH and a docker command there.
+"""
 
 from __future__ import annotations
 
+import base64
 import json
 import socket
 import time
-from collections.abc import Iterator, Sequence
-from http.client import HTTPException
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from http.client import HTTPConnection, HTTPException, HTTPResponse
+from typing import IO, TYPE_CHECKING, Any
 
-from skyward.engine.address import EngineAddress
+from skyward.engine.address import EngineAddress, LiveSocket, Waiting
 from skyward.engine.failures import ADVICE, broken_off, translate
-from skyward.engine.lines import SocketLine
-from skyward.errors import EngineMissingError
+from skyward.errors import EngineMissingError, SkywardError
 
+if TYPE_CHECKING:
+    import subprocess
+
+    from skyward.model.ssh import SshHost
+
+_TIMEOUT_S = 120.0  # silence for longer is a hung engine
+_END_S = 2.0  # ssh's time to say why it ended
 _FRAME_HEADER = 8  # one byte for the stream, three of padding, four for the length
 _BUFFER = 1 << 18
 _END_NEWS_S = 2.0  # how long after the last byte an engine may take to know the exit status
+
+
+def auth_header(auth: Mapping[str, str]) -> dict[str, str]:
+    """The header of a pull or push with credentials, which the engine does not keep."""
+    return {"X-Registry-Auth": base64.urlsafe_b64encode(json.dumps(dict(auth)).encode()).decode()}
+
+
+class SocketLine(HTTPConnection):
+    """Through the engine's socket on this machine.
+
+    Attributes:
+        waiting: see `LiveSocket`; set before it connects.
+    """
+
+    waiting: Waiting | None = None
+
+    def __init__(self, address: EngineAddress) -> None:
+        super().__init__("docker", timeout=_TIMEOUT_S)
+        self._address = address
+
+    def connect(self) -> None:
+        """Connect to the engine's socket; raises EngineMissingError."""
+        self.sock = self._address.dial(_TIMEOUT_S)
+        self.sock.waiting = self.waiting
+
+    def failure(self) -> SkywardError | None:
+        """Details on why the connection broke; none beyond the exception."""
+        return None
+
+
+class SshLine(HTTPConnection):
+    """Through `ssh`, and over there the docker command as a pipe to its engine.
+
+    Attributes:
+        waiting: see `LiveSocket`; set before it connects.
+    """
+
+    waiting: Waiting | None = None
+
+    def __init__(self, host: SshHost) -> None:
+        super().__init__("docker", timeout=_TIMEOUT_S)
+        self._host = host
+        self._ssh: subprocess.Popen[bytes] | None = None
+        self._errors: IO[bytes] | None = None
+        self._said = ""
+
+    def connect(self) -> None:
+        """Start ssh; that it fails is found out with the first answer."""
+        import subprocess  # a build here needs neither of them
+        from tempfile import TemporaryFile
+
+        ours, theirs = socket.socketpair()
+        sock = LiveSocket(fileno=ours.detach())
+        sock.engine = self._host.url
+        sock.waiting = self.waiting
+        sock.settimeout(_TIMEOUT_S)
+        self.sock = sock
+        self._errors = TemporaryFile()  # noqa: SIM115 - closed with the connection
+        command = self._host.command("docker", "system", "dial-stdio")
+        with theirs:
+            try:
+                # a session of its own: Ctrl-C must not end it before the build has been called off
+                self._ssh = subprocess.Popen(
+                    command, stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=self._errors, start_new_session=True
+                )
+            except OSError as error:
+                raise EngineMissingError(
+                    f"The ssh command could not be started ({error}). Reaching {self._host.url} takes OpenSSH's client."
+                ) from error
+
+    def failure(self) -> SkywardError | None:
+        """Output of ssh or of the other machine on why the connection broke."""
+        self.close()
+        return self._host.failure(self._said)
+
+    def close(self) -> None:
+        """Close the connection, which ends ssh; what it said is kept until the next connection."""
+        super().close()
+        if self._ssh is not None:
+            from subprocess import TimeoutExpired
+
+            try:
+                self._ssh.wait(_END_S)
+            except TimeoutExpired:
+                self._ssh.kill()
+                self._ssh.wait()
+            self._ssh = None
+        if self._errors is not None:
+            self._errors.seek(0)
+            self._said = self._errors.read().decode(errors="replace")
+            self._errors.close()
+            self._errors = None
 
 
 def runs(address: EngineAddress, container: str) -> bool:
@@ -25,18 +128,21 @@ def runs(address: EngineAddress, container: str) -> bool:
     Raises:
         EngineMissingError: the engine does not answer.
     """
-    line = SocketLine(address)
     try:
-        line.request("GET", f"/containers/{container}/json")
-        response = line.getresponse()
-        about = json.loads(response.read() or b"null")
+        response, about = _exchange(address, "GET", f"/containers/{container}/json")
     except (HTTPException, OSError) as error:
         raise EngineMissingError(
             f"The Docker engine at {address.url} broke off when asked whether a container runs ({error}). {ADVICE}"
         ) from error
-    finally:
-        line.close()
     return response.status == 200 and bool(about["State"]["Running"])
+
+
+def _exchange(address: EngineAddress, method: str, path: str, body: Any = None) -> tuple[HTTPResponse, Any]:
+    """One request: the answer, and what is in it."""
+    with closing(SocketLine(address)) as line:
+        line.request(method, path, None if body is None else json.dumps(body), {"Content-Type": "application/json"})
+        response = line.getresponse()
+        return response, json.loads(response.read() or b"null")
 
 
 class Execution:
@@ -71,10 +177,8 @@ class Execution:
 
     def end_input(self) -> None:
         """Close its input; nothing happens if the connection is gone."""
-        try:
+        with suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)
-        except OSError:
-            pass
 
     def output(self) -> Iterator[bytes]:
         """Its output on both streams, ending when it, the container or the engine ends. It has to be read."""
@@ -95,10 +199,8 @@ class Execution:
 
     def close(self) -> None:
         """Close the connection, which ends the program's input and, for readers, its output."""
-        try:
+        with suppress(OSError):  # the engine was faster
             self._sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # the engine was faster
         self._stream.close()
         self._sock.close()
 
@@ -147,15 +249,10 @@ class Execution:
 
     def _ask(self, method: str, path: str, body: Any = None, *, missing: bool = False) -> Any:
         """The engine's answer; None for what it does not know, if that is allowed."""
-        line = SocketLine(self._address)
         try:
-            line.request(method, path, None if body is None else json.dumps(body), {"Content-Type": "application/json"})
-            response = line.getresponse()
-            answer = json.loads(response.read() or b"null")
+            response, answer = _exchange(self._address, method, path, body)
         except (HTTPException, OSError) as error:
             raise broken_off(self._action, self._address.url, error) from error
-        finally:
-            line.close()
         if response.status == 404 and missing:
             return None
         if response.status >= 400:
