@@ -37,8 +37,7 @@ from skyward.records.pools import POOLS
 from skyward.runs.find import FoundRun, ListedRun, find_exactly, list_runs
 from skyward.runs.follow import GRACE_S, Losses, stop
 from skyward.runs.keys import remove_key
-from skyward.runs.place import ThisMachine
-from skyward.runs.ssh_runs import SshRuns
+from skyward.runs.place import SshRuns, ThisMachine
 
 Fail = Callable[[str, str, SkywardError], None]  # what could not be done, to which run, and why
 
@@ -290,7 +289,7 @@ def _end_unheard(name: str, printer: Printer, *, as_json: bool) -> bool:
     record = here.record(name)
     if record is None or record.rented is None:
         return False
-    from skyward.runs.on_rented import end_rented
+    from skyward.runs.on_machines import end_rented
 
     end_rented(record.rented)
     here.mark_collected(record)

@@ -24,9 +24,8 @@ from skyward.cli.runs import Printer, called, fetching, host_options
 from skyward.errors import ProviderError, SkywardError
 from skyward.model.ssh import SshHost
 from skyward.records.run import Rental, RunRecord
-from skyward.runs.fetch import collect, fetch, size_there
 from skyward.runs.find import FoundRun, find_run
-from skyward.runs.follow import Losses
+from skyward.runs.follow import Losses, collect, fetch, size_there
 from skyward.runs.place import FileFacts, RunPlace, RunState
 from skyward.runs.saved import SUFFIXES, shown
 
@@ -116,7 +115,7 @@ def bring_here(found: FoundRun, state: RunState, losses: Losses, printer: Printe
 
 def give_back(record: RunRecord, rented: Rental, printer: Printer) -> None:
     """End the machines that were rented for a run whose results are here; where that fails they end by themselves."""
-    from skyward.runs.on_rented import end_rented
+    from skyward.runs.on_machines import end_rented
 
     try:
         end_rented(rented)

@@ -18,8 +18,8 @@ import click
 from skyward.builder.events import readable
 from skyward.errors import ConfigError
 from skyward.model.ssh import SshHost
-from skyward.runs.fetch import Progress
 from skyward.runs.find import FoundRun
+from skyward.runs.follow import Progress
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _QUIET_S = 1.0  # what is done by then is not worth a word

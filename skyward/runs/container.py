@@ -1,27 +1,237 @@
-"""The driver of a detached run as a container; of this machine's engine, beside the containers of its pools."""
+"""The driver of a detached run as a container: what it takes along, its image and its start.
+
+It takes the files of its program, and finds the images of its pools prepared. `as_container` puts it on this machine's
+engine, beside the containers of its pools; `on_machines` has those on others.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
-from pathlib import Path
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, requires
+from pathlib import Path, PurePosixPath
 from shutil import rmtree
 
+from packaging.requirements import Requirement
+
+from skyward._pool.code.bundle import bundle_modules, bundle_paths
 from skyward.builder.events import Report
+from skyward.builder.sources.declared import Declared
+from skyward.builder.sources.entry_code import imports_in
 from skyward.builder.sources.script import pools_in_script
-from skyward.delivery.deliver import ImageTarget
-from skyward.delivery.prepared import Prepared, write_prepared
+from skyward.delivery.deliver import ImageTarget, deliver
+from skyward.delivery.prepared import Prepared, description, write_prepared
 from skyward.engine import ContainerSpec, Engine, EngineAddress
-from skyward.errors import ProviderError
+from skyward.errors import ConfigError, ProviderError
+from skyward.image.plan import with_origin
+from skyward.model.image import Image
+from skyward.model.image_fields import local_minor, platform_of
+from skyward.model.spec import Cluster, ClusterSpec
 from skyward.nodes.process_id import USER
 from skyward.nodes.run_directory import runtime_base, temporary_base
+from skyward.plugins.declared import declared_image
 from skyward.records.run import RunRecord
 from skyward.runs.driver import CACHE_FOLDER, HOME_FOLDER, PROGRAM_FOLDER, STARTED, Launch, write_launch
-from skyward.runs.pack import Pack, deliver_driver, deliver_images, pack
 from skyward.runs.place import RUN_LABEL
 
 _PYTHON = "/opt/venv/bin/python"
+_EXTRAS = ("ssh",)  # drivers have no SSH client of the system
+
+
+def as_container(
+    launch: Launch,
+    source: Path,
+    address: EngineAddress,
+    variables: Mapping[str, str],
+    report: Report,
+    *,
+    registry: str | None = None,
+) -> RunRecord:
+    """Build the images of a program's pools and of its driver, and start the driver.
+
+    Args:
+        launch: the program.
+        source: its file.
+        address: of the engine that runs the driver, as its pools name it.
+        variables: environment variables that it gets.
+        report: receives progress.
+        registry: repository through which the images of its pools go; None where that engine runs them.
+
+    Raises:
+        ConfigError: its images, or what it needs, cannot be known before it runs.
+        ImageError: an image cannot be had.
+        EngineError: the engine refuses.
+        ProviderError: the driver ended before the program ran.
+    """
+    images = pools_in_script(source)
+    files = pack(launch, source, images)
+    engine = Engine.connect(address.url)
+    delivered = deliver_images(images, ImageTarget(engine=address, registry=registry), report)
+    image = deliver_driver(images, ImageTarget(engine=address), report)
+    record = replace(launch.record(detached=True), place="docker", container=container_name(launch.id))
+    folder = launch.folder
+    try:
+        write_run(folder, record, files, variables, delivered)
+        shared = {runtime_base(), temporary_base()}
+        own = {name: os.environ[name] for name in ("XDG_RUNTIME_DIR", "TMPDIR") if os.environ.get(name)}
+        spec = driver_container(record, folder, image, address.path, shared, own, own_user(address.path))
+        start_driver(engine, spec, record)
+    except BaseException:
+        rmtree(folder, ignore_errors=True)
+        raise
+    return record
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """The files of a program, by their paths below the directory that it will run in, and how it is started there.
+
+    Attributes:
+        programs: those of the paths that may be executed.
+    """
+
+    files: dict[str, bytes]
+    words: tuple[str, ...]
+    programs: frozenset[str] = frozenset()
+
+    def write(self, folder: Path) -> None:
+        """Put the files below a directory that only this user can read."""
+        folder.mkdir(mode=0o700)
+        for name, data in self.files.items():
+            path = folder / name
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            mode = 0o700 if name in self.programs else 0o600
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+                file.write(data)
+
+
+def pack(launch: Launch, source: Path, images: Sequence[Declared]) -> Pack:
+    """The files of a program that is to run elsewhere.
+
+    Its own place relative to the working directory stays, and so does that of its modules relative to it.
+
+    Args:
+        launch: the program.
+        source: its file.
+        images: those of its pools.
+
+    Raises:
+        ConfigError: a file cannot be read, lies where it cannot be packed from, or is too large.
+        SerializationError: its modules cannot be read, or are larger than 20 MB.
+    """
+    script = _inside(launch.directory, source)
+    files: dict[str, bytes] = {}
+    programs: frozenset[str] = frozenset()
+    for image in images:
+        for path in image.image.includes:
+            _check_include(launch.directory, path, image)
+        included = bundle_paths(image.image.includes, image.image.excludes)
+        files, programs = files | dict(included.files), programs | included.programs
+    if launch.is_module:
+        root, names = PurePosixPath(), [launch.program, f"{launch.program}.__main__"]
+        words: tuple[str, ...] = ("-m", launch.program, *launch.arguments)
+    else:
+        root, names = script.parent, [each.name for each in imports_in(source, "", source.name)]
+        files[str(script)] = source.read_bytes()
+        words = (str(script), *launch.arguments)
+    with _searching(launch.directory if launch.is_module else source.parent):
+        modules = bundle_modules(names)
+    files |= {str(root / name): data for name, data in modules.files}
+    return Pack(files, words, programs)
+
+
+def _inside(directory: Path, source: Path) -> PurePosixPath:
+    """The path of a program below the working directory; its name where it is elsewhere."""
+    path = Path(os.path.normpath(source))
+    return PurePosixPath(path.relative_to(directory) if path.is_relative_to(directory) else path.name)
+
+
+def _check_include(directory: Path, path: str, image: Declared) -> None:
+    found = Path(os.path.normpath(directory / Path(path).expanduser()))
+    if not found.is_relative_to(directory):
+        raise ConfigError(
+            f"{image.where}: Image(includes=...) names {path}, which is not below {directory}, where the program is "
+            "started. A detached run takes the program's directory along; start it from a directory that has both."
+        )
+
+
+@contextmanager
+def _searching(folder: Path) -> Iterator[None]:
+    """Find modules as the program will: in its own directory first."""
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+
+
+def deliver_images(images: Sequence[Declared], target: ImageTarget, report: Report) -> dict[str, Prepared]:
+    """Deliver the images of pools, as the program declares them, to where they are run; by their descriptions."""
+    found: dict[str, Prepared] = {}
+    for declared in images:
+        image, cluster = compiled_for(declared)
+        delivered = deliver(image, cluster, target, report)
+        found[description(image, cluster.spec)] = Prepared.of(delivered.tag, delivered.user, delivered.reference)
+    return found
+
+
+def deliver_driver(images: Sequence[Declared], target: ImageTarget, report: Report) -> str:
+    """Deliver the image of the driver: the first pool's, with the packages that skyward's client needs; its tag.
+
+    It has the program's packages in the versions that its functions have, and skyward's own code, as each image does.
+
+    Args:
+        images: as the program declares them.
+        target: where the driver runs.
+        report: receives progress.
+
+    Raises:
+        ConfigError: skyward is not installed here as a package, so what it needs is not known.
+    """
+    image, cluster = compiled_for(images[0])
+    plain = replace(image, includes=(), bake=False, lock=None, verify=None)
+    image = with_origin(plain, plain.pip_install(*_client_requirements()), "skyward's client")
+    return deliver(image, cluster, target, report).tag
+
+
+def compiled_for(declared: Declared) -> tuple[Image, Cluster]:
+    """The image of a pool with what its plugins add, and what it is compiled for."""
+    platform = declared.image.platform or platform_of(declared.architecture)
+    python = local_minor() if declared.image.python == "auto" else declared.image.python
+    image = declared_image(declared, platform=platform, python=python)
+    return image, Cluster(spec=ClusterSpec(platform=platform, python=python))
+
+
+def _client_requirements() -> list[str]:
+    try:
+        lines = requires("skyward") or []
+    except PackageNotFoundError:
+        raise ConfigError(
+            "skyward is not installed here as a package, so what the driver of a detached run needs is not known. "
+            "Install it with pip or uv."
+        ) from None
+    found = []
+    for requirement in map(Requirement, lines):
+        marker = requirement.marker
+        if requirement.name == "uv":  # 60 MB, which only locks of images take
+            continue
+        if marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", *_EXTRAS)):
+            requirement.marker = None
+            found.append(str(requirement))
+    return found
+
+
+def write_run(
+    folder: Path, record: RunRecord, files: Pack, variables: Mapping[str, str], images: Mapping[str, Prepared]
+) -> None:
+    """Write the directory of a run whose driver is to be started: the program, its variables, and its images."""
+    record.write(folder)
+    files.write(folder / PROGRAM_FOLDER)
+    write_launch(folder, files.words, variables)
+    write_prepared(folder, images)
 
 
 def container_name(run_id: str) -> str:
@@ -75,14 +285,11 @@ def driver_container(
     )
 
 
-def write_run(
-    folder: Path, record: RunRecord, files: Pack, variables: Mapping[str, str], images: Mapping[str, Prepared]
-) -> None:
-    """Write the directory of a run whose driver is to be started: the program, its variables, and its images."""
-    record.write(folder)
-    files.write(folder / PROGRAM_FOLDER)
-    write_launch(folder, files.words, variables)
-    write_prepared(folder, images)
+def own_user(socket: Path) -> str:
+    """The number of this user; their group is that of the engine's socket, where only that opens it to them."""
+    user, about = os.geteuid(), socket.stat()
+    group = os.getegid() if user in (0, about.st_uid) else about.st_gid
+    return f"{user}:{group}"
 
 
 def start_driver(engine: Engine, spec: ContainerSpec, record: RunRecord) -> None:
@@ -104,54 +311,3 @@ def start_driver(engine: Engine, spec: ContainerSpec, record: RunRecord) -> None
         raise
     told = said.decode(errors="replace").strip()
     raise ProviderError(f"The driver of {record.id} ended before the program ran. {told or 'It has said nothing.'}")
-
-
-def own_user(socket: Path) -> str:
-    """The number of this user; their group is that of the engine's socket, where only that opens it to them."""
-    user, about = os.geteuid(), socket.stat()
-    group = os.getegid() if user in (0, about.st_uid) else about.st_gid
-    return f"{user}:{group}"
-
-
-def as_container(
-    launch: Launch,
-    source: Path,
-    address: EngineAddress,
-    variables: Mapping[str, str],
-    report: Report,
-    *,
-    registry: str | None = None,
-) -> RunRecord:
-    """Build the images of a program's pools and of its driver, and start the driver.
-
-    Args:
-        launch: the program.
-        source: its file.
-        address: of the engine that runs the driver, as its pools name it.
-        variables: environment variables that it gets.
-        report: receives progress.
-        registry: repository through which the images of its pools go; None where that engine runs them.
-
-    Raises:
-        ConfigError: its images, or what it needs, cannot be known before it runs.
-        ImageError: an image cannot be had.
-        EngineError: the engine refuses.
-        ProviderError: the driver ended before the program ran.
-    """
-    images = pools_in_script(source)
-    files = pack(launch, source, images)
-    engine = Engine.connect(address.url)
-    delivered = deliver_images(images, ImageTarget(engine=address, registry=registry), report)
-    image = deliver_driver(images, ImageTarget(engine=address), report)
-    record = replace(launch.record(detached=True), place="docker", container=container_name(launch.id))
-    folder = launch.folder
-    try:
-        write_run(folder, record, files, variables, delivered)
-        shared = {runtime_base(), temporary_base()}
-        own = {name: os.environ[name] for name in ("XDG_RUNTIME_DIR", "TMPDIR") if os.environ.get(name)}
-        spec = driver_container(record, folder, image, address.path, shared, own, own_user(address.path))
-        start_driver(engine, spec, record)
-    except BaseException:
-        rmtree(folder, ignore_errors=True)
-        raise
-    return record

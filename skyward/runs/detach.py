@@ -71,17 +71,17 @@ def detach(launch: Launch, variables: Sequence[str], keep_s: float | None, repor
         )
     handed = _variables(variables, pools)
     if rents:
-        from skyward.runs.on_rented import on_rented_machines
+        from skyward.runs.on_machines import on_rented_machines
 
         if local := next((use for pool in pools for use in pool.providers if use.name == "Local"), None):
             raise ConfigError(f"{local.where}: a detached run on rented machines has no pool of sky.Local beside them.")
         return on_rented_machines(launch, source, pools, handed, keep_s, report)
     if elsewhere[0].name == "SSH":
-        from skyward.runs.on_host import on_first_host, one_provider
+        from skyward.runs.on_machines import on_first_host, one_provider
 
         return on_first_host(launch, source, one_provider(elsewhere), handed, report)
     if elsewhere[0].name == "Swarm":
-        from skyward.runs.on_host import on_manager
+        from skyward.runs.on_machines import on_manager
 
         return on_manager(launch, source, elsewhere, handed, report)
     first = elsewhere[0]

@@ -11,8 +11,7 @@ from skyward.model.ssh import SshHost
 from skyward.records import journal
 from skyward.records.pools import POOLS
 from skyward.records.run import RunRecord
-from skyward.runs.place import COLLECTED, RunPlace, RunState, ThisMachine
-from skyward.runs.ssh_runs import SshRuns
+from skyward.runs.place import COLLECTED, RunPlace, RunState, SshRuns, ThisMachine
 
 HERE = ("local", "docker")  # values of RunRecord.place for runs whose record is where they run
 _TAIL = 256 * 1024  # bytes of a journal of events in which the latest counts of each pool are looked for

@@ -22,10 +22,8 @@ from skyward.errors import ProviderError
 from skyward.model.ssh import SshHost
 from skyward.records.journal import Entry
 from skyward.records.run import RunRecord
-from skyward.runs.fetch import fetch
-from skyward.runs.follow import Losses, follow
-from skyward.runs.place import CHUNK, FileFacts
-from skyward.runs.ssh_runs import SshRuns
+from skyward.runs.follow import Losses, fetch, follow
+from skyward.runs.place import CHUNK, FileFacts, SshRuns
 from tests.e2e.sshd import Server, Site
 from tests.e2e.sshd import site as site
 

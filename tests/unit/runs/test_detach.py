@@ -12,8 +12,8 @@ from skyward.builder.sources.script import pools_in_script
 from skyward.delivery.prepared import Prepared, description, prepared_image, write_prepared
 from skyward.errors import ConfigError
 from skyward.model.spec import ClusterSpec
+from skyward.runs.container import Pack, pack
 from skyward.runs.driver import Launch
-from skyward.runs.pack import Pack, pack
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,406 @@
+"""Detached runs on other machines, reached by SSH: the driver is a container of the first host of its pools.
+
+With pools of `sky.Swarm` that host is the manager's machine; rented machines are rented for the run.
+"""
+
+from __future__ import annotations
+
+import io
+import socket
+import tarfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any
+
+from skyward.builder.events import Report, note
+from skyward.builder.sources.declared import Declared, ProviderUse
+from skyward.builder.sources.pools import DeclaredPool
+from skyward.builder.sources.script import pools_in_script
+from skyward.delivery.deliver import ImageTarget
+from skyward.delivery.prepared import Prepared
+from skyward.engine import find_engine
+from skyward.errors import ConfigError, SkywardError
+from skyward.model.image_fields import platform_of
+from skyward.model.spec import Accelerator, Nodes
+from skyward.model.ssh import SshHost
+from skyward.nodes.run_directory import private_directory
+from skyward.nodes.ssh_host import Machine
+from skyward.providers import extensions
+from skyward.providers.base import PoolRequest
+from skyward.providers.ssh import SSH, SshAllocation, SshNodeHost
+from skyward.records.run import Rental, RunRecord
+from skyward.runs.container import (
+    Pack,
+    as_container,
+    compiled_for,
+    container_name,
+    deliver_driver,
+    deliver_images,
+    driver_container,
+    pack,
+    start_driver,
+    write_run,
+)
+from skyward.runs.driver import Launch
+from skyward.runs.keys import add_key, address_of, known_keys, line_of, make_key, remove_key, run_script
+from skyward.ssh.handed import KNOWN_HOSTS_FILE, write_handed
+
+if TYPE_CHECKING:
+    from skyward.providers.cloud.keys import PoolKeys
+    from skyward.providers.cloud.provider import CloudProvider
+    from skyward.providers.swarm.provider import Swarm
+
+
+KEEP_S = 3600.0
+_LEASE_S = 60.0
+# What the host is asked before: the addresses that it may be seen with, and the group that may use its engine.
+_LOOK = r"""
+echo "$(hostname -I 2>/dev/null || true)"
+stat -c %g "$1"
+"""
+_PLACE = r"""
+umask 077
+runs=${XDG_STATE_HOME:-$HOME/.local/state}/skyward/runs
+mkdir -p "$runs" && mkdir "$runs/$1" && tar -xf - -C "$runs/$1" && cd "$runs/$1" && pwd -P
+"""
+_DROP = r"""
+rm -rf "${XDG_STATE_HOME:-$HOME/.local/state}/skyward/runs/$1"
+"""
+_LOGIN = "DOCKER_AUTH_CONFIG"
+
+
+def on_first_host(
+    launch: Launch,
+    source: Path,
+    provider: SSH,
+    variables: Mapping[str, str],
+    report: Report,
+    to_pools: ImageTarget | None = None,
+) -> RunRecord:
+    """Deliver the images of a program's pools to their hosts, and start its driver on the first of them.
+
+    Args:
+        launch: the program.
+        source: its file.
+        provider: of the hosts that the driver reaches, its own first.
+        variables: environment variables that it gets.
+        report: receives progress.
+        to_pools: where the program's pools run their images; None for these hosts.
+
+    Raises:
+        ConfigError: its images, or what it needs, cannot be known before it runs.
+        ImageError: an image cannot be had.
+        EngineError: an engine refuses.
+        ProviderError: a host cannot be used, or the driver ended before the program ran.
+    """
+    images = pools_in_script(source)
+    files = pack(launch, source, images)
+    addresses = {host.name: address_of(host) for host in provider.hosts}
+    known = [line for host in provider.hosts for line in known_keys(host, addresses[host.name])]
+    record = replace(launch.record(detached=True), place="docker", container=container_name(launch.id))
+    request = PoolRequest(pool_id=token_hex(4), nodes=len(provider.hosts), lease_s=_LEASE_S, report=report)
+    allocation = provider.open(request)
+    assert isinstance(allocation, SshAllocation)
+    with closing(allocation):
+        allocation.acquire()
+        machines = sorted(allocation.machines, key=lambda machine: provider.hosts.index(machine.host))
+        given = Given(
+            record=record,
+            files=files,
+            variables=variables,
+            images=deliver_images(images, to_pools or allocation.target(machines), report),
+            driver=deliver_driver(images, allocation.target(machines[:1]), report),
+            hosts=addresses,
+            known=known,
+        )
+        start_there(machines, given, report)
+    host = provider.hosts[0]
+    pointer = replace(record, place=host.name, key=host.key, known_hosts=host.known_hosts)
+    pointer.write(launch.folder)
+    return pointer
+
+
+def one_provider(uses: Sequence[ProviderUse]) -> SSH:
+    """One provider of all the hosts of uses of sky.SSH.
+
+    Raises:
+        ConfigError: they have different keys.
+    """
+    settings = [dict(use.kwargs) for use in uses]
+    for use, given in zip(uses, settings, strict=True):
+        if any(given.get(name) != settings[0].get(name) for name in ("key", "known_hosts")):
+            raise ConfigError(f"{use.where}: the pools of a detached run must have the same key= and known_hosts=.")
+    return SSH(*dict.fromkeys(host for use in uses for host in use.args), **settings[0])
+
+
+def on_manager(
+    launch: Launch, source: Path, uses: Sequence[ProviderUse], variables: Mapping[str, str], report: Report
+) -> RunRecord:
+    """Deliver the images of a program's pools to their registry, and start its driver on the swarm's manager.
+
+    As `on_first_host` does, with uses of sky.Swarm; it is also a ConfigError that the registry wants a login which the
+    driver is not given.
+    """
+    swarm = _swarm(uses)
+    registry, manager = swarm.registry, swarm.manager.host
+    if registry:
+        _check_login(registry, variables)
+    if manager is None:
+        address = find_engine(swarm.manager.url)
+        return as_container(launch, source, address, variables, report, registry=registry)
+    to_registry = ImageTarget(engine=find_engine(), registry=registry) if registry else None
+    machine = SSH(manager.name, key=manager.key, known_hosts=manager.known_hosts)
+    return on_first_host(launch, source, machine, variables, report, to_registry)
+
+
+def _swarm(uses: Sequence[ProviderUse]) -> Swarm:
+    """The one provider of all the pools."""
+    from skyward.providers.swarm.provider import Swarm  # most runs have no swarm
+
+    found = [Swarm(*use.args, **use.kwargs) for use in uses]
+    for use, swarm in zip(uses, found, strict=True):
+        if (swarm.manager, swarm.registry) != (found[0].manager, found[0].registry):
+            raise ConfigError(f"{use.where}: the pools of a detached run must have the same manager and registry=.")
+    return found[0]
+
+
+def _check_login(registry: str, variables: Mapping[str, str]) -> None:
+    from skyward.delivery.registry import engine_login  # brings requests, which most runs do not need
+
+    if _LOGIN not in variables and engine_login(registry):
+        raise ConfigError(
+            f"The machines of the swarm pull from {registry} with your login, which the driver of a detached run does "
+            f"not get by itself. Put a login for it into {_LOGIN} (the text of a docker config.json, best with a token "
+            f"that may only pull) and give --env {_LOGIN}."
+        )
+
+
+def on_rented_machines(
+    launch: Launch,
+    source: Path,
+    pools: Sequence[DeclaredPool],
+    variables: Mapping[str, str],
+    keep_s: float | None,
+    report: Report,
+) -> RunRecord:
+    """Rent the machines of a program's pools, and start its driver on the first of them.
+
+    Args:
+        launch: the program.
+        source: its file.
+        pools: its pools on rented machines, all with the same provider.
+        variables: environment variables that it gets.
+        keep_s: how long the driver's machine stays after the run's end if nobody fetches the results; None for an hour.
+        report: receives progress.
+
+    Raises:
+        ConfigError: what it needs cannot be known before it runs, or its pools ask for different machines.
+        ImageError: an image cannot be had.
+        EngineError: an engine refuses.
+        ProviderError: machines cannot be had, or the driver ended before the program ran; they are given back.
+    """
+    images = pools_in_script(source)
+    files = pack(launch, source, images)
+    provider, request = _provider(pools), _request(pools, images, report)
+    provider.check(request)
+    region = provider.cloud().region
+    rented = Rental(
+        provider=f"{type(provider).__name__}:{region}",
+        pool=request.pool_id,
+        keep_s=KEEP_S if keep_s is None else keep_s,
+    )
+    record = launch.record(detached=True)
+    record = replace(record, place="docker", container=container_name(launch.id), rented=rented)
+    with closing(provider.rent(request)) as allocation:
+        machines = [host.machine for host in allocation.acquire() if isinstance(host, SshNodeHost)]
+        reach = allocation.on_machines
+        delivered = deliver_images(images, reach.target(machines), report)
+        driver = deliver_driver(images, reach.target(machines[:1]), report)
+        launch.folder.mkdir(mode=0o700, parents=True)
+        keys = allocation.copy_keys(launch.folder)
+        given = Given(
+            record=record,
+            files=files,
+            variables=variables,
+            images=delivered,
+            driver=driver,
+            hosts={machine.address: SshHost(host=machine.address, user=machine.host.user) for machine in machines},
+            known=_known_inside(keys, machines),
+        )
+        start_there(machines, given, report)
+        host = machines[0].host
+        pointer = replace(record, place=host.name, key=str(keys.login_key), known_hosts=str(keys.known_hosts))
+        pointer.write(launch.folder)
+        report(note(_cost(allocation.hourly_cost, len(machines), rented)))
+        allocation.hand_over()
+    return pointer
+
+
+def _provider(pools: Sequence[DeclaredPool]) -> CloudProvider:
+    from skyward.providers.cloud.provider import CloudProvider  # most runs rent nothing
+
+    uses = [use for pool in pools for use in pool.providers]
+    for use in uses:
+        if (use.name, use.args, use.kwargs) != (uses[0].name, uses[0].args, uses[0].kwargs):
+            raise ConfigError(
+                f"{use.where}: the pools of a detached run share their rented machines, and this one is on another "
+                f"sky.{use.name}(...) than that at {uses[0].where}. Run them as two programs."
+            )
+    provider = extensions().load(uses[0].name)(*uses[0].args, **uses[0].kwargs)
+    assert isinstance(provider, CloudProvider)
+    return provider
+
+
+def _request(pools: Sequence[DeclaredPool], images: Sequence[Declared], report: Report) -> PoolRequest:
+    """What is rented: as many machines as the largest pool has, of the one kind that all ask for."""
+    from skyward._pool import config
+    from skyward.providers.cloud.provider import CloudProvider
+
+    first, nodes = pools[0], 0
+    for pool in pools:
+        if unknown := pool.unknown_machines():
+            raise ConfigError(
+                f"{pool.where}: {unknown}= of this pool is known only when the program runs, and its machines are "
+                "rented before: write it with constants."
+            )
+        if (name := _other(first.machines, pool.machines)) is not None:
+            raise ConfigError(
+                f"{pool.where}: the pools of a detached run share their rented machines, and {name}= differs from that "
+                f"of the pool at {first.where}. Run them as two programs."
+            )
+        nodes = max(nodes, Nodes.of(pool.machines.get("nodes", 1)).desired)
+    given = first.machines
+    image, _ = compiled_for(images[0])
+    return PoolRequest(
+        pool_id=token_hex(4),
+        nodes=nodes,
+        accelerator=Accelerator.of(given.get("accelerator")),
+        image=image,
+        cpus=config.positive("cpu", config.either("cpu", given.get("cpu"), "vcpus", given.get("vcpus"))),
+        memory_gb=config.memory_of(given.get("memory"), given.get("memory_gb")),
+        platform=image.platform or platform_of(given.get("architecture")),
+        lease_s=CloudProvider.capabilities.default_lease_s,
+        machine=given.get("machine"),
+        allocation=given.get("allocation"),
+        max_hourly_cost=config.positive("max_hourly_cost", given.get("max_hourly_cost")),
+        budget=config.positive("budget", given.get("budget")),
+        report=report,
+    )
+
+
+def _other(first: Mapping[str, Any], second: Mapping[str, Any]) -> str | None:
+    """A parameter besides the number of nodes that differs."""
+    return next((n for n in {**first, **second} if n != "nodes" and first.get(n) != second.get(n)), None)
+
+
+def _known_inside(keys: PoolKeys, machines: Sequence[Machine]) -> list[str]:
+    """The host keys of machines, at the addresses where they reach each other."""
+    known = dict(line.split(" ", 1) for line in keys.known_hosts.read_text().splitlines())
+    return [f"{machine.address} {known[machine.host.host]}" for machine in machines]
+
+
+def _cost(hourly: float, machines: int, rented: Rental) -> str:
+    price = f" for about {hourly:.3f} USD per hour" if hourly else ""
+    return (
+        f"{machines} rented machine{'s' * (machines > 1)} run{'s' * (machines == 1)}{price} until the run has ended; "
+        f"the first stays until its results are fetched, at most {rented.keep_s / 60:.0f} min longer"
+    )
+
+
+def end_rented(rented: Rental) -> None:
+    """End the machines that were rented for a run.
+
+    Raises:
+        ProviderError: the cloud cannot be reached, or machines do not end; names them.
+        ConfigError: the cloud's package or credentials are missing here.
+    """
+    name, _, region = rented.provider.partition(":")
+    extensions().load(name)(region).destroy(rented.pool)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What a driver gets.
+
+    Attributes:
+        record: of the run, as the driver's host has it.
+        files: the program.
+        variables: environment variables of the program; they may be secrets.
+        images: those that were delivered to its hosts, by their descriptions.
+        driver: tag of the driver's image.
+        hosts: where its hosts reach each other, by the names that the program has for them; the driver's first.
+        known: lines of a known_hosts file for these.
+    """
+
+    record: RunRecord
+    files: Pack
+    variables: Mapping[str, str] = field(repr=False)
+    images: Mapping[str, Prepared]
+    driver: str
+    hosts: Mapping[str, SshHost]
+    known: Sequence[str]
+
+
+def start_there(machines: Sequence[Machine], given: Given, report: Report) -> None:
+    """Have the machines accept the run's key, put the run's directory on the first, and start the driver there.
+
+    Args:
+        machines: in the order of `given.hosts`.
+        given: to the driver.
+        report: receives progress.
+
+    Raises:
+        EngineError: the engine there refuses.
+        ProviderError: a machine cannot be used, or the driver ended before the program ran; nothing is left there.
+    """
+    first, run_id = machines[0], given.record.id
+    with ExitStack() as undo:
+        with private_directory() as base:
+            folder = base / "run"
+            write_run(folder, given.record, given.files, given.variables, given.images)
+            write_handed(folder, given.hosts)
+            (folder / KNOWN_HOSTS_FILE).write_text("".join(f"{line}\n" for line in given.known))
+            public = make_key(folder, run_id)
+            seen, group = _look(first, next(iter(given.hosts.values())))
+            for machine in machines:
+                undo.callback(_quietly, partial(remove_key, machine.connection.through, run_id))
+                add_key(machine.connection.through, run_id, line_of(public, seen))
+            undo.callback(_quietly, partial(run_script, first.connection.through, _DROP, run_id))
+            there = run_script(first.connection.through, _PLACE, run_id, given=_archive(folder))
+        report(note(f"starting the driver on {first.name}"))
+        there_folder, socket_there = Path(there.strip().splitlines()[-1]), Path(first.facts.socket)
+        user = f"{first.facts.user[0]}:{first.facts.user[1] if first.facts.user[0] == 0 else group}"
+        spec = driver_container(given.record, there_folder, given.driver, socket_there, (), {}, user)
+        start_driver(first.engine, spec, given.record)
+        undo.pop_all()
+
+
+def _look(machine: Machine, address: SshHost) -> tuple[list[str], str]:
+    """The addresses that connections from a machine may come from, and the number of its engine's group."""
+    said = run_script(machine.connection.through, _LOOK, machine.facts.socket).splitlines()
+    seen = ["127.0.0.1", "::1", machine.address, *said[0].split()]
+    with suppress(OSError):  # a name that only the hosts resolve
+        seen += [str(found[4][0]) for found in socket.getaddrinfo(address.host, None)]
+    return list(dict.fromkeys(seen)), said[-1].strip()
+
+
+def _archive(folder: Path) -> bytes:
+    def owned(info: tarfile.TarInfo) -> tarfile.TarInfo:
+        info.uid = info.gid = 0  # where root unpacks it, the files are root's
+        info.uname = info.gname = ""
+        return info
+
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as archive:
+        archive.add(folder, ".", filter=owned)
+    return data.getvalue()
+
+
+def _quietly(action: Callable[[], object]) -> None:
+    """Undo a step, though another undo has failed: the error that led here is the one to show."""
+    with suppress(SkywardError):
+        action()
