@@ -7,7 +7,7 @@
 process when the engine has the image. Ctrl-C ends a build with everything it started.
 
 Read `planning.py` and `ensure.py` first, which use the packages in this order: `files` and `packages` (what goes in),
-`bases` (what it stands on), `site` (indexes and certificates of this machine), `docker` (the build), `registry`.
+`base.py` (what it stands on), `site` (indexes and certificates of this machine), `docker` (the build), `registry`.
 `sources` reads declarations and scripts. `contents.py` knows what tags stand for; `explain.py` and
 `sbom.py` are for the command line.
 """

@@ -15,7 +15,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from skyward.builder.bases.facts import check_base, facts_of_base, replaced_python
+from skyward.builder.base import check_base, facts_of_base, replaced_python
 from skyward.builder.cache import cache_folder, cache_path, gone_without, read, write
 from skyward.builder.contents import is_known, note_content
 from skyward.builder.events import Event, Report, note

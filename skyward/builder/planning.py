@@ -7,8 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from skyward.builder.bases.dockerfile import base_build
-from skyward.builder.bases.facts import check_base, facts_of_base, noted_libc
+from skyward.builder.base import base_build, check_base, facts_of_base, noted_libc
 from skyward.builder.files.copied import code_files, package_files, runner_digest
 from skyward.builder.packages.local import LocalPackage, located
 from skyward.builder.packages.lock import Request, lock_anew, lock_requirements

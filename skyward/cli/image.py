@@ -34,7 +34,7 @@ from skyward.errors import ConfigError, ImageError, ImageNotFoundError
 
 if TYPE_CHECKING:
     from skyward.builder.sources.declared import Declared
-    from skyward.builder.sources.inferred import Difference, Inferred
+    from skyward.builder.sources.infer import Difference, Inferred
 
 LABEL = "skyward.image"
 _TAG = re.compile(r"sky-\d+-([0-9a-f]{16})")

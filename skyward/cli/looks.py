@@ -140,7 +140,7 @@ def show_base(reference: str, store: EngineImages, platform: str, *, as_json: bo
         ImageError: nothing can be built on it; printed is what it has all the same.
         EngineError: the engine refuses.
     """
-    from skyward.builder.bases.facts import facts_of_base, why_unfit
+    from skyward.builder.base import facts_of_base, why_unfit
     from skyward.builder.planning import resolve_base
 
     base, python = resolve_base(reference, store), local_minor()

@@ -17,7 +17,7 @@ from skyward.model.image_fields import requirement_name as requirement_name
 from skyward.model.parameters import suggesting
 
 if TYPE_CHECKING:
-    from skyward.builder.sources.inferred import Inferred
+    from skyward.builder.sources.infer import Inferred
 
 DEFAULT_EXCLUDES = (
     "**/*.egg-info",

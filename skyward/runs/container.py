@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 from skyward._pool.code.bundle import bundle_modules, bundle_paths
 from skyward.builder.events import Report
 from skyward.builder.sources.declared import Declared
-from skyward.builder.sources.entry_code import imports_in
+from skyward.builder.sources.imports import imports_in
 from skyward.builder.sources.script import pools_in_script
 from skyward.delivery.deliver import ImageTarget, deliver
 from skyward.delivery.prepared import Prepared, description, write_prepared

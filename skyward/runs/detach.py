@@ -10,8 +10,8 @@ from pathlib import Path
 from shutil import rmtree
 
 from skyward.builder.events import Report
-from skyward.builder.sources.modules import find_module
-from skyward.builder.sources.pools import DeclaredPool, declared_pools
+from skyward.builder.sources.imports import find_module
+from skyward.builder.sources.script import DeclaredPool, declared_pools
 from skyward.engine import find_engine
 from skyward.errors import ConfigError, ProviderError
 from skyward.records.run import FOLDER_VARIABLE, RunRecord

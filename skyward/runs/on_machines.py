@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from skyward.builder.events import Report, note
 from skyward.builder.sources.declared import Declared, ProviderUse
-from skyward.builder.sources.pools import DeclaredPool
-from skyward.builder.sources.script import pools_in_script
+from skyward.builder.sources.script import DeclaredPool, pools_in_script
 from skyward.delivery.deliver import ImageTarget
 from skyward.delivery.prepared import Prepared
 from skyward.engine import find_engine

@@ -16,15 +16,14 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from skyward.builder.bases.dockerfile import copy_base, images_of
+from skyward.builder.base import copy_base, images_of
 from skyward.builder.cache import why_not_writable
 from skyward.builder.docker.command import BuildCommand, find_command
 from skyward.builder.docker.failure import base_failure, build_failure
 from skyward.builder.docker.process import run, run_there
 from skyward.builder.docker.progress import BuildahProgress, Progress
 from skyward.builder.events import Report
-from skyward.builder.files.copied import copy_to, runner_files, with_usual_modes
-from skyward.builder.files.digest import digest_of
+from skyward.builder.files.copied import copy_to, digest_of, runner_files, with_usual_modes
 from skyward.builder.registry.auth import Logins, config_folder, login, logins_for
 from skyward.builder.registry.cache import SharedCache
 from skyward.builder.registry.reference import parse_reference

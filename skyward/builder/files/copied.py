@@ -2,6 +2,8 @@
 
 The runner is the sources of this package and of the client's cloudpickle. They are copied rather than installed, so
 that client and nodes have the same version of both without a download.
+
+The digest of a set of files is in the name of the image that has them; those of single package files are cached.
 """
 
 from __future__ import annotations
@@ -13,13 +15,14 @@ from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from skyward.builder.files.digest import digest_of
+from skyward.builder.cache import cache_path, drop_old, read, write
 from skyward.builder.files.included import included_files
 from skyward.builder.packages.local import LocalPackage
-from skyward.errors import BuildError, ImageError
+from skyward.errors import BuildError, ConfigError, ImageError
 from skyward.image import Copied
 from skyward.model.image import Image
 
+Files = tuple[tuple[str, str], ...]  # the path that a file gets, and where it is here
 _PACKAGES = ("cloudpickle", "skyward")
 _NOT_ON_NODES = ("skyward/cli/", "skyward/testing/", "skyward/__main__.py")  # every image would be larger by them
 
@@ -117,3 +120,57 @@ def _sources(package: str) -> Iterator[tuple[str, bytes]]:
     root = Path(spec.submodule_search_locations[0])
     for path in root.rglob("*.py"):
         yield f"{package}/{path.relative_to(root).as_posix()}", path.read_bytes()
+
+
+def digest_of(files: Files) -> str:
+    """SHA-256 (hex) over paths, contents, and whether a file may be executed; links stand for where they lead.
+
+    Raises:
+        ConfigError: a file cannot be read.
+    """
+    whole = hashlib.sha256(b"skyward.files\n")
+    for name, source in files:
+        path = name.encode("utf-8", "surrogateescape")
+        try:
+            kind, content = _content(source)
+        except OSError as error:
+            raise ConfigError(f"{source} goes into the image, but cannot be read: {error.strerror}.") from None
+        whole.update(b"%s %d %s %s\n" % (kind, len(path), path, content.encode()))
+    return whole.hexdigest()
+
+
+def _content(source: str) -> tuple[bytes, str]:
+    """What kind of file it is, and the digest of its content."""
+    path = Path(source)
+    if path.is_symlink():
+        return b"link", hashlib.sha256(os.fsencode(path.readlink())).hexdigest()
+    if path.is_dir():
+        return b"directory", ""
+    with path.open("rb") as file:
+        kind = b"program" if os.fstat(file.fileno()).st_mode & 0o111 else b"file"
+        return kind, hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 (hex) of a file. It is read again only after its time of change, size or place have changed.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with path.open("rb") as file:
+        kept = cache_path("hashes", _key(path, os.fstat(file.fileno())))
+        known = read(kept) or ""
+        if len(known) == 64:
+            return known
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if write(kept, found):
+        _drop_old(kept.parent)
+    return found
+
+
+_drop_old = lru_cache(drop_old)  # once per process: there may be as many files as notes
+
+
+def _key(path: Path, facts: os.stat_result) -> str:
+    text = f"{path.resolve()}\n{facts.st_dev} {facts.st_ino} {facts.st_size} {facts.st_mtime_ns} {facts.st_ctime_ns}"
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:32]

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from skyward.builder.cache import home
-from skyward.builder.files.digest import sha256_of
+from skyward.builder.files.copied import sha256_of
 from skyward.builder.packages.local import LocalPackage, entry_for, local_package
 from skyward.builder.site.indexes import folder_of, host_indexes, is_default
 from skyward.errors import ConfigError, ImageError

@@ -276,7 +276,7 @@ class _Reading:
 
 def _check_hash(path: Path, line: Line) -> None:
     """See that a local file is one of those that a line allows."""
-    from skyward.builder.files.digest import sha256_of
+    from skyward.builder.files.copied import sha256_of
 
     if path.is_file() and f"sha256:{sha256_of(path)}" not in line.hashes:
         raise ConfigError(f"The hashes that {line.where} gives for {line.text} are not those of {path}.")

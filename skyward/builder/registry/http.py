@@ -1,6 +1,6 @@
 """HTTP with registries: certificates, retries, and redirects that never take credentials to another origin.
 
-Trusted is what `skyward.builder.site.certificates` finds, and for a registry by name what Docker's engine is given:
+Trusted is what `skyward.builder.site.settings` finds, and for a registry by name what Docker's engine is given:
 `certs.d/HOST[:PORT]/*.crt` as CAs, a pair `NAME.cert` and `NAME.key` as the client's own certificate
 (https://docs.docker.com/engine/security/certificates/).
 
@@ -30,7 +30,7 @@ from urllib3.util.ssl_ import create_urllib3_context
 
 from skyward.builder.cache import home
 from skyward.builder.registry.reference import Reference, is_loopback
-from skyward.builder.site.certificates import ca_bundle
+from skyward.builder.site.settings import ca_bundle
 from skyward.errors import RegistryError
 from skyward.model.image_fields import without_logins
 

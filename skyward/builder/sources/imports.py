@@ -1,13 +1,36 @@
-"""The import statements of Python code, with their places: read from its syntax, nothing is imported or run."""
+"""What code imports: the import statements of a script, module, function or class, and the modules these lead to.
+
+All is read from source and found as an import would find it; nothing is imported or run.
+"""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Iterator
+import functools
+import inspect
+import linecache
+import os
+import pkgutil
+import sys
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from importlib.machinery import BuiltinImporter, FrozenImporter, ModuleSpec, PathFinder
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
 
+from skyward.builder.sources.static_eval.source import Source
+from skyward.errors import ConfigError
+
+_MAIN = ("__main__", "__mp_main__")
+_SCRIPTS = (".py", ".pyw", ".ipynb")
 _GUARDS = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
+_DEFINITION = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _BY_NAME = {"import_module", "__import__"}
+_INSTALLED = {"site-packages", "dist-packages"}
+_STDLIB = tuple({os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")})
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +48,132 @@ class Import:
     where: str
     optional: bool = False
     maybe: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EntryCode:
+    """Code to start from.
+
+    Attributes:
+        name: what it is called, for people.
+        imports: what it imports.
+        folder: the directory that its local modules are looked for in, before those of `sys.path`; None for none.
+    """
+
+    name: str
+    imports: tuple[Import, ...]
+    folder: Path | None = None
+
+
+def entry_code(code: object) -> EntryCode:
+    """Read a script by its path, a module, or a function or class.
+
+    A function of the main program is sent by value: of that program, only what the function uses counts. Any other is
+    imported on nodes with the whole of its module.
+
+    Raises:
+        ConfigError: it is none of these, or its source cannot be read.
+    """
+    if isinstance(code, str | Path):
+        return _of_script(Path(code).expanduser())
+    code = _plain(code)
+    if isinstance(code, ModuleType):
+        return EntryCode(code.__name__, (Import(code.__name__, f"the module {code.__name__}"),))
+    if not isinstance(code, FunctionType | type):
+        raise ConfigError(
+            f"Image.infer takes a function, a class, a module or the path of a script; found {type(code).__name__}."
+        )
+    if code.__module__ not in _MAIN:
+        return EntryCode(code.__qualname__, (Import(code.__module__, f"the module of {code.__qualname__}"),))
+    return _of_main(code)
+
+
+def imports_in(path: Path, package: str, shown: str) -> tuple[Import, ...]:
+    """What a file imports.
+
+    Args:
+        path: of the file.
+        package: what its relative imports start from.
+        shown: its name for people.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    tree, place = _parsed(path, shown)
+    return tuple(imports_of(tree.body, package, place))
+
+
+def _of_script(path: Path) -> EntryCode:
+    if path.suffix not in _SCRIPTS:
+        raise ConfigError(f"Image.infer takes the path of a Python script or notebook; found {str(path)!r}.")
+    path = path.absolute()
+    folder, package = path.parent, list[str]()
+    while (folder / "__init__.py").is_file():  # a part of a package: its relative imports start there
+        package.insert(0, folder.name)
+        folder = folder.parent
+    return EntryCode(path.name, imports_in(path, ".".join(package), path.name), path.parent if not package else folder)
+
+
+def _plain(code: object) -> object:
+    """The function that a compute function, a call of one, a partial or a method stands for."""
+    while True:
+        if isinstance(code, functools.partial):
+            code = code.func
+        elif inspect.ismethod(code):
+            code = code.__func__
+        elif isinstance(code, FunctionType | type | ModuleType):
+            return inspect.unwrap(code) if isinstance(code, FunctionType) else code
+        elif (inner := getattr(code, "__wrapped__", None) or getattr(code, "fn", None)) is not None:
+            code = inner
+        else:
+            return code
+
+
+def _of_main(code: Any) -> EntryCode:
+    """A function or class of the main program: by its source, and where that says nothing by the values it has."""
+    is_function = isinstance(code, FunctionType)
+    values = code.__globals__ if is_function else vars(sys.modules[code.__module__])
+    file = code.__code__.co_filename if is_function else str(values.get("__file__", ""))
+    text, shown = "".join(linecache.getlines(file)), Path(file).name
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:
+        tree = ast.Module(body=[], type_ignores=[])
+    line = code.__code__.co_firstlineno if is_function else _line_of(code, tree)
+    parts, unbound = what_it_uses(tree, line, code.__name__)
+    if not parts:
+        raise ConfigError(
+            f"Image.infer: the source of {code.__qualname__!r} cannot be found ({file or 'no file'}). Give the path of "
+            "the script instead."
+        )
+    found = list(imports_of(parts, "", lambda number: f"{shown}:{number}"))
+    for name in sorted(unbound & values.keys()):  # bound in another cell of a notebook, or in a prompt
+        found += _of_value(values[name], f"{name} in {shown}")
+    return EntryCode(code.__qualname__, tuple(found), Path(file).absolute().parent if Path(file).is_file() else None)
+
+
+def _line_of(code: type, tree: ast.Module) -> int:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and node.name == code.__name__:
+            return _first_line(node)
+    return 0
+
+
+def _of_value(value: Any, where: str) -> Iterator[Import]:
+    value = _plain(value)
+    if isinstance(value, ModuleType):
+        yield Import(value.__name__, where)
+    elif isinstance(value, FunctionType | type) and value.__module__ in _MAIN:
+        yield from _of_main(value).imports
+    elif isinstance(module := getattr(value, "__module__", None) or type(value).__module__, str):
+        yield Import(module, where)
+
+
+def _parsed(path: Path, shown: str) -> tuple[ast.Module, Callable[[int], str]]:
+    source = Source(path)
+    if path.suffix == ".ipynb":
+        return source.tree, lambda line: f"{shown}, {source.place(line)}"
+    return source.tree, lambda line: f"{shown}:{line}"
 
 
 def imports_of(body: Iterable[ast.AST], package: str, place: Callable[[int], str]) -> Iterator[Import]:
@@ -123,12 +272,14 @@ def _absolute(node: ast.ImportFrom, package: str) -> str:
 def _holding(node: ast.stmt, line: int, name: str) -> ast.AST | None:
     """The part of a statement that is, or has in it, the function or class that starts in a line."""
     for each in ast.walk(node):
-        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and each.name == name:
-            if min([each.lineno, *(decorator.lineno for decorator in each.decorator_list)]) == line:
-                return node if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) else each
-        elif isinstance(each, ast.Lambda) and name == "<lambda>" and each.lineno == line:
-            return node if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) else each
+        is_named = isinstance(each, _DEFINITION) and each.name == name and _first_line(each) == line
+        if is_named or (isinstance(each, ast.Lambda) and name == "<lambda>" and each.lineno == line):
+            return node if isinstance(node, _DEFINITION) else each
     return None
+
+
+def _first_line(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> int:
+    return min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
 
 
 def _loaded(node: ast.AST) -> set[str]:
@@ -145,7 +296,7 @@ def _binding(node: ast.stmt, name: str) -> ast.AST | None:
             return ast.copy_location(ast.Import(names), node)
         return ast.copy_location(ast.ImportFrom(node.module, names, node.level), node)
     for each in _own(node):
-        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and each.name == name:
+        if isinstance(each, _DEFINITION) and each.name == name:
             return node
         if isinstance(each, ast.Name) and each.id == name and not isinstance(each.ctx, ast.Load):
             return node
@@ -157,6 +308,68 @@ def _binding(node: ast.stmt, name: str) -> ast.AST | None:
 def _own(node: ast.AST) -> Iterator[ast.AST]:
     """A statement and what is in it, without the inside of functions and classes."""
     yield node
-    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+    if not isinstance(node, (*_DEFINITION, ast.Lambda)):
         for inner in ast.iter_child_nodes(node):
             yield from _own(inner)
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A module that is there.
+
+    Attributes:
+        file: its source; None for a namespace package, and for what has none.
+        places: directories of its submodules; empty if it is no package.
+        is_local: whether it is the user's own: neither of the standard library nor installed.
+    """
+
+    file: Path | None
+    places: tuple[str, ...]
+    is_local: bool
+
+
+@lru_cache(maxsize=4096)
+def find_module(name: str, path: tuple[str, ...]) -> Module | None:
+    """The module of that name (with dots) as code finds it whose `sys.path` is this; None if there is none."""
+    parent, _, _ = name.rpartition(".")
+    if not parent:
+        spec = _spec(name, path) or _by_other_finders(name)
+    else:
+        above = find_module(parent, path)
+        spec = _spec(name, above.places) if above else None
+    if spec is None:
+        return None
+    places = tuple(spec.submodule_search_locations or ())
+    file = Path(spec.origin) if spec.has_location and spec.origin else None
+    return Module(file, places, any(map(_is_local, (*([str(file)] if file else []), *places))))
+
+
+def _spec(name: str, path: Sequence[str]) -> ModuleSpec | None:
+    portions: list[str] = []
+    for place in path:
+        finder = pkgutil.get_importer(place or os.getcwd())  # noqa: PTH109 - as the import system does
+        spec = finder.find_spec(name) if finder is not None else None
+        if spec is not None and spec.loader is not None:
+            return spec
+        portions += (spec and spec.submodule_search_locations) or ()
+    if not portions:
+        return None
+    namespace = ModuleSpec(name, None, is_package=True)
+    namespace.submodule_search_locations = portions
+    return namespace
+
+
+def _by_other_finders(name: str) -> ModuleSpec | None:
+    """What finders besides those of `sys.path` know: those of editable installs, for one."""
+    for finder in sys.meta_path:
+        if finder not in (BuiltinImporter, FrozenImporter, PathFinder):
+            spec = finder.find_spec(name, None)
+            if spec is not None:
+                return spec
+    return None
+
+
+def _is_local(file: str) -> bool:
+    real = os.path.realpath(file)
+    inside = any(real.startswith(root + os.sep) for root in _STDLIB)
+    return not inside and not _INSTALLED.intersection((*Path(file).parts, *Path(real).parts))

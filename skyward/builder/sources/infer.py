@@ -6,18 +6,24 @@ down what the image shall have: nothing is taken silently.
 
 from __future__ import annotations
 
+import json
+import os
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib.metadata import Distribution, distributions, packages_distributions
 from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import unquote, urlsplit
 
-from skyward.builder.sources.entry_code import EntryCode, entry_code, imports_in
-from skyward.builder.sources.imports import Import
-from skyward.builder.sources.inferred import Inferred, InferredPackage
-from skyward.builder.sources.installed import Installed, editable_project, package_of
-from skyward.builder.sources.modules import Module, find_module
+from skyward.builder.sources.imports import EntryCode, Import, Module, entry_code, find_module, imports_in
 from skyward.errors import ConfigError
+from skyward.model.image import Image, local_path, package_name, requirement_name
 
+State = Literal["add", "change", "keep", "unused"]
+_SIGNS: dict[State, str] = {"add": "+", "change": "~", "keep": "=", "unused": "-"}
+_SHOWN = 3  # places of an import
 # frameworks that a plugin installs and sets up on nodes
 _PLUGINS = {
     "jax": "jax",
@@ -42,13 +48,155 @@ def infer(code: object) -> Inferred:
     return _Inference(entry_code(code)).result()
 
 
-@dataclass(slots=True)
-class _Use:
-    """Where a package is imported; `optional` if the code goes on without it everywhere."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferredPackage:
+    """A package that code imports.
 
-    installed: Installed
-    where: list[str]
-    optional: bool
+    Attributes:
+        name: in normal form.
+        version: installed here.
+        requirement: as `Image(pip=...)` takes it: name and version or, for what came from a repository or a path, that.
+        where: places of the imports, such as "train.py:3".
+        optional: whether the code goes on without it, wherever it imports it.
+        plugin: the plugin that sets it up on nodes, such as "torch"; None for none.
+        note: how it came here, where that is not by its version from an index; else "".
+    """
+
+    name: str
+    version: str
+    requirement: str
+    where: tuple[str, ...] = ()
+    optional: bool = False
+    plugin: str | None = None
+    note: str = ""
+
+    @property
+    def about(self) -> str:
+        """Words on it for people."""
+        places = ", ".join(self.where[:_SHOWN]) + (", ..." if len(self.where) > _SHOWN else "")
+        words = [f"imported in {places}" + (" (optional)" if self.optional else "")]
+        words += [f"sky.plugins.{self.plugin}() installs it and sets it up"] if self.plugin else []
+        return "; ".join([*words, *([self.note] if self.note else [])])
+
+
+@dataclass(frozen=True, slots=True)
+class Inferred:
+    """What code imports, as this interpreter has it. Nothing is in any image by this: write down what shall be.
+
+    Attributes:
+        code: what was read.
+        packages: those that it imports, by name; not what these need in turn.
+        missing: modules that are not here: name, where it is imported, and whether the code goes on without.
+        notes: sentences on what else was found, such as projects in editable mode.
+    """
+
+    code: str
+    packages: tuple[InferredPackage, ...]
+    missing: tuple[tuple[str, str, bool], ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def pip(self) -> tuple[str, ...]:
+        """The packages as requirements, for `Image(pip=...)`."""
+        return tuple(package.requirement for package in self.packages)
+
+    @property
+    def plugins(self) -> tuple[str, ...]:
+        """Names of the plugins that set up what is imported, for `sky.plugins`."""
+        return tuple(sorted({package.plugin for package in self.packages if package.plugin}))
+
+    def diff(self, image: Image, root: Path | None = None) -> Difference:
+        """How an image differs from what is imported.
+
+        Args:
+            image: with all that it is to be compared with; files of requirements are read.
+            root: what its relative paths start from; None for the working directory.
+
+        Raises:
+            ConfigError: a file that the image names cannot be read.
+        """
+        return Difference(self, tuple(_compared(self.packages, _wanted(image, root or Path.cwd()))))
+
+    def __str__(self) -> str:
+        return str(self.diff(Image()))
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One package in a difference.
+
+    Attributes:
+        state: "add": the image lacks it; "change": the image asks for another version; "keep": the image has it;
+            "unused": nothing imports it, though another package may need it.
+        requirement: what is proposed; what the image has, where that is to stay.
+        about: words on it for people.
+        package: what was found; None where nothing imports it.
+    """
+
+    state: State
+    requirement: str
+    about: str
+    package: InferredPackage | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How an image differs from what code imports; printed, a line for each package."""
+
+    inferred: Inferred
+    lines: tuple[Line, ...]
+
+    def __bool__(self) -> bool:
+        """Whether the image lacks something, or asks for another version of it."""
+        return any(line.state in ("add", "change") for line in self.lines)
+
+    @property
+    def pip(self) -> tuple[str, ...]:
+        """Requirements to write into the image: those that it lacks, and those that are to replace one."""
+        return tuple(line.requirement for line in self.lines if line.state in ("add", "change"))
+
+    def __str__(self) -> str:
+        width = max((len(line.requirement) for line in self.lines), default=0)
+        found = [f"{_SIGNS[line.state]} {line.requirement:<{width}}  {line.about}" for line in self.lines]
+        for name, where, optional in self.inferred.missing:
+            found.append(f"? {name:<{width}}  imported in {where}{' (optional)' * optional}, is not installed here")
+        found += [f"# {note}" for note in self.inferred.notes]
+        return "\n".join(found) or f"{self.inferred.code} imports nothing but the standard library and skyward."
+
+
+def _wanted(image: Image, root: Path) -> dict[str, list[str]]:
+    """An image's requirements by package."""
+    from skyward.builder.packages.requirements import resolve_files
+
+    wanted: dict[str, list[str]] = {}
+    for entry in resolve_files(image, root).image.pip:
+        wanted.setdefault(requirement_name(entry) or entry, []).append(entry)
+    return wanted
+
+
+def _compared(packages: Iterable[InferredPackage], wanted: dict[str, list[str]]) -> Iterator[Line]:
+    left = dict(wanted)
+    for package in packages:
+        there = left.pop(package.name, None) or left.pop(package.requirement, None)
+        if there is None:
+            yield Line("add", package.requirement, package.about, package)
+        elif all(_allows(entry, package.version) for entry in there):
+            yield Line("keep", ", ".join(there), package.about, package)
+        else:
+            yield Line("change", package.requirement, f"the image has {', '.join(there)}; {package.about}", package)
+    for name, entries in left.items():
+        if local_path(name) is None:
+            about = "in the image; nothing imports it, though other packages may need it"
+            yield Line("unused", ", ".join(entries), about)
+
+
+def _allows(requirement: str, version: str) -> bool:
+    from packaging.requirements import Requirement
+
+    if local_path(requirement) is not None:
+        return True
+    parsed = Requirement(requirement)
+    return parsed.url is not None or parsed.specifier.contains(version, prereleases=True)
 
 
 class _Inference:
@@ -57,7 +205,7 @@ class _Inference:
     def __init__(self, entry: EntryCode) -> None:
         self._entry = entry
         self._path = tuple([str(entry.folder)] if entry.folder else []) + tuple(sys.path)
-        self._uses: dict[str, _Use] = {}
+        self._packages: dict[str, InferredPackage] = {}
         self._missing: dict[str, Import] = {}
         self._notes: dict[str, None] = {}
         self._followed = set[str]()
@@ -67,9 +215,9 @@ class _Inference:
         todo = list(self._entry.imports)
         while todo:
             todo += self._resolve(todo.pop(0))
-        packages = [self._package(self._uses[name]) for name in sorted(self._uses)]
+        packages = tuple(self._packages[name] for name in sorted(self._packages))
         missing = tuple((name, each.where, each.optional) for name, each in sorted(self._missing.items()))
-        return Inferred(self._entry.name, tuple(packages), missing, tuple(self._notes))
+        return Inferred(self._entry.name, packages, missing, tuple(self._notes))
 
     def _resolve(self, found: Import) -> Iterator[Import]:
         """Take note of a module's package; gives what a local one imports in turn."""
@@ -92,9 +240,9 @@ class _Inference:
             return
         installed = package_of(found.name)
         if installed is not None:
-            use = self._uses.setdefault(installed.name, _Use(installed, [], optional=True))
-            use.where += [found.where] if found.where not in use.where else []
-            use.optional &= found.optional
+            known = self._packages.get(installed.name, installed)
+            where = known.where if found.where in known.where else (*known.where, found.where)
+            self._packages[installed.name] = replace(known, where=where, optional=known.optional and found.optional)
         elif top_module is not None:
             self._notes[f"{top}, imported in {found.where}, is here, but no installed package is known to have it"] = (
                 None
@@ -126,14 +274,104 @@ class _Inference:
         folder = self._entry.folder
         return file.relative_to(folder).as_posix() if folder and file.is_relative_to(folder) else str(file)
 
-    def _package(self, use: _Use) -> InferredPackage:
-        installed = use.installed
-        return InferredPackage(
-            name=installed.name,
-            version=installed.version,
-            requirement=installed.requirement,
-            where=tuple(use.where),
-            optional=use.optional,
-            plugin=_PLUGINS.get(installed.name),
-            note=installed.note,
-        )
+
+def package_of(module: str) -> InferredPackage | None:
+    """The package that a module (with dots) belongs to; None if none that is installed has it."""
+    names = sorted(set(_by_module().get(module.partition(".")[0], ())))
+    if not names:
+        return None
+    if len(names) > 1:  # one namespace, or alternatives such as opencv-python and opencv-python-headless
+        parts = module.split(".")
+        for length in range(len(parts), 1, -1):
+            below = "/".join(parts[:length])
+            having = [name for name in names if _has(name, below)]
+            if having:
+                return _described(Distribution.from_name(having[0]))
+    return _described(Distribution.from_name(names[0]))
+
+
+def editable_project(file: str) -> str | None:
+    """Name and place of the editable install that a file belongs to; None if it belongs to none."""
+    for name, folder in _editables():
+        if file.startswith(folder + os.sep):
+            return f"{name}, installed in editable mode from {folder}"
+    return None
+
+
+@lru_cache(maxsize=1)
+def _by_module() -> dict[str, list[str]]:
+    return dict(packages_distributions())
+
+
+@lru_cache(maxsize=256)
+def _has(name: str, below: str) -> bool:
+    files = Distribution.from_name(name).files or ()
+    return any(str(file).startswith((f"{below}/", f"{below}.")) for file in files)
+
+
+@lru_cache(maxsize=1)
+def _editables() -> tuple[tuple[str, str], ...]:
+    found = []
+    for distribution in distributions():
+        origin = _origin(distribution)
+        folder = _path(str(origin.get("url", "")))
+        if folder is not None and origin.get("dir_info", {}).get("editable"):
+            found.append((str(distribution.metadata["Name"]), os.path.realpath(folder)))
+    return tuple(found)
+
+
+def _origin(distribution: Distribution) -> dict[str, Any]:
+    """Where a package was installed from, if not from an index; see `_of_origin`."""
+    try:
+        found = json.loads(distribution.read_text("direct_url.json") or "{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) and "url" in found else {}
+
+
+def _described(distribution: Distribution) -> InferredPackage:
+    """A package as it is installed, of which no import is known yet; the first one that is needed makes it so."""
+    from packaging.version import InvalidVersion, Version
+
+    name, version = package_name(distribution.metadata["Name"]), distribution.version
+    try:
+        public = Version(version).public  # an index seldom has what stands after "+", such as "cpu"
+    except InvalidVersion:
+        public = version
+    requirement, note = f"{name}=={public}", "" if public == version else f"{version} here"
+    if origin := _origin(distribution):
+        requirement, note = _of_origin(name, version, requirement, origin)
+    return InferredPackage(
+        name=name, version=version, requirement=requirement, optional=True, plugin=_PLUGINS.get(name), note=note
+    )
+
+
+def _of_origin(name: str, version: str, requirement: str, origin: dict[str, Any]) -> tuple[str, str]:
+    """Requirement and note of what was installed from elsewhere than an index.
+
+    The form is that of https://packaging.python.org/en/latest/specifications/direct-url/.
+    """
+    url, path = _without_login(str(origin["url"])), _path(str(origin["url"]))
+    if "vcs_info" in origin:
+        vcs, below = origin["vcs_info"], origin.get("subdirectory")
+        source = f"{vcs['vcs']}+{url}@{vcs['commit_id']}" + (f"#subdirectory={below}" if below else "")
+        if url.startswith(("https://", "ssh://")):
+            return f"{name} @ {source}", f"installed from {source}"
+        return requirement, f"installed from {source}, which nodes cannot reach"
+    if path and path.exists():
+        return str(path), f"{version}, installed from {path}"
+    if path:
+        return requirement, f"installed from {path}, which is gone"
+    return f"{name} @ {url}", f"installed from {url}"
+
+
+def _path(url: str) -> Path | None:
+    parts = urlsplit(url)
+    return Path(unquote(parts.path)) if parts.scheme == "file" else None
+
+
+def _without_login(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme == "ssh" and not parts.password:
+        return url
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()

@@ -18,7 +18,7 @@ from skyward.builder import cache, ensure, sbom
 from skyward.builder.contents import forget_use, is_known, last_use, note_content, note_use
 from skyward.builder.events import Event, warn
 from skyward.builder.explain import recall, remember
-from skyward.builder.files.digest import sha256_of
+from skyward.builder.files.copied import sha256_of
 from skyward.builder.packages.lock import Request, _read, _write
 from skyward.builder.registry.existence import _recall
 from skyward.builder.registry.existence import remember as remember_existence

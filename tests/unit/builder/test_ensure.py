@@ -17,7 +17,7 @@ from skyward.builder import ImageFacts, ensure
 from skyward.builder.contents import note_content
 from skyward.builder.docker.build import write_context
 from skyward.builder.events import Event, as_lines
-from skyward.builder.files.digest import digest_of
+from skyward.builder.files.copied import digest_of
 from skyward.builder.store import EngineImages
 from skyward.errors import BuildError, ConfigError, EngineError
 from skyward.image import Copied

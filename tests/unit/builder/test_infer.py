@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import skyward as sky
-from skyward.builder.sources import installed, modules
+from skyward.builder.sources import imports, infer
 from skyward.errors import ConfigError
 
 RUNS = "raise SystemExit('it was run')\n"
@@ -42,7 +42,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = tmp_path / "site-packages"
     folder.mkdir()
     monkeypatch.syspath_prepend(str(folder))
-    caches = (installed._by_module, installed._editables, installed._has, modules.find_module)
+    caches = (infer._by_module, infer._editables, infer._has, imports.find_module)
     for cache in caches:
         cache.cache_clear()
     yield folder

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 import skyward as sky
-from skyward.builder.sources.pools import declared_pools
-from skyward.builder.sources.script import pools_in_script
+from skyward.builder.sources.script import declared_pools, pools_in_script
 from skyward.delivery.prepared import Prepared, description, prepared_image, write_prepared
 from skyward.errors import ConfigError
 from skyward.model.spec import ClusterSpec

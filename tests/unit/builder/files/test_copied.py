@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from skyward.builder import ImageFacts, plan_for
-from skyward.builder.bases.dockerfile import base_build, copy_base, reads_context
+from skyward.builder.base import base_build, copy_base, reads_context
 from skyward.builder.docker.build import secret_values
 from skyward.builder.store import EngineImages
 from skyward.errors import BuildError, ConfigError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from skyward.builder.files.digest import sha256_of
+from skyward.builder.files.copied import sha256_of
 
 
 def test_a_file_is_read_once_and_again_when_it_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from skyward.builder.bases.dockerfile import parent_of
 from skyward.builder.packages.lock import Request, lock_requirements, target_of
 from skyward.errors import ConfigError, ImageError
 from skyward.image import Lock
@@ -85,18 +84,3 @@ def test_another_base_keeps_the_versions(wheels: Path) -> None:
     _lock("leaf", libc="glibc 2.36")
     make_wheel(wheels, "leaf", "2.0")
     assert [package.pin for package in _lock("leaf", libc="glibc 2.41").packages] == ["leaf==1.0"]
-
-
-@pytest.mark.parametrize(
-    ("text", "target", "parent"),
-    [
-        ("FROM debian:12\nRUN true", None, "debian:12"),
-        ("ARG TAG=12\nFROM --platform=linux/amd64 debian:${TAG} AS a\nFROM a as b\nFROM scratch", "b", "debian:12"),
-        ("FROM one AS a\nFROM two\nCOPY --from=a / /", None, "two"),
-        ("FROM $OPEN", None, ""),
-        ("FROM scratch", None, ""),
-    ],
-)
-def test_what_a_dockerfile_starts_from(text: str, target: str | None, parent: str) -> None:
-    """The image below its last stage, or below the one that is named."""
-    assert parent_of(text, target) == parent

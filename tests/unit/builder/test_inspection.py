@@ -1,4 +1,7 @@
-"""What is found out of a base, over images that are dictionaries, and what is said of those that cannot be one."""
+"""What is found out of a base, over images that are dictionaries, and what is said of those that cannot be one.
+
+Also which entry points run the command that they are given.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ from typing import Any
 import pytest
 
 from skyward.builder import ImageFacts, plan_for
-from skyward.builder.bases.facts import facts_of_base, why_unfit
-from skyward.builder.bases.inspection import examine
+from skyward.builder.base import facts_of_base, why_unfit
+from skyward.builder.inspection import examine, runs_commands
 from skyward.builder.store import EngineImages
 from skyward.errors import ImageError
 from skyward.image import BaseFacts, Interpreter
@@ -153,3 +156,65 @@ def test_a_base_is_looked_into_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     facts_of_base("x:1", ImageFacts(id="sha256:2"), store, PLATFORM)
     facts_of_base("x:1", ImageFacts(id="sha256:1"), store, "linux/arm64")
     assert store.looks == 4
+
+
+NVIDIA = '#!/bin/bash\nset -eo pipefail\nif [[ $# -eq 0 ]]; then\n  exec "/bin/bash"\nelse\n  exec "$@"\nfi\n'
+SCRIPTS = {
+    "/entrypoint.sh": '#!/bin/sh\nset -e\nexport A=1\nexec "$@"\n',
+    "/nvidia.sh": NVIDIA,
+    "/gosu.sh": '#!/bin/bash\nif [ "$(id -u)" = 0 ]; then exec gosu app "$@"; fi\nexec "$@"\n',
+    "/only-gosu.sh": '#!/bin/bash\nexec gosu app "$@"\n',
+    "/tini.sh": '#!/bin/sh\nexec /usr/bin/tini -g -- "$@"\n',
+    "/inline.sh": '#!/bin/sh\ncd /app && "$@"\n',
+    "/server.sh": '#!/bin/sh\nexec /app/server --listen "$@"\n',
+    "/ends.sh": "#!/bin/sh\necho done\n",
+    "/comment.sh": '#!/bin/sh\n# exec "$@" was here\nexec server\n',
+    "/no-shebang.sh": 'exec "$@"\n',
+    "entry": '#!/bin/sh\nexec "$@"\n',
+    "/bin/server": '\x7fELF exec "$@"\n',
+}
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "runs"),
+    [
+        ([], True),
+        (["tini", "--"], True),
+        (["/usr/bin/tini", "-g", "-p", "SIGTERM", "--", "/entrypoint.sh"], True),
+        (["tini", "--", "python", "app.py"], False),
+        (["/usr/bin/dumb-init", "--rewrite", "15:2", "--"], True),
+        (["/usr/bin/env", "A=1", "-u", "B"], True),
+        (["env", "A=1", "python", "app.py"], False),
+        (["gosu", "app"], True),
+        (["conda", "run", "--no-capture-output", "-n", "env"], True),
+        (["conda", "run", "-n", "env", "python", "app.py"], False),
+        (["/entrypoint.sh"], True),
+        (["/nvidia.sh"], True),
+        (["/gosu.sh"], True),
+        (["/only-gosu.sh"], True),
+        (["/tini.sh"], True),
+        (["/inline.sh"], True),
+        (["entry"], True),
+        (["/server.sh"], False),
+        (["/ends.sh"], False),
+        (["/comment.sh"], False),
+        (["/no-shebang.sh"], False),
+        (["sh", "/no-shebang.sh"], True),
+        (["bash", "-e", "/entrypoint.sh"], True),
+        (["bash"], False),
+        (["/bin/sh", "-c", "echo done"], False),
+        (["/bin/sh", "-c", 'exec "$@"'], False),
+        (["/bin/sh", "-c", '. /env.sh; exec "$@"', "--"], True),
+        (["python", "-m", "app"], False),
+        (["/bin/server"], False),
+        (["/nowhere"], False),
+    ],
+)
+def test_entry_points(entrypoint: list[str], runs: bool) -> None:
+    """An init, `env`, and scripts that end in their arguments do; programs of their own do not."""
+
+    def read(program: str) -> bytes | None:
+        text = SCRIPTS.get(program)
+        return None if text is None else text.encode()
+
+    assert runs_commands(entrypoint, read) is runs
