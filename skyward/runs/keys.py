@@ -54,7 +54,7 @@ remove() {  # the file is replaced as a whole, with its owner and mode
 }
 fresh() { [ -n "$(find "$1" -mmin -2 2>/dev/null)" ]; }
 """
-# The run's lease on a rented machine, beside those of pools: see the guard in providers/cloud/boot_guard.py.
+# The run's lease on a rented machine, beside those of pools: see the guard in providers/cloud/boot.py.
 _LEASE = r"""
 lease=/run/skyward/$(id -un)/pools/$2.run
 [ "$2" ] || lease=

@@ -49,7 +49,7 @@ from skyward.runs.keys import add_key, address_of, known_keys, line_of, make_key
 from skyward.ssh.handed import KNOWN_HOSTS_FILE, write_handed
 
 if TYPE_CHECKING:
-    from skyward.providers.cloud.keys import PoolKeys
+    from skyward.providers.cloud.boot import PoolKeys
     from skyward.providers.cloud.provider import CloudProvider
     from skyward.providers.swarm.provider import Swarm
 

@@ -25,8 +25,7 @@ from werkzeug.serving import WSGIRequestHandler, make_server
 
 from scripts.engine.console import SetupError
 from scripts.stand.place import Host, Stand, program
-from skyward.providers.cloud.boot_guard import MARK, STATE
-from skyward.providers.cloud.keys import HOST_KEY
+from skyward.providers.cloud.boot import HOST_KEY, MARK, STATE
 from tests.e2e.stand import wait_until
 
 REGION, ACCOUNT = "us-east-1", "123456789012"

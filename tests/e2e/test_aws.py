@@ -23,7 +23,7 @@ from skyward.errors import ProviderError
 from skyward.model.ssh import SshHost
 from skyward.nodes.process_id import current_user
 from skyward.nodes.run_directory import runtime_base
-from skyward.providers.cloud.keys import HOST_KEY
+from skyward.providers.cloud.boot import HOST_KEY
 from tests.e2e.cloud import PRICES, REGION, Cloud, left, wait_gone
 from tests.e2e.cloud_clients import StartClients, calls_until, clients_of, hear, reapers_of, say
 from tests.e2e.stand import IMAGE, forget_image, wait_until

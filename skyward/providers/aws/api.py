@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from skyward.errors import ConfigError, ProviderError
-from skyward.providers.cloud.protocol import RefusedError
+from skyward.providers.cloud.base import RefusedError
 from skyward.system import threading
 
 _PRICE_REGION = "us-east-1"  # the price list has an endpoint in a few regions only, each with the prices of all

@@ -12,8 +12,8 @@ from skyward.errors import ConfigError, ProviderError
 from skyward.model.spec import Accelerator
 from skyward.providers.aws.api import Api
 from skyward.providers.base import PoolRequest
-from skyward.providers.cloud.offers import suitable
-from skyward.providers.cloud.protocol import MachineOffer, MachineType, Market
+from skyward.providers.cloud.base import MachineOffer, MachineType, Market
+from skyward.providers.cloud.cost import suitable
 from skyward.system.futures import ThreadPoolExecutor
 
 _log = logging.getLogger(__name__)

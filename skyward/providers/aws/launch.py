@@ -11,7 +11,7 @@ from skyward.model.spec import Accelerator
 from skyward.providers.aws import resources
 from skyward.providers.aws.api import Api
 from skyward.providers.aws.resources import tagged
-from skyward.providers.cloud.protocol import LaunchRequest, RefusedError
+from skyward.providers.cloud.base import LaunchRequest, RefusedError
 
 # AWS has no such machine now, or the account may have no more of them
 NO_ROOM = frozenset(

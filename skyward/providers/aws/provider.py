@@ -15,8 +15,8 @@ from skyward.providers.aws.catalog import find_offers, find_types
 from skyward.providers.aws.launch import NO_ROOM, Ec2Launcher, Network, find_image, find_network
 from skyward.providers.aws.resources import Resources
 from skyward.providers.base import PoolRequest
+from skyward.providers.cloud.base import FirstStart, MachineOffer, Market, Notice
 from skyward.providers.cloud.client_address import client_cidr
-from skyward.providers.cloud.protocol import FirstStart, MachineOffer, Market, Notice
 from skyward.providers.cloud.provider import CloudProvider
 
 # `tries` and `token` keep their values from call to call; a token is good for 300 s

@@ -9,7 +9,7 @@ from typing import Any, Final
 from skyward.model.resource import Resource
 from skyward.nodes.process_id import USER, ProcessId, current_user
 from skyward.providers.aws.api import Api
-from skyward.providers.cloud.protocol import Instance, RefusedError, State
+from skyward.providers.cloud.base import Instance, RefusedError, State
 from skyward.system import time
 
 POOL: Final = "skyward.pool"

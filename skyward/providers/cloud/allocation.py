@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+import subprocess
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,16 +17,10 @@ from skyward.model.ssh import SshHost
 from skyward.nodes.node import Host
 from skyward.nodes.run_directory import PoolDirectory, runtime_base, sweep_orphans
 from skyward.providers.base import Allocation, PoolRequest, PreemptionNotice
-from skyward.providers.cloud.boot_guard import USER, user_data
-from skyward.providers.cloud.budget import Budget
-from skyward.providers.cloud.cost import CostMeter
-from skyward.providers.cloud.keys import FirstHostKey, PoolKeys
-from skyward.providers.cloud.launch import Batch, launch
-from skyward.providers.cloud.offers import find_offers
-from skyward.providers.cloud.preemption import NoticeWatch
-from skyward.providers.cloud.protocol import Cloud, Instance, Launcher, MachineOffer, Notice
-from skyward.providers.cloud.resources import destroy, sweep
-from skyward.providers.cloud.wait_ready import StartingMachine, wait_ready
+from skyward.providers.cloud.base import Cloud, Instance, Launcher, MachineOffer, Notice, destroy, sweep
+from skyward.providers.cloud.boot import NO_NOTICES, NOTICE, USER, FirstHostKey, PoolKeys, user_data
+from skyward.providers.cloud.cost import Budget, CostMeter, find_offers
+from skyward.providers.cloud.launch import Batch, StartingMachine, launch, wait_ready
 from skyward.providers.reaper import Reaper
 from skyward.providers.ssh import SshAllocation, SshNodeHost
 from skyward.system import threading
@@ -36,6 +31,12 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 RENEW_S = 600.0
 _JOIN_ATTEMPTS, _JOIN_AGAIN_S = 3, 2.0
+_WAIT_FOR_NOTICE = r"""
+[ ! -e "$2" ] || { echo blind; exit 0; }
+while sleep 1; do
+    [ -s "$1" ] && exec cat "$1"
+done
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,3 +331,64 @@ class CloudAllocation(Allocation):
                     "the pool has no machine, another pool's client removes what this pool has there.",
                     *(self.request.pool_id, self._cloud.name, error),
                 )
+
+
+class NoticeWatch:
+    """Waits for the notice of one machine until its connection ends.
+
+    Args:
+        machine: the machine in sentences, such as "The machine i-0123 of pool 1a2b3c4d".
+        cloud: the cloud in sentences.
+        through: the machine, through a connection that is open.
+        parse: reads the notice.
+        tell: receives the notice, and words for it that complete a sentence about the machine; in its own thread.
+
+    Attributes:
+        notice: what the cloud is going to do with the machine; None while nothing is known.
+    """
+
+    def __init__(
+        self,
+        machine: str,
+        cloud: str,
+        through: SshHost,
+        parse: Callable[[str], Notice],
+        tell: Callable[[Notice, str], None],
+    ) -> None:
+        self._machine, self._cloud, self._parse, self._tell = machine, cloud, parse, tell
+        self.notice: Notice | None = None
+        self._waiting = subprocess.Popen(
+            through.command("sh", "-c", _WAIT_FOR_NOTICE, "sh", NOTICE, NO_NOTICES),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,  # Ctrl-C is for the client alone
+        )
+        threading.Thread(target=self._wait, name="skyward-notice", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._waiting.kill()
+
+    def _wait(self) -> None:
+        output = self._waiting.communicate()[0].strip()
+        if not output:
+            return
+        if output == "blind":
+            _log.warning(
+                "%s cannot receive notices of %s before it is taken away: its firewall cannot match control groups "
+                "(xt_cgroup), so its metadata service is closed to everybody.",
+                self._machine,
+                self._cloud,
+            )
+            return
+        try:
+            notice = self._parse(output)
+        except (ValueError, KeyError, TypeError):
+            _log.warning("%s got a notice from %s in an unknown form: %s", self._machine, self._cloud, output)
+            return
+        self.notice = notice
+        text = f"will be taken away by {self._cloud} at {notice.at:%Y-%m-%dT%H:%M:%SZ} ({notice.action})"
+        _log.warning("%s %s.", self._machine, text)
+        self._tell(notice, text)

@@ -1,18 +1,55 @@
-"""Launches a pool's machines: one request per offer until the cloud has room, and the wait until they run."""
+"""From offers to machines that can be used: one request per offer until the cloud has room, and the wait that follows.
+
+A machine can be used when it runs, its sshd answers, its setup has finished, and it has a host key of its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import subprocess
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from skyward.builder.events import Report, note
-from skyward.errors import ProviderError
-from skyward.providers.cloud.protocol import GONE, Cloud, Instance, Launcher, LaunchRequest, MachineOffer, RefusedError
-from skyward.system import time
+from skyward.errors import PoolClosedError, ProviderError
+from skyward.model.ssh import SshHost
+from skyward.providers.cloud.base import GONE, Cloud, Instance, Launcher, LaunchRequest, MachineOffer, RefusedError
+from skyward.providers.cloud.boot import MARK, PUBLIC, READY, TRUSTED, public_key
+from skyward.system import threading, time
+from skyward.system.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 
 _RUNNING_WITHIN_S = 300.0
-_POLL_S = 1.0
 _REPORT_EVERY_S = 5.0
+_READY_WITHIN_S = 300.0
+_OWN_KEY_WITHIN_S = 60.0
+_COMMAND_S = 30.0
+_RETRY_S = 1.0
+_RUN_POLL_S, _POLL_S = 1.0, 0.2
+_MAX_PARALLEL = 16
+_SSH_OPTIONS = ("-o", "ConnectTimeout=5")
+_NOT_CONNECTED = 255  # ssh's exit status when there is no connection
+# Prints what is still missing; when nothing is, the public half of the machine's own host key.
+_CHECK = r"""
+left=20
+while [ $left -gt 0 ]; do
+    left=$((left - 1)) lacks=
+    [ -e "$1" ] || lacks="$lacks guard"
+    [ -e "$3" ] || lacks="$lacks metadata"
+    [ -s "$4" ] || lacks="$lacks key"
+    docker version >/dev/null 2>&1 || lacks="$lacks engine"
+    [ "$2" -eq 0 ] || nvidia-smi >/dev/null 2>&1 || lacks="$lacks driver"
+    [ "$lacks" ] || exec cat "$4"
+    sleep 1
+done
+echo $lacks
+exit 1
+"""
+_PROBLEMS = {
+    "guard": "the guard, which shuts it down after its pool, does not run: its image has no cloud-init or no systemd",
+    "engine": "its Docker engine does not answer: its image has no Docker",
+    "metadata": "its metadata service is not closed to containers: its image has no iptables",
+    "key": "it has generated no host key of its own: its image has no ssh-keygen",
+    "driver": "nvidia-smi fails there: its image has no NVIDIA driver for this GPU",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,4 +141,163 @@ def _wait_running(cloud: Cloud, pool: str, ids: Sequence[str], report: Report) -
         if time.monotonic() - reported > _REPORT_EVERY_S:
             reported = time.monotonic()
             report(note(f"{len(running)} of {len(ids)} machines run after {reported - began:.0f} s"))
-        time.sleep(_POLL_S)
+        time.sleep(_RUN_POLL_S)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartingMachine:
+    """A machine that runs, and may not be usable yet.
+
+    Attributes:
+        id: such as "i-0123".
+        address: where it is reached.
+        first: how to reach it while it has the host key of its user data.
+        host: how to reach it once it has the host key that it has generated.
+    """
+
+    id: str
+    address: str
+    first: SshHost
+    host: SshHost
+
+    @property
+    def name(self) -> str:
+        """The machine at the beginning of a sentence."""
+        return f"The machine {self.id} at {self.address}"
+
+
+def wait_ready(
+    machines: Sequence[StartingMachine],
+    gpus: bool,
+    trust: Callable[[str, str], None],
+    report: Report,
+    pool_ended: threading.Event,
+    running_machines: Callable[[], Collection[str]],
+) -> None:
+    """Block until all machines can be used and have host keys of their own.
+
+    Args:
+        machines: the machines.
+        gpus: whether NVIDIA's driver must work.
+        trust: receives address and public host key of each machine, as the machine has said them over the first
+            connection; when it returns, `host` of that machine leads to a machine with this key and to no other. Called
+            in several threads.
+        report: is told how many are ready.
+        pool_ended: set by another thread when the pool needs them no more.
+        running_machines: asks the cloud which of the pool's machines have not ended; called every few seconds.
+
+    Raises:
+        ProviderError: a machine has another host key than it was given, has ended, or is not ready in time; says what
+            is missing.
+        PoolClosedError: the pool needs them no more.
+    """
+    began = reported = time.monotonic()
+    ended = threading.Event()
+    with ThreadPoolExecutor(_MAX_PARALLEL, thread_name_prefix="skyward-ready") as threads:
+        waits = [threads.submit(_wait_one, machine, gpus, trust, ended) for machine in machines]
+        try:
+            while left := wait(waits, _POLL_S, FIRST_EXCEPTION).not_done:
+                if any(each.done() and each.exception() for each in waits):
+                    break
+                if pool_ended.is_set():
+                    raise PoolClosedError("The pool has ended; its machines are not waited for any more.")
+                if time.monotonic() - reported >= _REPORT_EVERY_S:
+                    reported = time.monotonic()
+                    ready = len(waits) - len(left)
+                    report(note(f"{ready} of {len(waits)} machines are ready after {reported - began:.0f} s"))
+                    left_there = running_machines()
+                    for machine in machines:
+                        if machine.id not in left_there:
+                            raise ProviderError(f"{machine.name} has ended before it was ready.")
+        finally:
+            ended.set()  # after a failure, and after Ctrl-C, the other machines are not waited for
+    for error in [error for each in waits if (error := each.exception()) is not None]:
+        raise error
+
+
+def _wait_one(machine: StartingMachine, gpus: bool, trust: Callable[[str, str], None], ended: threading.Event) -> None:
+    """Block until a machine can be used with its own host key, or `ended` is set."""
+    output = _wait_setup(machine, gpus, ended)
+    if output is None:
+        return
+    key = public_key(output)
+    if key is None:
+        raise ProviderError(f"{machine.name} shows no host key of its own; it printed {output.strip()[-200:]!r}.")
+    trust(machine.address, key)
+    _wait_own_key(machine, ended)
+
+
+def _wait_setup(machine: StartingMachine, gpus: bool, ended: threading.Event) -> str | None:
+    """Block until nothing is missing on a machine; what it prints then, None if `ended` was set before."""
+    problem = "no connection yet"
+    words = ("sh", "-c", _CHECK, "sh", MARK, str(int(gpus)), READY, PUBLIC)
+    command = machine.first.command(*words, options=_SSH_OPTIONS)
+    deadline = time.monotonic() + _READY_WITHIN_S
+    while time.monotonic() < deadline and not ended.is_set():
+        status, output, errors = _run(command, ended)
+        if status == 0:
+            return output
+        if status != _NOT_CONNECTED:
+            missing = [_PROBLEMS[word] for word in output.split() if word in _PROBLEMS]
+            problem = "; ".join(missing) or "it did not answer"
+            continue
+        problem = _last_line(errors)
+        if "host key" in errors.lower():  # another machine answers at this address, or the image keeps its own key
+            raise ProviderError(
+                f"{machine.name} does not have the host key that it was given, so that it was not trusted with "
+                f"anything: {problem}. Its image must run cloud-init."
+            )
+        ended.wait(_RETRY_S)
+    if not ended.is_set():
+        raise ProviderError(f"{machine.name} is not ready after {_READY_WITHIN_S:g} s: {problem}.")
+    return None
+
+
+def _wait_own_key(machine: StartingMachine, ended: threading.Event) -> None:
+    """Tell a machine that its own host key is trusted, and block until sshd uses that instead of the first one.
+
+    Raises:
+        ProviderError: sshd keeps the first one.
+    """
+    tell = machine.first.command("touch", TRUSTED, options=_SSH_OPTIONS)
+    connect = machine.host.command("true", options=_SSH_OPTIONS)
+    deadline = time.monotonic() + _OWN_KEY_WITHIN_S
+    while not ended.is_set():
+        _run(tell, ended)  # fails when sshd has the new key already, and when the connection breaks: `connect` decides
+        status, _, errors = _run(connect, ended)
+        if status == 0 or ended.is_set():
+            return
+        if time.monotonic() > deadline:
+            raise ProviderError(
+                f"{machine.name} was told that the host key which it has generated is trusted, and does not use that "
+                f"key {_OWN_KEY_WITHIN_S:g} s later: {_last_line(errors)}. `systemctl reload sshd` (or ssh) must "
+                "reload its sshd."
+            )
+        ended.wait(_POLL_S)
+
+
+def _last_line(errors: str) -> str:
+    return (errors.strip().splitlines() or ["ssh gave no reason"])[-1]
+
+
+def _run(command: Sequence[str], ended: threading.Event) -> tuple[int, str, str]:
+    """Run a command until it ends, takes too long, or `ended` is set; its exit status and output."""
+    deadline = time.monotonic() + _COMMAND_S
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # Ctrl-C is for the client alone
+        )
+    except OSError as error:
+        raise ProviderError(f"The ssh command could not be started ({error}). Install OpenSSH's client.") from error
+    while True:
+        try:
+            output, errors = process.communicate(timeout=_POLL_S)
+            return process.returncode, output, errors
+        except subprocess.TimeoutExpired:
+            if ended.is_set() or time.monotonic() > deadline:
+                process.kill()

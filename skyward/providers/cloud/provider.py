@@ -17,12 +17,10 @@ from skyward.model.ssh import SshHost
 from skyward.nodes.access import NodeAccess
 from skyward.nodes.run_directory import pool_directories
 from skyward.providers.base import Allocation, Capabilities, Offer, PoolRequest, Provider
-from skyward.providers.cloud import resources
 from skyward.providers.cloud.allocation import CloudAllocation
-from skyward.providers.cloud.boot_guard import USER
-from skyward.providers.cloud.keys import PoolKeys
-from skyward.providers.cloud.offers import find_offers, strategy_of
-from skyward.providers.cloud.protocol import Cloud
+from skyward.providers.cloud.base import Cloud, destroy, find
+from skyward.providers.cloud.boot import USER, PoolKeys
+from skyward.providers.cloud.cost import find_offers, strategy_of
 from skyward.providers.ssh import SSH, SshAllocation
 from skyward.ssh.handed import handed_hosts
 
@@ -124,7 +122,7 @@ class CloudProvider(Provider):
         Raises:
             ProviderError: the cloud cannot be reached.
         """
-        return resources.find(self.cloud())
+        return find(self.cloud())
 
     def enter(self, node: Resource) -> NodeAccess:
         """A way into a node, with the keys of its pool, which lie on the client's machine while that runs.
@@ -151,7 +149,7 @@ class CloudProvider(Provider):
         Raises:
             ProviderError: the cloud cannot be reached, or machines do not end; names them.
         """
-        resources.destroy(self.cloud(), pool_id)
+        destroy(self.cloud(), pool_id)
 
     def ssh_allocation(self, request: PoolRequest, hosts: Sequence[SshHost]) -> SshAllocation:
         """The allocation of machines that run, as any others that are reached by SSH."""

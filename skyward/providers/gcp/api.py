@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from skyward.errors import ConfigError, ProviderError
-from skyward.providers.cloud.protocol import RefusedError
+from skyward.providers.cloud.base import RefusedError
 from skyward.system import threading, time
 
 MIN_COUNT = "VM_MIN_COUNT_NOT_REACHED"  # of a launch as a whole; other errors say why

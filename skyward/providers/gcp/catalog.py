@@ -17,8 +17,8 @@ from typing import Any
 from skyward.builder.cache import cache_path, read, write
 from skyward.errors import ConfigError, ProviderError
 from skyward.providers.base import PoolRequest
-from skyward.providers.cloud.offers import suitable
-from skyward.providers.cloud.protocol import MachineOffer, MachineType, Market
+from skyward.providers.cloud.base import MachineOffer, MachineType, Market
+from skyward.providers.cloud.cost import suitable
 from skyward.providers.gcp.api import Api
 from skyward.system import time
 from skyward.system.futures import ThreadPoolExecutor

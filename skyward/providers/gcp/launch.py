@@ -10,7 +10,7 @@ from uuid import UUID
 
 from skyward.errors import PoolClosedError
 from skyward.providers.base import PoolRequest
-from skyward.providers.cloud.protocol import LaunchRequest, RefusedError
+from skyward.providers.cloud.base import LaunchRequest, RefusedError
 from skyward.providers.gcp import resources
 from skyward.providers.gcp.api import MIN_COUNT, Api
 from skyward.providers.gcp.catalog import attached

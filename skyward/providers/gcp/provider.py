@@ -10,8 +10,8 @@ from typing import ClassVar
 from skyward.errors import ProviderError
 from skyward.model.parameters import suggesting
 from skyward.providers.base import PoolRequest
+from skyward.providers.cloud.base import FirstStart, MachineOffer, Market, Notice
 from skyward.providers.cloud.client_address import client_cidr
-from skyward.providers.cloud.protocol import FirstStart, MachineOffer, Market, Notice
 from skyward.providers.cloud.provider import CloudProvider
 from skyward.providers.gcp.api import Api, check_installed
 from skyward.providers.gcp.catalog import find_offers

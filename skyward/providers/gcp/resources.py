@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from skyward.model.resource import Resource
 from skyward.nodes.process_id import ProcessId, current_user
-from skyward.providers.cloud.protocol import Instance, RefusedError, State
+from skyward.providers.cloud.base import Instance, RefusedError, State
 from skyward.providers.gcp.api import Api
 from skyward.system import time
 from skyward.system.futures import ThreadPoolExecutor

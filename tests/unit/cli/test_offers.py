@@ -13,7 +13,7 @@ from skyward.cli.main import main
 from skyward.errors import ProviderError
 from skyward.providers.aws.provider import Ec2
 from skyward.providers.base import PoolRequest
-from skyward.providers.cloud.protocol import MachineOffer, MachineType, Market
+from skyward.providers.cloud.base import MachineOffer, MachineType, Market
 
 SMALL = MachineType(name="g5.xlarge", cpus=4, memory_gb=16, platform="linux/amd64", gpus=1)
 OFFERS = [

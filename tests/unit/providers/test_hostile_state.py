@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from skyward.providers.cloud.boot_guard import GUARD
+from skyward.providers.cloud.boot import GUARD
 from skyward.ssh.watchdog import _SCRIPT
 
 SHELLS = [words for words in (["dash"], ["bash"], ["busybox", "sh"], ["mksh"]) if shutil.which(words[0])]

@@ -24,10 +24,10 @@ from skyward.providers.aws.provider import AWS, Ec2
 from skyward.providers.aws.resources import BEGAN, SEEN
 from skyward.providers.base import PoolRequest
 from skyward.providers.cloud import allocation
-from skyward.providers.cloud import resources as cloud_resources
+from skyward.providers.cloud import base as cloud_base
 from skyward.providers.cloud.allocation import CloudAllocation
+from skyward.providers.cloud.base import Instance, MachineOffer, MachineType, RefusedError
 from skyward.providers.cloud.launch import Batch, launch
-from skyward.providers.cloud.protocol import Instance, MachineOffer, MachineType, RefusedError
 
 TYPE = MachineType(name="m6i.large", cpus=2, memory_gb=8, platform="linux/amd64")
 
@@ -58,7 +58,7 @@ def launch_pool(
 
 def found(api: Api) -> Sequence[Resource]:
     """All that exists of pools."""
-    return cloud_resources.find(ec2(api))
+    return cloud_base.find(ec2(api))
 
 
 class Crowded(Api):
@@ -146,7 +146,7 @@ def test_the_price_of_the_launch_is_a_tag_of_each_machine(account: Api, monkeypa
     unpriced = replace(offer(zone="us-east-1b"), hourly=None)
     launch_pool(account, [unpriced], "p2", 1)
     (machine,) = ec2(account).instances("p1")
-    monkeypatch.setattr(cloud_resources, "time", SimpleNamespace(time=lambda: machine.launched + 1800))
+    monkeypatch.setattr(cloud_base, "time", SimpleNamespace(time=lambda: machine.launched + 1800))
 
     known, unknown = found(account)
 
@@ -185,8 +185,8 @@ def test_a_pool_is_destroyed_by_its_tags_alone(account: Api) -> None:
     for pool in ("p1", "p2"):
         launch_pool(account, [offer()], pool)
 
-    cloud_resources.destroy(ec2(account), "p1")
-    cloud_resources.destroy(ec2(account), "p1")
+    cloud_base.destroy(ec2(account), "p1")
+    cloud_base.destroy(ec2(account), "p1")
 
     assert {each["pool"] for each in found(account)} == {"p2"}
     assert [each["GroupName"] for each in resources.groups(account)] == ["skyward-p2"]
@@ -195,12 +195,12 @@ def test_a_pool_is_destroyed_by_its_tags_alone(account: Api) -> None:
 def test_a_group_without_machines_is_found_and_swept_when_it_is_old(account: Api) -> None:
     """A young one may belong to a pool that is being opened."""
     group = make_group(account, "p1", find_network(account), "203.0.113.7/32")
-    cloud_resources.sweep(ec2(account))
+    cloud_base.sweep(ec2(account))
     assert [(each["node"], each["state"]) for each in found(account)] == [(-1, "security group")]
 
     old = [{"Key": BEGAN, "Value": f"{time.time() - 4000:.0f}"}]
     account.call("ec2", "create_tags", Resources=[group], Tags=old)
-    cloud_resources.sweep(ec2(account))
+    cloud_base.sweep(ec2(account))
     assert found(account) == []
 
 
@@ -216,11 +216,11 @@ def test_the_group_of_a_living_pool_without_machines_is_not_swept(account: Api) 
     group = make_group(account, "p1", find_network(account), "203.0.113.7/32")
     age(account, group, began=90_000)
     resources.renew(account, group)
-    cloud_resources.sweep(ec2(account))
+    cloud_base.sweep(ec2(account))
     assert len(resources.groups(account, "p1")) == 1
 
     age(account, group, began=90_000, seen=4000)  # the client's computer went off
-    cloud_resources.sweep(ec2(account))
+    cloud_base.sweep(ec2(account))
     assert resources.groups(account, "p1") == []
 
 
@@ -229,7 +229,7 @@ def test_the_group_of_a_pool_with_machines_is_not_swept(account: Api) -> None:
     launch_pool(account, [offer()])
     (group,) = resources.groups(account, "p1")
     age(account, group["GroupId"], began=90_000)
-    cloud_resources.sweep(ec2(account))
+    cloud_base.sweep(ec2(account))
     assert len(resources.groups(account, "p1")) == 1
 
 
@@ -238,7 +238,7 @@ def test_a_group_without_a_time_is_left_alone(account: Api, began: str) -> None:
     """Anybody in the account may write tags: they neither harm a pool nor lead to a deletion."""
     group = make_group(account, "p1", find_network(account), "203.0.113.7/32")
     account.call("ec2", "create_tags", Resources=[group], Tags=[{"Key": BEGAN, "Value": began}])
-    cloud_resources.sweep(ec2(account))
+    cloud_base.sweep(ec2(account))
     assert len(resources.groups(account, "p1")) == 1
 
 
@@ -264,9 +264,9 @@ def test_an_open_pool_renews_its_group_until_it_ends(account: Api, monkeypatch: 
     renewing = threading.Thread(target=pool._renew)
     renewing.start()
     assert tries.wait(60)
-    cloud_resources.sweep(ec2(account))
+    cloud_base.sweep(ec2(account))
     assert len(resources.groups(account, "p1")) == 1
-    cloud_resources.destroy(ec2(account), "p1")
+    cloud_base.destroy(ec2(account), "p1")
     renewing.join(60)
     assert not renewing.is_alive()
     with pytest.raises(PoolClosedError, match="was ended by another client"):

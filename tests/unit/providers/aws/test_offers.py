@@ -14,8 +14,8 @@ from skyward.providers.aws.api import Api
 from skyward.providers.aws.catalog import find_offers, find_types
 from skyward.providers.aws.provider import AWS, Ec2
 from skyward.providers.base import PoolRequest
-from skyward.providers.cloud import offers as cloud_offers
-from skyward.providers.cloud.protocol import MachineOffer, MachineType, RefusedError
+from skyward.providers.cloud import cost as cloud_cost
+from skyward.providers.cloud.base import MachineOffer, MachineType, RefusedError
 from tests.unit.providers.aws.conftest import Prices
 
 AMD, ARM = "linux/amd64", "linux/arm64"
@@ -101,7 +101,7 @@ class Market(Ec2):
 
 
 def order(allocation: str | None) -> list[tuple[str, str, str, float | None]]:
-    offers = cloud_offers.find_offers(Market(), PoolRequest(pool_id="p1", allocation=allocation))
+    offers = cloud_cost.find_offers(Market(), PoolRequest(pool_id="p1", allocation=allocation))
     return [(each.market, each.type.name, each.zone, each.hourly) for each in offers]
 
 

@@ -17,7 +17,7 @@ from skyward.providers.aws import policy as module
 from skyward.providers.aws.api import Api
 from skyward.providers.aws.policy import policy
 from skyward.providers.aws.resources import tagged
-from skyward.providers.cloud.protocol import LaunchRequest
+from skyward.providers.cloud.base import LaunchRequest
 from tests.unit.providers.aws.test_machines import launcher, offer
 
 ACCOUNT = "arn:aws:ec2:us-east-1:123456789012"

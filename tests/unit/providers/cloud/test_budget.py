@@ -12,12 +12,10 @@ import pytest
 
 import skyward as sky
 from skyward.errors import BudgetSpentError, ConfigError, PoolClosedError, ProviderError
-from skyward.providers.cloud import budget as budgets
 from skyward.providers.cloud import cost
-from skyward.providers.cloud.budget import GUARD_LATER_S, Budget
-from skyward.providers.cloud.cost import CostMeter
-from skyward.providers.cloud.offers import priced
-from skyward.providers.cloud.protocol import MachineOffer, MachineType
+from skyward.providers.cloud import cost as budgets
+from skyward.providers.cloud.base import MachineOffer, MachineType
+from skyward.providers.cloud.cost import GUARD_LATER_S, Budget, CostMeter, priced
 
 TYPE = MachineType(name="m6i.large", cpus=2, memory_gb=8, platform="linux/amd64")
 OFFER = MachineOffer(type=TYPE, market="spot", zone="us-east-1a", hourly=1.0)

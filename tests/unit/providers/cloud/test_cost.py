@@ -11,7 +11,7 @@ import pytest
 
 from skyward.builder.events import Event
 from skyward.providers.cloud import cost
-from skyward.providers.cloud.protocol import MachineOffer, MachineType
+from skyward.providers.cloud.base import MachineOffer, MachineType
 
 TYPE = MachineType(name="m6i.large", cpus=2, memory_gb=8, platform="linux/amd64")
 OFFER = MachineOffer(type=TYPE, market="spot", zone="us-east-1a", hourly=0.1)

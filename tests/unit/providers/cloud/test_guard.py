@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from skyward.providers.cloud.boot_guard import GUARD
+from skyward.providers.cloud.boot import GUARD
 
 
 class Machine:

@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from skyward.providers.cloud import keys as module
-from skyward.providers.cloud.boot_guard import user_data
-from skyward.providers.cloud.keys import PoolKeys, public_key
-from skyward.providers.cloud.protocol import FirstStart, Notice
+from skyward.providers.cloud import boot as module
+from skyward.providers.cloud.base import FirstStart, Notice
+from skyward.providers.cloud.boot import PoolKeys, public_key, user_data
 from tests.waiting import wait_until
 
 
@@ -101,7 +100,7 @@ class Rotation:
 
     def start(self) -> subprocess.Popen[bytes]:
         user = pwd.getpwuid(os.getuid()).pw_name
-        words = ["sh", "-c", module.SCRIPT, "sh", str(self.key), str(self.place), user]
+        words = ["sh", "-c", module.KEY_SCRIPT, "sh", str(self.key), str(self.place), user]
         self._processes.append(subprocess.Popen(words, env={"PATH": f"{self._bin}:/usr/bin:/bin"}))
         return self._processes[-1]
 

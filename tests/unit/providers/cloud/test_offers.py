@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from skyward.errors import ConfigError, ProviderError
-from skyward.providers.cloud.offers import in_order, strategy_of, within_budget
-from skyward.providers.cloud.protocol import MachineOffer, MachineType, Market
+from skyward.providers.cloud.base import MachineOffer, MachineType, Market
+from skyward.providers.cloud.cost import in_order, strategy_of, within_budget
 
 SMALL = MachineType(name="small", cpus=2, memory_gb=4, platform="linux/amd64")
 LARGE = MachineType(name="large", cpus=4, memory_gb=8, platform="linux/amd64")

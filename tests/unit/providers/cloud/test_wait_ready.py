@@ -9,8 +9,8 @@ import pytest
 
 from skyward.errors import ProviderError
 from skyward.model.ssh import SshHost
-from skyward.providers.cloud import wait_ready as waiting
-from skyward.providers.cloud.wait_ready import StartingMachine, wait_ready
+from skyward.providers.cloud import launch as waiting
+from skyward.providers.cloud.launch import StartingMachine, wait_ready
 
 
 def test_a_machine_that_ends_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,11 +21,11 @@ from skyward.model.spec import Accelerator
 from skyward.model.ssh import SshHost
 from skyward.providers.base import Offer, PoolRequest
 from skyward.providers.cloud import allocation
-from skyward.providers.cloud import resources as cloud_resources
+from skyward.providers.cloud import base as cloud_base
 from skyward.providers.cloud.allocation import CloudAllocation
-from skyward.providers.cloud.keys import PoolKeys
+from skyward.providers.cloud.base import Instance, MachineOffer, RefusedError
+from skyward.providers.cloud.boot import PoolKeys
 from skyward.providers.cloud.launch import Batch, launch
-from skyward.providers.cloud.protocol import Instance, MachineOffer, RefusedError
 from skyward.providers.gcp.launch import GcpLauncher
 from skyward.providers.gcp.provider import ComputeEngine
 from tests.gcp_api import NETWORK, PROJECT, REGION, ZONES, ComputeApi
@@ -344,12 +344,12 @@ def test_a_machine_that_has_shut_itself_down_is_deleted(project: ComputeApi) -> 
     project.set_status("skyward-0badcafe-0-0", "TERMINATED")
     (machine,) = cloud.instances()
     assert (machine.state, machine.exists) == ("stopped", True)
-    cloud_resources.sweep(cloud)
+    cloud_base.sweep(cloud)
     assert len(project.instances) == 1
 
     for rule in project.firewalls.values():
         rule["description"] = json.dumps({**json.loads(rule["description"]), "seen": time.time() - 4000})
-    cloud_resources.sweep(cloud)
+    cloud_base.sweep(cloud)
     wait_gone(project)
 
 
@@ -360,11 +360,11 @@ def test_rules_of_a_living_pool_are_not_swept(project: ComputeApi) -> None:
     for rule in project.firewalls.values():
         rule["description"] = json.dumps({**json.loads(rule["description"]), "seen": time.time() - 4000})
     made.renew()
-    cloud_resources.sweep(cloud)
+    cloud_base.sweep(cloud)
     assert len(project.firewalls) == 3
     for rule in project.firewalls.values():
         rule["description"] = "made by hand"
-    cloud_resources.sweep(cloud)
+    cloud_base.sweep(cloud)
     assert len(project.firewalls) == 3
     project.firewalls.clear()
     with pytest.raises(PoolClosedError, match="was ended by another client: its firewall rule is gone"):

@@ -1,0 +1,341 @@
+"""The first start of a machine: what cloud-init is told, the services that it starts, and the SSH keys of the pool.
+
+The user data holds the first host key, the user who may log in, and three systemd services:
+
+- the guard, which shuts the machine down after its pool;
+- the exchange of the host key. Each launch has a first host key, which reaches its machines before sshd starts. Whoever
+  may read user data knows that key, so it serves for one connection only: over that connection the client learns the
+  key that the machine has generated itself, trusts only that one from then on, and tells the machine. Its sshd then
+  forgets the first;
+- the rule that closes the metadata service to containers. That service, at 169.254.169.254, gives user data and the
+  machine's credentials to whoever asks on the machine. Containers use the machine's network and may run as root, so
+  neither address nor user tells them from the machine's own services. Their control group does, and they cannot leave
+  it without SYS_ADMIN. A root service therefore makes the firewall accept what comes from its own control group and
+  refuse everything else. It alone can ask for the cloud's notices, and writes them into a file, which the allocation
+  reads.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import textwrap
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from skyward.errors import ProviderError
+from skyward.providers.cloud.base import FirstStart
+
+USER: Final = "skyward"  # who logs in, whatever the machine image
+_Service: TypeAlias = "tuple[str, list[dict[str, str]]]"  # its name at systemd, and its files
+_UNIT = """[Unit]
+Description={about}
+
+[Service]
+{lines}
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def user_data(
+    login_public: str, first: FirstHostKey, lease_s: float, start: FirstStart, budget_s: float | None = None
+) -> str:
+    """The configuration for cloud-init.
+
+    Args:
+        login_public: public half of the key that the client logs in with.
+        first: the host key that the machine starts with.
+        lease_s: how long the pool's nodes outlive its client.
+        start: what is particular to the cloud.
+        budget_s: how long the machine may run at all, unless its client says otherwise later; None for no limit.
+    """
+    user = {"name": USER, "groups": ["docker"], "shell": "/bin/sh", "lock_passwd": True}
+    services = (_guard(lease_s, budget_s), _host_key(), _metadata(start))
+    more = [{"path": path, "permissions": "0644", "content": text} for path, text in start.files.items()]
+    config = {
+        "users": [{**user, "ssh_authorized_keys": [login_public]}],
+        "ssh_deletekeys": True,
+        "ssh_keys": {"ed25519_private": first.private, "ed25519_public": first.public},
+        "write_files": [*more, *(file for _, files in services for file in files)],
+        "runcmd": [*(["systemctl", "enable", "--now", f"{name}.service"] for name, _ in services), *start.commands],
+    }
+    return "#cloud-config\n" + json.dumps(config)  # JSON is YAML
+
+
+def _service(name: str, about: str, script: str, arguments: str, after: str = "", before: str = "") -> _Service:
+    """A systemd service that runs a script."""
+    path = f"/usr/local/sbin/{name}"
+    lines = "\n".join(filter(None, (before, f"ExecStart=/bin/sh {path} {arguments}", after)))
+    unit = _UNIT.format(about=about, lines=lines)
+    return name, [
+        {"path": path, "permissions": "0755", "content": script},
+        {"path": f"/etc/systemd/system/{name}.service", "permissions": "0644", "content": unit},
+    ]
+
+
+# the guard ----------------------------------------------------------------------------------------------------
+
+MARK: Final = "/run/skyward-guard"  # exists while the guard runs
+STATE: Final = f"/run/skyward/{USER}"  # the watchdog's directory; root makes it, and only that user can enter it
+_BOOT_S = 600  # how long a machine waits for its pool's first sign of life
+_IDLE_S = 60.0  # how long it waits for another pool after the last one
+# The guard is root, and the files are a user's: it looks at names and ages of files, never at their content.
+GUARD: Final = r"""#!/bin/sh
+# Shuts the machine down when no live pool holds a lease on it, and when its pool's budget is spent.
+LC_ALL=C folder=$1 mark=$2 left=$3 idle=$4 budget=$5
+now() { cut -d. -f1 /proc/uptime; }
+number() { case $1 in '' | 0?* | *[!0-9]* | ??????????*) return 1 ;; esac; }
+live() {  # whether a watchdog's directory (see ssh/watchdog.py) has a lease that its client has renewed in time
+    clock=$(date +%s)
+    for noted in "$folder"/*/lease.*; do
+        limit=${noted##*/lease.} alive=${noted%/*}/alive
+        number "$limit" || continue
+        [ -f "$alive" ] && [ ! -L "$alive" ] && heard=$(date -r "$alive" +%s 2>/dev/null) || continue
+        [ $((clock - heard - 30)) -le "$limit" ] && return 0
+    done
+    return 1
+}
+spent() {  # whether the budget is spent: as the client has said last, by the machine's uptime, else as at the launch
+    first=
+    for noted in "$folder"/*/until.*; do
+        at=${noted##*/until.}
+        number "$at" || continue
+        if [ -z "$first" ] || [ "$at" -lt "$first" ]; then first=$at; fi
+    done
+    first=${first:-$launch}
+    [ "$first" ] && [ "$(now)" -ge "$first" ]
+}
+last=$(now) launch=
+if number "$budget"; then
+    for noted in "$mark".until.*; do launch=${noted##*.}; done  # noted before this guard was started again
+    number "$launch" || launch=$((last + budget))
+    : >"$mark.until.$launch"
+fi
+: >"$mark"
+while sleep 1; do
+    if live; then last=$(now) left=$idle; fi
+    spent || [ $(($(now) - last)) -gt "$left" ] || continue
+    shutdown -h now || poweroff -f
+    sleep 60
+done
+"""
+
+
+def _guard(lease_s: float, budget_s: float | None) -> _Service:
+    install = f"ExecStartPre=/usr/bin/install -d -m 0700 -o {USER} {STATE}"
+    arguments = f"{STATE}/pools {MARK} {_BOOT_S} {int(min(lease_s, _IDLE_S))}"
+    if budget_s is not None:
+        arguments += f" {int(budget_s)}"
+    about = "Shuts the machine down when no live pool holds a lease on it"
+    return _service("skyward-guard", about, GUARD, arguments, "Restart=always", before=install)
+
+
+# keys -----------------------------------------------------------------------------------------------------------
+
+HOST_KEY: Final = "/etc/ssh/ssh_host_ed25519_key"  # cloud-init writes the first one here
+_EXCHANGE: Final = "/run/skyward-host-key"
+PUBLIC: Final = f"{_EXCHANGE}/public"  # the public half of the machine's own key
+TRUSTED: Final = f"{_EXCHANGE}/client/trusted"  # the client makes this file; nobody reads it
+KEY_SCRIPT: Final = r"""#!/bin/sh
+# Generates a host key, shows its public half, and gives it to sshd when the client trusts it.
+key=$1 place=$2 user=$3
+[ ! -e "$key.own" ] || exit 0  # a machine that was restarted keeps the key that it has generated
+umask 077
+rm -f "$key.next" "$key.next.pub"
+ssh-keygen -q -t ed25519 -N '' -C skyward -f "$key.next" || exit 1
+rm -rf "$place/public" "$place/client"
+install -d -m 755 "$place" && install -d -m 700 -o "$user" "$place/client" || exit 1
+install -m 644 "$key.next.pub" "$place/.public" && mv "$place/.public" "$place/public" || exit 1
+until [ -e "$place/client/trusted" ]; do sleep 0.2; done
+mv -f "$key.next.pub" "$key.pub"
+mv -f "$key.next" "$key" || exit 1
+: >"$key.own"
+systemctl reload sshd 2>/dev/null || systemctl reload ssh
+"""
+_LINE = re.compile(r"(ssh-ed25519 [A-Za-z0-9+/]{68})( .*)?")
+
+
+def _host_key() -> _Service:
+    about = "Gives the machine a host key that it has generated itself"
+    return _service("skyward-host-key", about, KEY_SCRIPT, f"{HOST_KEY} {_EXCHANGE} {USER}")
+
+
+def public_key(output: str) -> str | None:
+    """The public key in the last line of a machine's output, as `known_hosts` has it; None if there is none."""
+    found = _LINE.fullmatch((output.strip().splitlines() or [""])[-1].strip())
+    return found[1] if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class FirstHostKey:
+    """The host key that the machines of one launch have until the client has connected to them.
+
+    Attributes:
+        known_hosts: a file that names it, for the first connection to each machine alone.
+        public: as a line of text.
+        private: goes into user data.
+    """
+
+    known_hosts: Path
+    public: str
+    private: str = field(repr=False)
+
+    def trust(self, addresses: Iterable[str]) -> None:
+        """Write down that the machines at these addresses have it."""
+        _write_known_hosts(self.known_hosts, dict.fromkeys(addresses, " ".join(self.public.split()[:2])))
+
+
+@dataclass(frozen=True, slots=True)
+class PoolKeys:
+    """The keys of a pool, in a directory that only its owner can open.
+
+    Attributes:
+        folder: that directory.
+    """
+
+    folder: Path
+
+    @classmethod
+    def generate(cls, folder: Path) -> PoolKeys:
+        """Generate the login key; no host key is known yet.
+
+        Raises:
+            ProviderError: the system has no ssh-keygen.
+        """
+        keys = cls(folder)
+        _generate(keys.login_key)
+        keys.known_hosts.touch()
+        return keys
+
+    def copy(self, folder: Path) -> PoolKeys:
+        """The same in another directory that only its owner can open."""
+        for path in (self.login_key, self.known_hosts):
+            shutil.copyfile(path, folder / path.name)
+            (folder / path.name).chmod(0o600)
+        return PoolKeys(folder)
+
+    @property
+    def login_key(self) -> Path:
+        """The private key that the client logs in with."""
+        return self.folder / "key"
+
+    @property
+    def login_public(self) -> str:
+        """Its public half, as a line of text."""
+        return _public(self.login_key)
+
+    @property
+    def known_hosts(self) -> Path:
+        """The host keys that machines have generated: the only ones that are trusted after the first connection."""
+        return self.folder / "known_hosts"
+
+    def first_host_key(self, launch: int) -> FirstHostKey:
+        """A host key for the machines of the launch with this number. Its private half is kept in no file.
+
+        Raises:
+            ProviderError: the system has no ssh-keygen.
+        """
+        path = self.folder / f"first-{launch}"
+        _generate(path)
+        private, public = path.read_text(), _public(path)
+        path.unlink()
+        known_hosts = path.with_suffix(".known_hosts")
+        known_hosts.touch()
+        return FirstHostKey(known_hosts, public, private)
+
+    def trust(self, keys: Mapping[str, str]) -> None:
+        """Write down the only host keys to trust, by address."""
+        _write_known_hosts(self.known_hosts, keys)
+
+
+def _generate(path: Path) -> None:
+    words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "skyward", "-f", str(path)]
+    try:
+        subprocess.run(words, check=True, capture_output=True, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise ProviderError(
+            f"A key for the pool's machines cannot be generated ({error}). It takes OpenSSH's client (Debian: "
+            "openssh-client)."
+        ) from error
+
+
+def _public(path: Path) -> str:
+    return path.with_name(f"{path.name}.pub").read_text().strip()
+
+
+def _write_known_hosts(path: Path, keys: Mapping[str, str]) -> None:
+    """Replace a file of known hosts atomically."""
+    fresh = path.with_name(f"{path.name}.new")
+    fresh.write_text("".join(f"{address} {key}\n" for address, key in sorted(keys.items())))
+    fresh.replace(path)
+
+
+# the metadata service -------------------------------------------------------------------------------------------
+
+_METADATA: Final = "/run/skyward-metadata"
+READY: Final = f"{_METADATA}/ready"  # exists once the metadata service is closed, or is meant to stay open
+NO_NOTICES: Final = f"{_METADATA}/blind"  # exists where the firewall cannot match control groups: nobody reads notices
+NOTICE: Final = f"{_METADATA}/notice"  # in the cloud's own words
+_METADATA_SCRIPT: Final = r"""#!/bin/sh
+# Closes the metadata service to everything but this script unless told "open", and reads the cloud's notices.
+place=$1 access=$2 address=169.254.169.254
+group=$(sed -n 's/^0:://p' /proc/self/cgroup)
+group=${group%/}/skyward-metadata
+
+enter_group() {
+    root=
+    while read -r _ at kind _; do [ "$kind" = cgroup2 ] && root=$at && break; done </proc/mounts
+    if [ -z "$root" ]; then
+        root=/run/skyward-cgroup
+        mkdir -p "$root" && mount -t cgroup2 none "$root"
+    fi
+    mkdir -p "$root$group" && echo $$ >"$root$group/cgroup.procs"
+}
+refuse() {  # the rules below are inserted above this one, so that it holds also while this script starts again
+    "$1" -w -C OUTPUT -d "$2" -j REJECT 2>/dev/null || "$1" -w -I OUTPUT -d "$2" -j REJECT
+}
+pass_ports() {  # above the rule that refuses
+    for port in @OPEN_PORTS@; do
+        for kind in udp tcp; do
+            iptables -w -C OUTPUT -d $address -p $kind --dport $port -j ACCEPT 2>/dev/null ||
+                iptables -w -I OUTPUT -d $address -p $kind --dport $port -j ACCEPT || return
+        done
+    done
+}
+pass_own() {
+    iptables -w -N SKYWARD 2>/dev/null || iptables -w -F SKYWARD || return
+    iptables -w -A SKYWARD -m cgroup --path "${group#/}" -j ACCEPT || return
+    iptables -w -C OUTPUT -d $address -j SKYWARD 2>/dev/null || iptables -w -I OUTPUT -d $address -j SKYWARD
+}
+ask() { curl -sf -m 2 "$@"; }
+read_notice() {
+@READ_NOTICE@
+}
+
+mkdir -p "$place" && rm -f "$place/ready" "$place/blind" "$place/notice" || exit 1
+if [ "$access" != open ]; then
+    refuse iptables $address && pass_ports || exit 1
+    refuse ip6tables fd00:ec2::254 2>/dev/null  # EC2's and Google's addresses in IPv6, which may be switched off
+    refuse ip6tables fd20:ce::254 2>/dev/null
+    enter_group && pass_own || : >"$place/blind"
+fi
+: >"$place/ready"
+while sleep 2; do
+    read_notice >"$place/.notice" && [ -s "$place/.notice" ] && mv "$place/.notice" "$place/notice"
+done
+"""
+
+
+def _metadata(start: FirstStart) -> _Service:
+    about = "Closes the metadata service to containers and reads notices of the cloud"
+    read = textwrap.indent(start.read_notice.strip("\n"), "    ")
+    script = _METADATA_SCRIPT.replace("@OPEN_PORTS@", " ".join(map(str, start.open_ports)))
+    arguments = f"{_METADATA} {'open' if start.open_metadata else 'closed'}"
+    after = "Restart=always\nRestartSec=2\nDelegate=yes"
+    return _service("skyward-metadata", about, script.replace("@READ_NOTICE@", read), arguments, after)
