@@ -18,7 +18,7 @@ from skyward.errors import ProviderError, WireError
 from skyward.nodes.node import Exit, Launch, RunnerNode, exit_of
 from skyward.runner.entry.swarm_task import CLAIM, EXIT, HEADER, OPEN, START, STOP, keep_alive
 from skyward.system import socket, threading
-from skyward.wire.listen import tune
+from skyward.wire.frames import tune
 from skyward.wire.tls import end_point, plain_end
 
 DIAL_S = 5.0

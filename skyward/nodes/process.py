@@ -21,7 +21,7 @@ from skyward.nodes.run_directory import note_process, noted_process
 from skyward.runner.config import GPUS_VAR
 from skyward.runner.ending import wait_unreaped
 from skyward.system import socket, threading, time
-from skyward.wire.listen import dial
+from skyward.wire.frames import dial
 
 _GRACE_S = 1.0  # from the request to end to the kill
 _DISMISSED_S = 3.0  # how long a node of another client may take to end when it is told to

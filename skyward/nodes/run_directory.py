@@ -23,7 +23,7 @@ from skyward.model.protocol import KEY_FILE
 from skyward.nodes.process_id import ProcessId
 from skyward.records.kept_pool import KeptPool, PoolLock, pool_folder, pool_records
 from skyward.system import time
-from skyward.wire.listen import dial
+from skyward.wire.frames import dial
 
 _OWNER_FILE = "owner"
 _NAMED = "name "  # start of what an owner file says of a pool with a name, whose client may change

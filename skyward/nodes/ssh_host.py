@@ -21,7 +21,7 @@ from skyward.nodes.node import Launch, RunnerNode
 from skyward.ssh.connection import ForwardedEngine
 from skyward.ssh.watchdog import WATCHDOG, Facts, Watchdog
 from skyward.system import socket, threading
-from skyward.wire.listen import dial
+from skyward.wire.frames import dial
 
 _log = logging.getLogger(__name__)
 _REASON_S = 1.5  # until the reason of a loss is known: which ended first, the connection or the engine

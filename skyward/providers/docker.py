@@ -28,7 +28,7 @@ from skyward.nodes.process_id import ProcessId
 from skyward.nodes.run_directory import PoolDirectory, runtime_base, share
 from skyward.providers.base import Allocation, Capabilities, PoolRequest, Provider
 from skyward.system import socket, threading
-from skyward.wire.listen import dial
+from skyward.wire.frames import dial
 
 if TYPE_CHECKING:
     from skyward.builder.store import EngineImages

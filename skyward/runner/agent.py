@@ -29,9 +29,8 @@ from skyward.runner.takeover import Takeover, cleaner
 from skyward.runner.udp_probe import UdpProbe
 from skyward.runtime.masking import Masks
 from skyward.system import Empty, SimpleQueue, socket, threading, time
-from skyward.wire.frames import Connection, Frame
+from skyward.wire.frames import Connection, Frame, listen, tune
 from skyward.wire.handshake import accept, agent_endpoint, versions
-from skyward.wire.listen import listen, tune
 from skyward.wire.messages import Kind, decode, encode
 
 if TYPE_CHECKING:

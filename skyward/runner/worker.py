@@ -32,9 +32,8 @@ from skyward.runner.output_log import OutputLog, log_name
 from skyward.runner.slots import IDLE, Interrupted, MainSlot, Slot, ThreadSlot
 from skyward.runtime import checkpoint, group, output, process_contexts
 from skyward.system import SimpleQueue, socket, threading, time
-from skyward.wire.frames import Connection, Frame
+from skyward.wire.frames import Connection, Frame, listen, tune
 from skyward.wire.handshake import accept, worker_endpoint
-from skyward.wire.listen import listen, tune
 from skyward.wire.messages import NO_CALL, STDERR, STDOUT, Kind, decode, encode
 
 _NO_BREAK = b"(This worker runs several calls at once, in threads: it cannot be stopped in the midst of a line.)\n"

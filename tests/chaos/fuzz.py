@@ -30,8 +30,7 @@ from skyward.model.instance import InstanceInfo
 from skyward.runner import agent as agents
 from skyward.runner.config import RunnerSettings, WorkerStart
 from skyward.wire import handshake
-from skyward.wire.frames import Connection
-from skyward.wire.listen import dial
+from skyward.wire.frames import Connection, dial
 from tests.chaos import mutate
 from tests.chaos.workload import Result
 

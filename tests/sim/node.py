@@ -33,7 +33,7 @@ from skyward.runner import gather as exchange
 from skyward.runner import shared_values as shared
 from skyward.runner.children import Ended
 from skyward.runner.config import RunnerSettings, WorkerStart, rank_environment
-from skyward.wire.listen import listen
+from skyward.wire.frames import listen
 
 
 class Path:

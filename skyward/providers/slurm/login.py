@@ -15,7 +15,7 @@ from skyward.model.ssh import SshHost
 from skyward.nodes.claimed import DIAL_S, dial_directly
 from skyward.ssh.connection import CONNECT_S, connect
 from skyward.system import socket, threading
-from skyward.wire.listen import dial
+from skyward.wire.frames import dial
 
 _READY = "skyward-login"
 _ANSWER_S = 60.0  # a controller under load takes its time

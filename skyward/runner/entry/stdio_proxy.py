@@ -12,7 +12,7 @@ from pathlib import Path
 
 from skyward.errors import WireError
 from skyward.system import socket, threading
-from skyward.wire.listen import dial
+from skyward.wire.frames import dial
 
 _CHUNK = 1 << 18
 

@@ -35,7 +35,7 @@ from skyward.runner.entry.launch import (
 )
 from skyward.runner.signals import on_signals
 from skyward.system import Empty, SimpleQueue, socket, threading, time
-from skyward.wire.listen import dial, tune
+from skyward.wire.frames import dial, tune
 from skyward.wire.tls import Identity, plain_end, splice
 
 TASK_VAR, SLOT_VAR = "SKYWARD_TASK", "SKYWARD_SLOT"

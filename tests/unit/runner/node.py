@@ -21,8 +21,7 @@ from skyward.model.protocol import KEY_FILE, RUN_DIR_VAR, SETTINGS_VAR
 from skyward.nodes.node import Announcement, parse_announcement
 from skyward.runner.config import RunnerSettings
 from skyward.wire import handshake, payload
-from skyward.wire.frames import Connection, Frame
-from skyward.wire.listen import dial
+from skyward.wire.frames import Connection, Frame, dial
 from skyward.wire.messages import CALL_HEAD, Kind, decode, encode
 
 PATIENCE_S = 120.0  # before a test fails; a loaded machine may be slow

@@ -17,7 +17,7 @@ from skyward.model.instance import ENV_VAR, InstanceInfo
 from skyward.model.protocol import DISMISS, EXIT_DISMISSED, KEY_FILE
 from skyward.runner.config import GPUS_VAR
 from skyward.wire import handshake
-from skyward.wire.listen import dial
+from skyward.wire.frames import dial
 from skyward.wire.messages import STDERR, STDOUT, Kind, decode
 from tests.unit.runner.node import PLACE, Client, Pid, RunningNode, Start
 

@@ -9,8 +9,7 @@ import pytest
 
 from skyward.runner import cuda
 from skyward.wire import handshake, payload
-from skyward.wire.frames import Connection, Frame
-from skyward.wire.listen import dial
+from skyward.wire.frames import Connection, Frame, dial
 from skyward.wire.messages import CALL_HEAD, RESULT_HEAD, Kind
 from tests.unit.runner.node import PLACE, Pid, RunningNode, Start
 

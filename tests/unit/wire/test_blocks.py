@@ -9,14 +9,14 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from skyward.wire import blocks
+from skyward.wire import frames
 
 MB = 1 << 20
 
 
 @pytest.fixture(autouse=True)
 def _no_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(blocks, "_blocks", [])
+    monkeypatch.setattr(frames, "_blocks", [])
     yield
 
 
@@ -26,10 +26,10 @@ def place(view: memoryview) -> int:
 
 def test_a_block_that_nobody_views_is_used_again() -> None:
     """The same memory, for the same size and for a smaller one of more than half."""
-    first = blocks.allocate(4 * MB)
+    first = frames.allocate(4 * MB)
     where = place(first)
     del first
-    again = blocks.allocate(3 * MB)
+    again = frames.allocate(3 * MB)
     assert (place(again), len(again)) == (where, 3 * MB)
 
 
@@ -42,32 +42,32 @@ def test_a_block_that_anybody_views_is_left_alone() -> None:
             pickle.dumps(np.zeros(4 * MB, dtype=np.uint8), 5, buffer_callback=lambda _: None), buffers=[view]
         ),
     ):
-        view = blocks.allocate(4 * MB)
+        view = frames.allocate(4 * MB)
         where, kept = place(view), keep(view)
         del view
-        assert place(blocks.allocate(4 * MB)) != where
+        assert place(frames.allocate(4 * MB)) != where
         del kept
-        blocks._blocks.clear()
+        frames._blocks.clear()
 
 
 def test_a_much_smaller_payload_gets_a_block_of_its_own() -> None:
     """It may be kept for long, and would keep the large block with it."""
-    assert len(blocks.allocate(8 * MB)) == 8 * MB
-    assert len(blocks.allocate(3 * MB)) == 3 * MB
-    assert sorted(map(len, blocks._blocks)) == [3 * MB, 8 * MB]
+    assert len(frames.allocate(8 * MB)) == 8 * MB
+    assert len(frames.allocate(3 * MB)) == 3 * MB
+    assert sorted(map(len, frames._blocks)) == [3 * MB, 8 * MB]
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest is forgotten, though it may be in use; what is larger than the bound is never kept."""
-    monkeypatch.setattr(blocks, "_KEPT", 10 * MB)
-    views = [blocks.allocate(4 * MB) for _ in range(4)]
-    assert len(blocks._blocks) == 2
-    views.append(blocks.allocate(11 * MB))
-    assert blocks._blocks == []
+    monkeypatch.setattr(frames, "_KEPT", 10 * MB)
+    views = [frames.allocate(4 * MB) for _ in range(4)]
+    assert len(frames._blocks) == 2
+    views.append(frames.allocate(11 * MB))
+    assert frames._blocks == []
     views[0][:] = b"x" * len(views[0])  # still good
 
 
 def test_small_pieces_are_no_blocks() -> None:
     """Their memory is the interpreter's own."""
-    assert isinstance(blocks.allocate(1000).obj, bytearray)
-    assert isinstance(blocks.allocate(2 * MB).obj, mmap.mmap)
+    assert isinstance(frames.allocate(1000).obj, bytearray)
+    assert isinstance(frames.allocate(2 * MB).obj, mmap.mmap)
