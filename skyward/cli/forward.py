@@ -17,7 +17,7 @@ import click
 from skyward.cli.places import NodeTarget, Place, find_node, place_options
 from skyward.errors import ConfigError, SkywardError
 from skyward.nodes.program import OUTPUT, Program
-from skyward.wire.relay import Relay
+from skyward.runner.entry.relay import Relay
 
 _PROGRAM = ("python3", "-m", "skyward.runner.entry.relay")
 _ENV = {"PYTHONSAFEPATH": "1"}  # the node's files are no modules for it

@@ -185,7 +185,7 @@ def test_a_pool_brings_the_file_up_and_down(project: Project, stand: Stand) -> N
         seen = stand.host(2).run("docker", "inspect", *(node.container for node in project.nodes()))
         for node in project.nodes():
             seen += stand.host(2).run("docker", "top", node.container, "-o", "pid,args")
-        assert "skyward.runner.entry.stdio_proxy" in seen
+        assert "skyward.runner.entry.relay" in seen
         assert not any(node._key.hex() in seen for node in pool._table.nodes)
     assert not project.containers()
 

@@ -19,7 +19,7 @@ from skyward.system import socket, threading
 
 _PYTHON = COMMAND[0]
 _TAKE = (_PYTHON, "-m", "skyward.runner.entry.standby", "take")
-_RELAY = (_PYTHON, "-m", "skyward.runner.entry.stdio_proxy")
+_RELAY = (_PYTHON, "-m", "skyward.runner.entry.relay")
 _GREETING_S = 30.0  # a Python that starts on a busy machine
 _END_S = 10.0  # how long a node may take to end and to tidy up
 _CHUNK = 1 << 18

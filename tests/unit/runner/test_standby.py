@@ -153,7 +153,7 @@ def test_the_relay_passes_bytes_on_both_ways_until_the_runner_closes(start: Star
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / "w.sock"))
         server.listen()
-        relay = start("skyward.runner.entry.stdio_proxy", str(tmp_path), "unix:w.sock")
+        relay = start("skyward.runner.entry.relay", str(tmp_path), "unix:w.sock")
         runner, _ = server.accept()
     assert relay.stdin
     assert relay.stdout
@@ -168,7 +168,7 @@ def test_the_relay_passes_bytes_on_both_ways_until_the_runner_closes(start: Star
 
 
 def test_the_relay_says_when_nothing_listens(start: Start, tmp_path: Path) -> None:
-    relay = start("skyward.runner.entry.stdio_proxy", str(tmp_path), "unix:none.sock")
+    relay = start("skyward.runner.entry.relay", str(tmp_path), "unix:none.sock")
     out, _ = relay.communicate(timeout=LIMIT_S)
 
     assert relay.returncode == 1

@@ -12,7 +12,7 @@ from contextlib import suppress
 import pytest
 
 from skyward.errors import WireError
-from skyward.wire.relay import WINDOW, Relay
+from skyward.runner.entry.relay import WINDOW, Relay
 
 
 @pytest.fixture

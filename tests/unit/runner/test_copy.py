@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from skyward.runner import tree
-from skyward.runner.tree import CopyError, Destination, name_of, pack, size_of, unpack
+from skyward.runner.entry import copy
+from skyward.runner.entry.copy import CopyError, Destination, name_of, pack, size_of, unpack
 
 Notes = dict[str, str]
 
@@ -63,7 +63,7 @@ def test_a_folder_is_copied_as_it_is(
 ) -> None:
     """Contents, modes, times and links, whether or not the file system has files without a name."""
     if not nameless:
-        monkeypatch.setattr(tree, "_O_TMPFILE", None)
+        monkeypatch.setattr(copy, "_O_TMPFILE", None)
 
     assert copied([str(source)], str(tmp_path / "copy"), trusted=trusted) == {}
 
@@ -243,7 +243,7 @@ def test_a_file_that_changes_meanwhile_does_not_break_the_stream(source: Path, t
     """One that becomes shorter is named; what comes after it is whole."""
     notes: Notes = {}
     big = tmp_path / "big"
-    big.write_bytes(bytes(4 * tree.CHUNK))
+    big.write_bytes(bytes(4 * copy.CHUNK))
 
     class Shortening(io.BytesIO):
         def write(self, data: object) -> int:
