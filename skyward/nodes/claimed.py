@@ -1,4 +1,4 @@
-"""Nodes whose program waits for its client (`skyward.runner.entry.swarm_task`): claimed, started, reached, ended.
+"""Nodes whose program waits for its client (`skyward.runner.entry.claimed`): claimed, started, reached, ended.
 
 Tasks of a swarm, jobs of Slurm and pods of Kubernetes are such nodes. They differ in how a socket leads there, and in
 who knows how one has ended.
@@ -16,7 +16,7 @@ from typing import ClassVar, Protocol
 
 from skyward.errors import ProviderError, WireError
 from skyward.nodes.node import Exit, Launch, RunnerNode, exit_of
-from skyward.runner.entry.swarm_task import CLAIM, EXIT, HEADER, OPEN, START, STOP, keep_alive
+from skyward.runner.entry.claimed import CLAIM, EXIT, HEADER, OPEN, START, STOP, keep_alive
 from skyward.system import socket, threading
 from skyward.wire.frames import tune
 from skyward.wire.tls import end_point, plain_end

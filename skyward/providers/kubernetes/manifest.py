@@ -13,7 +13,7 @@ from skyward.model.rights import ACCOUNT_ID, WORK_DIR
 from skyward.model.spec import Accelerator
 from skyward.nodes.container import COMMAND, OWNER, OWNER_ID, POOL
 from skyward.nodes.process_id import USER, ProcessId, current_user
-from skyward.runner.entry.kubernetes_pod import ADDRESS_VAR, IDENTITY, POD_VAR, SECRET_DIR
+from skyward.runner.entry.claimed import ADDRESS_VAR, POD_IDENTITY, POD_SECRETS, POD_VAR
 from skyward.wire.tls import Identity
 
 CONTAINER = "node"  # name of a pod's container
@@ -133,7 +133,7 @@ def pod_secret(pool: str, number: int, identity: Identity, owned: Mapping[str, A
             "labels": {POOL: pool, KIND: "pod"},
             "ownerReferences": [owned],
         },
-        "data": {IDENTITY: _encoded(json.dumps(asdict(identity)))},
+        "data": {POD_IDENTITY: _encoded(json.dumps(asdict(identity)))},
     }
 
 
@@ -221,7 +221,7 @@ def _container(request: PodRequest, number: int) -> dict[str, Any]:
     return {
         "name": CONTAINER,
         "image": request.image,
-        "command": [COMMAND[0], "-m", "skyward.runner.entry.kubernetes_pod"],
+        "command": [COMMAND[0], "-m", "skyward.runner.entry.claimed", "pod"],
         "env": [
             {"name": POD_VAR, "value": json.dumps(settings)},
             {"name": ADDRESS_VAR, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
@@ -229,7 +229,7 @@ def _container(request: PodRequest, number: int) -> dict[str, Any]:
         "resources": _resources(request),
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         "volumeMounts": [
-            {"name": "identity", "mountPath": str(SECRET_DIR), "readOnly": True},
+            {"name": "identity", "mountPath": str(POD_SECRETS), "readOnly": True},
             {"name": "shm", "mountPath": "/dev/shm"},
             {"name": "work", "mountPath": WORK_DIR},
         ],

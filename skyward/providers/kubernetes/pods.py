@@ -20,7 +20,7 @@ from skyward.providers.kubernetes import manifest, reasons
 from skyward.providers.kubernetes.api import ClusterApi, Document
 from skyward.providers.kubernetes.channels import forward
 from skyward.providers.kubernetes.manifest import PodRequest
-from skyward.runner.entry.swarm_task import STOP, keep_alive, ports
+from skyward.runner.entry.claimed import STOP, keep_alive, ports
 from skyward.system import socket, threading, time
 from skyward.system.futures import ThreadPoolExecutor
 from skyward.wire.tls import Identity

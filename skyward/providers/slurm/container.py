@@ -40,7 +40,7 @@ _RUN = "[ -e /dev/nvidiactl ] && nv=--nv; exec apptainer --quiet exec ${nv-} %s"
 # Without a setuid installation each container has a user namespace of its own, and what runs in one cannot look at what
 # runs in another: a session enters that of its job.
 _ENTER = r"""
-for found in $(grep -lsaxz skyward.runner.entry.slurm_job /proc/[0-9]*/cmdline); do
+for found in $(grep -lsaxz skyward.runner.entry.claimed /proc/[0-9]*/cmdline); do
     process=${found%%/cmdline}
     grep -qsaxz "SLURM_JOB_ID=$SLURM_JOB_ID" "$process/environ" && break
 done
@@ -72,7 +72,7 @@ def sif_environment(login: Login, facts: ClusterFacts, image: Image, cluster: Cl
     inside = ["env", env, f"PYTHONPATH={_MODULES}", COMMAND[0], "-m", "skyward.runner.entry.session"]
     return Environment(
         reference=plan.tag,
-        script=f"#!/bin/sh\numask 077\n{run} skyward.runner.entry.slurm_job",
+        script=f"#!/bin/sh\numask 077\n{run} skyward.runner.entry.claimed job",
         session=quoted(["sh", "-c", f"{_ENTER % quoted(inside)}{run} skyward.runner.entry.session"]),
     )
 

@@ -93,7 +93,7 @@ def virtual_environment(login: Login, cluster: ClusterFacts, image: Image, pytho
     run = (f"PYTHONPATH={folder}/{_RUNNER}", "SKYWARD_PROCESSES=1", f"{folder}/venv/bin/python", "-m")
     return Environment(
         reference=plan.tag,
-        script=f"#!/bin/sh\numask 077\nexec env {quoted([*run, 'skyward.runner.entry.slurm_job'])}",
+        script=f"#!/bin/sh\numask 077\nexec env {quoted([*run, 'skyward.runner.entry.claimed', 'job'])}",
         session=f"env {quoted([*run, 'skyward.runner.entry.session'])}",
         env=tuple(image.env.items()),
     )

@@ -23,8 +23,7 @@ from skyward.nodes.process_id import ProcessId, current_user
 from skyward.providers.slurm.environment import Environment, archive_of
 from skyward.providers.slurm.login import Login, quoted
 from skyward.providers.slurm.queue import FORMAT, JobRequest, QueuedJob, name_of, queued_jobs, submitted, with_output
-from skyward.runner.entry.slurm_job import ADDRESS, IDENTITY, SETTINGS
-from skyward.runner.entry.swarm_task import STOP
+from skyward.runner.entry.claimed import ADDRESS, IDENTITY, SETTINGS, STOP
 from skyward.system import socket, threading, time
 from skyward.wire.tls import Identity
 

@@ -16,7 +16,7 @@ from skyward.nodes.node import Exit, Launch, exit_of
 from skyward.providers.swarm.checks import address_of, name_of_machine
 from skyward.providers.swarm.manager import Document, Manager
 from skyward.providers.swarm.service import name_of, of_slot
-from skyward.runner.entry.swarm_task import RESTART, ports
+from skyward.runner.entry.claimed import RESTART, ports
 from skyward.system import socket, threading, time
 from skyward.system.futures import ThreadPoolExecutor
 

@@ -29,7 +29,7 @@ from skyward.providers.swarm import checks, service
 from skyward.providers.swarm.claims import ClaimedTask, SwarmProcess, TaskClaimer
 from skyward.providers.swarm.manager import Document, Manager, ManagerAddress
 from skyward.providers.swarm.service import ServiceSpec, labels_of, name_of, secret_text, service_spec
-from skyward.runner.entry.swarm_task import STOP
+from skyward.runner.entry.claimed import STOP
 from skyward.ssh.handed import handed_hosts
 from skyward.system import threading
 

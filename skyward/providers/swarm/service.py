@@ -18,7 +18,7 @@ from skyward.model.rights import DEFAULT
 from skyward.nodes.container import COMMAND, OWNER, OWNER_ID, POOL
 from skyward.nodes.process_id import USER, ProcessId, current_user
 from skyward.providers.swarm.manager import Document, SwarmApi
-from skyward.runner.entry.swarm_task import SECRET, SLOT_VAR, TASK_VAR
+from skyward.runner.entry.claimed import SLOT_VAR, TASK_SECRET, TASK_VAR
 from skyward.system import time
 from skyward.wire.tls import Identity
 
@@ -121,10 +121,10 @@ def _container(spec: ServiceSpec) -> dict[str, Any]:
     env = {TASK_VAR: json.dumps(settings), SLOT_VAR: "{{.Task.Slot}}"}
     if spec.gpus:  # what the engine reserves it does not hand over; the runtime does
         env |= {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
-    file = {"Name": SECRET.name, "UID": "0", "GID": "0", "Mode": 0o444}
+    file = {"Name": TASK_SECRET.name, "UID": "0", "GID": "0", "Mode": 0o444}
     return {
         "Image": spec.image,
-        "Command": [COMMAND[0], "-m", "skyward.runner.entry.swarm_task"],
+        "Command": [COMMAND[0], "-m", "skyward.runner.entry.claimed", "task"],
         "Env": [f"{name}={value}" for name, value in env.items()],
         "Init": True,
         **_rights(spec),

@@ -1,1 +1,1 @@
-"""Programs that start before a node: `standby` for compose files, `swarm_task` for Swarm, `slurm_job` for Slurm."""
+"""Programs that run on nodes: before a node is one (`claimed`, `standby`), and for commands of its user."""

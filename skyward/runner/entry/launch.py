@@ -1,4 +1,4 @@
-"""Starts a node's runner in a container that was there before the node: what `standby` and `swarm_task` share."""
+"""Starts a node's runner in a container that was there before the node: what `claimed` and `standby` share."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""The program of a Swarm task: waits for its pool's client, then runs a node.
+"""The programs of nodes that wait for their pool's client: a task of a swarm, a pod, a job of Slurm.
 
-A task knows where the engine has placed it, and no other address, so the client has to come to it. It listens at its
-machine's address in the swarm, with TLS 1.3, and accepts only the certificate that came with its secret: the pool's
-client. A connection starts with a line: `claim` has the task for this client, which then sends what the node is to be,
-the node's key included; `open ADDRESS` leads to one of the runner's sockets. The task ends with its runner, or when no
-client has come for the lease.
+Such a program knows where its cluster has placed it, and no other address, so the client has to come to it. It listens
+with TLS 1.3, and accepts only the certificate that came with its secret: the pool's client. A connection starts with a
+line: `claim` has the task for this client, which then sends what the node is to be, the node's key included;
+`open ADDRESS` leads to one of the runner's sockets. The task ends with its runner, or when no client has come for the
+lease.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from skyward.errors import WireError
-from skyward.model.protocol import EXIT_CONFIG, EXIT_LEASE
+from skyward.model.protocol import EXIT_CONFIG, EXIT_LEASE, WORK_FOLDER
+from skyward.model.rights import WORK_DIR
 from skyward.runner.acceptor import Acceptor, shut
 from skyward.runner.entry.launch import (
     end_group_with,
@@ -39,31 +40,99 @@ from skyward.wire.frames import dial, tune
 from skyward.wire.tls import Identity, plain_end, splice
 
 TASK_VAR, SLOT_VAR = "SKYWARD_TASK", "SKYWARD_SLOT"
-SECRET = Path("/run/secrets/skyward")
+TASK_SECRET = Path("/run/secrets/skyward")
+POD_VAR, ADDRESS_VAR = "SKYWARD_POD", "SKYWARD_POD_ADDRESS"
+POD_SECRETS, POD_IDENTITY = Path("/run/skyward"), "identity"  # where a pod's Secret is mounted, and the file in it
+SETTINGS, IDENTITY, ADDRESS = "settings.json", "identity.json", "address.json"  # files of a job's folder
 CLAIM, OPEN = "claim", "open"  # first word of a connection
 # what a client asks of the task that it has claimed: run this node; end, and let the engine start another; end for good
 START, RESTART, STOP = "start", "restart", "stop"
 OUTPUT, EXIT = 0, 1  # kinds of messages that it gets from then on
 HEADER = struct.Struct("!BI")  # of those messages: kind and length
 EXIT_RESTART = 75  # not 0: the engine is to start the task again
-_WORK_DIR = Path("/work")  # where functions run in images that name no directory of their own
 _HANDSHAKE_S = 10.0
 _LINE_BYTES = 256
 _FLUSH_S = 2.0
 _PORTS = (20_000, 30_000)  # below those that the kernel gives to connections
 
 
-class End(NamedTuple):
-    """The task is to end, with this exit status."""
+def main() -> int:
+    """Run what the first argument names to its end; the exit status is that of the node, 0 where it ended as it should.
 
-    status: int
+    A task's engine starts it again unless the status is 0.
+    """
+    what, *words = sys.argv[1:]
+    return run_job(Path(words[0])) if what == "job" else run_pod() if what == "pod" else run_task()
 
 
-class Start(NamedTuple):
-    """The client that has claimed the task wants this node."""
+def run_task() -> int:
+    """A task of a swarm, which listens at its machine's address in the swarm."""
+    _leave_root()
+    settings = json.loads(os.environ[TASK_VAR])
+    if not settings["gains_privileges"]:
+        gain_no_privileges()
+    slot = int(os.environ[SLOT_VAR])
+    try:
+        identity = Identity(**json.loads(TASK_SECRET.read_text()))
+        listener = listen_at(local_address(settings["managers"]), ports(settings["pool"], slot))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return _refuse(f"The task for slot {slot} of pool {settings['pool']}", error)
+    return Task(listener, identity, float(settings["lease_s"])).run()
 
-    client: socket.socket
-    order: Mapping[str, Any]
+
+def run_pod() -> int:
+    """A pod of Kubernetes, whose client comes through the API server's port forwarding, which leads to loopback.
+
+    One that is in the cluster itself comes to the pod's own address.
+    """
+    _leave_root()
+    settings, address = json.loads(os.environ.pop(POD_VAR)), os.environ.pop(ADDRESS_VAR)
+    if not settings["gains_privileges"]:
+        gain_no_privileges()
+    try:
+        identity = Identity(**json.loads((POD_SECRETS / POD_IDENTITY).read_text()))
+        where = address if settings["inside"] else "127.0.0.1"
+        listener = listen_at(where, ports(settings["pool"], settings["number"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return _refuse("The pod", error)
+    return Pod(listener, identity, float(settings["lease_s"])).run()
+
+
+def run_job(folder: Path) -> int:
+    """A job of Slurm, which says in a folder where it listens.
+
+    The folder lies on the cluster's shared disk and opens for the job's user only. It holds the job's settings and its
+    certificate, which is removed there at once.
+    """
+    try:
+        settings = json.loads((folder / SETTINGS).read_text())
+        identity = Identity(**json.loads((folder / IDENTITY).read_text()))
+        (folder / IDENTITY).unlink()
+        listener = listen_at(local_address(settings["controllers"]), (0,))
+        _announce(folder, listener)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return _refuse("The job", error)
+    os.environ.update(settings["env"])
+    with tempfile.TemporaryDirectory(prefix="skyward-") as private:
+        work = Path(private) / WORK_FOLDER
+        work.mkdir()
+        os.chdir(work)
+        return Task(listener, identity, float(settings["lease_s"])).run()
+
+
+def _leave_root() -> None:
+    """Not work where every top-level directory would be importable as a package."""
+    if Path.cwd() == Path("/"):
+        Path(WORK_DIR).mkdir(exist_ok=True)
+        os.chdir(WORK_DIR)
+
+
+def _refuse(who: str, error: Exception) -> int:
+    _log(f"{who} cannot wait for its client: {error}")
+    return EXIT_CONFIG
+
+
+# where it listens -----------------------------------------------------------------------------------------------------
 
 
 def ports(pool: str, slot: int) -> tuple[int, ...]:
@@ -71,24 +140,6 @@ def ports(pool: str, slot: int) -> tuple[int, ...]:
     digest = hashlib.sha256(f"{pool}/{slot}".encode()).digest()
     first, after = _PORTS
     return tuple(first + int.from_bytes(digest[at : at + 4]) % (after - first) for at in range(0, 16, 4))
-
-
-def main() -> int:
-    """Run the task to its end; the exit status is 0 if the engine is not to start it again."""
-    if Path.cwd() == Path("/"):  # there every top-level directory would be importable as a package
-        _WORK_DIR.mkdir(exist_ok=True)
-        os.chdir(_WORK_DIR)
-    settings = json.loads(os.environ[TASK_VAR])
-    if not settings["gains_privileges"]:
-        gain_no_privileges()
-    slot = int(os.environ[SLOT_VAR])
-    try:
-        identity = Identity(**json.loads(SECRET.read_text()))
-        listener = listen_at(local_address(settings["managers"]), ports(settings["pool"], slot))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        _log(f"The task for slot {slot} of pool {settings['pool']} cannot wait for its client: {error}")
-        return EXIT_CONFIG
-    return SwarmTask(listener, identity, float(settings["lease_s"])).run()
 
 
 def local_address(managers: list[str]) -> str:
@@ -128,7 +179,31 @@ def listen_at(address: str, candidates: tuple[int, ...]) -> socket.socket:
     raise OSError(f"all of the ports {', '.join(map(str, candidates))} are in use at {address}")
 
 
-class SwarmTask:
+def _announce(folder: Path, listener: socket.socket) -> None:
+    """Write where the job listens; whoever reads the file finds nothing or all of it."""
+    address, port = listener.getsockname()[:2]
+    draft = folder / f"{ADDRESS}.draft"
+    draft.write_text(json.dumps({"address": address, "port": port, "machine": socket.gethostname()}))
+    draft.replace(folder / ADDRESS)
+
+
+# the node -------------------------------------------------------------------------------------------------------------
+
+
+class End(NamedTuple):
+    """The task is to end, with this exit status."""
+
+    status: int
+
+
+class Start(NamedTuple):
+    """The client that has claimed the task wants this node."""
+
+    client: socket.socket
+    order: Mapping[str, Any]
+
+
+class Task:
     """A task before it is a node, and while it is one."""
 
     def __init__(self, listener: socket.socket, identity: Identity, lease_s: float) -> None:
@@ -304,6 +379,22 @@ class SwarmTask:
             self._events.put(End(EXIT_RESTART if request["do"] == RESTART else 0))
             if self._runner is not None:
                 kill_group(self._runner)
+
+
+class Pod(Task):
+    """A pod before it is a node, and while it is one."""
+
+    def _on_signal(self, number: int) -> None:  # noqa: ARG002
+        """A pod that is deleted or evicted ends whole and at once: the client asks the cluster for the reason.
+
+        Workers that ended one by one would be reported first, as if they had ended by themselves.
+        """
+        with self._lock:
+            runner = self._runner
+        if runner is None:
+            self._events.put(End(0))
+        else:
+            kill_group(runner)
 
 
 def keep_alive(sock: socket.socket) -> None:

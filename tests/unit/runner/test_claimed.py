@@ -22,7 +22,7 @@ from skyward.model.protocol import ANNOUNCEMENT
 from skyward.nodes.certificate import identities
 from skyward.nodes.node import parse_announcement
 from skyward.runner.config import RunnerSettings
-from skyward.runner.entry.swarm_task import EXIT, EXIT_RESTART, HEADER, OUTPUT, ports
+from skyward.runner.entry.claimed import EXIT, EXIT_RESTART, HEADER, OUTPUT, ports
 from skyward.wire.handshake import agent_endpoint, connect, new_key
 from skyward.wire.tls import Identity, plain_end
 
@@ -30,9 +30,9 @@ WAIT_S = 60.0
 PROGRAM = """
 import sys
 from pathlib import Path
-from skyward.runner.entry import swarm_task
-swarm_task.SECRET = Path(sys.argv[1])
-sys.exit(swarm_task.main())
+from skyward.runner.entry import claimed
+claimed.TASK_SECRET = Path(sys.argv[1])
+sys.exit(claimed.run_task())
 """
 
 
