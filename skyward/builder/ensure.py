@@ -24,7 +24,7 @@ from skyward.errors import BuildError
 from skyward.image import BaseBuild, Plan, settled
 
 if TYPE_CHECKING:
-    from skyward.builder.registry.cache import SharedCache
+    from skyward.builder.registry.pushing import SharedCache
     from skyward.model.ssh import SshHost
 
 

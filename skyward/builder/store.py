@@ -78,8 +78,8 @@ class EngineImages:
             EngineError: the engine does not answer.
         """
         from skyward.builder.registry.auth import registry_credentials
+        from skyward.builder.registry.http import Patience
         from skyward.builder.registry.reference import parse_reference
-        from skyward.builder.registry.timeouts import Patience
 
         reference = parse_reference(ref)
         failure: RegistryError | None = None

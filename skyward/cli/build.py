@@ -317,7 +317,7 @@ def _on_engine(plan: Plan, target: BuildTarget, reference: str | None, result: R
 
         cache = None
         if reference is not None:
-            from skyward.builder.registry.cache import shared_cache
+            from skyward.builder.registry.pushing import shared_cache
 
             cache = shared_cache(reference, plan.platform, is_whole=target.images.in_containerd())
         started = perf_counter()

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from skyward.builder.base import copy_base, images_of
 from skyward.builder.cache import why_not_writable
@@ -25,7 +26,6 @@ from skyward.builder.docker.progress import BuildahProgress, Progress
 from skyward.builder.events import Report
 from skyward.builder.files.copied import copy_to, digest_of, runner_files, with_usual_modes
 from skyward.builder.registry.auth import Logins, config_folder, login, logins_for
-from skyward.builder.registry.cache import SharedCache
 from skyward.builder.registry.reference import parse_reference
 from skyward.builder.scratch import scratch_folder
 from skyward.builder.site.index_server import FolderServer
@@ -33,6 +33,9 @@ from skyward.builder.site.settings import read_site, site_script, without_folder
 from skyward.errors import ConfigError
 from skyward.image import TIME, Plan, steps
 from skyward.model.ssh import SshHost
+
+if TYPE_CHECKING:
+    from skyward.builder.registry.pushing import SharedCache
 
 _SCRIPTS = Path(str(steps.__file__)).with_name("scripts")
 BASE_LABEL = "skyward.dockerfile"  # on bases built from a Dockerfile: its digest

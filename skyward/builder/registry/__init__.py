@@ -8,7 +8,6 @@
 `target` is a reference, such as `registry.example.com/team/skyward:sky-1-0123456789abcdef`;
 `with_tag(repository, tag)` adds a tag. Loopback addresses, and references that begin with `http://`, use plain http.
 
-Read `reference.py`, then `client.py` (the API) with `auth.py` (credentials), `challenge.py` (tokens) and `http.py`
-(certificates, redirects). On these stand `existence.py`, `pushing.py`, `cache.py` and `attachments.py`;
-`timeouts.py` decides how long a silent transfer is waited for.
+Read `reference.py`, then `client.py` (the API, with its tokens) with `auth.py` (credentials) and `http.py`
+(certificates, redirects, patience with silence). On these stand `existence.py`, `pushing.py` and `attachments.py`.
 """

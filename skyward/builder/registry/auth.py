@@ -1,8 +1,9 @@
 """Registry authentication: which credentials this user has for a registry, and how the docker command gets them.
 
 Sources, in this order: the credential programs and logins of Docker's configuration (the variable DOCKER_AUTH_CONFIG,
-then `config.json`), and the programs of Google's and Azure's clouds for their own registries. Tokens for Amazon's
-registries are in `ecr`. Credentials are kept in memory only; no message, log line or repr shows one.
+then `config.json`), and the programs of Google's and Azure's clouds for their own registries. For Amazon's, boto3 gives
+tokens, which are renewed before they expire, and missing repositories are made; it finds its own credentials
+(environment, profile, role of the machine). Credentials are kept in memory only; no message, log or repr shows one.
 """
 
 from __future__ import annotations
@@ -14,16 +15,18 @@ import os
 import re
 import shutil
 import subprocess
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from skyward.builder.cache import home
-from skyward.builder.registry import ecr
-from skyward.builder.registry.reference import DOCKER_HUB
+from skyward.builder.registry.reference import DOCKER_HUB, Reference
 from skyward.builder.scratch import scratch_folder
 from skyward.errors import RegistryError
 
@@ -34,6 +37,10 @@ _PROGRAM_LIMIT_S = 30  # a key store may ask its owner first
 _CLOUD_LIMIT_S = 60  # both command lines are Python programs that ask a service
 _NOT_FOUND = "credentials not found"
 _TOKEN_USER = "<token>"  # noqa: S105 - a credential program's word for: the secret is an identity token
+_ECR = re.compile(r"\d{12}\.dkr[.-]ecr(?:-fips)?\.(?P<region>[a-z0-9-]+)\.(?:amazonaws\.com(?:\.cn)?|on\.aws)")
+_EARLY = timedelta(hours=1)  # a token of 12 hours is replaced after 11: a push that starts with it must also end
+_tokens: dict[str, tuple[Credentials, datetime]] = {}  # of Amazon's registries
+_tokens_lock = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,13 +90,12 @@ def registry_credentials(registry: str) -> Credentials | None:
     Raises:
         RegistryError: a credential program or the registry's cloud fails.
     """
-    if not ecr.is_ecr(registry):
+    if not is_ecr(registry):
         return find_credentials(registry) or cloud_credentials(registry)
     has_program = any(_named_program(config, registry) for config, _ in _configurations(os.environ))
-    if (has_program or not ecr.has_boto3()) and (found := find_credentials(registry)):
+    if (has_program or not _has_boto3()) and (found := find_credentials(registry)):
         return found
-    username, password = ecr.token(registry)
-    return Credentials(username=username, password=password)
+    return _ecr_token(registry)
 
 
 # Docker's configuration -----------------------------------------------------------------------------------------------
@@ -317,6 +323,81 @@ def _token(cloud: _Cloud, registry: str, name: str) -> Credentials:
         except (ValueError, KeyError, TypeError):
             raise RegistryError(f"`{' '.join(words)}` gave no token for {registry}.", remedy) from None
     return Credentials(username=cloud.user, password=token)
+
+
+# Amazon ---------------------------------------------------------------------------------------------------------------
+
+
+def is_ecr(registry: str) -> bool:
+    """Whether a registry is a private one of Amazon's."""
+    return _ECR.fullmatch(registry) is not None
+
+
+def _ecr_token(registry: str) -> Credentials:
+    """Credentials for a registry of Amazon's; a token that is valid for another hour is used again.
+
+    Raises:
+        RegistryError: AWS gives no token, or boto3 is not installed.
+    """
+    with _tokens_lock:
+        known = _tokens.get(registry)
+        if known and datetime.now(UTC) < known[1] - _EARLY:
+            return known[0]
+        answer = _ask_aws(registry, "get_authorization_token")["authorizationData"][0]
+        username, _, password = base64.b64decode(answer["authorizationToken"]).decode().partition(":")
+        found = Credentials(username=username, password=password)
+        _tokens[registry] = found, answer["expiresAt"]
+        return found
+
+
+def ensure_repository(reference: Reference) -> None:
+    """Create the repository if it does not exist: unlike other registries, ECR does not with the first push.
+
+    Raises:
+        RegistryError: AWS refuses.
+    """
+    if not _has_boto3():
+        return  # logged in by other means; the push then shows whether the repository exists
+    registry, name = reference.registry, reference.repository
+    account = registry.partition(".")[0]
+    if _ask_aws(registry, "describe_repositories", registryId=account, repositoryNames=[name]) is None:
+        _ask_aws(registry, "create_repository", registryId=account, repositoryName=name)
+
+
+def _has_boto3() -> bool:
+    return find_spec("boto3") is not None
+
+
+def _ask_aws(registry: str, action: str, **arguments: Any) -> Any:
+    """One call of the ECR API; None where it says that the repository is missing, or there already when made."""
+    try:
+        import boto3
+        from botocore.config import Config
+        from botocore.exceptions import BotoCoreError, ClientError
+    except ImportError:
+        raise RegistryError(
+            f"{registry} is a registry of Amazon's, for which boto3 is not installed and no login is known.",
+            "Install it with `pip install 'skyward[aws]'`.",
+        ) from None
+    doing = f"AWS was asked to {action.replace('_', ' ')} for {registry}"
+    limits = Config(connect_timeout=3, read_timeout=10, retries={"total_max_attempts": 2})
+    try:
+        client = boto3.client("ecr", region_name=_ECR.sub(r"\g<region>", registry), config=limits)
+        return getattr(client, action)(**arguments)
+    except ClientError as error:
+        code = error.response.get("Error", {}).get("Code", "")
+        if code in ("RepositoryNotFoundException", "RepositoryAlreadyExistsException"):
+            return None
+        permission = "".join(map(str.capitalize, action.split("_")))
+        raise RegistryError(
+            f"{doing} and refused: {code}: {error.response.get('Error', {}).get('Message', '')}.",
+            f"The identity needs the permission ecr:{permission}; `aws sts get-caller-identity` shows which it is.",
+        ) from error
+    except BotoCoreError as error:
+        raise RegistryError(
+            f"{doing}; that failed: {error}.",
+            "Check the AWS credentials (`aws configure`, AWS_PROFILE, or the role of the machine) and the network.",
+        ) from error
 
 
 # the docker command ---------------------------------------------------------------------------------------------------

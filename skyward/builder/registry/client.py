@@ -3,27 +3,31 @@
 `find_image` picks the manifest of a tag's image for one platform, from an index where there is one.
 
 It talks to one registry, with one set of rights. No engine is involved. Credentials are sent to the registry's own
-origin and to its token service (`challenge`); redirects and uploads may lead elsewhere, without them (`http`).
+origin and to its token service; redirects and uploads may lead elsewhere, without them (`http`). `RegistryAuth` answers
+a registry's challenge, with name and password or a token: https://distribution.github.io/distribution/spec/auth/token/
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import re
+from base64 import b64encode
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urljoin, urlsplit
 
 import requests
-from requests import Response
+from requests import PreparedRequest, Response, Session
 
 from skyward.builder.contents import content_digest
-from skyward.builder.registry.auth import registry_credentials
-from skyward.builder.registry.challenge import RegistryAuth
+from skyward.builder.registry.auth import Credentials, registry_credentials
 from skyward.builder.registry.http import (
+    LONGEST_S,
+    Patience,
+    Upload,
     follow,
     host_of,
     new_session,
@@ -33,9 +37,9 @@ from skyward.builder.registry.http import (
     stay_protected,
     trust,
     unreachable,
+    with_patience,
 )
-from skyward.builder.registry.reference import DIGEST, Reference
-from skyward.builder.registry.timeouts import LONGEST_S, Patience, Upload, with_patience
+from skyward.builder.registry.reference import DIGEST, DOCKER_HUB, Reference
 from skyward.errors import RegistryError
 
 MANIFEST_TYPES = ("application/vnd.oci.image.manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json")
@@ -43,6 +47,9 @@ INDEX_TYPES = ("application/vnd.oci.image.index.v1+json", "application/vnd.docke
 # how long a registry may take to be connected to, and to go on with an answer
 _LIMITS_S = (3.0, 30.0)
 _STORE_LIMITS_S = (3.0, LONGEST_S + 60)  # for one that stores what it was sent; `Patience` ends it before
+_TOKEN_LIMITS_S = (3.0, 10.0)
+_CHALLENGE = re.compile(r"(?:^|,)\s*(Bearer|Basic)\s", re.IGNORECASE)
+_PARAMETER = re.compile(r'(\w+)\s*=\s*(?:"([^"]*)"|([^\s,"]+))')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +81,7 @@ class RegistryClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._session.close()
 
     def digest_of(self, wanted: str) -> str | None:
@@ -246,6 +253,143 @@ def _advice(status: int, reference: Reference) -> str:
     if status == 400 and reference.plain_http:
         return f"If it speaks TLS, write https://{reference.name}."
     return "Try again later, or ask who runs it." if status >= 500 else ""
+
+
+class RegistryAuth:
+    """The `Authorization` header of requests to a registry; called by `requests` for each.
+
+    Args:
+        session: what tokens are fetched with.
+        reference: the registry.
+        rights: what to ask for, "pull" or "pull,push".
+        find: the credentials for a registry; called when the registry sends a challenge.
+    """
+
+    def __init__(
+        self, session: Session, reference: Reference, rights: str, find: Callable[[str], Credentials | None]
+    ) -> None:
+        self._session, self._reference, self._find = session, reference, find
+        self._scope = f"repository:{reference.repository}:{rights}"
+        self._header = ""
+        self._credentials: Credentials | None = None
+
+    def __call__(self, request: PreparedRequest) -> PreparedRequest:
+        """Only the registry itself gets the header: redirects and uploads may lead to another origin."""
+        if self._header and origin_of(request.url or "") == origin_of(self._reference.url):
+            request.headers["Authorization"] = self._header
+        return request
+
+    def authenticate(self, answer: Response) -> bool:
+        """Answer the challenge in a registry's refusal; False if there is nothing new to answer it with.
+
+        Raises:
+            RegistryError: the token service cannot be reached or refuses; or no credentials can be had.
+        """
+        challenges = _challenges(answer.headers.get("WWW-Authenticate", ""))
+        before = self._header
+        self._credentials = self._find(self._reference.registry)
+        if self._credentials and self._credentials.registry_token:
+            self._header = f"Bearer {self._credentials.registry_token}"
+        elif "bearer" in challenges:
+            self._header = f"Bearer {self._token(challenges['bearer'])}"
+        elif "basic" in challenges and self._credentials and self._credentials.username:
+            self._header = _basic(self._credentials)
+        return self._header != before
+
+    def refused(self, said: str) -> RegistryError:
+        """The error for a registry that refuses us."""
+        name, words = self._reference.registry, f" It says: {said}." if said else ""
+        login = "docker login" if name == DOCKER_HUB else f"docker login {name}"
+        if self._credentials is None:
+            return RegistryError(
+                f"The registry {name} refuses access to {self._reference.repository}: it wants credentials, and "
+                f"Docker's configuration has none for it.{words}",
+                f"Log in with `{login}`. Where that is done, the repository may not exist, or be somebody else's.",
+            )
+        user = self._credentials.username or "a token"
+        return RegistryError(
+            f"The registry {name} refuses access to {self._reference.repository} with the credentials of {user}."
+            f"{words}",
+            f"Log in anew with `{login}`; or have that user be given the right to use the repository, or create it.",
+        )
+
+    def _token(self, challenge: dict[str, str]) -> str:
+        realm = challenge.get("realm", "")
+        if not self._may_ask(realm):
+            raise RegistryError(
+                f"The registry {self._reference.registry} wants credentials to be sent to {realm!r}, which is not "
+                "protected by TLS; they were not sent.",
+                "Ask who runs the registry to name a token service with https://.",
+            )
+        answer = self._ask_for_token(realm, challenge.get("service", ""))
+        if answer.status_code in (400, 401, 403):  # GitHub's and others' answer to a wrong password is one of these
+            raise self.refused("")
+        try:
+            found: Any = answer.json()
+            token = str(found.get("token") or found["access_token"])
+        except (ValueError, AttributeError, KeyError, TypeError):
+            raise RegistryError(
+                f"The token service {host_of(realm)} of the registry {self._reference.registry} gave no token: "
+                f"{status_of(answer)}.",
+                "Try again later, or ask who runs it.",
+            ) from None
+        return token
+
+    def _may_ask(self, realm: str) -> bool:
+        """Whether a token service may get credentials. The specification lets it be any host, as Docker Hub's is.
+
+        https://distribution.github.io/distribution/spec/auth/token/ names the service in the challenge and nowhere
+        else. It has to speak TLS; only beside a registry without TLS, on that registry's own host, it need not.
+        """
+        try:
+            scheme, host, _ = origin_of(realm)
+        except RegistryError:
+            return False
+        own_host = origin_of(self._reference.url)[1]
+        return scheme == "https" or (self._reference.plain_http and scheme == "http" and host == own_host)
+
+    def _ask_for_token(self, realm: str, service: str) -> Response:
+        verify = trust(self._reference)
+        known = self._credentials
+        fields: dict[str, Any] = {"service": service} if service else {}
+        try:
+            if known and known.identity_token:
+                fields |= {"grant_type": "refresh_token", "client_id": "skyward", "scope": self._scope}
+                fields["refresh_token"] = known.identity_token
+                # a redirect of a POST would take the token along, and is not followed
+                return self._session.post(
+                    realm, data=fields, auth=_no_auth, timeout=_TOKEN_LIMITS_S, allow_redirects=False, verify=verify
+                )
+            fields["scope"] = self._scope
+            header = _basic(known) if known and known.username else ""
+
+            def authorize(request: PreparedRequest) -> PreparedRequest:
+                if header and origin_of(request.url or "") == origin_of(realm):
+                    request.headers["Authorization"] = header
+                return request
+
+            limits = {"timeout": _TOKEN_LIMITS_S, "verify": verify}
+            return follow(self._session, "GET", realm, params=fields, auth=authorize, **limits)
+        except requests.RequestException as error:
+            raise unreachable(self._reference, error) from error
+
+
+def _no_auth(request: PreparedRequest) -> PreparedRequest:
+    """Keeps `requests` from replacing our header by what it finds in ~/.netrc."""
+    return request
+
+
+def _basic(credentials: Credentials) -> str:
+    return "Basic " + b64encode(f"{credentials.username}:{credentials.password}".encode()).decode()
+
+
+def _challenges(header: str) -> dict[str, dict[str, str]]:
+    """The schemes a WWW-Authenticate header offers, with their parameters."""
+    parts = _CHALLENGE.split(header)
+    return {
+        scheme.lower(): {name: quoted or plain for name, quoted, plain in _PARAMETER.findall(text)}
+        for scheme, text in zip(parts[1::2], parts[2::2], strict=True)
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

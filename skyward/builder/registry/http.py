@@ -1,4 +1,4 @@
-"""HTTP with registries: certificates, retries, and redirects that never take credentials to another origin.
+"""HTTP with registries: certificates, retries, redirects without credentials, and patience with silent transfers.
 
 Trusted is what `skyward.builder.site.settings` finds, and for a registry by name what Docker's engine is given:
 `certs.d/HOST[:PORT]/*.crt` as CAs, a pair `NAME.cert` and `NAME.key` as the client's own certificate
@@ -7,6 +7,11 @@ Trusted is what `skyward.builder.site.settings` finds, and for a registry by nam
 An origin is scheme, host and port. Registries send clients to the object store that has a blob, or to another host for
 an upload: the address holds all that is needed there, so the registry's credentials stay with the registry. No redirect
 from TLS to plain http is followed.
+
+Registries take minutes to store a large layer, and answer nothing meanwhile: distribution's upload of a layer ends with
+one request that is answered once the object store has the whole (https://github.com/distribution/distribution,
+docs/spec: Completed Upload). So silence itself is no failure. It is one when the registry does not answer other
+requests any more, or answers them and the transfer makes no progress for half an hour.
 """
 
 from __future__ import annotations
@@ -14,11 +19,15 @@ from __future__ import annotations
 import logging
 import os
 import ssl
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from http.cookiejar import DefaultCookiePolicy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from time import monotonic, sleep
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 from urllib.parse import urljoin, urlsplit
 
 import requests
@@ -29,6 +38,7 @@ from urllib3.util import Retry, parse_url
 from urllib3.util.ssl_ import create_urllib3_context
 
 from skyward.builder.cache import home
+from skyward.builder.events import Report, note
 from skyward.builder.registry.reference import Reference, is_loopback
 from skyward.builder.site.settings import ca_bundle
 from skyward.errors import RegistryError
@@ -43,7 +53,16 @@ _PORTS = {"http": 80, "https": 443}
 _OF_READS = (301, 302, 303, 307, 308)
 _OF_ALL = (307, 308)  # the others turn a request that sends something into a GET
 _LONGEST_WAIT_S = 30.0  # that a registry may ask for; hubs that limit the rate name hours
+LONGEST_S = 1800.0  # of a transfer without progress
+_ASK_AFTER_S = 15.0  # of silence; and between questions
+_SAY_EVERY_S = 30.0
+_GONE_S = 60.0  # without an answer: longer than a restart of a registry takes
+_LOOK_S = 1.0
+_PIECE = 2**16
+_PING_LIMITS_S = (3.0, 10.0)
 _log = logging.getLogger(__name__)
+
+R = TypeVar("R")
 
 
 def new_session(reference: Reference, *, tries: int = _TRIES) -> requests.Session:
@@ -303,3 +322,108 @@ def _innermost(error: BaseException) -> str:
         if not isinstance(inner, BaseException):
             return without_logins(str(error)).rstrip(".")
         error = inner
+
+
+class Patience:
+    """Called during a transfer's silence with its seconds; see `skyward.engine.Images.push`.
+
+    Args:
+        reference: of the image and its registry.
+        doing: the transfer, in words that begin a sentence, such as "The engine's push of r.io/team/x:tag".
+        report: receives what is waited for.
+    """
+
+    def __init__(self, reference: Reference, doing: str, report: Report) -> None:
+        self._reference, self._doing, self._report = reference, doing, report
+        self._asked_s = self._said_s = monotonic()
+        self._answered_s = monotonic()
+
+    def __call__(self, silent_s: float) -> None:
+        """Go on waiting, or raise RegistryError."""
+        now = monotonic()
+        if silent_s < _ASK_AFTER_S or now - self._asked_s < _ASK_AFTER_S:
+            return
+        self._answered_s = max(self._answered_s, now - silent_s)  # progress until then came from the registry
+        failure = _failure_to_answer(self._reference)
+        self._asked_s = monotonic()
+        name = self._reference.registry
+        if not failure:
+            self._answered_s = self._asked_s
+            if silent_s > LONGEST_S:
+                raise RegistryError(
+                    f"{self._doing} has made no progress for {silent_s:.0f} s, although the registry {name} answers "
+                    "other requests.",
+                    "See in the registry's log what it does with the layer; what has arrived stays. Then repeat it.",
+                )
+        elif self._asked_s - self._answered_s > _GONE_S:
+            raise RegistryError(
+                f"{self._doing} has ended: the registry {name} has not answered for "
+                f"{self._asked_s - self._answered_s:.0f} s. {failure}",
+                "See that the registry runs, and repeat it; layers that have arrived stay.",
+            )
+        if self._asked_s - self._said_s > _SAY_EVERY_S:
+            self._said_s = self._asked_s
+            state = f"does not answer: {failure}" if failure else "answers other requests"
+            self._report(note(f"waiting for {name}, silent for {silent_s:.0f} s; it {state}"))
+
+
+class Upload:
+    """The body of a request. It is sent anew from its start by each redirect and retry."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content, self._moved_s = content, 0.0
+
+    def __len__(self) -> int:
+        return len(self._content)
+
+    def __iter__(self) -> Iterator[bytes]:
+        for start in range(0, len(self._content), _PIECE):
+            self._moved_s = monotonic()
+            yield self._content[start : start + _PIECE]
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the last piece was sent."""
+        return monotonic() - self._moved_s if self._moved_s else 0.0
+
+
+def with_patience(send: Callable[[Upload], R], content: bytes, patience: Patience) -> R:
+    """Send something that may be answered late, for as long as `patience` waits."""
+    body, done = Upload(content), Future[R]()
+
+    def run() -> None:
+        try:
+            done.set_result(send(body))
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="skyward-upload", daemon=True).start()
+    while True:
+        try:
+            return done.result(_LOOK_S)
+        except TimeoutError:
+            if done.done():
+                raise
+            patience(body.silent_s)
+
+
+def wait_for_registry(reference: Reference, pause_s: float) -> None:
+    """Wait before a registry that is busy is asked again: so long, and as long as it says that it wants to be left."""
+    sleep(pause_s)
+    with suppress(requests.RequestException), new_session(reference) as session:  # its retries heed Retry-After
+        _ping(session, reference)
+
+
+def _failure_to_answer(reference: Reference) -> str:
+    """The reason why a registry does not answer, as a sentence; "" if it gives any answer."""
+    with new_session(reference, tries=1) as session:
+        try:
+            answer = _ping(session, reference)
+        except requests.RequestException as error:
+            return unreachable(reference, error).reason
+    return f"Status {answer.status_code} {answer.reason}." if answer.status_code in (502, 503, 504) else ""
+
+
+def _ping(session: requests.Session, reference: Reference) -> Response:
+    url = f"{reference.url}/v2/"
+    return session.get(url, timeout=_PING_LIMITS_S, allow_redirects=False, verify=trust(reference))

@@ -1,4 +1,9 @@
-"""Pushing an engine's image to a registry: by the engine, or with zstd by buildx; then verified there."""
+"""Pushing an engine's image to a registry: by the engine, or with zstd by buildx; then verified there.
+
+Beside an image's own tag a push leaves a second one, `cache-<architecture>`, that moves from build to build: builders
+that have no layers yet take those that others have pushed. Builders that can put every step's layers under it do so
+while they build; for the others it is the last image pushed, whose configuration says which step made which layer.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +12,18 @@ import re
 import subprocess
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
 
 from skyward.builder.docker.command import find_command
 from skyward.builder.events import Report, note
 from skyward.builder.registry import existence
-from skyward.builder.registry.auth import login, logins_for, registry_credentials
-from skyward.builder.registry.cache import leave_cache
+from skyward.builder.registry.auth import ensure_repository, is_ecr, login, logins_for, registry_credentials
 from skyward.builder.registry.client import ImageManifest, RegistryClient, find_image
-from skyward.builder.registry.ecr import ensure_repository, is_ecr
 from skyward.builder.registry.existence import Exists
+from skyward.builder.registry.http import Patience, wait_for_registry
 from skyward.builder.registry.reference import Reference, parse_reference
-from skyward.builder.registry.timeouts import Patience, wait_for_registry
 from skyward.builder.store import EngineImages
 from skyward.errors import ConfigError, EngineError, RegistryError
 from skyward.model.image_fields import without_logins
@@ -50,6 +53,8 @@ _PROBE_LIMIT_S = 20
 # said by engines and builders that a registry has answered with a status which passes
 _BUSY = re.compile("toomanyrequests|too many requests|service unavailable|bad gateway|gateway time-?out", re.IGNORECASE)
 _PAUSES_S = (1.0, 4.0, 15.0)
+_INLINE = "moby.buildkit.cache.v0"  # where an image's configuration tells of its steps
+_WHOLE = "mode=max,image-manifest=true,oci-mediatypes=true,ignore-error=true"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +94,7 @@ def push(image: str, target: str, *, platform: str, engine: EngineImages, report
         RegistryError: the registry cannot be reached or refuses; credentials cannot be had.
         EngineError: the engine does not answer.
     """
-    reference = prepare(target)
+    reference = _prepare(target)
     credentials = registry_credentials(reference.registry)
     auth = credentials.for_engine(reference.registry) if credentials else {}
     progress = _Progress(reference, report)
@@ -104,7 +109,7 @@ def push(image: str, target: str, *, platform: str, engine: EngineImages, report
         return ""
 
     _until_taken(reference, attempt, report)
-    found = find_pushed(reference, platform, report)
+    found = _find_pushed(reference, platform, report)
     return Pushed(
         reference=f"{reference.name}@{found.digest}",
         digest=found.digest,
@@ -114,7 +119,7 @@ def push(image: str, target: str, *, platform: str, engine: EngineImages, report
     )
 
 
-def prepare(target: str) -> Reference:
+def _prepare(target: str) -> Reference:
     """The reference to push to; its repository is created where the registry needs that.
 
     Raises:
@@ -145,12 +150,12 @@ def _until_taken(reference: Reference, attempt: Callable[[], str], report: Repor
         if not answer:
             return
         if pause_s is None or not _BUSY.search(answer):
-            raise refused(reference, answer)
+            raise _refused(reference, answer)
         report(note(f"{reference.registry} is busy ({_unsecret(answer)}); pushing again in {pause_s:.0f} s"))
         wait_for_registry(reference, pause_s)
 
 
-def find_pushed(reference: Reference, platform: str, report: Report) -> ImageManifest:
+def _find_pushed(reference: Reference, platform: str, report: Report) -> ImageManifest:
     """The image that was pushed, as the registry has it; it is known from now on, and what next builds start from.
 
     A registry that refuses the latter, a tag that moves, has the image all the same.
@@ -210,7 +215,7 @@ def _sent_bytes(image: ImageManifest, states: Mapping[str, str]) -> int:
     )
 
 
-def refused(reference: Reference, answer: str) -> RegistryError:
+def _refused(reference: Reference, answer: str) -> RegistryError:
     """The error for an engine or builder that could not push, with its own words."""
     advice = next((text for pattern, text in _KNOWN if re.search(pattern, answer, re.IGNORECASE)), "")
     return RegistryError(
@@ -242,7 +247,7 @@ def push_zstd(image: str, target: str, *, platform: str, report: Report, docker_
     """
     environment = {**os.environ, **({"DOCKER_HOST": docker_host} if docker_host else {})}
     cli = _able_cli(environment)
-    reference = prepare(target)
+    reference = _prepare(target)
     report(note(f"pushing {reference} with zstd"))
     words = [cli, "buildx", "build", "--builder", "default", "--progress=plain", "--provenance=false"]
     words += ["--platform", platform, "--output", f"{_OUTPUT},name={reference.name}:{reference.tag}", "-"]
@@ -261,7 +266,7 @@ def push_zstd(image: str, target: str, *, platform: str, report: Report, docker_
             return "\n".join(done.stdout.strip().splitlines()[-5:]) or "nothing" if done.returncode else ""
 
         _until_taken(reference, attempt, report)
-    found = find_pushed(reference, platform, report)
+    found = _find_pushed(reference, platform, report)
     kinds = {layer["mediaType"].rpartition("+")[2] for layer in found.document["layers"]}
     if kinds - {"zstd"}:
         raise RegistryError(f"The image {reference} was to be compressed with zstd, but the registry has {kinds}.")
@@ -290,3 +295,63 @@ def _able_cli(environment: dict[str, str]) -> str:
             '{"containerd-snapshotter": true}} in its daemon.json (Docker 23 or newer), or push with gzip.'
         )
     return command.words[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedCache:
+    """The registry cache of a build: layers are taken from it and put there.
+
+    Attributes:
+        place: the repository, with the tag of the cache.
+        is_there: whether the registry has it yet.
+        is_whole: whether the builder puts all of its layers there; else they go with the image that is pushed.
+    """
+
+    place: Reference
+    is_there: bool
+    is_whole: bool
+
+    @property
+    def words(self) -> list[str]:
+        """Options of a build, which an old docker command and buildx both take."""
+        name = f"{self.place.name}:{self.place.tag}"
+        found = ["--cache-from", name] if self.is_there else []
+        if self.is_whole:
+            return [*found, "--cache-to", f"type=registry,ref={name},{_WHOLE}"]
+        return [*found, "--build-arg", "BUILDKIT_INLINE_CACHE=1"]
+
+
+def shared_cache(target: str, platform: str, *, is_whole: bool) -> SharedCache:
+    """The cache of the repository that an image will be pushed to.
+
+    Args:
+        target: where the image goes.
+        platform: of the image, such as "linux/amd64".
+        is_whole: whether the builder can push layers by itself: buildx with images in containerd can.
+
+    Raises:
+        RegistryError: the registry cannot be reached or refuses.
+    """
+    place = _place_of_cache(parse_reference(target), platform)
+    with RegistryClient(place) as client:
+        is_there = client.digest_of(place.tag) is not None
+    return SharedCache(place=place, is_there=is_there, is_whole=is_whole)
+
+
+def leave_cache(pushed: ImageManifest, reference: Reference, platform: str) -> None:
+    """Make an image that was pushed the cache of its repository, if it tells of its steps; no layer is sent.
+
+    Raises:
+        RegistryError: the registry refuses.
+    """
+    if _INLINE not in pushed.config:  # built without cache metadata: keep the cache that is there
+        return
+    place = _place_of_cache(reference, platform)
+    with RegistryClient(place, "pull,push") as client:
+        manifest = client.manifest(pushed.digest)
+        if manifest is not None:
+            client.put_manifest(place.tag, manifest.media_type, manifest.content)
+
+
+def _place_of_cache(reference: Reference, platform: str) -> Reference:
+    return replace(reference, tag="cache-" + "-".join(platform.split("/")[1:]), digest="")

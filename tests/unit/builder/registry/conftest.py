@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from skyward.builder.registry import ecr
+from skyward.builder.registry import auth
 from tests.unit.builder.registry.server import RegistryServer
 
 Configure = Callable[[dict[str, Any]], Path]
@@ -26,7 +26,7 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, folder in {"HOME": "home", "DOCKER_CONFIG": "docker", "XDG_CACHE_HOME": "cache"}.items():
         (tmp_path / folder).mkdir()
         monkeypatch.setenv(name, str(tmp_path / folder))
-    monkeypatch.setattr(ecr, "_tokens", {})
+    monkeypatch.setattr(auth, "_tokens", {})
     return tmp_path
 
 

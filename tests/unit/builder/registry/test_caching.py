@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from skyward.builder.registry.cache import leave_cache, shared_cache
 from skyward.builder.registry.client import ImageManifest, RegistryClient, find_image
+from skyward.builder.registry.pushing import leave_cache, shared_cache
 from skyward.builder.registry.reference import Reference, parse_reference
 from skyward.errors import RegistryError
 from tests.unit.builder.registry.server import RegistryServer

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from skyward.builder.registry import existence
-from skyward.builder.registry.auth import Credentials, registry_credentials
-from skyward.builder.registry.ecr import ensure_repository, is_ecr
+from skyward.builder.registry.auth import Credentials, ensure_repository, is_ecr, registry_credentials
 from skyward.builder.registry.existence import Unknown
 from skyward.builder.registry.reference import parse_reference
 from skyward.errors import RegistryError

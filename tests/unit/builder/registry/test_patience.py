@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from skyward.builder.events import Event
-from skyward.builder.registry import timeouts
+from skyward.builder.registry import http
 from skyward.builder.registry.client import RegistryClient
+from skyward.builder.registry.http import Patience
 from skyward.builder.registry.reference import parse_reference
-from skyward.builder.registry.timeouts import Patience
 from skyward.errors import RegistryError
 from tests.unit.builder.registry.server import RegistryServer
 
@@ -26,7 +26,7 @@ class Timers:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Timers:
     clock = Timers()
-    monkeypatch.setattr(timeouts, "monotonic", clock)
+    monkeypatch.setattr(http, "monotonic", clock)
     return clock
 
 
@@ -79,12 +79,12 @@ def test_a_registry_that_never_ends(server: RegistryServer, clock: Timers) -> No
 
 def test_an_upload_that_is_stored_slowly(server: RegistryServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is waited for while the registry answers other requests, and not longer than a silent one may take."""
-    monkeypatch.setattr(timeouts, "_ASK_AFTER_S", 0.1)
-    monkeypatch.setattr(timeouts, "_LOOK_S", 0.05)
+    monkeypatch.setattr(http, "_ASK_AFTER_S", 0.1)
+    monkeypatch.setattr(http, "_LOOK_S", 0.05)
     server.uploads_at, server.stores_for_s = "/v2/x/blobs/uploads/1", 0.6
     with RegistryClient(parse_reference(f"{server.host}/x:t"), "pull,push") as client:
         client.put_blob(b"layer" * 100_000)
         assert ("GET", "/v2/") in [(method, path) for method, path, _ in server.requests]
-        monkeypatch.setattr(timeouts, "LONGEST_S", 0.3)
+        monkeypatch.setattr(http, "LONGEST_S", 0.3)
         with pytest.raises(RegistryError, match=rf"The upload to {server.host}/x has made no progress for 0 s"):
             client.put_blob(b"another layer")

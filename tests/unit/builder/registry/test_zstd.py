@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from skyward.builder.registry import ecr
+from skyward.builder.registry import auth
+from skyward.builder.registry.auth import Credentials
 from skyward.builder.registry.pushing import push_zstd
 from skyward.errors import ConfigError, EngineError, RegistryError
 from tests.unit.builder.registry.conftest import Configure
@@ -70,7 +71,7 @@ def test_the_login_of_amazons_registry(
     configure({"auths": {"other": {"auth": "x"}}, "credsStore": "nowhere", "currentContext": "mine"})
     (own_home / "docker" / "contexts").mkdir()
     until = datetime.now(UTC) + timedelta(hours=12)
-    monkeypatch.setitem(ecr._tokens, ECR, (("AWS", "canary"), until))
+    monkeypatch.setitem(auth._tokens, ECR, (Credentials(username="AWS", password="canary"), until))
     monkeypatch.setattr("skyward.builder.registry.pushing.ensure_repository", str)
     says(
         cli,
