@@ -45,7 +45,7 @@ from skyward.engine import Images, find_engine
 from skyward.image import Plan
 from skyward.image.lock import index_id
 from skyward.model.image import Image
-from skyward.plugins.declared import declared_image
+from skyward.plugins.registry import declared_image
 
 ROOT = Path(__file__).parents[1]
 DECLARED = ("sklearn", "torch-cpu")

@@ -14,7 +14,7 @@ from skyward.builder.packages.requirements import resolve_files
 from skyward.builder.sources.declared import load
 from skyward.image import compile, default_base  # noqa: A004
 from skyward.model.image import Dockerfile
-from skyward.plugins.declared import declared_image
+from skyward.plugins.registry import declared_image
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "images"

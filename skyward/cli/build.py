@@ -90,7 +90,7 @@ class BuildTarget:
             declared = replace(declared, image=replace(declared.image, platform=self.platform))
         if not declared.plugins and not declared.has_volumes:
             return declared.image
-        from skyward.plugins.declared import declared_image  # takes longer to load than all that click needs
+        from skyward.plugins.registry import declared_image  # takes longer to load than all that click needs
 
         return declared_image(declared, platform=self.platform_for(wanted), python=local_minor())
 

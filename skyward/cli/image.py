@@ -269,7 +269,7 @@ def _differences(found: Inferred, script: str, declaration: str | None) -> Itera
     from skyward.builder.packages.requirements import resolve_files
     from skyward.model.image import Image
     from skyward.model.image_fields import local_minor, platform_of
-    from skyward.plugins.declared import declared_image
+    from skyward.plugins.registry import declared_image
 
     declared = _declared(script, declaration)
     for each in declared:

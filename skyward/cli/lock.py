@@ -49,7 +49,7 @@ class Locked:
         declared = replace(self.declared, image=replace(self.declared.image, platform=platform))
         if not declared.plugins:
             return declared.image
-        from skyward.plugins.declared import declared_image
+        from skyward.plugins.registry import declared_image
 
         return declared_image(declared, platform=platform, python=python)
 

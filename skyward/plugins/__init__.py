@@ -17,14 +17,14 @@ if TYPE_CHECKING:  # what type checkers and editors see of the names that are im
     from skyward.plugins._ray import ray as ray
     from skyward.plugins._tensorflow import tensorflow as tensorflow
     from skyward.plugins._torch import torch as torch
-    from skyward.plugins.client import around_client, node_setup, transform_all
+    from skyward.plugins.hooks import around_client, node_setup, transform_all
 
 __all__ = ["Plugin", "around_client", "check", "node_setup", "transform_all"]
 
 
 def __getattr__(name: str) -> Callable[..., Plugin]:
     if name in __all__:  # nodes never use the client's half
-        made: Callable[..., Any] = getattr(import_module("skyward.plugins.client"), name)
+        made: Callable[..., Any] = getattr(import_module("skyward.plugins.hooks"), name)
         return made
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,40 +1,60 @@
 """The `dask` plugin: a Dask cluster on the pool's nodes, and its client as `pool.dask`.
 
-The scheduler is on node 0, where the other nodes reach it: this machine may be behind a router that lets nobody in.
+The scheduler is on node 0, where the other nodes reach it: this machine may be behind a router that lets nobody in. It
+is a process of its own (`python -m skyward.plugins._dask`), since it would share the interpreter's lock with functions.
+Each worker process of the pool has a Dask worker. Standard library only at import, as nodes import this file.
 """
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import fcntl
 import json
 import logging
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from importlib.metadata import version
+from contextlib import ExitStack, closing, contextmanager
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skyward.errors import PluginError
-from skyward.model.image import Image
-from skyward.model.image_fields import local_minor
 from skyward.model.instance import InstanceInfo
-from skyward.model.spec import Cluster
-from skyward.nodes.certificate import new_certificate
-from skyward.nodes.forward import PortForward
-from skyward.nodes.local_host import LocalHost
-from skyward.plugins._dask_node import IDENTITY, joined, scheduler_address
+from skyward.model.protocol import RUN_DIR_VAR, SETTINGS_VAR
+from skyward.plugins._ranks import cpus, nodes_here, source_address
 from skyward.plugins.base import Plugin
+from skyward.runner.config import RunnerSettings
 
 if TYPE_CHECKING:
-    from distributed import Client
+    from distributed import Client, Security
 
     from skyward._pool.pool import ComputePool
+    from skyward.model.image import Image
+    from skyward.model.spec import Cluster
 
 _NEEDED = ("distributed", "cryptography")
 _JOIN_S = 60.0  # for the workers of all nodes to join, once those are set up
 _LOOK_S = 0.02
 _AGAIN_S = 600.0  # for the client to find a scheduler again that was lost, while its node is replaced
+# on the nodes
+IDENTITY = "POOL_DASK_IDENTITY"  # the secret: certificate and private key (PEM) as JSON
+_SCHEDULER = ("-P", "-m", "skyward.plugins._dask")
+_CONNECT_S = 2.0
+_TELL_S = 30.0  # without an answer of the scheduler, after which the node says so
+_START_S = 30.0  # for a worker to be one of the cluster, once the scheduler has answered
+_PAUSE_S = 0.2
+_END_S = 3.0
+_BUSY_S = 10.0  # for the port of a scheduler before this one to be free
+_PORT_PAUSE_S = 0.1
 
 
 def dask() -> Plugin:
@@ -66,6 +86,10 @@ def _add_dask(image: Image, cluster: Cluster) -> Image:
     Raises:
         PluginError: the nodes have another Python, whose functions this one cannot read.
     """
+    from importlib.metadata import version
+
+    from skyward.model.image_fields import local_minor
+
     if cluster.spec.python != local_minor():
         raise PluginError(
             f"Dask sends functions as Python's own code, which takes the same Python on both sides: the nodes would "
@@ -76,8 +100,28 @@ def _add_dask(image: Image, cluster: Cluster) -> Image:
 
 
 def _new_identity() -> Mapping[str, str]:
+    from skyward.nodes.certificate import new_certificate
+
     certificate, key = new_certificate("skyward dask", user="The plugin dask", extra="dask")
     return {IDENTITY: json.dumps({"certificate": certificate, "key": key})}
+
+
+def security(identity: str) -> Security:
+    """Dask's settings for connections that are encrypted and take this certificate at both ends."""
+    from distributed import Security
+
+    parts = json.loads(identity)
+    pair = {
+        f"tls_{role}_{what}": parts["certificate" if what == "cert" else "key"]
+        for role in ("client", "scheduler", "worker")
+        for what in ("cert", "key")
+    }
+    return Security(require_encryption=True, tls_ca_file=parts["certificate"], **pair)
+
+
+def scheduler_address(info: InstanceInfo) -> str:
+    """Where the scheduler of a pool listens, on the port that the pool has claimed on node 0."""
+    return f"tls://{info.head_addr}:{info.head_port}"
 
 
 @contextmanager
@@ -85,8 +129,6 @@ def _connected(pool: ComputePool, _cluster: Cluster) -> Iterator[None]:
     """The plugin's `around_client` hook: Dask's client, the default one of this program meanwhile."""
     import dask.config
     from distributed import Client
-
-    from skyward.plugins._dask_node import security
 
     identity = dict(pool._settings.secrets)[IDENTITY]
     with _way_to_scheduler(pool) as address, dask.config.set(_defaults(address, identity)), _no_word_of_versions():
@@ -106,6 +148,9 @@ def _connected(pool: ComputePool, _cluster: Cluster) -> Iterator[None]:
 @contextmanager
 def _way_to_scheduler(pool: ComputePool) -> Iterator[str]:
     """The scheduler's address for this machine, which stays the same when node 0 is replaced."""
+    from skyward.nodes.forward import PortForward
+    from skyward.nodes.local_host import LocalHost
+
     head = pool._head()
     if isinstance(head.host, LocalHost):
         yield scheduler_address(InstanceInfo.from_json(head.told))
@@ -115,11 +160,8 @@ def _way_to_scheduler(pool: ComputePool) -> Iterator[str]:
         node = pool._head()
         return node.dial(scheduler_address(InstanceInfo.from_json(node.told)).replace("tls://", "tcp:"))
 
-    forward = PortForward(dial)
-    try:
+    with closing(PortForward(dial)) as forward:
         yield f"tls://127.0.0.1:{forward.port}"
-    finally:
-        forward.close()
 
 
 def _defaults(address: str, identity: str) -> dict[str, Any]:
@@ -178,3 +220,237 @@ def _close(client: Client) -> None:
         client.close()
     finally:
         logger.setLevel(before)
+
+
+@contextmanager
+def joined(info: InstanceInfo) -> Iterator[None]:
+    """The plugin's `around_app` hook: this process is a worker of the cluster, and node 0 has the scheduler.
+
+    Raises:
+        PluginError: the scheduler could not be started.
+    """
+    identity = os.environ.pop(IDENTITY)  # functions, and what they start, have no use for it
+    with ExitStack() as stack:
+        if info.node == 0:
+            stack.enter_context(_scheduler(info, identity))
+        member = _Member(info, identity)
+        stack.callback(member.close)
+        yield
+
+
+@contextmanager
+def _scheduler(info: InstanceInfo, identity: str) -> Iterator[None]:
+    """Run the scheduler, unless another process of this node does."""
+    with (Path(os.environ[RUN_DIR_VAR]) / "dask-scheduler").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield
+            return
+        paths = os.pathsep.join(filter(None, sys.path))  # it reads the functions of tasks, as a worker does
+        process = subprocess.Popen(
+            [sys.executable, *_SCHEDULER],
+            env={**os.environ, "PYTHONPATH": paths},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdin and process.stdout
+        try:
+            host = info.head_addr if _is_own(info.head_addr) else ""  # translated on the way here
+            order = {"host": host, "port": info.head_port, "identity": identity}
+            process.stdin.write(json.dumps(order) + "\n")
+            process.stdin.flush()
+            answer = process.stdout.readline().strip()
+            if answer != "ready":
+                raise PluginError(
+                    f"dask: the scheduler could not be started on node 0 at {info.head_addr}, port {info.head_port}: "
+                    f"{answer or 'it ended; its output is above.'}"
+                )
+            yield
+        finally:
+            process.stdin.close()  # which ends it
+            try:
+                process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            process.stdout.close()
+
+
+class _Member:
+    """The Dask worker of this process: joins the scheduler wherever node 0 is, again and again, until it is closed."""
+
+    def __init__(self, info: InstanceInfo, identity: str) -> None:
+        self._info, self._identity = info, identity
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="dask", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Leave the cluster."""
+        self._closed.set()
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(lambda: None)
+        self._thread.join(_END_S)
+
+    async def _answering(self) -> str | None:
+        """The scheduler's address, when it answers there; None if the pool ends before that.
+
+        Dask itself would wait longer from try to try, and ask where the scheduler was.
+        """
+        from distributed.comm import connect
+
+        how = security(self._identity).get_connection_args("worker")
+        began, told = time.monotonic(), False
+        while not self._closed.is_set():
+            address = scheduler_address(InstanceInfo.current() or self._info)
+            try:
+                comm = await connect(address, timeout=_CONNECT_S, **how)
+            except OSError as error:
+                if time.monotonic() > began + _TELL_S and not told:
+                    told = True
+                    _tell(self._info, address, error)
+                await asyncio.sleep(_PAUSE_S)
+            else:
+                await comm.close()
+                return address
+        return None
+
+    async def _serve(self) -> None:
+        from distributed import Worker
+
+        quieten()
+        self._loop = asyncio.get_running_loop()
+        closed = asyncio.ensure_future(asyncio.to_thread(self._closed.wait))
+        settings = self._settings()
+        folder = _scratch()
+        try:
+            while not self._closed.is_set():
+                address = await self._answering()
+                if address is None:
+                    break
+                worker = Worker(address, local_directory=folder, **settings)
+                try:
+                    await worker
+                except (OSError, RuntimeError, ValueError) as error:
+                    _tell(self._info, address, error)
+                else:
+                    ended = asyncio.ensure_future(worker.finished())
+                    await asyncio.wait({ended, closed}, return_when=asyncio.FIRST_COMPLETED)
+                await worker.close(timeout=_END_S / 2)
+                await asyncio.wait({closed}, timeout=_PAUSE_S)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _settings(self) -> dict[str, Any]:
+        info = self._info
+        own = next((peer.private_ip for peer in info.peers if peer.node == info.node), info.head_addr)
+        processes = RunnerSettings.from_json(os.environ[SETTINGS_VAR]).processes
+        return {
+            "name": f"node {info.node} process {os.getpid()}",
+            "nthreads": max(1, cpus(nodes_here(info)) // processes),
+            "security": security(self._identity),
+            "protocol": "tls",
+            "host": own if _is_own(own) else source_address(info.head_addr) or own,
+            "dashboard_address": "127.0.0.1:0",  # without one it would listen on all addresses
+            "death_timeout": _START_S,
+        }
+
+
+def quieten() -> None:
+    """Let Dask say what has gone wrong, and nothing else.
+
+    That a node is gone is said by the pool; Dask's scheduler would name every result that was there.
+    """
+    logging.getLogger("distributed").setLevel(logging.WARNING)
+    logging.getLogger("distributed.scheduler").setLevel(logging.ERROR)
+    logging.getLogger("distributed.worker").addFilter(_is_no_heartbeat)
+
+
+def _is_no_heartbeat(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith("Failed to communicate with scheduler during heartbeat")
+
+
+def _scratch() -> str:
+    """A directory for what does not fit in memory: where functions run, which the node's end removes, if it can be."""
+    here = Path.cwd()
+    return tempfile.mkdtemp(prefix="dask-", dir=here if os.access(here, os.W_OK) else None)
+
+
+def _is_own(address: str) -> bool:
+    """Whether this machine has the address itself."""
+    try:
+        with socket.create_server((address, 0)):
+            return True
+    except OSError:
+        return False
+
+
+def _tell(info: InstanceInfo, address: str, error: BaseException) -> None:
+    sys.stderr.write(
+        f"skyward: node {info.node} has not joined Dask's scheduler at {address} so far "
+        f"({type(error).__name__}: {error}). It goes on trying.\n"
+    )
+
+
+async def serve(order: dict[str, Any]) -> None:
+    """Run the scheduler, and another one if a client shuts it down, until standard input ends."""
+    from distributed import Scheduler
+
+    quieten()
+    ended = asyncio.ensure_future(asyncio.to_thread(sys.stdin.read))
+    said = False
+    deadline = time.monotonic() + _BUSY_S
+    while not ended.done():
+        scheduler = Scheduler(
+            host=order["host"],
+            port=order["port"],
+            protocol="tls",
+            security=security(order["identity"]),
+            dashboard_address="127.0.0.1:0",
+        )
+        try:
+            await scheduler
+        except OSError as error:
+            await scheduler.close()
+            if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
+                raise
+            await asyncio.wait({ended}, timeout=_PORT_PAUSE_S)
+            continue
+        if not said:
+            _answer("ready")
+            said = True
+        finished = asyncio.ensure_future(scheduler.finished())
+        await asyncio.wait({ended, finished}, return_when=asyncio.FIRST_COMPLETED)
+        await scheduler.close()
+
+
+def _answer(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    """Read the order, and serve; the exit status is 1 if that was not possible.
+
+    The order, `host`, `port` and `identity`, is a line of JSON on standard input, so that the key is on no command line
+    and in no environment. The answer is "ready", or a sentence that says why the scheduler cannot be.
+    """
+    order = json.loads(sys.stdin.readline())
+    try:
+        asyncio.run(serve(order))
+    except OSError as error:
+        hint = (
+            " Another plugin of this pool may listen on it: list dask() first."
+            if error.errno == errno.EADDRINUSE
+            else ""
+        )
+        _answer(f"{error.strerror or error}.{hint}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from skyward.errors import ConfigError
-from skyward.model.image import Image, requirement_name
-from skyward.model.spec import Cluster
-from skyward.plugins._packages import with_trainer
-from skyward.plugins.base import Plugin
+from skyward.plugins.base import Plugin, add_missing
+
+if TYPE_CHECKING:
+    from skyward.model.image import Image
+    from skyward.model.spec import Cluster
 
 PACKAGES = ("datasets", "tokenizers", "transformers")
+_TRAINER_NEEDS = {"torch", "transformers"}  # Hugging Face's class of that name, beside accelerate
 _ENV = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "TOKENIZERS_PARALLELISM": "false",  # it warns at every fork of a data loader otherwise
@@ -39,7 +43,15 @@ def huggingface(token: str | None = None) -> Plugin:
 
 
 def _add_packages(image: Image, _cluster: Cluster) -> Image:
-    present = {requirement_name(entry) for entry in image.pip}  # perhaps with a version
-    variables = {name: value for name, value in _ENV.items() if name not in image.env}
-    image = image.pip_install(*(package for package in PACKAGES if package not in present)).with_env(variables)
-    return with_trainer(image)
+    return with_trainer(add_missing(image, *PACKAGES).with_env({**_ENV, **image.env}))
+
+
+def with_trainer(image: Image) -> Image:
+    """Add accelerate, which Hugging Face's Trainer needs, to an image that has torch and transformers.
+
+    To an image with transformers alone it would add a torch from PyPI.
+    """
+    from skyward.model.image import requirement_name  # nodes, which import this too, have no use for images
+
+    present = {requirement_name(entry) for entry in image.pip}
+    return add_missing(image, "accelerate") if present >= _TRAINER_NEEDS else image

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from skyward.errors import ConfigError
 from skyward.model.instance import InstanceInfo
-from skyward.plugins._rendezvous import rendezvous, source_address
+from skyward.plugins._ranks import rendezvous, source_address
 from skyward.plugins.base import Plugin
 from skyward.runtime import process_contexts
 from skyward.runtime.environment import require_every_rank

@@ -12,20 +12,18 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skyward.errors import PluginError
 from skyward.model.instance import InstanceInfo
 from skyward.model.protocol import SETTINGS_VAR
-from skyward.plugins.base import Plugin
+from skyward.plugins._ranks import cpus, nodes_here
+from skyward.plugins.base import Plugin, add_missing, versioned
 from skyward.runner.config import RunnerSettings
 
 if TYPE_CHECKING:
     from skyward._pool.pool import ComputePool
-    from skyward.model.image import Image
     from skyward.model.spec import Cluster
 
 # read by the libraries that joblib's own processes limit as well, when they are loaded
@@ -33,7 +31,6 @@ _THREADS = (
     "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS",
     "NUMBA_NUM_THREADS", "NUMEXPR_NUM_THREADS",
 )  # fmt: skip
-_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")  # quota and period of the container, in microseconds
 
 Item = tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]
 
@@ -68,28 +65,13 @@ def sklearn(version: str | None = None) -> Plugin:
 
 
 def _plugin(name: str, package: str, version: str | None, *others: str) -> Plugin:
-    from skyward.plugins._packages import requirement
-
-    packages = (requirement(package, version, where=f"sky.plugins.{name}: version"), *others)
+    packages = (versioned(package, version, where=f"sky.plugins.{name}: version"), *others)
     return (
         Plugin.create(name)
-        .with_image_transform(_Packages(packages))
+        .with_image_transform(lambda image, _cluster: add_missing(image, *packages))
         .with_around_app(share_of_cpus)
         .with_around_client(_parallel_on)
     )
-
-
-@dataclass(frozen=True)
-class _Packages:
-    """The transform: requirements, except that a bare name adds nothing where the image asks for that package."""
-
-    requirements: tuple[str, ...]
-
-    def __call__(self, image: Image, cluster: Cluster) -> Image:  # noqa: ARG002 - the same on all nodes
-        from skyward.model.image import requirement_name
-
-        known = {requirement_name(entry) for entry in image.pip}
-        return image.pip_install(*(entry for entry in self.requirements if entry not in known))
 
 
 @contextmanager
@@ -167,20 +149,3 @@ def share_of_cpus(info: InstanceInfo) -> Iterator[None]:
     for name in _THREADS:
         os.environ.setdefault(name, str(threads))
     yield
-
-
-def nodes_here(info: InstanceInfo) -> int:
-    """The number of the pool's nodes on this machine, where there may be several."""
-    here = {peer.private_ip for peer in info.peers if peer.node == info.node}
-    return max(1, sum(peer.private_ip in here for peer in info.peers))
-
-
-def cpus(nodes: int) -> int:
-    """CPUs of one of so many nodes on this machine, at least 1: its share, or its container's limit if that is less."""
-    share = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    share = max(1, share // nodes)
-    try:
-        quota, period = _CPU_MAX.read_text().split()
-    except (OSError, ValueError):  # no container, or an older kernel's
-        return share
-    return share if quota == "max" else max(1, min(share, int(quota) // int(period)))

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from skyward.model.instance import InstanceInfo
-from skyward.plugins._rendezvous import rendezvous
+from skyward.plugins._ranks import rendezvous
 from skyward.plugins.base import Plugin
 from skyward.runtime import process_contexts
 from skyward.runtime.environment import declare, on_every_rank, require_every_rank, same

@@ -1,27 +1,29 @@
 """`sky.plugins.torch`: PyTorch in the image, for the GPUs of the pool, and a process group of all ranks.
 
-The plugin and the decorators share the group. What runs on nodes imports torch inside its functions only.
+The plugin and the decorators share the group. Programs for other launchers make and destroy a group themselves. While
+skyward's is there, `init_process_group` does nothing if it asks for the same group, and `destroy_process_group` does
+nothing at all; each warns once. What runs on nodes imports torch inside its functions only.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
-import sys
+import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Literal
 
 from skyward.errors import ConfigError, PluginError
 from skyward.model.instance import InstanceInfo
-from skyward.plugins import _second_init
-from skyward.plugins._packages import LATEST, requirement, with_trainer
-from skyward.plugins._rendezvous import interface_of, listen, rendezvous
-from skyward.plugins.base import Plugin
+from skyward.plugins._huggingface import with_trainer
+from skyward.plugins._ranks import cpus, interface_of, listen, nodes_here, rendezvous
+from skyward.plugins.base import LATEST, Plugin, add_missing, versioned
 from skyward.runtime import environment, process_contexts
 from skyward.runtime.group import gather
 
@@ -33,6 +35,8 @@ INDEX = "https://download.pytorch.org/whl"
 _CUDA = re.compile(r"cu\d{2,3}")
 _STORE_TIMEOUT = timedelta(minutes=5)  # for the ranks to find each other, once all are known to be there
 _CALL_TIMEOUT_S = 300.0  # the same in a call, where ranks may still be importing torch
+_originals: dict[str, FunctionType] = {}  # of torch, by name; empty unless user code is redirected
+_warned: set[str] = set()
 
 
 def torch(
@@ -63,42 +67,36 @@ def torch(
         raise ConfigError(
             f"sky.plugins.torch: cuda takes what PyTorch's index calls it, as in 'cu128'; found {cuda!r}."
         )
-    wanted = {"torch": version, "torchvision": vision, "torchaudio": audio}
-    parameters = {"torch": "version", "torchvision": "vision", "torchaudio": "audio"}
+    wanted = (
+        ("torch", "version", LATEST if version is None else version),
+        ("torchvision", "vision", vision),
+        ("torchaudio", "audio", audio),
+    )
     packages = {
-        name: requirement(name, value, where=f"sky.plugins.torch: {parameters[name]}")
-        for name, value in wanted.items()
-        if value is not None or name == "torch"
+        name: versioned(name, value, where=f"sky.plugins.torch: {parameter}")
+        for name, parameter, value in wanted
+        if value is not None
     }
     return (
         Plugin.create("torch")
-        .with_image_transform(_Packages(packages, cuda))
+        .with_image_transform(partial(_add, packages, cuda))
         .with_around_app(partial(around_workers, backend=backend))
         .with_collective()
     )
 
 
-@dataclass(frozen=True)
-class _Packages:
-    """The transform: requirements by package, from the index for the pool's accelerator."""
-
-    requirements: dict[str, str]
-    cuda: str
-
-    def __call__(self, image: Image, cluster: Cluster) -> Image:
-        from skyward.model.image import requirement_name
-
-        accelerator = cluster.spec.accelerator
-        build = self.cuda if accelerator is not None and accelerator.cuda else "cpu"
-        elsewhere = {package for index in image.pip_indexes for package in index.packages}  # the user's choice is kept
-        scoped = [package for package in self.requirements if package not in elsewhere]
-        # torch does not require numpy, and warns in each process that imports it without
-        # https://github.com/pytorch/pytorch/issues/115638
-        numpy = () if "numpy" in map(requirement_name, image.pip) else ("numpy",)
-        image = image.pip_install(*self.requirements.values(), *numpy)
-        if scoped:
-            image = image.with_index(f"{INDEX}/{build}", *scoped)
-        return with_trainer(image)
+def _add(packages: Mapping[str, str], cuda: str, image: Image, cluster: Cluster) -> Image:
+    """Requirements by package, from the index for the pool's accelerator."""
+    accelerator = cluster.spec.accelerator
+    build = cuda if accelerator is not None and accelerator.cuda else "cpu"
+    elsewhere = {package for index in image.pip_indexes for package in index.packages}  # the user's choice is kept
+    scoped = [package for package in packages if package not in elsewhere]
+    # torch does not require numpy, and warns in each process that imports it without
+    # https://github.com/pytorch/pytorch/issues/115638
+    image = add_missing(image.pip_install(*packages.values()), "numpy")
+    if scoped:
+        image = image.with_index(f"{INDEX}/{build}", *scoped)
+    return with_trainer(image)
 
 
 @contextmanager
@@ -124,7 +122,7 @@ def enter_in_call(info: InstanceInfo, *, backend: str | None = None) -> None:
             "of them alone, where it would wait for the others for ever. Call it on all of them: f(...) @ pool."
         )
     process_contexts.enter("torch", lambda: process_group(info, backend=backend, timeout_s=_CALL_TIMEOUT_S))
-    _second_init.agree(backend)
+    _check_group(backend)
 
 
 @contextmanager
@@ -171,11 +169,11 @@ def process_group(info: InstanceInfo, *, backend: str | None = None, timeout_s: 
         world_size=info.total_workers,
         device_id=device if chosen == "nccl" else None,
     )
-    _second_init.redirect()
+    _redirect()
     try:
         yield
     finally:
-        _second_init.restore()
+        _restore()
         dist.destroy_process_group()
         del store  # on rank 0 it serves the others
 
@@ -262,13 +260,134 @@ def _share_processors(info: InstanceInfo) -> None:
     """Where several ranks run on one machine, limit the threads of each to its part of the processors."""
     import torch
 
-    here = info.peers[info.node].private_ip if info.peers else info.head_addr
-    ranks = max(1, sum(peer.private_ip == here for peer in info.peers)) * info.workers_per_node
+    ranks = nodes_here(info) * info.workers_per_node
     if ranks > 1 and "OMP_NUM_THREADS" not in os.environ:
-        if sys.platform == "darwin":
-            processors = os.cpu_count() or 1
-        else:
-            processors = len(os.sched_getaffinity(0))
-        threads = max(1, processors // ranks)
+        threads = max(1, cpus(nodes_here(info)) // info.workers_per_node)
         os.environ["OMP_NUM_THREADS"] = str(threads)
         torch.set_num_threads(threads)
+
+
+def _redirect() -> None:
+    """From now on, calls of `init_process_group` and `destroy_process_group` come here.
+
+    A file that says `from torch.distributed import init_process_group` at its top may be loaded before the group is
+    made, and holds the function itself. So the function object stays and its code is replaced.
+    """
+    from torch.distributed import distributed_c10d
+
+    for name, stand_in in (("init_process_group", _init), ("destroy_process_group", _destroy)):
+        function = getattr(distributed_c10d, name)
+        _originals[name] = _copied(function)
+        # a function keeps its closure: its code must name as many variables of it, and uses none
+        function.__code__ = stand_in.__code__.replace(co_freevars=function.__code__.co_freevars)
+
+
+def _restore() -> None:
+    """Give both functions their own code back."""
+    from torch.distributed import distributed_c10d
+
+    for name, original in _originals.items():
+        getattr(distributed_c10d, name).__code__ = original.__code__
+    _originals.clear()
+
+
+def _original(name: str) -> Callable[..., Any]:
+    """Torch's own function of that name."""
+    from torch.distributed import distributed_c10d
+
+    found: Callable[..., Any] = _originals.get(name) or getattr(distributed_c10d, name)
+    return found
+
+
+def init_again(*args: Any, **kwargs: Any) -> Any:
+    """What `init_process_group` does while the group is there.
+
+    Raises:
+        ConfigError: it asks for another rank, world or backend than the group has.
+    """
+    import torch.distributed as dist
+
+    init = _original("init_process_group")
+    if not dist.is_initialized():  # torch's internals were used to end it
+        return init(*args, **kwargs)
+    asked = inspect.signature(dist.init_process_group).bind(*args, **kwargs).arguments
+    _check_group(asked.get("backend"), rank=asked.get("rank"), world_size=asked.get("world_size"))
+    _warn_once(
+        "init_process_group()",
+        f"the group is there already ({dist.get_backend()}, rank {dist.get_rank()} of {dist.get_world_size()}) and is "
+        "kept: this call does nothing.",
+    )
+    return None
+
+
+def destroy_again(group: Any = None) -> None:
+    """What `destroy_process_group` does while the group is there: it destroys other groups, but not this one."""
+    import torch.distributed as dist
+
+    if group is not None and group is not dist.group.WORLD:
+        _original("destroy_process_group")(group)
+        return
+    _warn_once(
+        "destroy_process_group()",
+        "the group of all ranks serves later calls too and is destroyed when the worker ends: this call does nothing.",
+    )
+
+
+def _check_group(backend: str | None, *, rank: int | None = None, world_size: int | None = None) -> None:
+    """Check that what is asked for is what the group has.
+
+    A backend that this machine cannot use (nccl without a GPU) is accepted: programs for GPUs then run on CPU pools.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    import torch.distributed as dist
+
+    have = dist.get_backend()
+    names = {part.rpartition(":")[2] for part in str(backend).lower().split(",")} if backend is not None else set()
+    if have not in names and any(map(_usable, names)):
+        raise ConfigError(
+            f"The process group of this pool uses {have}, and {backend} is asked for. Name the backend where the group "
+            f"is made: sky.plugins.torch(backend={backend!r}) or @sky.integrations.torch(backend={backend!r})."
+        )
+    for name, asked, found in (("rank", rank, dist.get_rank()), ("world_size", world_size, dist.get_world_size())):
+        if asked not in (None, -1, found):
+            raise ConfigError(
+                f"init_process_group({name}={asked}): in the group of this pool this process has {name} {found}. "
+                f"Leave {name}= out."
+            )
+
+
+def _usable(backend: str) -> bool:
+    import torch
+    import torch.distributed as dist
+
+    return dist.is_backend_available(backend) and (backend != "nccl" or torch.cuda.is_available())
+
+
+def _warn_once(what: str, text: str) -> None:
+    if what not in _warned:
+        _warned.add(what)
+        warnings.warn(f"{what}: {text}", stacklevel=4)  # the line in user code
+
+
+def _copied(function: FunctionType) -> FunctionType:
+    """A function that does what this one does now."""
+    copy = FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+# The code of these two runs among the globals of torch's module, where this module's names are unknown.
+def _init(*args: Any, **kwargs: Any) -> Any:
+    from skyward.plugins._torch import init_again
+
+    return init_again(*args, **kwargs)
+
+
+def _destroy(*args: Any, **kwargs: Any) -> Any:
+    from skyward.plugins._torch import destroy_again
+
+    return destroy_again(*args, **kwargs)

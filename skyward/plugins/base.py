@@ -5,6 +5,7 @@ It holds the hooks and never calls them; `client` and `node` in this package do.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -29,6 +30,8 @@ AroundClient: TypeAlias = "Callable[[Any, Cluster], AbstractContextManager[Any]]
 
 HOOKS = ("transform", "bootstrap", "decorate", "around_app", "around_process", "around_client")
 SERVERS = ("ray", "dask")  # plugins of a cluster whose server is found at the pool's port, by replaced nodes too
+LATEST = "latest"
+_OPERATOR = re.compile(r"\s*(===|~=|==|!=|<=|>=|<|>)")
 WORKER_HOOKS = ("decorate", "around_app", "around_process")  # these travel to the nodes
 
 
@@ -196,6 +199,45 @@ def check_pickles(value: object, plugin: str, hook: str) -> None:
             f"Plugin {plugin!r}: its {hook} hook goes to the nodes, but cannot be pickled "
             f"({type(error).__name__}: {error}). Create locks, connections and open files inside the hook."
         ) from error
+
+
+def versioned(package: str, version: str | None, *, where: str) -> str:
+    """A package with a version, as pip takes it.
+
+    Args:
+        package: its name, extras included.
+        version: "latest" or None for any; a bare version such as "2.3.0" for exactly that; a specifier such as
+            ">=2.3,<3" as it is.
+        where: what errors call the parameter.
+
+    Raises:
+        ConfigError: it is no version and no specifier (PEP 440).
+    """
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet  # nodes, which import this too, need not have it
+
+    if version is None or version == LATEST:
+        return package
+    given: object = version
+    specifier = given.strip() if isinstance(given, str) else ""
+    if specifier and not _OPERATOR.match(specifier):
+        specifier = f"=={specifier}"
+    try:
+        parsed = SpecifierSet(specifier)
+    except InvalidSpecifier:
+        parsed = SpecifierSet()
+    if not len(parsed):
+        raise ConfigError(
+            f"{where} takes 'latest', a version such as '2.3.0' or a specifier such as '>=2.3,<3'; found {version!r}."
+        )
+    return f"{package}{specifier.replace(' ', '')}"
+
+
+def add_missing(image: Image, *requirements: str) -> Image:
+    """The image with these packages; a bare name adds nothing where the image asks for that package already."""
+    from skyward.model.image import requirement_name  # nodes have no use for it
+
+    present = {requirement_name(entry) for entry in image.pip}
+    return image.pip_install(*(entry for entry in requirements if entry not in present))
 
 
 def hook_failed(plugin: str, hook: str, error: BaseException, when: str = "") -> PluginError:

@@ -1,13 +1,22 @@
-"""Plugins by name: the built-in ones, and those that installed packages offer as `skyward.plugins` entry points."""
+"""Plugins by name: the built-in ones, and those that installed packages offer as `skyward.plugins` entry points.
+
+A file or script declares its plugins by name, too: they are made here, and applied to the image beside them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
 
-from skyward.errors import PluginError
+from skyward.errors import ConfigError, PluginError, UnknownNameError
 from skyward.model.extensions import Extensions
 from skyward.model.parameters import checked
-from skyward.plugins.base import Plugin
+from skyward.plugins.base import Plugin, check
+
+if TYPE_CHECKING:
+    from skyward.builder.sources.declared import Declared, PluginUse
+    from skyward.model.image import Image
 
 # name -> where the function that makes the plugin is. Its module must not bear the plugin's name in this package:
 # importing a submodule binds it as an attribute, which would hide the function.
@@ -40,3 +49,57 @@ def load(name: str) -> Callable[..., Plugin]:
     """
     make: Callable[..., Plugin] = checked(PLUGINS.load(name), f"sky.plugins.{name}")
     return make
+
+
+def declared_image(declared: Declared, *, platform: str, python: str) -> Image:
+    """The image that a pool of this declaration would use: with what its plugins add.
+
+    Args:
+        declared: from a TOML file or a script.
+        platform: of the nodes, such as "linux/amd64".
+        python: minor version of the client, such as "3.11"; used unless the image names one.
+
+    Raises:
+        UnknownNameError: there is no plugin of that name.
+        ConfigError: a plugin's parameters are wrong; the message names file and key.
+        PluginError: a plugin cannot be loaded, or its transform failed.
+    """
+    from skyward.model.spec import Cluster, ClusterSpec
+    from skyward.plugins._volumes import mounting
+    from skyward.plugins.hooks import transform_all
+
+    plugins = [_made(use) for use in declared.plugins]
+    if declared.has_volumes:
+        plugins = [mounting(()), *plugins]
+    check(plugins)
+    spec = ClusterSpec(
+        nodes=declared.nodes,
+        accelerator=declared.accelerator,
+        platform=platform,
+        python=python if declared.image.python == "auto" else declared.image.python,
+    )
+    return transform_all(declared.image, plugins, Cluster(spec=spec))
+
+
+def _made(use: PluginUse) -> Plugin:
+    import inspect
+
+    try:
+        make = load(use.name)
+    except UnknownNameError as error:
+        raise UnknownNameError(f"{use.where}: {error}") from None
+    signature = inspect.signature(make)
+    try:
+        signature.bind(*use.args, **use.kwargs)
+    except TypeError as error:
+        known = [name for name, each in signature.parameters.items() if each.kind is not each.VAR_KEYWORD]
+        close = [match for given in use.kwargs for match in get_close_matches(given, known, n=1) if given not in known]
+        hint = f" Did you mean {' or '.join(close)}?" if close else ""
+        raise ConfigError(
+            f"{use.where}: the plugin {use.name!r} does not take these parameters: {error}.{hint} "
+            f"It takes: {', '.join(known) or 'none'}."
+        ) from None
+    try:
+        return make(*use.args, **use.kwargs)
+    except ConfigError as error:
+        raise type(error)(f"{use.where}: {error}") from error

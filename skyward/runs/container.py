@@ -32,7 +32,7 @@ from skyward.model.image_fields import local_minor, platform_of
 from skyward.model.spec import Cluster, ClusterSpec
 from skyward.nodes.process_id import USER
 from skyward.nodes.run_directory import runtime_base, temporary_base
-from skyward.plugins.declared import declared_image
+from skyward.plugins.registry import declared_image
 from skyward.records.run import RunRecord
 from skyward.runs.driver import CACHE_FOLDER, HOME_FOLDER, PROGRAM_FOLDER, STARTED, Launch, write_launch
 from skyward.runs.place import RUN_LABEL

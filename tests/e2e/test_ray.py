@@ -16,7 +16,7 @@ import pytest
 
 import skyward as sky
 from skyward.errors import PluginError
-from skyward.plugins._ray_node import TOKEN, read_ports
+from skyward.plugins._ray import TOKEN, read_ports
 
 if find_spec("ray") is None or find_spec("grpc") is None:
     pytest.skip("Ray is not installed here; `pip install -e .[dev]` brings it", allow_module_level=True)

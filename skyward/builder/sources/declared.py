@@ -1,6 +1,6 @@
 """Images declared outside of a running program: in TOML files (here) and as the pools of a script (`script.py`).
 
-Reading one runs nothing of the user's and builds nothing. Plugins are only named here; `skyward.plugins.declared`
+Reading one runs nothing of the user's and builds nothing. Plugins are only named here; `skyward.plugins.registry`
 makes them.
 """
 

@@ -11,7 +11,7 @@ from skyward.builder.sources.script import pools_in_script
 from skyward.errors import ConfigError
 from skyward.model.image import Image, PipIndex
 from skyward.model.spec import Accelerator
-from skyward.plugins.declared import declared_image
+from skyward.plugins.registry import declared_image
 
 Found = Callable[[str], list[Declared]]
 HEAD = "raise SystemExit('this must never run')\nimport os, sys, dataclasses\nimport skyward as sky\n"

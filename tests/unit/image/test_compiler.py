@@ -378,7 +378,7 @@ def test_what_nodes_load_has_bytecode() -> None:
     packages = {path.split("/")[1] for path in without}
     assert packages == {"_pool", "builder", "delivery", "engine", "image", "nodes", "providers", "runs", "ssh"}
     for modules, asked in (
-        ("skyward.runner.agent, skyward.runner.worker, skyward.plugins.node", "skyward."),
+        ("skyward.runner.agent, skyward.runner.worker, skyward.plugins.hooks", "skyward."),
         ("skyward.runs.driver, skyward.runs.keys, skyward.runs.saved", "skyward.runs."),  # of the driver of a run
     ):
         code = f"import sys, {modules}; print(*sys.modules)"

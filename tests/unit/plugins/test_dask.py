@@ -21,7 +21,7 @@ from skyward.model.image_fields import local_minor
 from skyward.model.spec import Cluster, ClusterSpec
 from skyward.nodes.forward import PortForward
 from skyward.plugins import transform_all
-from skyward.plugins._dask_node import IDENTITY
+from skyward.plugins._dask import IDENTITY
 
 pytest.importorskip("distributed", reason="Dask is not installed here; `pip install -e .[dev]` brings it")
 
@@ -84,7 +84,7 @@ def test_a_pool_without_the_plugin_has_no_client() -> None:
 def start_scheduler(port: int) -> tuple[subprocess.Popen[str], dict[str, str]]:
     identity = secrets_of(sky.ComputePool(sky.Local(), plugins=[sky.plugins.dask()]))[IDENTITY]
     process = subprocess.Popen(
-        [sys.executable, "-m", "skyward.plugins._dask_node"],
+        [sys.executable, "-m", "skyward.plugins._dask"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -140,18 +140,18 @@ def read_to_end(sock: socket.socket) -> bytes:
 
 def test_a_port_that_another_plugin_has_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """With what to do about it."""
-    from skyward.plugins import _dask_node
+    from skyward.plugins import _dask
 
-    monkeypatch.setattr(_dask_node, "_BUSY_S", 0.0)
+    monkeypatch.setattr(_dask, "_BUSY_S", 0.0)
     said: list[str] = []
-    monkeypatch.setattr(_dask_node, "_answer", said.append)
+    monkeypatch.setattr(_dask, "_answer", said.append)
 
     def busy(_order: Any) -> Any:
         raise OSError(98, "Address already in use")
 
-    monkeypatch.setattr(_dask_node, "serve", busy)
+    monkeypatch.setattr(_dask, "serve", busy)
     monkeypatch.setattr(sys, "stdin", io.StringIO("{}\n"))
-    assert _dask_node.main() == 1
+    assert _dask.main() == 1
     assert said == ["Address already in use. Another plugin of this pool may listen on it: list dask() first."]
 
 

@@ -11,7 +11,7 @@ from skyward.errors import ConfigError, UnknownNameError
 from skyward.model.image import Image
 from skyward.model.spec import Accelerator, Cluster
 from skyward.plugins import Plugin, registry
-from skyward.plugins.declared import declared_image
+from skyward.plugins.registry import declared_image
 
 
 def framework(version: str = "1", *, gpu: bool = True) -> Plugin:

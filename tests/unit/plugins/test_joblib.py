@@ -18,8 +18,8 @@ from skyward.model.image import Image
 from skyward.model.instance import InstanceInfo, Peer
 from skyward.model.protocol import SETTINGS_VAR
 from skyward.model.spec import Cluster, ClusterSpec
-from skyward.plugins import _joblib, transform_all
-from skyward.plugins._joblib import cpus, share_of_cpus
+from skyward.plugins import _joblib, _ranks, transform_all
+from skyward.plugins._joblib import share_of_cpus
 from skyward.runner.config import RunnerSettings
 
 
@@ -154,7 +154,7 @@ def test_threads_are_the_share_of_a_call(
 ) -> None:
     """CPUs of the machine, by its nodes, by the calls at once; at least one."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(machine)), raising=False)
-    monkeypatch.setattr(_joblib, "_CPU_MAX", Path("no such file"))
+    monkeypatch.setattr(_ranks, "_CPU_MAX", Path("no such file"))
     monkeypatch.setenv(SETTINGS_VAR, RunnerSettings(lease_s=60, processes=processes, slots=slots).to_json())
     for name in _joblib._THREADS:
         monkeypatch.delenv(name, raising=False)
@@ -171,21 +171,6 @@ def test_threads_that_are_set_stay(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with share_of_cpus(place(0, ["10.0.0.1"])):
         assert os.environ["OMP_NUM_THREADS"] == "3"
-
-
-@pytest.mark.parametrize(
-    ("text", "nodes", "expected"),
-    [("max 100000", 1, 8), ("200000 100000", 1, 2), ("200000 100000", 2, 2), ("50000 100000", 1, 1), ("", 2, 4)],
-)
-def test_a_container_is_limited_by_its_quota(
-    text: str, nodes: int, expected: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """A quota is a node's own; without one it shares the machine with the others."""
-    (tmp_path / "cpu.max").write_text(text)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)), raising=False)
-    monkeypatch.setattr(_joblib, "_CPU_MAX", tmp_path / "cpu.max")
-
-    assert cpus(nodes) == expected
 
 
 def test_other_versions_are_told_of_once(capsys: pytest.CaptureFixture[str]) -> None:

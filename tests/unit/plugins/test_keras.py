@@ -15,7 +15,7 @@ from skyward.errors import ConfigError, PluginError
 from skyward.model.instance import InstanceInfo
 from skyward.model.spec import Accelerator, Cluster, ClusterSpec
 from skyward.plugins import _keras, transform_all
-from skyward.plugins.node import Session
+from skyward.plugins.hooks import Session
 from skyward.runtime.environment import declared_env, is_collective
 
 CPU = Cluster(spec=ClusterSpec(nodes=2))

@@ -19,8 +19,8 @@ from skyward.model.image import Image
 from skyward.model.image_fields import local_minor
 from skyward.model.instance import InstanceInfo, Peer
 from skyward.model.spec import Cluster, ClusterSpec
-from skyward.plugins import _ray, _ray_node, transform_all
-from skyward.plugins._ray_node import Ports, address_of, command, head_of, read_ports
+from skyward.plugins import _ray, transform_all
+from skyward.plugins._ray import Ports, address_of, command, head_of, read_ports
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 HERE = Path("/tmp/rayabc")
@@ -39,7 +39,7 @@ def add(image: Image, *, python: str = "") -> Image:
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray 2.60.0, which nothing has imported."""
     monkeypatch.setattr(_ray, "find_spec", lambda _name: True)
-    monkeypatch.setattr(_ray, "version", lambda _name: "2.60.0")
+    monkeypatch.setattr("importlib.metadata.version", lambda _name: "2.60.0")
     monkeypatch.delitem(sys.modules, "ray", raising=False)
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
 
@@ -95,7 +95,7 @@ def test_the_command_of_the_head() -> None:
     """It listens on the port that the pool has claimed; the dashboard on loopback alone."""
     words = command(place(0, "10.0.0.4", "10.0.0.5"), Ports(client=7, dashboard=8), HERE)
 
-    assert words[:6] == [sys.executable, "-u", "-m", "skyward.plugins._ray_start", "start", "--block"]
+    assert words[:6] == [sys.executable, "-u", "-m", "skyward.plugins._ray", "start", "--block"]
     for word in (
         "--head",
         "--port=20000",
@@ -111,7 +111,7 @@ def test_the_command_of_the_head() -> None:
 
 def test_the_command_of_another_node(monkeypatch: pytest.MonkeyPatch) -> None:
     """It joins the head. Nodes that share a machine share its processors; else Ray counts them itself."""
-    monkeypatch.setattr(_ray_node, "cpus", lambda nodes: 8 // nodes)
+    monkeypatch.setattr(_ray, "cpus", lambda nodes: 8 // nodes)
     shared = command(place(1, "127.0.0.1", "127.0.0.1"), Ports(), HERE)
     alone = command(place(1, "10.0.0.4", "10.0.0.5"), Ports(), HERE)
 
@@ -134,7 +134,7 @@ def test_the_token_is_in_no_command_and_no_repr(monkeypatch: pytest.MonkeyPatch)
     for node in (0, 1):
         assert first not in " ".join(command(place(node, "127.0.0.1", "127.0.0.1"), Ports(7, 8), HERE))
     assert first not in repr(plugin)
-    assert _ray_node._SETTINGS["RAY_AUTH_MODE"] == "token"
+    assert _ray._SETTINGS["RAY_AUTH_MODE"] == "token"
 
 
 def test_ports_are_read_from_the_node(tmp_path: Path) -> None:
@@ -163,14 +163,14 @@ def test_a_ray_that_does_not_start_is_an_error(tmp_path: Path, monkeypatch: pyte
     """It has node, status and Ray's last output; nothing is left."""
     monkeypatch.setenv("SKYWARD_RUN_DIR", str(tmp_path))
     monkeypatch.setenv("SKYWARD_PROCESSES", "1")
-    monkeypatch.setattr(_ray_node, "_LONGEST", 200)
-    for name in (*_ray_node._SETTINGS, "RAY_ADDRESS"):
+    monkeypatch.setattr(_ray, "_LONGEST", 200)
+    for name in (*_ray._SETTINGS, "RAY_ADDRESS"):
         monkeypatch.setenv(name, "")
     failing = [sys.executable, "-c", "print('\\x1b[31mno room\\x1b[0m'); raise SystemExit(3)"]
-    monkeypatch.setattr(_ray_node, "command", lambda *_: failing)
+    monkeypatch.setattr(_ray, "command", lambda *_: failing)
     with (
         pytest.raises(PluginError, match=r"on node 0 \(127\.0\.1\.1\): it ended with status 3\..*\nno room"),
-        _ray_node.joined(place(0, "127.0.0.1")),
+        _ray.joined(place(0, "127.0.0.1")),
     ):
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["ray.lock"]

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from skyward.errors import PluginError
 from skyward.model.instance import InstanceInfo, Network
-from skyward.plugins import _rendezvous
-from skyward.plugins._rendezvous import interface_of, listen, owner_of, rendezvous, source_address
+from skyward.plugins import _ranks
+from skyward.plugins._ranks import cpus, interface_of, listen, owner_of, rendezvous, source_address
 
 RANKS = 3
 
@@ -37,7 +39,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[Any]]]
         together.wait()
         return found
 
-    monkeypatch.setattr(_rendezvous, "gather", gather)
+    monkeypatch.setattr(_ranks, "gather", gather)
 
     def one(rank: int, port: int | None) -> Any:
         number.rank = rank
@@ -124,3 +126,18 @@ def test_every_address_of_this_machine_has_an_owner() -> None:
 
     assert owner_of(address) in {name for _, name in socket.if_nameindex()}
     assert owner_of("203.0.113.77") is None  # set aside for documents
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes", "expected"),
+    [("max 100000", 1, 8), ("200000 100000", 1, 2), ("200000 100000", 2, 2), ("50000 100000", 1, 1), ("", 2, 4)],
+)
+def test_a_container_is_limited_by_its_quota(
+    text: str, nodes: int, expected: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A quota is a node's own; without one it shares the machine with the others."""
+    (tmp_path / "cpu.max").write_text(text)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)), raising=False)
+    monkeypatch.setattr(_ranks, "_CPU_MAX", tmp_path / "cpu.max")
+
+    assert cpus(nodes) == expected

@@ -1,28 +1,49 @@
-"""The rendezvous of a framework's ranks: the address and port of rank 0, and the network interface that leads there.
+"""How the ranks of a pool share their machines, and how they find each other for a framework.
 
-A framework whose ranks cannot reach each other waits for minutes, and its error does not say which ones. Here every
-rank connects to rank 0 once before the framework does, and the error names those that could not. Standard library only.
+A framework whose ranks cannot reach each other waits for minutes, and its error does not say which ones. In the
+rendezvous here every rank connects to rank 0 once before the framework does, and the error names those that could not.
+Standard library only.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import os
 import socket
 import struct
 import threading
 import time
+from pathlib import Path
 
 from skyward.errors import PluginError
 from skyward.model.instance import InstanceInfo
 from skyward.runtime.group import gather
 
+_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")  # quota and period of the container, in microseconds
 _TRY_S = 10.0  # for a node to answer
 _PAUSE_S = 0.1
 _SIOCGIFADDR = 0x8915  # netdevice(7)
 _SIOCGIFNETMASK = 0x891B
 _ADDRESS = slice(20, 24)  # of struct ifreq: 16 bytes of name, then sockaddr_in with family and port before the address
 _ANY_PORT = 9  # nothing is sent to it
+
+
+def nodes_here(info: InstanceInfo) -> int:
+    """The number of the pool's nodes on this machine, where there may be several."""
+    here = {peer.private_ip for peer in info.peers if peer.node == info.node}
+    return max(1, sum(peer.private_ip in here for peer in info.peers))
+
+
+def cpus(nodes: int) -> int:
+    """CPUs of one of so many nodes on this machine, at least 1: its share, or its container's limit if that is less."""
+    share = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    share = max(1, share // nodes)
+    try:
+        quota, period = _CPU_MAX.read_text().split()
+    except (OSError, ValueError):  # no container, or an older kernel's
+        return share
+    return share if quota == "max" else max(1, min(share, int(quota) // int(period)))
 
 
 def rendezvous(

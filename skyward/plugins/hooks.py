@@ -1,0 +1,365 @@
+"""The hooks of a pool's plugins, in the order in which they are called: first on the client, then on the nodes.
+
+The client changes the image (`transform_all`), sends all workers one `NodeSetup`, and enters contexts around the open
+pool (`around_client`). Each worker calls the `NodeSetup` with its place: the first one of a node bootstraps it, all
+enter their contexts. The runner does not know plugins: it calls an object that returns another with `decorate` and
+`close`. Standard library only at import, as nodes import this file.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+
+from skyward.errors import PluginError
+from skyward.model.instance import InstanceInfo
+from skyward.model.protocol import RUN_DIR_VAR
+from skyward.model.secrets import Secrets
+from skyward.plugins.base import HOOKS, WORKER_HOOKS, Plugin, check_pickles, hook_failed
+from skyward.runtime.environment import carry
+from skyward.wire.exceptions import Stopping
+
+if TYPE_CHECKING:
+    from skyward.model.image import Image
+    from skyward.model.spec import Cluster
+
+_LISTS = ("apt", "pip", "requirements", "groups", "run", "secrets", "includes")
+_STAYS: dict[str, Any] = {hook: None for hook in HOOKS if hook not in WORKER_HOOKS} | {
+    "secrets": Secrets(),
+    "pool_secrets": None,
+}
+_SHOWN_LINES = 20  # of a failed command's output
+_SHOWN_CHARACTERS = 80  # of the command itself
+_DONE = "done"
+
+
+def transform_all(image: Image, plugins: Sequence[Plugin], cluster: Cluster) -> Image:
+    """The image with what all plugins add, in their order; `Image.origins` says what each one added.
+
+    Raises:
+        PluginError: a transform failed, returned something else, or took away what was there.
+    """
+    for plugin in plugins:
+        if plugin.transform is not None:
+            image = _transform(image, plugin, cluster)
+    return image
+
+
+def _transform(image: Image, plugin: Plugin, cluster: Cluster) -> Image:
+    from skyward.image.plan import with_origin  # brings the compiler, for which nodes have no use
+    from skyward.model.image import Image
+
+    assert plugin.transform is not None
+    try:
+        after = plugin.transform(image, cluster)
+    except Exception as error:  # a third party's code
+        raise hook_failed(plugin.name, "transform", error) from error
+    if not isinstance(after, Image):
+        raise PluginError(
+            f"Plugin {plugin.name!r}: its transform hook must return the changed Image, as in "
+            f"`return image.pip_install(...)`; it returned {type(after).__name__}."
+        )
+    now = _entries(after)
+    if gone := [entry for entry in _entries(image) if entry not in now]:
+        raise PluginError(
+            f"Plugin {plugin.name!r}: its transform hook took {', '.join(gone)} out of the image. A plugin adds to "
+            "what is there: build on the image it is given, as `image.pip_install(...)` does."
+        )
+    return with_origin(image, after, f"plugin {plugin.name}")
+
+
+def _entries(image: Image) -> list[str]:
+    """What a plugin may not take away."""
+    entries = [f"{field}={entry!r}" for field in _LISTS for entry in getattr(image, field)]
+    return entries + [f"{package!r} from {index.url}" for index in image.pip_indexes for package in index.packages]
+
+
+def node_setup(plugins: Sequence[Plugin], cluster: Cluster, *, several_processes: bool = False) -> NodeSetup:
+    """What every worker of the pool is sent: the bootstrap steps and the hooks that run there.
+
+    Raises:
+        PluginError: a bootstrap hook failed, or one of its ops is none or cannot be pickled.
+    """
+    steps = [step for plugin in plugins for step in _steps(plugin, cluster)]
+    kept = tuple(replace(plugin, **_STAYS) for plugin in plugins)
+    return NodeSetup(tuple(steps), kept, several_processes)
+
+
+def _steps(plugin: Plugin, cluster: Cluster) -> list[Step]:
+    if plugin.bootstrap is None:
+        return []
+    try:
+        ops = plugin.bootstrap(cluster)
+    except Exception as error:  # a third party's code
+        raise hook_failed(plugin.name, "bootstrap", error) from error
+    found = list(_flat(ops))
+    for op in found:
+        if not isinstance(op, str) and not callable(op):
+            raise PluginError(
+                f"Plugin {plugin.name!r}: its bootstrap hook must return shell commands and functions; found a "
+                f"{type(op).__name__}."
+            )
+        check_pickles(op, plugin.name, "bootstrap")
+    return [Step(plugin.name, number, len(found), op) for number, op in enumerate(found, 1)]
+
+
+def _flat(op: Any) -> Iterator[Any]:
+    if isinstance(op, list | tuple):
+        for inner in op:
+            yield from _flat(inner)
+    else:
+        yield op
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSetup:
+    """What the client sends a worker of a pool's plugins.
+
+    Attributes:
+        steps: the bootstrap of the node.
+        plugins: the plugins, with only the hooks that run in workers.
+        several_processes: whether a node has more than one worker process, as `around_process` wants it.
+    """
+
+    steps: tuple[Step, ...]
+    plugins: tuple[Plugin, ...]
+    several_processes: bool = False
+
+    def __call__(self, place: InstanceInfo) -> Session:
+        """Bootstrap the node unless that has been done, then enter the hooks in this process.
+
+        Raises:
+            PluginError: a bootstrap step or a hook failed.
+        """
+        if self.steps:
+            _once_per_node(self.steps, Path(os.environ[RUN_DIR_VAR]))
+        return Session(self.plugins, place, several_processes=self.several_processes)
+
+
+def _once_per_node(steps: tuple[Step, ...], run_dir: Path) -> None:
+    """Run the steps in the node's first worker; the others wait for it, and fail if it has failed."""
+    with (run_dir / "bootstrap").open("a+", encoding="utf-8") as record:
+        fcntl.flock(record, fcntl.LOCK_EX)
+        try:
+            record.seek(0)
+            if outcome := record.read():
+                if outcome != _DONE:
+                    raise PluginError(outcome)
+                return
+            _run_all(steps, record)
+        finally:
+            fcntl.flock(record, fcntl.LOCK_UN)  # a process that a step left behind may share the open file
+
+
+def _run_all(steps: tuple[Step, ...], record: TextIO) -> None:
+    outcome = ""  # stays empty after an interrupt: the next worker starts over
+    try:
+        for step in steps:
+            step.run()
+        outcome = _DONE
+    except PluginError as error:
+        outcome = str(error)
+        raise
+    finally:
+        record.write(outcome)
+        record.flush()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One op of a plugin's bootstrap: a shell text or a function without parameters."""
+
+    plugin: str
+    number: int
+    total: int
+    op: str | Callable[[], object]
+
+    def __str__(self) -> str:
+        if isinstance(self.op, str):
+            line = next((line.strip() for line in self.op.splitlines() if line.strip()), "")
+            what = repr(line if len(line) <= _SHOWN_CHARACTERS else line[:_SHOWN_CHARACTERS] + "...")
+        else:
+            what = f"{getattr(self.op, '__name__', type(self.op).__name__)}()"
+        return f"Plugin {self.plugin!r}: bootstrap step {self.number} of {self.total}, {what},"
+
+    def run(self) -> None:
+        """Run it to its end.
+
+        Raises:
+            PluginError: a command's exit status was not 0, or a function raised.
+        """
+        if isinstance(self.op, str):
+            self._run_shell(self.op)
+            return
+        try:
+            self.op()
+        except (Exception, SystemExit) as error:  # a third party's code, which may be a command's main()
+            raise PluginError(f"{self} failed: {type(error).__name__}: {error}") from error
+
+    def _run_shell(self, text: str) -> None:
+        done = subprocess.run(
+            ["/bin/sh", "-ec", text],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
+            check=False,
+        )
+        if done.returncode != 0:
+            how = f"status {done.returncode}" if done.returncode > 0 else f"signal {-done.returncode}"
+            last = "\n".join(done.stdout.splitlines()[-_SHOWN_LINES:]) or "(it printed nothing)"
+            raise PluginError(f"{self} ended with {how}. Its last output:\n{last}")
+
+
+class Session:
+    """The plugins of a pool, set up in one worker process.
+
+    Attributes:
+        collective: whether one of them makes a group of the pool's ranks.
+    """
+
+    def __init__(self, plugins: tuple[Plugin, ...], place: InstanceInfo, *, several_processes: bool = False) -> None:
+        """Enter all `around_app` hooks, then, where a node has several processes, all `around_process` hooks.
+
+        Raises:
+            PluginError: one failed; those before it have been left.
+        """
+        self._plugins = plugins
+        self.collective = any(plugin.collective for plugin in plugins)
+        self._entered = Entered(_worker_hooks(plugins, place, several_processes=several_processes))
+
+    def decorate(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """The function inside all `decorate` hooks, the first plugin's outermost.
+
+        Raises:
+            PluginError: a hook failed or returned no function.
+        """
+        for plugin in reversed(self._plugins):
+            if plugin.decorate is None:
+                continue
+            try:
+                decorated = plugin.decorate(fn)
+            except (Exception, SystemExit) as error:  # a third party's code
+                raise hook_failed(plugin.name, "decorate", error) from error
+            if not callable(decorated):
+                raise PluginError(
+                    f"Plugin {plugin.name!r}: its decorate hook must return a function; it returned "
+                    f"{type(decorated).__name__}."
+                )
+            fn = carry(fn, decorated)
+        return fn
+
+    def close(self) -> None:
+        """Leave the hooks in reverse order; a second call does nothing.
+
+        Raises:
+            PluginError: one or more failed; all have been left.
+        """
+        self._entered.close()
+
+
+def _worker_hooks(plugins: tuple[Plugin, ...], place: InstanceInfo, *, several_processes: bool) -> Iterator[Hook]:
+    for plugin in plugins:
+        if plugin.around_app is not None:
+            yield Hook(plugin.name, "around_app", partial(plugin.around_app, place))
+    if several_processes:
+        for plugin in plugins:
+            if plugin.around_process is not None:
+                yield Hook(plugin.name, "around_process", partial(plugin.around_process, place))
+
+
+class Hook(NamedTuple):
+    """A hook that gives a context manager, with the words an error needs."""
+
+    plugin: str
+    name: str
+    make: Callable[[], AbstractContextManager[Any]]
+
+
+class Entered:
+    """Contexts of several hooks: entered in order, left in reverse, each left exactly once whatever the others do."""
+
+    def __init__(self, hooks: Iterable[Hook]) -> None:
+        """Enter the hooks in order.
+
+        Raises:
+            PluginError: one failed; those before it have been left.
+        """
+        self._lock = threading.Lock()
+        self._open: list[tuple[Hook, AbstractContextManager[Any]]] = []
+        try:
+            for hook in hooks:
+                self._enter(hook)
+        except BaseException as error:
+            for failure in self._leave():
+                error.add_note(f"Then, while the plugins entered before it were left: {failure}")
+            raise
+
+    def _enter(self, hook: Hook) -> None:
+        try:
+            context: object = hook.make()
+            if not isinstance(context, AbstractContextManager):
+                kind = type(context).__name__
+                raise TypeError(f"it gave a {kind}, no context manager (is @contextlib.contextmanager missing?)")
+            context.__enter__()
+        except Stopping:
+            raise
+        except (Exception, SystemExit) as error:  # a third party's code, which may be a command's main()
+            raise hook_failed(hook.plugin, hook.name, error, " when it was entered") from error
+        self._open.append((hook, context))
+
+    def close(self) -> None:
+        """Leave all contexts in reverse order; a second call does nothing.
+
+        A context is left without an exception, whatever ended the pool: it cannot swallow one.
+
+        Raises:
+            PluginError: one or more failed; all have been left.
+        """
+        failures = self._leave()
+        if not failures:
+            return
+        first, *others = failures
+        for failure in others:
+            first.add_note(f"And: {failure}")
+        raise first
+
+    def _leave(self) -> list[BaseException]:
+        with self._lock:
+            contexts, self._open = self._open, []
+        failures: list[BaseException] = []
+        for hook, context in reversed(contexts):
+            try:
+                context.__exit__(None, None, None)
+            except (Stopping, KeyboardInterrupt) as error:  # the others are left all the same, then it is raised
+                failures.insert(0, error)
+            except BaseException as error:  # a third party's code
+                failures.append(hook_failed(hook.plugin, hook.name, error, " when it was left"))
+        return failures
+
+
+@contextmanager
+def around_client(plugins: Sequence[Plugin], pool: object, cluster: Cluster) -> Iterator[None]:
+    """Enter the plugins' contexts around an open pool, in their order; leave them in reverse.
+
+    Raises:
+        PluginError: one failed; those entered have been left.
+    """
+    entered = Entered(
+        Hook(plugin.name, "around_client", partial(plugin.around_client, pool, cluster))
+        for plugin in plugins
+        if plugin.around_client is not None
+    )
+    try:
+        yield
+    finally:
+        entered.close()
