@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from skyward.builder.sources.static_eval.source import Source
+from skyward.builder.sources.static_eval.files import Source
 from skyward.errors import ConfigError
 
 _MAIN = ("__main__", "__mp_main__")

@@ -5,14 +5,17 @@ from __future__ import annotations
 import ast
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from skyward.builder.sources.declared import PluginUse, ProviderUse
-from skyward.builder.sources.static_eval import known, records
+from skyward.builder.sources.static_eval import known
+from skyward.builder.sources.static_eval.classes import FIELD, find_fields, is_followed, is_instance
 from skyward.builder.sources.static_eval.expressions import derived
 from skyward.builder.sources.static_eval.reading import Frame, PoolCall, Reading
 from skyward.builder.sources.static_eval.values import (
     ABSENT,
+    MADE,
     Bound,
     Class,
     Function,
@@ -32,7 +35,11 @@ from skyward.model.image import Image
 _DEEPEST = 12  # calls inside of calls that are followed
 _DATACLASS = ("dataclasses.dataclass", "dataclasses.dataclass(kw_only=True)")
 _WRAPPING = "functools.wraps(...)"  # a decorator that leaves the function as it is
-MADE = "is made when the script runs"
+# what they make of a set depends on its order
+_ORDERED = (list, tuple, str, repr, dict.fromkeys)
+UNORDERED = "depends on the order of a set, which changes from run to run; sorted(...) has one"
+_GIVING = (max, min, sum, dict.fromkeys)  # may give, or put into what they give, their arguments themselves
+_LAZY = (enumerate, itertools.chain, reversed, zip)
 
 
 class Arguments:
@@ -54,7 +61,6 @@ class Calls:
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
         self._active: list[tuple[Function, int]] = []
-        self.creations: dict[int, ast.expr] = {}
 
     def function(
         self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, scope: Scope, owner: Class | None
@@ -108,7 +114,7 @@ class Calls:
             inner = Arguments([called.owner, *arguments.args], arguments.kwargs, arguments.rest)
             return self._follow(called.function, inner, node)
         if isinstance(called, Class):
-            return self._instance(called, arguments, node)
+            return self._reading.classes.instance(called, arguments, node)
         if isinstance(called, Partial):
             merged = Arguments([*called.args, *arguments.args], called.kwargs | arguments.kwargs, arguments.rest)
             return self.call(called.called, merged, node)
@@ -180,7 +186,7 @@ class Calls:
             found = reading.expressions.attribute(arguments.args[0], arguments.args[1], node)
             return derived(found, (*found.of, *arguments.args[2:])) if isinstance(found, Unknown) else found
         if known.is_plugin(name) or known.is_provider(name):
-            return (self._plugin if known.is_plugin(name) else self._provider)(name, arguments, node)
+            return self._part(name, arguments, node)
         if make := known.maker(name):
             return self.made(make, arguments, node, is_image=name.startswith("skyward.Image"))
         if known.is_harmless(name) or (name.startswith("builtins.") and name[9:].endswith(("Error", "Exit"))):
@@ -194,17 +200,17 @@ class Calls:
             self._reading.imports.look_in(name, args)
         if arguments.rest is not None:
             return ABSENT
-        if name in _DATACLASS and not args and records.is_followed(kwargs):
+        if name in _DATACLASS and not args and is_followed(kwargs):
             return Reference(_DATACLASS[1] if kwargs.get("kw_only") else name)
         if name == "functools.partial" and args:
             return Partial(args[0], args[1:], kwargs, node)
-        if name == records.FIELD:
+        if name == FIELD:
             return Partial(Reference(name), args, kwargs, node)
         if name == "builtins.isinstance" and len(args) == 2:
-            return _is_instance(*args)
+            return is_instance(*args)
         if name == "dataclasses.replace" and args and isinstance(args[0], Image):
             self._reading.used.add(id(args[0]))
-            return self.made(_replaced, arguments, node, is_image=True)
+            return self.made(replace, arguments, node, is_image=True)
         return ABSENT
 
     def made(self, make: Callable[..., Any], arguments: Arguments, node: ast.expr, *, is_image: bool) -> Any:
@@ -240,28 +246,19 @@ class Calls:
             return Unknown(result.why, about=result.about, mistake=result.mistake, is_image=is_image)
         return Unknown(MADE) if isinstance(result, Iterator) else result
 
-    def _plugin(self, name: str, arguments: Arguments, node: ast.expr) -> Any:
-        if unknown := arguments.rest or self._reading.unknown_in(arguments.all()):
-            return Unknown(unknown.why, about=unknown.about or self._reading.about(node), mistake=unknown.mistake)
-        module = self._reading.module.source
-        where = f"{module.path}, {module.place(node.lineno)}"
+    def _part(self, name: str, arguments: Arguments, node: ast.expr) -> Any:
+        """A plugin or provider."""
+        reading, is_plugin = self._reading, known.is_plugin(name)
+        if unknown := arguments.rest or reading.unknown_in(arguments.all()):
+            if not is_plugin:
+                return Unknown(MADE, is_harmless=True)
+            return Unknown(unknown.why, about=unknown.about or reading.about(node), mistake=unknown.mistake)
         # as they are now: the script may go on to change a list that it has given
-        return PluginUse(
+        return (PluginUse if is_plugin else ProviderUse)(
             name=name.rpartition(".")[2],
             args=tuple(map(_copied, arguments.args)),
             kwargs={key: _copied(value) for key, value in arguments.kwargs.items()},
-            where=where,
-        )
-
-    def _provider(self, name: str, arguments: Arguments, node: ast.expr) -> Any:
-        if arguments.rest or self._reading.unknown_in(arguments.all()):
-            return Unknown(MADE, is_harmless=True)
-        source = self._reading.module.source
-        return ProviderUse(
-            name=name.rpartition(".")[2],
-            args=tuple(map(_copied, arguments.args)),
-            kwargs={key: _copied(value) for key, value in arguments.kwargs.items()},
-            where=f"{source.path}, {source.place(node.lineno)}",
+            where=reading.where(node),
         )
 
     def pool(self, name: str, arguments: Arguments, node: ast.expr) -> Any:
@@ -285,7 +282,7 @@ class Calls:
             return value
         if isinstance(value, Class) and name in _DATACLASS:
             value.dataclass, value.is_by_name = True, name == _DATACLASS[1]
-            records.find_fields(value)
+            find_fields(value)
             return value
         if name == _WRAPPING or (isinstance(decorator, Unknown) and decorator.is_pool):
             return value
@@ -389,32 +386,6 @@ class Calls:
         for name, value in given.items():
             reading.state.bind(scope, name, value, place)
 
-    def _instance(self, cls: Class, arguments: Arguments, node: ast.expr) -> Any:
-        """An instance of a class of the script."""
-        reading = self._reading
-        is_record = arguments.rest is None and records.is_record(cls)
-        if is_record and (record := records.make(cls, arguments.args, arguments.kwargs, node, reading)):
-            return record
-        instance = Instance(cls, Scope(("instance", node)))
-        reading.born(instance, node)
-        reading.born(instance.scope, node)
-        makers = [each.scope.values[name] for each in cls.lineage for name in ("__init__", "__new__", "__post_init__")
-                  if name in each.scope.values]  # fmt: skip
-        if cls.pool:
-            self.creations[id(instance)] = node
-            if not makers:
-                self.pool(cls.pool, arguments, node)
-        elif cls.is_enum or not cls.is_known or cls.dataclass or any(each.dataclass for each in cls.lineage):
-            reading.escape([*arguments.all(), cls], node, f"is given to {cls.name}({reading.place(node)})")
-            return Unknown(MADE)
-        first = next((each for each in makers if isinstance(each, Function) and each.name == "__init__"), None)
-        if any(each is not first and not _is_init(each) for each in makers):
-            reading.escape([*arguments.all(), instance], node)
-            return Unknown(MADE)
-        if first is not None:
-            self._follow(first, Arguments([instance, *arguments.args], arguments.kwargs, arguments.rest), node)
-        return instance
-
     def _opaque(self, called: Any, arguments: Arguments, node: ast.expr) -> Any:
         """The result of calling what is not followed: it may change what it is given."""
         reading = self._reading
@@ -430,45 +401,8 @@ class Calls:
         return Unknown(MADE)
 
 
-# what they make of a set depends on its order
-_ORDERED = (list, tuple, str, repr, dict.fromkeys)
-UNORDERED = "depends on the order of a set, which changes from run to run; sorted(...) has one"
-_KINDS = {
-    f"builtins.{kind.__name__}": kind
-    for kind in (bool, bytes, dict, float, frozenset, int, list, set, str, tuple, type(None))
-}
-_GIVING = (max, min, sum, dict.fromkeys)  # may give, or put into what they give, their arguments themselves
-_LAZY = (enumerate, itertools.chain, reversed, zip)
-
-
-def _is_instance(value: Any, of: Any) -> bool | Unknown:
-    """What `isinstance` says."""
-    classes = of if isinstance(of, tuple) else (of,)
-    if isinstance(value, Instance) and value.cls.is_known and all(_is_usual(each) for each in classes):
-        return any(each in value.cls.lineage for each in classes)
-    kinds = [_KINDS.get(each.name) if isinstance(each, Reference) else None for each in classes]
-    if type(value) not in _KINDS.values() or None in kinds:
-        return Unknown(MADE, is_harmless=True)
-    return isinstance(value, tuple(kind for kind in kinds if kind))
-
-
-def _is_usual(of: Any) -> bool:
-    """Whether it is a class of the script without a metaclass, which may say what its instances are."""
-    return isinstance(of, Class) and not any(each.meta for each in of.lineage)
-
-
-def _replaced(image: Image, **fields: Any) -> Image:
-    from dataclasses import replace
-
-    return replace(image, **fields)
-
-
 def is_unordered(value: Any) -> bool:
     return isinstance(value, set | frozenset) and len(value) > 1
-
-
-def _is_init(value: Any) -> bool:
-    return isinstance(value, Function) and value.name == "__init__"
 
 
 def _is_name(args: list[Any]) -> bool:

@@ -10,8 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from skyward.builder.sources.static_eval import known, records
-from skyward.builder.sources.static_eval.reading import Reading, short
+from skyward.builder.sources.static_eval import known
+from skyward.builder.sources.static_eval.classes import are_equal, is_member
+from skyward.builder.sources.static_eval.reading import Reading
 from skyward.builder.sources.static_eval.values import (
     ABSENT,
     CONTAINERS,
@@ -175,9 +176,9 @@ class Expressions:
         if isinstance(owner, Module):
             return self._of_module(owner, name)
         if isinstance(owner, Instance | Class):
-            return self._of_class(owner, name, node)
+            return self._reading.classes.attribute(owner, name, node)
         if isinstance(owner, Super):
-            return self._of_super(owner, name)
+            return self._reading.classes.attribute_above(owner, name)
         if known.has_method(owner, name):
             return Method(owner, name)
         if field := known.attribute(owner, name):
@@ -204,11 +205,7 @@ class Expressions:
         try:
             return apply(*args, **kwargs)
         except (ConfigError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
-            kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
-            reason = kind + str(error).removeprefix("Image: ")
-            module = self._reading.module.source
-            sentence = f"{module.path}, {module.place(getattr(node, 'lineno', 1))}: `{short(node)}`: {reason}"
-            return Unknown("is wrong", mistake=sentence)
+            return self._reading.wrong(node, error)
 
     def operated(self, node: ast.AST, kind: type[ast.operator], left: Any, right: Any) -> Any:
         """The result of a binary operator."""
@@ -397,53 +394,6 @@ class Expressions:
             return Unknown(f"is not bound at the top of {owner.source.path.name}", of=[owner])
         return self._reading.doubt(owner.scope, name) or value
 
-    def _of_class(self, owner: Instance | Class, name: str, node: ast.expr) -> Any:
-        reading = self._reading
-        if lost := reading.doubt(owner, None):
-            return lost
-        cls = owner.cls if isinstance(owner, Instance) else owner
-        if not cls.is_plain:
-            reading.escape(owner, node)
-            return Unknown(f"is decided by code of {cls.name} when the script runs", of=[owner])
-        if isinstance(owner, Instance) and name in owner.scope.values:
-            return reading.doubt(owner.scope, name) or owner.scope.values[name]
-        for each in cls.lineage:
-            if name in each.scope.values:
-                value = reading.doubt(each, None) or reading.doubt(each.scope, name) or each.scope.values[name]
-                return self._bound(owner, value, node)
-            if any(isinstance(base, Unknown | Reference) for base in each.bases):
-                break
-        return Unknown(f"is set when the script runs, or by what {cls.name} extends", of=[owner])
-
-    def _bound(self, owner: Any, value: Any, node: ast.expr) -> Any:
-        """What an attribute of a class gives: functions get the instance."""
-        if records.is_field(value):
-            return value.kwargs.get("default", Unknown("is a field of a dataclass"))
-        if not isinstance(value, Function) or value.kind == "static":
-            return value
-        cls = owner.cls if isinstance(owner, Instance) else owner
-        if value.kind == "class":
-            return Bound(value, cls)
-        if isinstance(owner, Class):
-            return value
-        if value.kind == "property":
-            return self._reading.calls.follow(value, [owner], {}, node)
-        return Bound(value, owner)
-
-    def _of_super(self, owner: Super, name: str) -> Any:
-        cls = owner.instance.cls if isinstance(owner.instance, Instance) else owner.owner
-        lineage = cls.lineage
-        for each in lineage[lineage.index(owner.owner) + 1 :] if owner.owner in lineage else ():
-            if name in each.scope.values:
-                value = each.scope.values[name]
-                return Bound(value, owner.instance) if isinstance(value, Function) else value
-        if name == "__init__" and cls.pool:
-            return Method(owner, "__init__")
-        is_harmless = all(base is None for base in cls.bases)
-        return Unknown(
-            "is of what the class extends", is_harmless=is_harmless, of=[] if is_harmless else [owner.instance]
-        )
-
     def _lambda(self, node: ast.Lambda, scope: Scope) -> Function:
         return self._reading.calls.function(node, scope, None)
 
@@ -472,17 +422,6 @@ class Expressions:
             if isinstance(part, ast.expr):
                 self._reading.escape(self.value(part, scope), node)
         return Unknown("is not a constant")
-
-
-def is_member(value: Any) -> bool:
-    """Whether it is a member of an enumeration."""
-    return isinstance(value, Instance) and value.cls.is_enum and "__eq__" not in value.cls.scope.values
-
-
-def are_equal(one: Instance, other: Instance) -> bool | None:
-    """Whether two members are equal, and the same; None if they are texts or numbers of two enumerations."""
-    is_mixed = one.cls is not other.cls and (one.cls.is_mixed or other.cls.is_mixed)
-    return None if is_mixed else one is other
 
 
 def _is_sole(value: Any) -> bool:

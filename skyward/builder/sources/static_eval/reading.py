@@ -25,16 +25,16 @@ from skyward.builder.sources.static_eval.values import (
     aliases,
     parts,
 )
+from skyward.errors import ConfigError
 from skyward.model.image import Image
 
 if TYPE_CHECKING:
-    from skyward.builder.sources.static_eval.assignments import Assignments
     from skyward.builder.sources.static_eval.calls import Arguments, Calls
+    from skyward.builder.sources.static_eval.classes import Classes
     from skyward.builder.sources.static_eval.comprehensions import Comprehensions
     from skyward.builder.sources.static_eval.expressions import Expressions
-    from skyward.builder.sources.static_eval.imports import Imports
-    from skyward.builder.sources.static_eval.methods import Methods
-    from skyward.builder.sources.static_eval.source import Source
+    from skyward.builder.sources.static_eval.files import Imports, Source
+    from skyward.builder.sources.static_eval.mutations import Assignments, Methods
     from skyward.builder.sources.static_eval.statements import Statements
 
 STEPS = 100_000  # of expressions and statements, two seconds or so: what takes longer is refused
@@ -115,6 +115,7 @@ class Reading:
 
     expressions: Expressions
     calls: Calls
+    classes: Classes
     comprehensions: Comprehensions
     statements: Statements
     imports: Imports
@@ -182,6 +183,16 @@ class Reading:
     def about(self, node: ast.AST) -> str:
         """An expression and where it stands."""
         return f"`{short(node)}` ({self.place(node)})"
+
+    def where(self, node: ast.AST) -> str:
+        """File and place of a node, for messages."""
+        return f"{self.module.source.path}, {self.place(node)}"
+
+    def wrong(self, node: ast.AST, error: Exception) -> Unknown:
+        """An expression that fails in any run."""
+        kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
+        reason = kind + str(error).removeprefix("Image: ")
+        return Unknown("is wrong", mistake=f"{self.where(node)}: `{short(node)}`: {reason}")
 
     def unknown(self, node: ast.AST, why: str, **more: Any) -> Unknown:
         """A value that nobody knows, with the expression it belongs to."""

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 from skyward.builder.sources.static_eval import known
-from skyward.builder.sources.static_eval.expressions import are_equal, is_member
+from skyward.builder.sources.static_eval.classes import are_equal, is_member
 from skyward.builder.sources.static_eval.reading import Loop, Reading, bound_error
 from skyward.builder.sources.static_eval.state import Changes
 from skyward.builder.sources.static_eval.values import (
@@ -20,7 +20,6 @@ from skyward.builder.sources.static_eval.values import (
     Reference,
     Scope,
     Unknown,
-    same,
 )
 
 
@@ -33,7 +32,6 @@ class End(Enum):
     CONTINUE = 4
 
 
-_FOLLOWED = ("__init__", "__enter__", "__exit__")  # methods that are followed where they are called implicitly
 _MOST_ROUNDS = 3  # until a loop that runs nobody knows how often changes nothing more
 
 
@@ -374,38 +372,7 @@ class Statements:
     _asyncfunctiondef = _functiondef
 
     def _classdef(self, node: ast.ClassDef, scope: Scope) -> None:
-        reading = self._reading
-        decorators = [(each, reading.expressions.value(each, scope)) for each in node.decorator_list]
-        bases = [reading.expressions.called(each, scope) for each in node.bases]
-        keywords = {each.arg: reading.expressions.value(each.value, scope) for each in node.keywords}
-        meta = keywords.pop("metaclass", None)
-        bases += keywords.values()
-        pools = [each.pool for each in bases if isinstance(each, Class)]
-        pools += [each.name for each in bases if isinstance(each, Reference) and each.name in known.POOL_CLASSES]
-        mine = Scope(None, scope, is_class=True)
-        is_enum = any(_is_enum(each) for each in bases)
-        kept = [each for each in bases if isinstance(each, Class)] if is_enum else [_base(each) for each in bases]
-        cls = Class(node, kept, next(filter(None, pools), ""), mine)
-        cls.meta = None if isinstance(meta, Reference) and meta.name == "abc.ABCMeta" else meta
-        cls.is_enum = is_enum
-        cls.is_mixed = is_enum and any(
-            each.is_mixed if isinstance(each, Class) else not _is_pure(each) for each in bases
-        )
-        mine.key = cls
-        reading.born(cls, node)
-        reading.born(mine, node)
-        self.run(node.body, mine)
-        mine.key = node
-        for name, value in mine.values.items():
-            implicit = name.startswith("__") and name not in _FOLLOWED  # operators and statements call these
-            if isinstance(value, Function) and (implicit or not (cls.is_known or cls.pool)):
-                reading.expose(value)
-        if cls.is_enum:
-            _make_members(cls)
-        found: Any = cls
-        for expression, decorator in reversed(decorators):
-            found = reading.calls.decorate(decorator, found, expression)
-        reading.state.bind(scope, node.name, found, reading.place(node))
+        self._reading.classes.define(node, scope)
 
 
 def _raises(body: list[ast.stmt]) -> bool:
@@ -422,44 +389,3 @@ def _may_catch(manager: Instance, body: list[ast.stmt]) -> bool:
         return leave is not None or _raises(body)
     returns = [each.value for each in ast.walk(leave.node) if isinstance(each, ast.Return)]
     return any(not (each is None or (isinstance(each, ast.Constant) and not each.value)) for each in returns)
-
-
-def _is_enum(base: Any) -> bool:
-    """Whether a class that extends it has members; those of `enum.StrEnum` are as good as their texts."""
-    names = ("enum.Enum", "enum.IntEnum", "enum.Flag", "enum.IntFlag", "enum.ReprEnum")
-    return base.is_enum if isinstance(base, Class) else isinstance(base, Reference) and base.name in names
-
-
-def _is_pure(base: Any) -> bool:
-    """Whether members of a class that extends it are equal to nothing else."""
-    names = ("enum.Enum", "enum.Flag")
-    return not base.is_mixed if isinstance(base, Class) else isinstance(base, Reference) and base.name in names
-
-
-def _make_members(cls: Class) -> None:
-    """Make the attributes of an enumeration its members; those of one value are one."""
-    members: list[Instance] = []
-    is_usual = not any(name in cls.scope.values for name in ("__init__", "__new__", "name", "value"))
-    for name, value in cls.scope.values.items():
-        if name.startswith("_") or isinstance(value, Function):
-            continue
-        if not is_usual:
-            value = Unknown("is made by code of the enumeration")
-        member = next((each for each in members if _is_equal(each.scope.values["value"], value)), None)
-        if member is None:
-            member = Instance(cls, Scope(("member", cls.node, name)))
-            member.scope.values.update(name=name, value=value)
-            members.append(member)
-        cls.scope.values[name] = member
-
-
-def _is_equal(one: Any, other: Any) -> bool:
-    """Whether two members of these values are one."""
-    is_number = isinstance(one, int | float) and isinstance(other, int | float)
-    return bool(one == other) if is_number else same(one, other)
-
-
-def _base(value: Any) -> Any:
-    """A base class as its class keeps it: None for one without attributes of its own that matter."""
-    plain = ("builtins.object", "abc.ABC", "typing.Protocol", *known.POOL_CLASSES)
-    return None if isinstance(value, Reference) and value.name in plain else value

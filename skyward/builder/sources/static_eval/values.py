@@ -10,7 +10,7 @@ from collections.abc import Callable, ItemsView, Iterable, KeysView, ValuesView
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from skyward.builder.sources.static_eval.source import Source
+    from skyward.builder.sources.static_eval.files import Source
 
 CONTAINERS = (list, dict, set)
 VIEWS = (KeysView, ValuesView, ItemsView)
@@ -21,6 +21,7 @@ class Absent:
 
 
 ABSENT = Absent()
+MADE = "is made when the script runs"  # why most values are unknown
 
 
 class Unknown:
