@@ -43,7 +43,7 @@ from skyward.errors import (
 
 # name -> the module with the command of that name, loaded when it is asked for; of a module with several, its own name
 COMMANDS = {
-    "attach": "skyward.cli.logs:attach",
+    "attach": "skyward.cli.results:attach",
     "aws": "skyward.cli.documents:aws",
     "build": "skyward.cli.build",
     "completion": "skyward.cli.documents:completion",
@@ -51,21 +51,21 @@ COMMANDS = {
     "doctor": "skyward.cli.doctor",
     "down": "skyward.cli.down",
     "exec": "skyward.cli.exec",
-    "forward": "skyward.cli.forward",
+    "forward": "skyward.cli.exec:forward",
     "gcp": "skyward.cli.documents:gcp",
     "image": "skyward.cli.image",
-    "init": "skyward.cli.init",
+    "init": "skyward.cli.documents:init",
     "kubernetes": "skyward.cli.documents:kubernetes",
     "lock": "skyward.cli.lock",
-    "logs": "skyward.cli.logs",
+    "logs": "skyward.cli.results:logs",
     "offers": "skyward.cli.offers",
     "ps": "skyward.cli.ps",
-    "result": "skyward.cli.result",
+    "result": "skyward.cli.results:result",
     "run": "skyward.cli.run",
     "schema": "skyward.cli.documents:schema",
     "shell": "skyward.cli.exec:shell",
     "top": "skyward.cli.top",
-    "up": "skyward.cli.up",
+    "up": "skyward.cli.documents:up",
 }
 STATUSES: tuple[tuple[type[SkywardError], int], ...] = (
     (ConfigError, 2),

@@ -1,13 +1,22 @@
-"""Commands that print a document: the rights that providers need, schemas for editors, completion for shells."""
+"""Commands that print or write a document and do nothing else: the rights that providers need, schemas for editors,
+completion for shells, a program to begin with (`skyward init`), and a file with which others bring up nodes
+(`skyward up`); so far a compose file, for Docker Compose 2 and 1.29.
+"""
 
 from __future__ import annotations
 
 import json
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
-from click.shell_completion import get_completion_class
 
 from skyward.errors import ConfigError
+
+if TYPE_CHECKING:
+    from skyward.model.rights import Rights
+
 
 _VARIABLE = "_SKYWARD_COMPLETE"  # which the shell sets when it asks; click's name for a program called skyward
 _USE = {
@@ -15,6 +24,114 @@ _USE = {
     "zsh": 'eval "$(skyward completion zsh)"    # in ~/.zshrc, after compinit',
     "fish": "skyward completion fish > ~/.config/fish/completions/skyward.fish   # once",
 }
+
+
+_PROGRAM = '''\
+"""The mean of many rows, each node taking a part: `python main.py`."""
+
+import skyward as sky
+
+# What the nodes have beside Python: packages (pip=["numpy"]), Debian's (apt=["git"]), and more, see `help(sky.Image)`.
+# `skyward build main.py` builds it beforehand.
+image = sky.Image(pip=[])
+
+
+@sky.compute
+def total(rows: list[float]) -> tuple[float, int]:
+    part = sky.shard(rows)  # this node's; all of them where there is one
+    print(f"{len(part)} rows here")
+    return sum(part), len(part)
+
+
+def main(provider: sky.providers.Provider | None = None, nodes: int = 2) -> float:
+    """Run on as many nodes: containers of this machine, unless another provider is given, such as sky.Local()."""
+    with sky.ComputePool(provider, nodes=nodes, image=image) as pool:
+        parts = total([float(n) for n in range(1000)]) @ pool
+    return sum(s for s, _ in parts) / sum(n for _, n in parts)
+
+
+if __name__ == "__main__":
+    print(main())
+'''
+
+
+_TEST = '''\
+"""`pip install pytest`, then `python -m pytest`: without an engine, in this process and in plain ones."""
+
+import skyward as sky
+
+import main
+
+
+def test_a_part() -> None:
+    """As on the only node of a pool."""
+    assert main.total.local([1.0, 2.0, 3.0]) == (6.0, 3)
+
+
+def test_all_parts() -> None:
+    """On two nodes, which are processes of this machine."""
+    assert main.main(sky.Local()) == 499.5
+'''
+
+
+FILES = {"main.py": _PROGRAM, "test_main.py": _TEST}
+IMAGE = "skyward:node"  # default of SKYWARD_IMAGE, which nodes run that no pool brings up
+DOCKERFILE = "dockerfiles/bases/node.Dockerfile"  # in a clone of skyward; what `build` makes of it
+_TEMPLATE = """\
+# {nodes} and a registry, written by `skyward up {options}`. Change the command, not this file.
+# A pool with provider=sky.Compose("compose.yaml") brings it up and down, or uses it while it is up.
+# No secret is in it: a pool hands its key to its nodes through the Docker engine.
+x-node: &node
+  image: ${{SKYWARD_IMAGE:-{image}}}
+{build}\
+  command: {command}
+  environment:
+    SKYWARD_STANDBY_LEASE: ${{SKYWARD_STANDBY_LEASE:-}}
+  labels:
+    skyward.pool: ${{SKYWARD_POOL:-standby}}
+    skyward.user: ${{SKYWARD_USER:-}}
+{gpus}{rights}  working_dir: {work_dir}
+  init: true
+  shm_size: 1gb
+
+services:
+  registry:
+    image: ${{SKYWARD_REGISTRY_IMAGE:-registry:2}}
+    ports:
+      - "127.0.0.1:${{SKYWARD_REGISTRY_PORT:-5000}}:5000"
+    volumes:
+      - registry:/var/lib/registry
+
+{services}
+volumes:
+  registry: {{}}
+"""
+_BUILD = """\
+  build:
+    context: {context}
+    dockerfile: {dockerfile}
+    args:
+      BASE: ${{SKYWARD_BASE:-python:3.11-slim}}
+      PACKAGES: ${{SKYWARD_PACKAGES:-scikit-learn}}
+"""
+_ALIKE = """\
+  node:
+    <<: *node
+    deploy:
+      replicas: {count}
+"""
+# all containers of a service reserve the same devices, so each node with GPUs of its own is a service
+_WITH_GPUS = """\
+  {name}:
+    <<: *node
+    deploy:
+      resources:
+        reservations:
+          devices:
+            - driver: nvidia
+              device_ids: {gpus}
+              capabilities: [gpu]
+"""
 
 
 @click.group()
@@ -92,8 +209,137 @@ def schema(kind: str) -> int:
 @click.pass_context
 def completion(context: click.Context, shell: str) -> int:
     """Print the lines with which a shell completes commands."""
+    from click.shell_completion import get_completion_class
+
     kind = get_completion_class(shell)
     if kind is None:
         raise ConfigError(f"click, which makes the lines, knows no {shell}; update it.")
     click.echo(kind(context.find_root().command, {}, "skyward", _VARIABLE).source())
     return 0
+
+
+@click.command()
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path), default=Path())
+def init(folder: Path) -> int:
+    """Write a program with its image, and a test of it.
+
+    They are main.py and test_main.py, in FOLDER, by default this one.
+    """
+    if there := [str(folder / name) for name in FILES if (folder / name).exists()]:
+        are = "exists" if len(there) == 1 else "exist"
+        raise ConfigError(f"{' and '.join(there)} {are}, and nothing was written. Name a new folder: skyward init NAME")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in FILES.items():
+            (folder / name).write_text(text, encoding="utf-8")
+            click.echo(folder / name)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written to: {error.strerror}.") from error
+    into = "" if folder == Path() else f"cd {folder} && "
+    click.echo(f"skyward: now `{into}python main.py`, or `{into}python -m pytest` where no engine is", err=True)
+    return 0
+
+
+@click.command()
+@click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True, help="How many nodes.")
+@click.option("--compose", "as_compose", is_flag=True, help="Write a compose file to standard output.")
+@click.option("--image", default=IMAGE, show_default=True, help="What nodes run that no pool brings up.")
+@click.option("--gpus", type=click.IntRange(min=1), default=None, help="NVIDIA GPUs that each node has for itself.")
+@click.option("--user", help="Whom functions run as, in place of the image's own user: 'app', '1000:100'.")
+@click.option("--privileges", help="Capabilities that they can have, as 'SYS_PTRACE,NET_ADMIN', or 'default'.")
+@click.option("--build", metavar="FOLDER", help="Have compose build that image from this clone of skyward.")
+def up(
+    nodes: int,
+    as_compose: bool,
+    image: str,
+    gpus: int | None,
+    user: str | None,
+    privileges: str | None,
+    build: str | None,
+) -> int:
+    """Write a compose file that brings up nodes for pools.
+
+    `skyward up --nodes 3 --compose > compose.yaml` writes it. A pool with provider=sky.Compose("compose.yaml")
+    brings it up and down by itself, or takes its nodes while it is up.
+    """
+    from skyward.builder.registry.reference import parse_reference
+    from skyward.model.rights import DEFAULT, Rights
+
+    if not as_compose:
+        raise ConfigError("skyward up writes a file and starts nothing: say --compose for a compose file.")
+    parse_reference(image)
+    if build is not None and not (Path(build) / DOCKERFILE).is_file():
+        raise ConfigError(f"--build names a clone of skyward; {build} has no {DOCKERFILE}.")
+    wanted = privileges if privileges == DEFAULT else [each for each in (privileges or "").split(",") if each]
+    rights = Rights.of("skyward up", user, wanted)
+    click.echo(compose_file(nodes, image, gpus or 0, build, rights), nl=False)
+    return 0
+
+
+def compose_file(
+    nodes: int, image: str = IMAGE, gpus: int = 0, build: str | None = None, rights: Rights | None = None
+) -> str:
+    """The text of a file with nodes and a registry.
+
+    Args:
+        nodes: number of nodes.
+        image: what nodes run that no pool brings up.
+        gpus: number of NVIDIA GPUs that each node has for itself; they are assigned in the machine's order.
+        build: folder of a clone of skyward, from which compose builds `image` where it is missing; None for an image
+            that is made elsewhere.
+        rights: the user that functions run as, and their capabilities; None for what images say, and none.
+    """
+    from skyward.model.rights import WORK_DIR, Rights
+    from skyward.nodes.container import COMMAND
+
+    rights = rights or Rights()
+    given = {"--nodes": str(nodes), "--compose": None}
+    given |= {"--image": image} if image != IMAGE else {}
+    given |= {"--gpus": str(gpus)} if gpus else {}
+    given |= {"--build": build} if build else {}
+    given |= {"--user": rights.user} if rights.user else {}
+    given |= {"--privileges": _listed(rights)} if rights.privileges else {}
+    return _TEMPLATE.format(
+        nodes=f"{nodes} node{'s' * (nodes != 1)}",
+        options=shlex.join(word for pair in given.items() for word in pair if word is not None),
+        image=image,
+        build=_BUILD.format(context=json.dumps(build), dockerfile=DOCKERFILE) if build else "",
+        command=json.dumps([COMMAND[0], "-m", "skyward.runner.entry.standby"]),
+        work_dir=WORK_DIR,
+        rights=_rights(rights),
+        gpus=f'    skyward.gpus: "{gpus}"\n' if gpus else "",
+        services=_services(nodes, gpus),
+    )
+
+
+def _rights(rights: Rights) -> str:
+    """The lines for user and capabilities: none can be had or gained beyond those asked for."""
+    from skyward.model.rights import ACCOUNT_ID, DEFAULT
+    from skyward.providers.compose.project import USER_VAR
+
+    lines = [f"user: {json.dumps(rights.user or f'${{{USER_VAR}:-{ACCOUNT_ID}:{ACCOUNT_ID}}}')}"]
+    if rights.privileges != DEFAULT:
+        lines.append("cap_drop: [ALL]")
+        if rights.privileges:
+            lines.append(f"cap_add: [{', '.join(rights.privileges)}]")
+        else:
+            lines.append('security_opt: ["no-new-privileges:true"]')
+    return "".join(f"  {line}\n" for line in lines)
+
+
+def _listed(rights: Rights) -> str:
+    from skyward.model.rights import DEFAULT
+
+    return rights.privileges if rights.privileges == DEFAULT else ",".join(rights.privileges)
+
+
+def _services(nodes: int, gpus: int) -> str:
+    if not gpus:
+        return _ALIKE.format(count=nodes)
+    width = len(str(nodes - 1))  # pools take services in the order of their names
+    return "\n".join(
+        _WITH_GPUS.format(
+            name=f"node-{node:0{width}}", gpus=json.dumps([str(node * gpus + number) for number in range(gpus)])
+        )
+        for node in range(nodes)
+    )

@@ -26,7 +26,7 @@ import click
 from skyward.builder.scratch import sweep
 from skyward.cli.output import show_table
 from skyward.cli.places import Place, ask_all, forget, identifiers, kept_at, names_of_pools, place_options
-from skyward.cli.result import bring_here, give_back
+from skyward.cli.results import bring_here, give_back
 from skyward.cli.runs import Printer
 from skyward.errors import ConfigError, HostLostError, ProviderError, SkywardError
 from skyward.model.resource import Resource

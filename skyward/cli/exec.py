@@ -1,36 +1,48 @@
-"""`skyward exec`: one command in a node, on this process' standard streams; `skyward shell`: a shell there.
+"""What joins this process to a node: `skyward exec`, one command there on this process' standard streams; `skyward
+shell`, a shell; `skyward forward`, a port of the node as one of this machine's loopback.
 
-Raw terminals, signals, the end of the input and the exit status pass between this process and the node.
+Of a command raw terminals, signals, the end of the input and the exit status pass between this process and the node.
+With `--json` `forward` prints one object: `{"event": "forward", "pool", "node", "port", "local", "url"}`.
 """
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import re
 import select
 import signal
+import socket
 import sys
 import termios
 import threading
 import tty
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from queue import SimpleQueue
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import click
 
-from skyward.cli.places import Place, find_node, place_options
-from skyward.errors import ConfigError
+from skyward.cli.places import NodeTarget, Place, find_node, place_options
+from skyward.errors import ConfigError, SkywardError
 from skyward.nodes.access import NodeAccess
-from skyward.nodes.program import Program
-from skyward.runs.program import write_all
+from skyward.nodes.program import OUTPUT, Program
+
+if TYPE_CHECKING:
+    from skyward.runner.entry.relay import Relay
+
 
 _CHUNK = 1 << 16
 _PASSED_ON = ("TERM", "COLORTERM", "NO_COLOR", "LANG", "LC_ALL")
 _USUAL_SIZE = (24, 80)
 _FORWARDED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 _ENDING = ("SIGTERM", "SIGHUP")  # in a terminal these are this process's: what is typed reaches the node as it is
+_PROGRAM = ("python3", "-m", "skyward.runner.entry.relay")
+_ENV = {"PYTHONSAFEPATH": "1"}  # the node's files are no modules for it
+_LOOPBACK = "127.0.0.1"
+_WAITING = 128
 
 
 class _AfterDashes(click.Command):
@@ -94,10 +106,12 @@ def run_in_node(access: NodeAccess, argv: Sequence[str], *, in_terminal: bool) -
         SkywardError: there is no way in, or the node was lost.
         BrokenPipeError: nobody reads this process' output any more.
     """
+    from skyward.runs.program import write_all  # which `forward` does not need
+
     signals: SimpleQueue[int | None] = SimpleQueue()
     is_raw = in_terminal and os.isatty(0)
     size = _size() if in_terminal else None
-    screen = _Screen()
+    screen = _Screen(write_all)
     with ExitStack() as last:
         last.enter_context(_signals_to(signals))
         program = Program(
@@ -140,20 +154,21 @@ class _Screen:
     _SWITCH = re.compile(rb"\x1b\[\?(1049|1047|47|1000|1002|1003|1006|1004|2004|25)([hl])")
     _USUAL: ClassVar[Mapping[bytes, bytes]] = {b"25": b"h"}  # the cursor is shown; all else is off
 
-    def __init__(self) -> None:
+    def __init__(self, write: Callable[[int, bytes], None]) -> None:
+        self._write = write
         self._last: dict[bytes, bytes] = {}
 
     def write(self, stream: int, data: bytes) -> None:
         """Write what has come, and remember what it switches."""
         self._last.update(self._SWITCH.findall(data))
-        write_all(stream, data)
+        self._write(stream, data)
 
     def restore(self) -> None:
         """Set back what is not as usual; nothing after programs that have ended by themselves."""
         for mode, state in self._last.items():
             if state != (usual := self._USUAL.get(mode, b"l")):
                 with suppress(OSError):  # the terminal was hung up
-                    write_all(1, b"\x1b[?%b%b" % (mode, usual))
+                    self._write(1, b"\x1b[?%b%b" % (mode, usual))
 
 
 @contextmanager
@@ -232,3 +247,98 @@ def _size() -> tuple[int, int]:
 def _environment() -> Mapping[str, str]:
     found = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     return {"TERM": "xterm", **found}
+
+
+@click.command()
+@click.argument("target", metavar="POOL[:NODE]")
+@click.argument("port", type=click.IntRange(1, 65535))
+@click.option("--local", type=click.IntRange(0, 65535), help="Port here, in place of the same; 0 for any that is free.")
+@click.option("--json", "as_json", is_flag=True, help="Print where it is as JSON.")
+@place_options
+def forward(target: str, port: int, local: int | None, as_json: bool, places: Sequence[Place]) -> int:
+    """Forward a port of this machine's loopback to a node's.
+
+    Until Ctrl-C: `skyward forward POOL:0 6006`. What listens there may listen on the node's loopback alone. Nobody
+    but this machine's users reaches the port here.
+    """
+    found = find_node(places, target)
+    with closing(_listen(port if local is None else local, port)) as listener:
+        return _forward(found, port, listener, as_json)
+
+
+def _listen(local: int, port: int) -> socket.socket:
+    try:
+        return socket.create_server((_LOOPBACK, local), backlog=_WAITING)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            same = (
+                " A node that shares this machine's network may itself be what listens there." if local == port else ""
+            )
+            raise ConfigError(
+                f"Port {local} of {_LOOPBACK} is in use; say --local PORT, or --local 0.{same}"
+            ) from error
+        raise ConfigError(f"Port {local} of {_LOOPBACK} cannot be had ({error.strerror}); say --local PORT.") from error
+
+
+def _forward(target: NodeTarget, port: int, listener: socket.socket, as_json: bool) -> int:
+    from skyward.runner.entry.relay import Relay
+
+    local = int(listener.getsockname()[1])
+    url = f"http://{_LOOPBACK}:{local}"
+    with target.enter() as access:
+        said = bytearray()
+
+        def take(stream: int, data: bytes) -> None:
+            if stream == OUTPUT:
+                relay.feed(data)
+            else:
+                said.extend(data[-2000:])
+
+        program = Program(access, [*_PROGRAM, str(port)], take, env=_ENV)
+        relay = Relay(program.write, on_refused=_refusals(target, port))
+        program.at_end(lambda: _close(listener))  # wakes `accept`
+        if as_json:
+            about = {"pool": target.node["pool"], "node": target.node["node"], "port": port, "local": local, "url": url}
+            click.echo(json.dumps({"event": "forward", **about}))
+        else:
+            click.echo(f"{url} leads to port {port} of {target.title}; Ctrl-C ends it")
+        try:
+            _accept(listener, relay)
+            status = program.wait().status
+        except KeyboardInterrupt:
+            return 0
+        finally:
+            program.close()
+            relay.end()
+    raise SkywardError(f"The relay in {target.title} ended with {status}. {said.decode(errors='replace')}".strip())
+
+
+def _accept(listener: socket.socket, relay: Relay) -> None:
+    """Lead connections to the node until the listener is closed."""
+    while True:
+        try:
+            sock, _ = listener.accept()
+        except OSError:
+            return
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        relay.accept(sock)
+
+
+def _close(listener: socket.socket) -> None:
+    with suppress(OSError):  # it is closed
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def _refusals(target: NodeTarget, port: int) -> Callable[[str], None]:
+    """What says why nothing can be reached in the node, once for as long as that is so."""
+    lock, last = threading.Lock(), ""
+
+    def tell(why: str) -> None:
+        nonlocal last
+        with lock:
+            if why == last:
+                return
+            last = why
+        click.echo(f"skyward: port {port} of {target.title} cannot be reached: {why}", err=True)
+
+    return tell

@@ -20,7 +20,7 @@ from examples import compose as example
 from scripts.stand.place import Stand
 from skyward._pool.nodes import node_table
 from skyward.builder.store import EngineImages
-from skyward.cli.up import compose_file
+from skyward.cli.documents import compose_file
 from skyward.engine import Engine, Images, find_engine
 from skyward.errors import PoolError, ProviderError
 from skyward.nodes.process_id import current_user

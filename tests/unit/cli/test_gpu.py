@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from skyward.cli import gpu
-from skyward.cli.gpu import checks, on_node
+from skyward.cli import doctor
+from skyward.cli import gpu_checks as checks
+from skyward.cli import gpu_on_node as on_node
 from skyward.cli.main import main
 from tests.conftest import ROOT
 from tests.nvml import library
@@ -29,9 +30,9 @@ def programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Stand-ins for the programs of the checks, on a machine with two GPUs."""
     program = tmp_path / "program.py"
     program.write_text(f"import json, sys\nprint('noise')\nprint(json.dumps({STATES!r}[sys.argv[1]]))\n")
-    monkeypatch.setattr(gpu, "_PROGRAM", (sys.executable, str(program)))
-    monkeypatch.setattr(gpu, "CHECKS", {name: (f"the {name} one", 60.0) for name in STATES})
-    monkeypatch.setattr(gpu, "usable_gpus", lambda: TWO)
+    monkeypatch.setattr(doctor, "_PROGRAM", (sys.executable, str(program)))
+    monkeypatch.setattr(doctor, "CHECKS", {name: (f"the {name} one", 60.0) for name in STATES})
+    monkeypatch.setattr(doctor, "usable_gpus", lambda: TWO)
 
 
 @pytest.mark.usefixtures("programs")
@@ -48,7 +49,7 @@ def test_the_outcomes_are_a_table(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.usefixtures("programs")
 def test_the_outcomes_are_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """One object for each check; nothing failed is exit status 0."""
-    monkeypatch.setattr(gpu, "CHECKS", {"second": ("the second one", 60.0)})
+    monkeypatch.setattr(doctor, "CHECKS", {"second": ("the second one", 60.0)})
 
     assert main(["doctor", "--gpu", "--json"]) == 0
     expected = {"check": "second", "title": "the second one", **STATES["second"]}
@@ -57,7 +58,7 @@ def test_the_outcomes_are_json(capsys: pytest.CaptureFixture[str], monkeypatch: 
 
 def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """In one sentence."""
-    monkeypatch.setattr(gpu, "usable_gpus", lambda: None)
+    monkeypatch.setattr(doctor, "usable_gpus", lambda: None)
 
     assert main(["doctor", "--gpu"]) == 6
     assert "There is no GPU to check: NVIDIA's driver shows none" in capsys.readouterr().err
@@ -65,16 +66,16 @@ def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str], monkeypatc
 
 def test_a_program_that_ends_without_an_outcome_has_failed() -> None:
     """Its last words are the reason."""
-    found = gpu.run_check((sys.executable, "-c", "print('one'); raise SystemExit('no driver')"), 60)
+    found = doctor.run_check((sys.executable, "-c", "print('one'); raise SystemExit('no driver')"), 60)
 
-    assert found == gpu.Outcome("failed", "It ended with status 1 and these words: no driver")
+    assert found == doctor.Outcome("failed", "It ended with status 1 and these words: no driver")
 
 
 def test_a_program_that_does_not_end_is_ended() -> None:
     """At its limit."""
-    found = gpu.run_check((sys.executable, "-c", "import time; time.sleep(600)"), 0.5)
+    found = doctor.run_check((sys.executable, "-c", "import time; time.sleep(600)"), 0.5)
 
-    assert found == gpu.Outcome("failed", "It did not end within 0.5 s.")
+    assert found == doctor.Outcome("failed", "It did not end within 0.5 s.")
 
 
 def test_what_becomes_of_a_check() -> None:
@@ -95,7 +96,7 @@ def test_what_becomes_of_a_check() -> None:
 
 def test_each_check_is_there() -> None:
     """The programs know the names of the list."""
-    assert all(callable(getattr(checks, name)) for name in gpu.CHECKS)
+    assert all(callable(getattr(checks, name)) for name in doctor.CHECKS)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +106,7 @@ def test_what_the_driver_shows_reaches_a_pool(kind: str, word: str, tmp_path: Pa
     """With a stand-in for NVML: names, a node's statistics, and an accelerator that is not there."""
     library(tmp_path, kind)
     env = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": "1,0", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "skyward.cli.gpu.checks", "found"]
+    command = [sys.executable, "-m", "skyward.cli.gpu_checks", "found"]
     done = subprocess.run(command, check=False, capture_output=True, text=True, env=env, timeout=200)
 
     outcome = json.loads(done.stdout.splitlines()[-1])

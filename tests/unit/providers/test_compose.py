@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import skyward as sky
+from skyward.cli.documents import compose_file
 from skyward.cli.main import main
-from skyward.cli.up import compose_file
 from skyward.engine import EngineAddress, address
 from skyward.errors import ConfigError, EngineMissingError, ProviderError
 from skyward.model.spec import Accelerator

@@ -1,4 +1,4 @@
-"""The checks of `skyward doctor --gpu`. `python -m skyward.cli.gpu.checks NAME` runs one; its last line is the outcome.
+"""The checks of `skyward doctor --gpu`. `python -m skyward.cli.gpu_checks NAME` runs one; its last line is the outcome.
 
 A check returns its figures, raises `NotPossibleError` where the machine lacks what it takes, and fails by any other
 error.
@@ -22,7 +22,8 @@ from typing import Any
 
 from skyward._compute import compute
 from skyward._pool.pool import ComputePool
-from skyward.cli.gpu import FAILED, IMPOSSIBLE, SEEN, on_node
+from skyward.cli import gpu_on_node as on_node
+from skyward.cli.doctor import FAILED, IMPOSSIBLE, SEEN
 from skyward.errors import PluginError, ProviderError, SkywardError, TaskTimeoutError, WorkerLostError
 from skyward.model.spec import Accelerator, Worker, model_of
 from skyward.nodes.gpus import usable_gpus
