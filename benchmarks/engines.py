@@ -33,7 +33,7 @@ import skyward as sky
 from scripts.kube.place import here
 from skyward.delivery.deliver import ImageTarget, deliver
 from skyward.engine import find_engine
-from skyward.nodes.certificate import new_certificate
+from skyward.nodes.claimed import new_certificate
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "engines.json"

@@ -37,7 +37,7 @@ import numpy as np
 
 import skyward as sky
 from skyward.model.ssh import SshHost
-from skyward.ssh.openssh import OPTIONS
+from skyward.ssh.connection import OPTIONS
 
 MB = 1_000_000
 PAYLOAD = 64 * MB

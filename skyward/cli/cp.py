@@ -19,7 +19,7 @@ import click
 from skyward.builder.events import readable
 from skyward.cli.places import NodeTarget, Place, find_node, place_options
 from skyward.errors import ConfigError, SkywardError
-from skyward.nodes.program import OUTPUT, Program
+from skyward.nodes.access import OUTPUT, Program
 from skyward.runner.entry.copy import CopyError, Destination, name_of, pack, size_of, unpack
 
 if TYPE_CHECKING:

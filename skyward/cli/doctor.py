@@ -29,7 +29,7 @@ from skyward.cli.output import show_table
 from skyward.cli.places import slurm_option, ssh_option
 from skyward.cli.runs import key_options
 from skyward.errors import ProviderError, SkywardError
-from skyward.nodes.gpus import shown, usable_gpus
+from skyward.nodes.local_host import shown, usable_gpus
 from skyward.providers import SSH
 from skyward.ssh.connection import client_version
 from skyward.ssh.preflight import HEADINGS, Finding, HostReport, as_row, local_host_report, table

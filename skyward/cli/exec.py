@@ -27,8 +27,7 @@ import click
 
 from skyward.cli.places import NodeTarget, Place, find_node, place_options
 from skyward.errors import ConfigError, SkywardError
-from skyward.nodes.access import NodeAccess
-from skyward.nodes.program import OUTPUT, Program
+from skyward.nodes.access import OUTPUT, NodeAccess, Program
 
 if TYPE_CHECKING:
     from skyward.runner.entry.relay import Relay

@@ -26,7 +26,7 @@ from skyward.cli import gpu_on_node as on_node
 from skyward.cli.doctor import FAILED, IMPOSSIBLE, SEEN
 from skyward.errors import PluginError, ProviderError, SkywardError, TaskTimeoutError, WorkerLostError
 from skyward.model.spec import Accelerator, Worker, model_of
-from skyward.nodes.gpus import usable_gpus
+from skyward.nodes.local_host import usable_gpus
 from skyward.plugins import torch as torch_plugin
 from skyward.providers import Docker, Local
 from skyward.runner.config import GPUS_VAR

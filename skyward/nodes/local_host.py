@@ -1,4 +1,4 @@
-"""The client's own machine as the host of one pool's nodes, and checks that it can run what the pool asks for.
+"""The client's own machine as the host of one pool's nodes: its ports, what it can run, its GPUs.
 
 The port of a pool's head is claimed, so that no two pools on one machine get the same: the client binds the UDP port of
 the same number on loopback. That works across processes and users, and the kernel releases it when the client ends,
@@ -8,24 +8,30 @@ however it ends.
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import random
 import struct
 import subprocess
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
-from skyward.engine import Engine
-from skyward.errors import ProviderError
+from skyward.engine import Engine, visible_gpus
+from skyward.errors import EngineError, ProviderError, SkywardError
 from skyward.model.image_fields import platform_of
+from skyward.model.spec import Accelerator, fits
 from skyward.nodes.node import Launch, RunnerNode
 from skyward.nodes.run_directory import PoolDirectory, sweep_orphans
-from skyward.system import socket
+from skyward.runner.config import GPUS_VAR
+from skyward.system import socket, threading
 
 _LOWEST, _HIGHEST = 10_000, 65_535
 _TRIES = 50  # ports chosen at random, before all are tried in order
 _TAKEN = (errno.EADDRINUSE, errno.EACCES)
+_CHUNK = 1 << 18
 _ENTRY = 0x400000
 # per platform its number in the ELF format, and machine code that ends a process with exit status 0
 _EXITS = {
@@ -161,6 +167,81 @@ def _bindable(port: int) -> bool:
     return True
 
 
+class PortForward:
+    """A port here that leads to one elsewhere, until it is closed. Nobody but this machine's users reaches it.
+
+    Args:
+        dial: makes the connection for each one that comes; one that it cannot make ends the one that came.
+
+    Attributes:
+        port: its number, one that was free.
+    """
+
+    def __init__(self, dial: Callable[[], socket.socket]) -> None:
+        self._dial = dial
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+        self.port = int(self._listener.getsockname()[1])
+        self._lock = threading.Lock()
+        self._open: set[socket.socket] = set()
+        threading.Thread(target=self._accept, name=f"forward {self.port}", daemon=True).start()
+
+    def close(self) -> None:
+        """Close the port, and end the connections that lead through it. Does nothing the second time."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes `accept`
+        self._listener.close()
+        with self._lock:
+            left = list(self._open)
+        for each in left:
+            _end(each)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return  # closed
+            threading.Thread(target=self._serve, args=(near,), name=f"forward {self.port} in", daemon=True).start()
+
+    def _serve(self, near: socket.socket) -> None:
+        """Connect, and pass on what comes from here (a thread of each connection)."""
+        with near:
+            near.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            try:
+                far = self._dial()
+            except (OSError, SkywardError):
+                return  # the one that has connected to this port finds out, and connects again if it wants to
+            with far:
+                with self._lock:
+                    self._open |= {near, far}
+                back = threading.Thread(target=_copy, args=(far, near), name=f"forward {self.port} out", daemon=True)
+                back.start()
+                _copy(near, far)
+                back.join()
+                with self._lock:
+                    self._open -= {near, far}
+
+
+def _copy(source: socket.socket, target: socket.socket) -> None:
+    """Pass on what comes from one socket until it ends, then end the direction; an error ends both."""
+    space = memoryview(bytearray(_CHUNK))
+    try:
+        while count := source.recv_into(space):
+            target.sendall(space[:count])
+        target.shutdown(socket.SHUT_WR)
+    except OSError:
+        _end(source)
+        _end(target)
+
+
+def _end(sock: socket.socket) -> None:
+    with suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+
+
+# what it can run -----------------------------------------------------------------------------------------------------
+
+
 def check_cpus(engine: Engine, cpus: float) -> None:
     """Raise ProviderError if the engine's machine has fewer processors than each node is to have."""
     present = int(engine.info.get("NCPU") or 0)
@@ -217,3 +298,96 @@ def _program(machine: int, code: bytes) -> bytes:
     head = struct.pack("<HHIQQQIHHHHHH", 2, machine, 1, begin, 64, 0, 0, 64, 56, 1, 0, 0, 0)
     segment = struct.pack("<IIQQQQQQ", 1, 5, 0, _ENTRY, _ENTRY, size, size, 0x1000)
     return ident + head + segment + code
+
+
+# its GPUs ------------------------------------------------------------------------------------------------------------
+
+
+def check_engine_gpus(engine: Engine, nodes: int, accelerator: Accelerator) -> None:
+    """Check, before anything is built, that containers can get the GPUs asked for.
+
+    Raises:
+        EngineError: the engine gives containers no GPU.
+        ProviderError: the accelerator is not NVIDIA's, or the machine has too few of it.
+    """
+    if not accelerator.cuda:
+        raise ProviderError(f"sky.Docker() gives containers NVIDIA GPUs; {accelerator.name} is something else.")
+    if engine.gives_gpus() is False:
+        driver = "" if usable_gpus() else " The NVIDIA driver is not loaded on this machine either."
+        raise EngineError(
+            f"The pool asks for {accelerator.name}, but the Docker engine at {engine.url} gives containers no GPU: it "
+            f"has no runtime named nvidia, and no nvidia-container-runtime-hook is on its PATH.{driver} Install the "
+            "NVIDIA driver and the NVIDIA Container Toolkit, run `nvidia-ctk runtime configure --runtime=docker`, and "
+            "restart the engine."
+        )
+    if usable_gpus() is not None:
+        check_gpu_count(nodes, accelerator)
+
+
+def check_gpu_count(nodes: int, accelerator: Accelerator) -> None:
+    """Raise ProviderError if this machine has too few GPUs of the kind asked for, for all nodes."""
+    usable, wanted = usable_gpus() or (), nodes * accelerator.count
+    if len(_fitting(accelerator)) >= wanted:
+        return
+    asked = f"The pool asks for {accelerator.count} x {accelerator.name} on each of {nodes} nodes, {wanted} in all;"
+    where = f"this machine shows {shown([name for _, name in usable])}"
+    if GPUS_VAR in os.environ:
+        where += f" in {GPUS_VAR}={os.environ[GPUS_VAR]}"
+    if len(usable) < wanted:
+        without = "Leave accelerator= out, or use a machine that has them."
+        raise ProviderError(f"{asked} {where}. {'Ask for fewer nodes or fewer GPUs per node.' if usable else without}")
+    raise ProviderError(f"{asked} {where}. Name the accelerator that is there.")
+
+
+def shown(names: Sequence[str]) -> str:
+    """GPUs in words, such as "2 NVIDIA H100 80GB HBM3"."""
+    if not names or not all(names):
+        return f"{len(names)} GPUs"
+    return " and ".join(f"{count} {name}" for name, count in Counter(names).items())
+
+
+def usable_gpus() -> tuple[tuple[str, str], ...] | None:
+    """The GPUs here that programs of this client use: how CUDA calls each, and its name, "" where not known.
+
+    A `CUDA_VISIBLE_DEVICES` of the client's environment chooses them. None where no driver shows itself.
+    """
+    chosen = os.environ.get(GPUS_VAR)
+    if found := _by_nvml(chosen):
+        return found
+    count = visible_gpus()
+    if count is None:
+        return None
+    if chosen is None:
+        called = list(map(str, range(count)))
+    else:
+        from skyward.runner.nvml import listed
+
+        called = listed(chosen)
+    return tuple((each, "") for each in called)
+
+
+@functools.cache
+def _by_nvml(chosen: str | None) -> tuple[tuple[str, str], ...]:
+    """What NVML lists: also where /proc has nothing, as in WSL."""
+    from skyward.runner.nvml import Gpus  # a pool without GPUs never needs ctypes
+
+    return Gpus(visible=chosen).names
+
+
+def _fitting(accelerator: Accelerator) -> list[str]:
+    return [called for called, name in usable_gpus() or () if fits(accelerator, name)]
+
+
+def gpus_of(launch: Launch) -> tuple[str, ...]:
+    """The node's GPUs, as CUDA calls them on this machine; no two nodes of a pool share one."""
+    if launch.accelerator is None:
+        return ()
+    count = launch.accelerator.count
+    return tuple(_fitting(launch.accelerator)[launch.node * count : (launch.node + 1) * count])
+
+
+def gpus_of_container(launch: Launch) -> int | tuple[str, ...] | None:
+    """The GPUs to ask an engine for: the node's own, or only their number where this machine does not list them."""
+    if launch.accelerator is None:
+        return None
+    return launch.accelerator.count if usable_gpus() is None else gpus_of(launch)

@@ -21,7 +21,6 @@ from skyward.nodes.node import Launch, RunnerNode
 from skyward.ssh.connection import ForwardedEngine
 from skyward.ssh.watchdog import WATCHDOG, Facts, Watchdog
 from skyward.system import socket, threading
-from skyward.wire.frames import dial
 
 _log = logging.getLogger(__name__)
 _REASON_S = 1.5  # until the reason of a loss is known: which ended first, the connection or the engine
@@ -58,7 +57,6 @@ class Machine:
         self.host, self.name = host, host.name
         self._containers: PoolContainers | None = None
         self._lock = threading.Lock()
-        self._forwards: dict[str, Path] = {}
         self.directories: dict[int, PurePosixPath] = {}  # of its nodes, by index: the last that each has had
         self._loss_known = threading.Event()  # the reason is set
         self._changed = False  # something may have been made there
@@ -185,11 +183,7 @@ class Machine:
         """A connected socket to an address that a node there announced."""
         scheme, _, rest = address.partition(":")
         remote = str(directory / PurePosixPath(rest).name) if scheme == "unix" else rest
-        with self._lock:
-            if remote not in self._forwards:
-                self._forwards[remote] = self.connection.forward(remote)
-            local = self._forwards[remote]
-        return dial(local.parent, f"unix:{local.name}")
+        return self.connection.dial(remote)
 
     # its end -----------------------------------------------------------------------------------------------------
 

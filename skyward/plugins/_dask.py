@@ -100,7 +100,7 @@ def _add_dask(image: Image, cluster: Cluster) -> Image:
 
 
 def _new_identity() -> Mapping[str, str]:
-    from skyward.nodes.certificate import new_certificate
+    from skyward.nodes.claimed import new_certificate
 
     certificate, key = new_certificate("skyward dask", user="The plugin dask", extra="dask")
     return {IDENTITY: json.dumps({"certificate": certificate, "key": key})}
@@ -148,8 +148,7 @@ def _connected(pool: ComputePool, _cluster: Cluster) -> Iterator[None]:
 @contextmanager
 def _way_to_scheduler(pool: ComputePool) -> Iterator[str]:
     """The scheduler's address for this machine, which stays the same when node 0 is replaced."""
-    from skyward.nodes.forward import PortForward
-    from skyward.nodes.local_host import LocalHost
+    from skyward.nodes.local_host import LocalHost, PortForward
 
     head = pool._head()
     if isinstance(head.host, LocalHost):

@@ -145,7 +145,7 @@ def _check_free() -> None:
 @contextmanager
 def _connected(pool: ComputePool, _cluster: Cluster) -> Iterator[None]:
     """The plugin's `around_client` hook: connect the program, and tell where the dashboard is."""
-    from skyward.nodes.forward import PortForward
+    from skyward.nodes.local_host import PortForward
     from skyward.plugins._ray_client import connected
 
     token = dict(pool._settings.secrets)[TOKEN]

@@ -21,8 +21,14 @@ from skyward.model.resource import Resource
 from skyward.model.rights import Rights
 from skyward.nodes.access import ContainerAccess, NodeAccess
 from skyward.nodes.container import OWNER_ID, POOL, PoolContainers, RunDirectory, adopted, describe, dismiss_all
-from skyward.nodes.gpus import check_engine_gpus, gpus_of_container
-from skyward.nodes.local_host import LocalHost, check_cpus, check_memory, check_platform
+from skyward.nodes.local_host import (
+    LocalHost,
+    check_cpus,
+    check_engine_gpus,
+    check_memory,
+    check_platform,
+    gpus_of_container,
+)
 from skyward.nodes.node import Host, Launch, Node, RunnerNode
 from skyward.nodes.process_id import ProcessId
 from skyward.nodes.run_directory import PoolDirectory, runtime_base, share

@@ -15,8 +15,7 @@ from skyward.model.image import Image
 from skyward.model.parameters import suggesting
 from skyward.model.resource import Resource
 from skyward.nodes.access import NodeAccess, ProcessAccess
-from skyward.nodes.gpus import check_gpu_count
-from skyward.nodes.local_host import LocalHost
+from skyward.nodes.local_host import LocalHost, check_gpu_count
 from skyward.nodes.node import Host, Launch, Node, RunnerNode
 from skyward.nodes.process import AdoptedProcess, LocalProcess, dismiss, environment_of
 from skyward.nodes.process_id import current_user

@@ -30,7 +30,7 @@ from skyward.nodes.node import Host, Launch, Node, RunnerNode
 from skyward.nodes.run_directory import PoolDirectory, private_directory, runtime_base, sweep_orphans
 from skyward.nodes.ssh_host import Machine
 from skyward.providers.base import Allocation, Capabilities, PoolRequest, Provider
-from skyward.ssh.handed import handed_hosts
+from skyward.ssh.connection import handed_hosts
 from skyward.ssh.preflight import (
     AT_ONCE,
     Finding,

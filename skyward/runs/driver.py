@@ -24,7 +24,7 @@ from skyward.nodes.process_id import ProcessId, current_user
 from skyward.records.journal import JournalWriter
 from skyward.records.run import FOLDER_VARIABLE, RunRecord, folder_of, new_id, write_json
 from skyward.runs.program import Ended, block_signals, run_program
-from skyward.ssh.handed import KEY_FILE, KNOWN_HOSTS_FILE, read_handed
+from skyward.ssh.connection import KEY_FILE, KNOWN_HOSTS_FILE, read_handed
 
 STARTED = "started"
 CACHE_FOLDER, HOME_FOLDER = "cache", "home"  # in the run's directory, while it runs in a container

@@ -18,9 +18,7 @@ from skyward.errors import ConfigError, ProviderError
 from skyward.model.ssh import SshHost
 from skyward.nodes.run_directory import private_directory
 from skyward.records.run import RunRecord
-from skyward.ssh.connection import CONNECT_S, SshConnection, connect
-from skyward.ssh.handed import KEY_FILE
-from skyward.ssh.openssh import configuration
+from skyward.ssh.connection import CONNECT_S, KEY_FILE, SshConnection, configuration, connect
 from skyward.system import threading
 
 _BEAT_S = 15.0

@@ -46,7 +46,7 @@ from skyward.runs.container import (
 )
 from skyward.runs.driver import Launch
 from skyward.runs.keys import add_key, address_of, known_keys, line_of, make_key, remove_key, run_script
-from skyward.ssh.handed import KNOWN_HOSTS_FILE, write_handed
+from skyward.ssh.connection import KNOWN_HOSTS_FILE, write_handed
 
 if TYPE_CHECKING:
     from skyward.providers.cloud.boot import PoolKeys

@@ -38,8 +38,8 @@ from skyward.errors import (
 )
 from skyward.model.resource import Resource
 from skyward.model.spec import Volume
+from skyward.nodes.access import Program
 from skyward.nodes.node import Host, Launch
-from skyward.nodes.program import Program
 from skyward.providers.base import Allocation, PoolRequest, Provider
 from skyward.testing.client import CALLS, Order, node_functions
 

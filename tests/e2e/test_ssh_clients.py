@@ -19,8 +19,7 @@ import skyward as sky
 from skyward.errors import ProviderError
 from skyward.model.ssh import SshHost
 from skyward.ssh import connection as connections
-from skyward.ssh.connection import SshConnection
-from skyward.ssh.openssh import OpenSshConnection
+from skyward.ssh.connection import OpenSshConnection, SshConnection
 from skyward.ssh.paramiko_client import ParamikoConnection
 from tests.e2e.sshd import PATIENT_S, Server, Site, site
 from tests.e2e.stand import IMAGE

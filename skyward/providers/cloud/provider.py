@@ -22,7 +22,7 @@ from skyward.providers.cloud.base import Cloud, destroy, find
 from skyward.providers.cloud.boot import USER, PoolKeys
 from skyward.providers.cloud.cost import find_offers, strategy_of
 from skyward.providers.ssh import SSH, SshAllocation
-from skyward.ssh.handed import handed_hosts
+from skyward.ssh.connection import handed_hosts
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,25 @@
-"""The pods of one pool: made, watched until each runs and answers this client, reached, given up."""
+"""The pods of one pool: made, watched until each runs and answers this client; as nodes, and entered by others."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
 from skyward.builder.events import Report, note
-from skyward.errors import NodeStartError, PoolClosedError, ProviderError
-from skyward.nodes.certificate import identities
-from skyward.nodes.claimed import Claim, claim, end, open_through
-from skyward.nodes.container import NODE, POOL
+from skyward.errors import NodeStartError, PoolClosedError, ProviderError, SkywardError
+from skyward.model.resource import Resource
+from skyward.nodes.access import SESSION, NodeAccess
+from skyward.nodes.claimed import Claim, ClaimedProcess, claim, end, identities, open_through
+from skyward.nodes.container import COMMAND, NODE, POOL
+from skyward.nodes.node import Exit, Launch, exit_of
 from skyward.nodes.process_id import ProcessId
 from skyward.providers.kubernetes import manifest, reasons
-from skyward.providers.kubernetes.api import ClusterApi, Document
-from skyward.providers.kubernetes.channels import forward
+from skyward.providers.kubernetes.api import STATUS, STDERR, ChannelSocket, ClusterApi, Document, execute, forward
 from skyward.providers.kubernetes.manifest import PodRequest
 from skyward.runner.entry.claimed import STOP, keep_alive, ports
 from skyward.system import socket, threading, time
@@ -32,7 +33,11 @@ _ANSWER_S = 60.0  # how long a pod that runs may not answer
 _AVOID_S = 90.0  # after this time the cluster knows by itself that a machine is lost
 _DIAL_S = 10.0
 _REACH_S = 3.0  # for the answer of a pod whose machine may be gone
+_REASON_S, _ASK_S = 3.0, 0.2  # how long the cluster may take to tell how a pod has ended, and how often it is asked
 _AT_ONCE = 16
+_KILLED = 137
+_CHUNK = 1 << 16
+_LAST_CHARS = 4000
 
 
 @dataclass(slots=True)
@@ -311,3 +316,95 @@ def _runs(document: Document) -> bool:
 
 def _of(pod: Pod, events: Sequence[Document]) -> list[Document]:
     return [event for event in events if event.get("involvedObject", {}).get("name") == pod.name]
+
+
+class PodProcess(ClaimedProcess):
+    """A runner in a pod.
+
+    Args:
+        pods: those of the pool.
+        pod: the pod, claimed.
+        launch: what it is to be.
+
+    Raises:
+        ProviderError: the pod has ended.
+    """
+
+    def __init__(self, pods: Pods, pod: Pod, launch: Launch) -> None:
+        assert pod.claim
+        self._pods, self._pod = pods, pod
+        pods.name_node(pod, launch.node)
+        super().__init__(launch, pod.claim, f"pod {pod.name} on {pod.machine}")
+
+    def dial(self, address: str) -> socket.socket:
+        """A socket that leads, encrypted, to an address that the runner announced."""
+        return self._pods.connect(self._pod, address)
+
+    def how_lost(self) -> Exit:
+        """What the cluster knows of a pod that has not told its end."""
+        return self._ask(None)
+
+    def how_exited(self, code: int) -> Exit:
+        """How it ended; that it was evicted, or used too much memory, only the cluster knows."""
+        return self._ask(code) if code == _KILLED or code == 0 or code > 128 else exit_of(code)
+
+    def _ask(self, code: int | None) -> Exit:
+        deadline = time.monotonic() + _REASON_S
+        try:
+            while True:
+                document, events = self._pods.state(self._pod)
+                if reasons.is_over(document) or time.monotonic() > deadline or code not in (None, _KILLED):
+                    return reasons.how_ended(document, events, code)
+                time.sleep(_ASK_S)
+        except ProviderError as error:
+            return Exit(code=code, text=f"is lost: its connection ended, and the cluster cannot be asked ({error})")
+
+
+class PodAccess(NodeAccess):
+    """Into a pod, by a program that the API server starts there.
+
+    Args:
+        node: as `Provider.find` lists it.
+        api: the way to the cluster.
+        close: ends what leads there.
+    """
+
+    def __init__(self, node: Resource, api: ClusterApi, close: Callable[[], None]) -> None:
+        super().__init__(node, f"pod {node['name']}", close)
+        self._api, self._name = api, node["name"]
+
+    def open_session(self) -> _PodStream:
+        """Start the program; raises ProviderError if the API server refuses."""
+        return _PodStream(*execute(self._api, self._name, (COMMAND[0], *SESSION)))
+
+    def loss_reason(self) -> str:
+        """Whether the pod has ended, or the cluster cannot be asked."""
+        try:
+            document = self._api.get("pods", self._name)
+        except SkywardError as error:
+            return f"is gone: {str(error).rstrip('.')}"
+        return reasons.how_ended(document, []).text if reasons.is_over(document) else ""
+
+
+class _PodStream:
+    """The standard streams of a program in a pod."""
+
+    def __init__(self, sock: socket.socket, channels: ChannelSocket) -> None:
+        self._sock, self._channels = sock, channels
+
+    def send(self, data: bytes) -> None:
+        self._sock.sendall(data)
+
+    def received(self) -> Iterator[bytes]:
+        with suppress(OSError):  # closed while it was read
+            while data := self._sock.recv(_CHUNK):
+                yield data
+
+    def said(self) -> str:
+        told = self._channels.others.get(STDERR) or self._channels.others.get(STATUS) or b""
+        return bytes(told[-_LAST_CHARS:]).decode(errors="replace").strip()
+
+    def close(self) -> None:
+        with suppress(OSError):  # it has ended, or is closed
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()

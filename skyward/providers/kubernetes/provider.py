@@ -1,4 +1,4 @@
-"""`sky.Kubernetes`: nodes as pods of a Kubernetes cluster, and what one pool has there."""
+"""`sky.Kubernetes`: nodes as pods of a Kubernetes cluster, what one pool has there, and what all of them have."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from copy import deepcopy
 from dataclasses import KW_ONLY, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,20 +23,23 @@ from skyward.model.rights import ACCOUNT_ID
 from skyward.model.ssh import existing_file
 from skyward.nodes.access import NodeAccess
 from skyward.nodes.claimed import ClaimedHost
+from skyward.nodes.container import NODE, OWNER, POOL
 from skyward.nodes.node import Host, Launch, RunnerNode
-from skyward.nodes.process_id import ProcessId
+from skyward.nodes.process_id import USER, ProcessId
 from skyward.nodes.run_directory import sweep_orphans
 from skyward.providers.base import Allocation, Capabilities, PoolRequest, Provider
-from skyward.providers.kubernetes import manifest, resources
-from skyward.providers.kubernetes.api import ClusterAddress, ClusterApi
-from skyward.providers.kubernetes.node import PodAccess, PodProcess
-from skyward.providers.kubernetes.pods import Pod, Pods
+from skyward.providers.kubernetes import manifest
+from skyward.providers.kubernetes.api import ClusterAddress, ClusterApi, Document
+from skyward.providers.kubernetes.manifest import KIND
+from skyward.providers.kubernetes.pods import Pod, PodAccess, PodProcess, Pods
 from skyward.providers.reaper import Reaper
-from skyward.system import threading
+from skyward.system import threading, time
 
 _GIB = 1024**3
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")  # of objects in a cluster
 _USER = re.compile(r"\d+(:\d+)?")
+_LOOK_S = 0.1  # between two looks at pods that end
+_FRESH_S = 120.0  # what is this young may belong to a pool that is just being made, or is replacing its nodes
 
 
 @suggesting("sky.Kubernetes")
@@ -130,7 +134,7 @@ class Kubernetes(Provider):
             ProviderError: the API server refuses or does not answer.
         """
         with self.connected() as api:
-            return list(resources.described(api))
+            return list(described(api))
 
     def destroy(self, pool_id: str) -> None:
         """Remove a pool's Secrets and pods, whoever made them.
@@ -139,7 +143,7 @@ class Kubernetes(Provider):
             ProviderError: the API server refuses or does not answer; the pods end by their lease.
         """
         with self.connected() as api:
-            resources.clear(api, pool_id)
+            clear(api, pool_id)
 
     def enter(self, node: Resource) -> NodeAccess:
         """A way into a pod: a program that the API server starts there, as `kubectl exec` does.
@@ -187,7 +191,7 @@ class KubernetesAllocation(Allocation):
             )
         sweep_orphans()
         self._api = ClusterApi(self._provider.address)
-        resources.sweep(self._api)
+        sweep(self._api)
         return [ClaimedHost(self, next(self._numbers)) for _ in range(self.request.fewest)]
 
     def prepare(self, hosts: Sequence[Host]) -> str | None:
@@ -325,7 +329,7 @@ class KubernetesAllocation(Allocation):
                 if pods is not None:
                     pods.close()
                 if reaper is not None:
-                    reaper.relieve(lambda: resources.clear(api, self.request.pool_id))
+                    reaper.relieve(lambda: clear(api, self.request.pool_id))
 
 
 def _numbers(user: str) -> tuple[int, int]:
@@ -347,3 +351,92 @@ def _user_of(image_user: str) -> tuple[int, int]:
             "user='1000:1000'."
         )
     return _numbers(image_user)
+
+
+# what pools have in a namespace: found and removed by labels, whoever made it ---------------------------------------
+
+
+def clear(api: ClusterApi, pool: str) -> None:
+    """Remove a pool's Secrets and pods. Idempotent.
+
+    The Secret that owns the others goes first: that it is gone tells the pool's client that nothing is to be made any
+    more, and what this process does not get to remove the cluster's garbage collector does.
+
+    Raises:
+        ProviderError: the API server refuses or does not answer.
+    """
+    label = f"{POOL}={pool}"
+    for kind in ("pool", "pull", "pod"):
+        for secret in api.listed("secrets", f"{label},{KIND}={kind}"):
+            api.delete("secrets", secret["metadata"]["name"])
+    while pods := api.listed("pods", label):
+        for pod in pods:
+            # a machine ends the pod at once, and one that is gone is not waited for: no name is used again
+            api.delete("pods", pod["metadata"]["name"], grace_s=0)
+        time.sleep(_LOOK_S)
+
+
+def sweep(api: ClusterApi) -> None:
+    """Remove pools whose pods have all ended some time ago by their lease, and those that have none.
+
+    Raises:
+        ProviderError: the API server refuses or does not answer.
+    """
+    pods: dict[str, list[Document]] = {}
+    for pod in api.listed("pods", POOL):
+        pods.setdefault(pod["metadata"]["labels"][POOL], []).append(pod)
+    owners = {each["metadata"]["labels"][POOL]: each for each in api.listed("secrets", f"{POOL},{KIND}=pool")}
+    for pool in {*owners, *pods}:
+        last = [_last_change(each) for each in (*pods.get(pool, ()), *filter(None, [owners.get(pool)]))]
+        if None not in last and all(age > _FRESH_S for age in last if age is not None):
+            clear(api, pool)
+
+
+def described(api: ClusterApi) -> Iterator[Resource]:
+    """What there is of all pools, in the form of `Provider.find`: pods, and the Secrets of pools without pods.
+
+    Raises:
+        ProviderError: the API server refuses or does not answer.
+    """
+    living = set()
+    for pod in api.listed("pods", POOL):
+        about, status = pod["metadata"], pod["status"]
+        living.add(about["labels"][POOL])
+        yield _resource(
+            pod,
+            node=int(about["labels"].get(NODE, "-1")),
+            state="ending" if about.get("deletionTimestamp") else str(status.get("phase", "new")).lower(),
+            image=str(pod["spec"]["containers"][0]["image"]),
+            host=str(pod["spec"].get("nodeName", "")),
+        )
+    for secret in api.listed("secrets", POOL):
+        if secret["metadata"]["labels"][POOL] not in living:
+            yield _resource(secret, node=-1, state="secret", image="", host="")
+
+
+def _resource(document: Document, *, node: int, state: str, image: str, host: str) -> Resource:
+    about = document["metadata"]
+    notes = about.get("annotations") or {}
+    return Resource(
+        pool=about["labels"][POOL],
+        node=node,
+        name=about["name"],
+        state=state,
+        owner=notes.get(OWNER, ""),
+        user=notes.get(USER, ""),
+        image=image,
+        id=about["uid"],
+        host=host,
+    )
+
+
+def _last_change(document: Document) -> float | None:
+    """Seconds since a pod has ended, or since a Secret was made; None for a pod that has not ended."""
+    status, moment = document.get("status", {}), document["metadata"]["creationTimestamp"]
+    if document.get("kind") == "Pod" or "phase" in status:
+        if status.get("phase") not in ("Succeeded", "Failed"):
+            return None
+        containers = status.get("containerStatuses", ())
+        ends = (each.get("state", {}).get("terminated", {}).get("finishedAt") or "" for each in containers)
+        moment = max(ends, default="") or moment
+    return (datetime.now(UTC) - datetime.fromisoformat(moment[:19]).replace(tzinfo=UTC)).total_seconds()

@@ -17,8 +17,7 @@ from functools import partial
 
 from skyward.builder.events import Report, note
 from skyward.errors import NodeStartError, PoolClosedError, ProviderError, SkywardError
-from skyward.nodes.certificate import identities
-from skyward.nodes.claimed import Claim, claim, end, open_through
+from skyward.nodes.claimed import Claim, claim, end, identities, open_through
 from skyward.nodes.process_id import ProcessId, current_user
 from skyward.providers.slurm.environment import Environment, archive_of
 from skyward.providers.slurm.login import Login, quoted

@@ -15,7 +15,6 @@ from skyward.model.ssh import SshHost
 from skyward.nodes.claimed import DIAL_S, dial_directly
 from skyward.ssh.connection import CONNECT_S, connect
 from skyward.system import socket, threading
-from skyward.wire.frames import dial
 
 _READY = "skyward-login"
 _ANSWER_S = 60.0  # a controller under load takes its time
@@ -73,7 +72,6 @@ class Login:
     def __init__(self, address: LoginAddress, folder: Path) -> None:
         self.address = address
         self._connection = None
-        self._lock, self._forwards = threading.Lock(), dict[tuple[str, int], Path]()
         self._sessions = threading.Semaphore(_AT_ONCE)
         if address.host is not None:
             own = folder / "login"
@@ -142,11 +140,7 @@ class Login:
             return dial_directly(address, port)
         host = f"[{address}]" if ":" in address else address
         try:
-            with self._lock:
-                if (address, port) not in self._forwards:
-                    self._forwards[address, port] = self._connection.forward(f"{host}:{port}")
-                local = self._forwards[address, port]
-            sock = dial(local.parent, f"unix:{local.name}")
+            sock = self._connection.dial(f"{host}:{port}")
         except (ProviderError, WireError) as error:
             raise ConnectionError(str(error)) from error
         sock.settimeout(DIAL_S)

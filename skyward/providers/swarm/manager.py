@@ -20,7 +20,7 @@ from skyward.errors import ConfigError, EngineMissingError, ProviderError, WireE
 from skyward.model.ssh import SshHost
 from skyward.nodes.claimed import DIAL_S, dial_directly
 from skyward.nodes.ssh_host import Machine
-from skyward.ssh.handed import handed_hosts
+from skyward.ssh.connection import handed_hosts
 from skyward.ssh.preflight import check_host, refuse
 from skyward.system import socket
 

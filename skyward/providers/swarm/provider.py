@@ -17,8 +17,7 @@ from skyward.model.resource import Resource
 from skyward.model.rights import Rights
 from skyward.model.ssh import existing_file
 from skyward.nodes.access import ContainerAccess, NodeAccess
-from skyward.nodes.certificate import identities
-from skyward.nodes.claimed import ClaimedHost, end
+from skyward.nodes.claimed import ClaimedHost, end, identities
 from skyward.nodes.container import user_of
 from skyward.nodes.node import Host, Launch, RunnerNode
 from skyward.nodes.process_id import ProcessId
@@ -30,7 +29,7 @@ from skyward.providers.swarm.claims import ClaimedTask, SwarmProcess, TaskClaime
 from skyward.providers.swarm.manager import Document, Manager, ManagerAddress
 from skyward.providers.swarm.service import ServiceSpec, labels_of, name_of, secret_text, service_spec
 from skyward.runner.entry.claimed import STOP
-from skyward.ssh.handed import handed_hosts
+from skyward.ssh.connection import handed_hosts
 from skyward.system import threading
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ import pytest
 
 from skyward.errors import ProviderError
 from skyward.model.ssh import SshHost
-from skyward.ssh import openssh
-from skyward.ssh.openssh import OpenSshConnection
-from skyward.ssh.paramiko_trust import route
+from skyward.ssh import connection as ssh_connection
+from skyward.ssh.connection import OpenSshConnection
+from skyward.ssh.paramiko_client import route
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_a_forward_that_is_not_made_is_named(
     program.write_text(f'#!/bin/sh\ncase "$*" in *"-O forward"*) {answer} ;; esac\nexec cat\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setattr(openssh, "_FORWARD_S", 0.5)
+    monkeypatch.setattr(ssh_connection, "_FORWARD_S", 0.5)
     connection = OpenSshConnection(SshHost.parse("ssh://ada@machine"), tmp_path, "cat")
     try:
         with pytest.raises(ProviderError, match=rf"/run/docker\.sock on ada@machine cannot be reached.*: {words}"):

@@ -19,7 +19,7 @@ from skyward.errors import PluginError, PoolError
 from skyward.model.image import Image
 from skyward.model.image_fields import local_minor
 from skyward.model.spec import Cluster, ClusterSpec
-from skyward.nodes.forward import PortForward
+from skyward.nodes.local_host import PortForward
 from skyward.plugins import transform_all
 from skyward.plugins._dask import IDENTITY
 

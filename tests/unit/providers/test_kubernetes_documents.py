@@ -15,7 +15,7 @@ import skyward as sky
 from skyward.errors import ConfigError, NodeStartError, ProviderError
 from skyward.nodes.process_id import ProcessId
 from skyward.providers.kubernetes import manifest, reasons
-from skyward.providers.kubernetes.channels import ChannelSocket
+from skyward.providers.kubernetes.api import ChannelSocket
 from skyward.wire.tls import Identity
 
 OWNED = {"apiVersion": "v1", "kind": "Secret", "name": "skyward-1f2e", "uid": "u"}

@@ -14,7 +14,7 @@ import pytest
 
 from skyward.errors import NodeStartError, PoolClosedError, ProviderError, WireError
 from skyward.model.spec import Accelerator
-from skyward.nodes import gpus as gpus_module
+from skyward.nodes import local_host
 from skyward.nodes.node import Node
 from skyward.providers import Local
 from skyward.providers.base import Allocation, PoolRequest
@@ -218,7 +218,7 @@ def _bind(port: int) -> None:
 
 def test_gpus_are_counted_before_anything_starts(pool: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """More GPUs than the machine shows are a mistake found at once."""
-    monkeypatch.setattr(gpus_module, "usable_gpus", lambda: (("0", ""), ("1", "")))
+    monkeypatch.setattr(local_host, "usable_gpus", lambda: (("0", ""), ("1", "")))
     with pytest.raises(ProviderError, match="2 x T4 on each of 2 nodes, 4 in all; this machine shows 2 GPUs"):
         Local().open(PoolRequest(pool_id=pool, nodes=2, accelerator=Accelerator("T4", 2))).acquire()
 
@@ -227,7 +227,7 @@ def test_each_node_gets_gpus_of_its_own(
     allocation: Allocation, pool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nodes on one machine share it by CUDA_VISIBLE_DEVICES."""
-    monkeypatch.setattr(gpus_module, "usable_gpus", lambda: tuple((str(index), "") for index in range(4)))
+    monkeypatch.setattr(local_host, "usable_gpus", lambda: tuple((str(index), "") for index in range(4)))
     host = allocation.acquire()[1]
     env = {"PYTHONPATH": str(install(tmp_path / "standin"))}
     node = host.start(launch(pool, 1, env=env, accelerator=Accelerator("T4", 2)))

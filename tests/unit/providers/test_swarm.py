@@ -17,7 +17,7 @@ import pytest
 import skyward as sky
 from skyward.errors import ConfigError, ProviderError
 from skyward.model.spec import Accelerator
-from skyward.nodes.certificate import identities
+from skyward.nodes.claimed import identities
 from skyward.nodes.process_id import ProcessId
 from skyward.providers.base import PoolRequest
 from skyward.providers.swarm import checks, claims

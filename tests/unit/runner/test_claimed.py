@@ -19,7 +19,7 @@ import pytest
 
 from skyward.model.instance import InstanceInfo
 from skyward.model.protocol import ANNOUNCEMENT
-from skyward.nodes.certificate import identities
+from skyward.nodes.claimed import identities
 from skyward.nodes.node import parse_announcement
 from skyward.runner.config import RunnerSettings
 from skyward.runner.entry.claimed import EXIT, EXIT_RESTART, HEADER, OUTPUT, ports

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from skyward.nodes.certificate import identities
+from skyward.nodes.claimed import identities
 from skyward.wire.tls import Identity, plain_end
 
 WAIT_S = 60.0
