@@ -16,7 +16,7 @@ from pathlib import Path
 
 from skyward.builder.cache import cache_path, read, write
 from skyward.builder.files.copied import Files, digest_of
-from skyward.builder.packages.local import located
+from skyward.builder.packages.metadata import located
 from skyward.builder.store import EngineImages, ImageFacts
 from skyward.errors import BuildError, ConfigError, ImageError
 from skyward.image import BaseBuild, BaseFacts, Plan

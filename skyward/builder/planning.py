@@ -9,9 +9,9 @@ from pathlib import Path
 
 from skyward.builder.base import base_build, check_base, facts_of_base, noted_libc
 from skyward.builder.files.copied import code_files, package_files, runner_digest
-from skyward.builder.packages.local import LocalPackage, located
 from skyward.builder.packages.lock import Request, lock_anew, lock_requirements
 from skyward.builder.packages.lock_file import Entry, asked_for, entry_for, not_upgraded, wrong_base
+from skyward.builder.packages.metadata import LocalPackage, located
 from skyward.builder.packages.requirements import resolve_files
 from skyward.builder.store import EngineImages, ImageFacts
 from skyward.errors import ImageNotFoundError

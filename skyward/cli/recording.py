@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from skyward.builder.cache import cache_folder, home
 from skyward.builder.contents import file_of_use
 from skyward.builder.events import warn
-from skyward.builder.packages.local import located
+from skyward.builder.packages.metadata import located
 from skyward.builder.site.indexes import settings_files
 from skyward.cli import unchanged
 from skyward.cli.output import Output

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from skyward.builder.cache import cache_path, drop_old, read, write
 from skyward.builder.files.included import included_files
-from skyward.builder.packages.local import LocalPackage
+from skyward.builder.packages.metadata import LocalPackage
 from skyward.errors import BuildError, ConfigError, ImageError
 from skyward.image import Copied
 from skyward.model.image import Image

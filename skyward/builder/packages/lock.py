@@ -18,16 +18,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skyward.builder.cache import cache_path, home, newest, read, write
-from skyward.builder.packages.build_system import BuildSystem
+from skyward.builder.packages.metadata import BuildSystem
 from skyward.builder.packages.pylock import packages_of
-from skyward.builder.packages.rules import Rules, open_entries, with_given_hashes
 from skyward.builder.site.indexes import host_indexes, mirrors
 from skyward.errors import ConfigError, ImageError, SkywardError
 from skyward.image import Lock, Package, with_origin
-from skyward.image.lock import scopes
-from skyward.model.image import Image, local_path
+from skyward.image.lock import Sources, scopes
+from skyward.model.image import Image, local_path, package_name, requirement_name
 
 if TYPE_CHECKING:
+    from skyward.builder.packages.pip_files import Line
     from skyward.builder.packages.resolver import Resolved
 
 _FORMAT = 3
@@ -40,6 +40,40 @@ _PLATFORMS = {
 _GLIBCS = (17, 28, *range(31, 41))  # the 2.x for which uv resolves (its option --python-platform)
 # where the base's is not known: what the wheels of the large frameworks ask for; Debian has it since 10
 _USUAL_GLIBC = 28
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What a lock has to heed beside the requirements.
+
+    Attributes:
+        pinned: packages that a lock of the user's has decided on; they are taken as they are.
+        constraints: versions that packages must have if they are installed.
+        overrides: requirements that take the place of what packages ask for.
+        hashed: lines of files that say which files a requirement may be installed from.
+        all_hashed: where it is said that each package must have its hashes given; "" if it is not.
+        sources: further places to take packages from.
+    """
+
+    pinned: tuple[Package, ...] = ()
+    constraints: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
+    hashed: tuple[Line, ...] = ()
+    all_hashed: str = ""
+    sources: Sources = field(default_factory=Sources)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What of it decides a lock, as far as there is any."""
+        given = {
+            "pinned": [package.line for package in self.pinned],
+            "constraints": list(self.constraints),
+            "overrides": list(self.overrides),
+            "hashed": [[each.text, list(each.hashes)] for each in self.hashed],
+            "all hashed": bool(self.all_hashed),
+            "sources": [each for each in (self.sources.default, *self.sources.extra, *self.sources.find_links) if each],
+        }
+        return {name: value for name, value in given.items() if value}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +130,7 @@ def lock_requirements(request: Request, *, upgrade: bool = False) -> Lock:
     if not asked and not request.projects and not any(package.is_source for package in request.rules.pinned):
         pinned = request.rules.pinned
         return Lock(pinned, target=target_of(request) if pinned else "")
-    file = _folder() / f"{_key(request)}.json"
+    file = cache_path("locks") / f"{_key(request)}.json"
     kept = _read(file)
     if kept is not None and not upgrade:
         return replace(kept.lock, sources=request.rules.sources)
@@ -139,8 +173,9 @@ def lock_anew(request: Request, preferred: tuple[Package, ...]) -> Lock:
     """
     from skyward.builder.packages.resolver import Resolved, resolve  # where nothing is to resolve, none of it is loaded
 
-    target, is_open = target_of(request), bool(open_entries(request.entries, request.rules))
-    found = resolve(request, target, tuple((p.name, _version(p)) for p in preferred)) if is_open else Resolved()
+    target, found = target_of(request), Resolved()
+    if open_entries(request.entries, request.rules):
+        found = resolve(request, target, [(each.name, each.pin.partition("==")[2]) for each in preferred])
     # an index may tell a size at one time only, and a package that changes its layer is installed again
     known = {package.line: package for package in preferred}
     answer = packages_of(found.packages, scopes(request.image))
@@ -212,10 +247,6 @@ class _Kept:
     lock: Lock
 
 
-def _folder() -> Path:
-    return cache_path("locks")
-
-
 def _key(request: Request) -> str:
     """What the answer depends on. This machine's package sources go in as a hash, as they may hold passwords."""
     sources = [host_indexes(os.environ, home()), sorted(mirrors(os.environ, Path.cwd()).items())]
@@ -228,7 +259,7 @@ def _key(request: Request) -> str:
 def _preferred(request: Request) -> tuple[Package, ...]:
     """The packages of the last lock for the same target whose requirements are more or fewer than these."""
     wanted = frozenset(request.entries)
-    for file in newest(_folder(), "*.json"):
+    for file in newest(cache_path("locks"), "*.json"):
         kept = _read(file)
         if kept and kept.settings == request.settings and (kept.entries <= wanted or wanted <= kept.entries):
             return kept.lock.packages
@@ -273,5 +304,73 @@ def _write(file: Path, request: Request, lock: Lock) -> None:
     write(file, json.dumps({"entries": request.entries, "settings": request.settings, **kept}, indent=1))
 
 
-def _version(package: Package) -> str:
-    return package.pin.partition("==")[2]
+def open_entries(entries: Iterable[str], rules: Rules) -> list[str]:
+    """The requirements that pinned packages do not answer.
+
+    Raises:
+        ConfigError: a package is pinned to a version that a requirement or a constraint excludes.
+    """
+    pins = {package.name: package for package in rules.pinned}
+    for entry in rules.constraints:
+        if package := pins.get(requirement_name(entry)):
+            _answers(package, entry)
+    found = []
+    for entry in entries:
+        package = pins.get(requirement_name(entry))
+        if package is None or (entry != package.pin and not _answers(package, entry)):
+            found.append(entry)
+    return found
+
+
+def _answers(package: Package, entry: str) -> bool:
+    from packaging.requirements import Requirement
+
+    wanted = Requirement(entry)
+    name, equals, version = package.pin.partition("==")
+    if not equals or wanted.url:
+        return not wanted.specifier and not wanted.url and not wanted.extras
+    if not wanted.specifier.contains(version, prereleases=True) and (not wanted.marker or wanted.marker.evaluate()):
+        raise ConfigError(
+            f"The lock of your project has {name} {version}, and the image asks for {entry!r} as well. Change one of "
+            "them, and lock the project anew."
+        )
+    return not wanted.extras
+
+
+def with_given_hashes(lock: Lock, rules: Rules) -> Lock:
+    """A lock whose packages have no other files than those that were given for them.
+
+    Raises:
+        ConfigError: none of a package's files is among those given, or it had to be given some.
+    """
+    if not rules.hashed and not rules.all_hashed:
+        return lock
+    return Lock(tuple(_with_given(package, rules) for package in lock.packages))
+
+
+def _with_given(package: Package, rules: Rules) -> Package:
+    from packaging.requirements import Requirement
+
+    given: dict[str, str] = {}
+    version = package.pin.partition("==")[2]
+    for each in rules.hashed:
+        if package_name(requirement_name(each.text)) != package.name:
+            continue
+        specifier = Requirement(each.text).specifier
+        if not version or specifier.contains(version, prereleases=True):
+            given |= dict.fromkeys(each.hashes, each.where)
+    if not given:
+        if rules.all_hashed and package.hashes:
+            raise ConfigError(
+                f"{rules.all_hashed} wants the hashes of all packages (--require-hashes), and none are given for "
+                f"{package.pin}. Compile the file anew, with hashes."
+            )
+        return package
+    kept = tuple(hash_ for hash_ in package.hashes if hash_ in given)
+    if not kept:
+        raise ConfigError(
+            f"The hashes that {next(iter(given.values()))} gives for {package.pin} are of no file that its index has "
+            "for these nodes: the file was changed, or the package was. Do not install it before you know which; then "
+            "compile the file anew, with hashes."
+        )
+    return replace(package, hashes=kept)

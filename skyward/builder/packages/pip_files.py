@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from skyward.builder.packages.local import entry_for, located
+from skyward.builder.packages.metadata import entry_for, located
 from skyward.errors import ConfigError
 from skyward.model import image_fields as fields
 from skyward.model.image import local_path

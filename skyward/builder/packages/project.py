@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from skyward.builder.cache import uv_variables
+from skyward.builder.packages.metadata import in_words
 from skyward.builder.packages.pip_files import EXPORTS
 from skyward.builder.packages.pylock import (
     Locked,
@@ -148,7 +149,7 @@ def _from_pylock(lock: Path, choice: Choice, root: Path, target: Target) -> Lock
     for kind, wanted in (("extras", choice.extras), ("dependency-groups", choice.groups)):
         known = {package_name(name) for name in document.get(kind, ())}
         if missing := sorted(set(wanted) - known):
-            raise ConfigError(f"{lock} has no {missing[0]!r} among its {kind}; it has: {_listed(known)}.")
+            raise ConfigError(f"{lock} has no {missing[0]!r} among its {kind}; it has: {in_words(known)}.")
     groups = choice.groups if choice.alone else (*choice.groups, *default_groups(document))
     source = Source(where=str(lock), folder=lock.parent, root=root, extras=choice.extras, groups=groups)
     return locked_for(document, source, target)
@@ -159,7 +160,7 @@ def _check_names(folder: Path, project: Mapping[str, Any], lock: Path, choice: C
     if choice.package is not None:
         members = _members(lock)
         if choice.package not in members:
-            raise ConfigError(f"The workspace of {lock} has no member {choice.package!r}; it has: {_listed(members)}.")
+            raise ConfigError(f"The workspace of {lock} has no member {choice.package!r}; it has: {in_words(members)}.")
         project = read_project(members[choice.package])
         folder = members[choice.package]
     known = {
@@ -170,7 +171,7 @@ def _check_names(folder: Path, project: Mapping[str, Any], lock: Path, choice: C
     for kind, names in known.items():
         if missing := sorted(set(getattr(choice, kind)) - names):
             raise ConfigError(
-                f"{folder / 'pyproject.toml'} has no {missing[0]!r} among its {kind}; it has: {_listed(names)}."
+                f"{folder / 'pyproject.toml'} has no {missing[0]!r} among its {kind}; it has: {in_words(names)}."
             )
 
 
@@ -274,7 +275,3 @@ _ASKED = (
     *("UV_NATIVE_TLS", "UV_NO_CACHE", "UV_NO_INDEX", "UV_OFFLINE", "UV_PYTHON_DOWNLOADS", "UV_REQUEST_TIMEOUT"),
     "UV_SYSTEM_CERTS",
 )
-
-
-def _listed(names: Any) -> str:
-    return ", ".join(sorted(names)) or "none"

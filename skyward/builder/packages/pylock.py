@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 from skyward.builder.cache import home
 from skyward.builder.files.copied import sha256_of
-from skyward.builder.packages.local import LocalPackage, entry_for, local_package
+from skyward.builder.packages.metadata import LocalPackage, entry_for, locked_package
 from skyward.builder.site.indexes import folder_of, host_indexes, is_default
 from skyward.errors import ConfigError, ImageError
 from skyward.image import Package
@@ -135,7 +135,7 @@ def locked_for(document: Mapping[str, Any], source: Source, target: Target) -> L
         file, sha256 = _local_file(entry, source, target)
         if file is not None:
             _check_hash(name, file, sha256, source)
-            local.append(local_package(entry_for(file, source.root), name, file))
+            local.append(locked_package(entry_for(file, source.root), name, file))
             continue
         entries.append(_for_target(entry, source, target))
         index = str(entry.get("index", "")).rstrip("/")

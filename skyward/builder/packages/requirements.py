@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skyward.builder.events import warn
-from skyward.builder.packages.local import LocalPackage, dependencies_of, listed, local_packages, located
-from skyward.builder.packages.rules import Hashed, Rules
+from skyward.builder.packages.lock import Rules
+from skyward.builder.packages.metadata import LocalPackage, dependencies_of, in_words, listed, local_package, located
+from skyward.builder.packages.pip_files import EXPORTS, Line, read_pip_file
+from skyward.builder.packages.pylock import Locked, Source, Target, default_groups, locked_for, read_pylock
 from skyward.errors import ConfigError
 from skyward.model import image_fields as fields
 from skyward.model.image import Image, local_path, package_name, requirement_name
 from skyward.model.image_fields import local_minor, platform_of
 
 if TYPE_CHECKING:
-    from skyward.builder.packages.pip_files import Line
     from skyward.builder.packages.project import Choice
-    from skyward.builder.packages.pylock import Locked
 
 _PYLOCK = re.compile(r"pylock(\.[^.]+)?\.toml")
 
@@ -110,8 +110,6 @@ class _Reading:
 
     def files(self) -> None:
         """Files of requirements and of constraints."""
-        from skyward.builder.packages.pip_files import read_pip_file
-
         for name in self._image.requirements:
             path = located(self._root, name)
             if path.name == "pyproject.toml":
@@ -138,7 +136,7 @@ class _Reading:
         if unknown := [name for name in self._image.groups if name not in {*groups, *optional}]:
             raise ConfigError(
                 f"Image: groups names {unknown[0]!r}, which {path} does not have; it has: "
-                f"{', '.join(sorted({*groups, *optional})) or 'none'}."
+                f"{in_words({*groups, *optional})}."
             )
         if lock_of(path.parent):
             chosen = tuple(name for name in self._image.groups if name in groups)
@@ -153,20 +151,23 @@ class _Reading:
         self._settings(document, path)
         for name in self._image.groups:
             if name in groups:
-                texts, where = _expanded(name, groups, path, ()), f"{path}, [dependency-groups] {name}"
+                texts = tuple(_expanded(name, groups, path, ()))
+                entries = _checked(texts, f"{path}, [dependency-groups] {name}")
             else:
-                texts = [*_extra(document["project"], name)]
-                where = f"{path}, [project.optional-dependencies] {name}"
-            entries = _checked(tuple(texts), where)
+                texts = dependencies_of({**document["project"], "dependencies": []}, (name,))
+                entries = _checked(texts, f"{path}, [project.optional-dependencies] {name}")
             _refuse_sources(document, entries, self._image, path)
             self._found += [(entry, f"your groups=[{name!r}]") for entry in entries]
 
     def local(self) -> None:
         """Local wheels and projects, and what they need."""
+        asked = {*self._image.pip, *(entry for entry, _ in self._found)}
+        entries = sorted(entry for entry in asked if local_path(entry) is not None)
+        if not entries:
+            return
         from skyward.builder.packages.project import Choice, lock_of
 
-        entries = (entry for entry in (*self._image.pip, *(entry for entry, _ in self._found)))
-        for entry in sorted({entry for entry in entries if local_path(entry) is not None}):
+        for entry in entries:
             folder = located(self._root, local_path(entry) or "")
             if folder in self._packages:
                 continue
@@ -178,8 +179,7 @@ class _Reading:
                     self._take(self._locked(folder, Choice(extras=extras)), origin, {folder: entry})
                     continue
                 self._settings(document, folder / "pyproject.toml")
-            (package,) = local_packages(replace(self._image, pip=(entry,)), self._root)
-            self._packages[folder] = package
+            package = self._packages[folder] = local_package(entry, folder)
             needs = [(fields.requirement(need), origin) for need in package.dependencies]
             if (folder / "pyproject.toml").is_file():
                 _refuse_sources(document, [need for need, _ in needs], self._image, folder / "pyproject.toml")
@@ -201,13 +201,10 @@ class _Reading:
 
     def _locked(self, folder: Path, choice: Choice) -> Locked:
         from skyward.builder.packages.project import locked_project
-        from skyward.builder.packages.pylock import Target
 
         return locked_project(folder, choice, self._root, Target(self._python, self._platform))
 
     def _pylock(self, path: Path) -> Locked:
-        from skyward.builder.packages.pylock import Source, Target, default_groups, locked_for, read_pylock
-
         document = read_pylock(path)
         source = Source(where=str(path), folder=path.parent, root=self._root, groups=default_groups(document))
         return locked_for(document, source, Target(self._python, self._platform))
@@ -233,8 +230,6 @@ class _Reading:
 
     def _settings(self, document: dict[str, Any], path: Path) -> None:
         """Heed the constraints and overrides of a project that has no lock, or one that only its own tool reads."""
-        from skyward.builder.packages.pip_files import EXPORTS
-
         for name, export in EXPORTS.items():
             if (path.parent / name).is_file():
                 warn(
@@ -243,9 +238,9 @@ class _Reading:
                     f"{export.split()[-1]} in requirements= in place of the project."
                 )
         settings = document.get("tool", {}).get("uv", {})
-        constraints = _checked(tuple(settings.get("constraint-dependencies", ())), f"{path}, constraint-dependencies")
+        constraints = _checked(settings.get("constraint-dependencies", ()), f"{path}, constraint-dependencies")
         self._rules = replace(self._rules, constraints=_joined(self._rules.constraints, constraints))
-        self._override(_checked(tuple(settings.get("override-dependencies", ())), f"{path}, override-dependencies"))
+        self._override(_checked(settings.get("override-dependencies", ()), f"{path}, override-dependencies"))
 
     def _override(self, overrides: Iterable[str]) -> None:
         self._rules = replace(self._rules, overrides=_joined(self._rules.overrides, overrides))
@@ -256,8 +251,7 @@ class _Reading:
         if line.hashes and (path := local_path(line.text)) is not None:
             _check_hash(located(self._root, path), line)
         elif line.hashes:
-            hashed = Hashed(requirement=line.text, hashes=line.hashes, where=line.where)
-            rules = replace(rules, hashed=(*rules.hashed, hashed))
+            rules = replace(rules, hashed=(*rules.hashed, line))
         match line.kind:
             case "requirement":
                 self._found.append((line.text, line.where))
@@ -286,7 +280,7 @@ def _joined(known: Iterable[str], more: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted({*known, *more}))
 
 
-def _checked(entries: tuple[str, ...], where: str) -> list[str]:
+def _checked(entries: Iterable[str], where: str) -> list[str]:
     checked = []
     for entry in entries:
         try:
@@ -294,10 +288,6 @@ def _checked(entries: tuple[str, ...], where: str) -> list[str]:
         except ConfigError as error:
             raise ConfigError(f"{where}: {str(error).removeprefix('Image: ')}") from None
     return checked
-
-
-def _extra(project: dict[str, Any], name: str) -> tuple[str, ...]:
-    return dependencies_of({**project, "dependencies": []}, (name,))
 
 
 def _expanded(name: str, groups: dict[str, Any], path: Path, above: tuple[str, ...]) -> list[str]:

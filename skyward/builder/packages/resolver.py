@@ -1,4 +1,7 @@
-"""One run of `uv pip compile` with this machine's package settings, and the errors of its failures."""
+"""One run of `uv pip compile` with this machine's package settings, and the errors of its failures.
+
+That a package does not have an extra is one of them: uv installs the package without it, and warns at most.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,22 @@ import subprocess
 import sys
 import threading
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from zipfile import ZipFile
+from zipfile import BadZipFile, ZipFile
 
 from skyward.builder.cache import uv_variables
-from skyward.builder.packages.build_system import BuildSystem, build_system, source_texts
-from skyward.builder.packages.extras import check_extras
+from skyward.builder.packages.metadata import (
+    BuildSystem,
+    build_system,
+    fetched,
+    offered_extras,
+    parsed_metadata,
+    source_texts,
+    wheel_metadata,
+)
 from skyward.builder.packages.pylock import is_source
 from skyward.builder.scratch import scratch_folder
 from skyward.builder.site.index_server import FolderServer
@@ -31,6 +41,8 @@ from skyward.model.image import Image, package_name, requirement_name
 from skyward.model.image_fields import without_logins
 
 if TYPE_CHECKING:
+    from email.message import Message
+
     from skyward.builder.packages.lock import Request
 
 _log = logging.getLogger(__name__)
@@ -49,6 +61,9 @@ _UNFIT = re.compile(r"([A-Za-z0-9._-]+)(?:[=<>!~]=?\S+)? (?:has|have) no wheels 
 _UNREACHABLE = re.compile(r"Failed to fetch|Request failed|error sending request|dns error|timed out", re.IGNORECASE)
 _REFUSED = re.compile(r"HTTP status (?:client|server) error \((\d+)")
 _CERTIFICATE = re.compile(r"UnknownIssuer|invalid peer certificate|certificate verify failed", re.IGNORECASE)
+_WARNING = re.compile(
+    r"The package `(?P<name>[A-Za-z0-9._-]+)(?P<version>[^`]*)` does not have an extra named `(?P<extra>[^`]+)`"
+)
 _BUILD = re.compile(r"Failed to build `([A-Za-z0-9._-]+)")
 
 
@@ -104,7 +119,7 @@ def resolve(
             extras += needed
         known = {*request.provided, *stood_in}
         packages = tuple(each for each in found["packages"] if package_name(each["name"]) not in known)
-        check_extras(request.image, done.stderr, packages, place, environment)
+        _check_extras(request.image, done.stderr, packages, place, environment)
         sources = {package_name(each["name"]): each for each in packages if is_source(each)}
         builds = {
             name: build_system(name, source_texts(name, each, place, environment)) for name, each in sources.items()
@@ -203,6 +218,67 @@ def _pins(preferred: Iterable[tuple[str, str]]) -> str:
     """An earlier answer, in as many words as uv needs to prefer its versions."""
     pins = [f'{{ name = "{name}", version = "{version}" }}' for name, version in preferred if version]
     return f'lock-version = "1.0"\ncreated-by = "skyward"\npackages = [{", ".join(pins)}]\n'
+
+
+def _check_extras(
+    image: Image, said: str, packages: Sequence[Mapping[str, Any]], place: Path, environment: Mapping[str, str]
+) -> None:
+    """See that packages have the extras that the image asks for.
+
+    Args:
+        image: with all its requirements in `pip`.
+        said: what uv said when it resolved them.
+        packages: what they came to, of a `pylock.toml`.
+        place: a folder for what is fetched, with the site's settings of package tools.
+        environment: the variables that point to these.
+
+    Raises:
+        ConfigError: a package lacks one; the message names those that it has. What packages ask of each other does not
+            count: it is not for the user to mend.
+    """
+    for found in _WARNING.finditer(" ".join(said.split())):
+        name, extra = package_name(found["name"]), package_name(found["extra"])
+        asking = [entry for entry in image.pip if requirement_name(entry) == name and extra in _extras(entry)]
+        if asking:
+            there = _offered(name, packages, place, environment)
+            known = "which they are could not be read" if there is None else f"it has: {', '.join(there) or 'none'}"
+            raise ConfigError(
+                f"{name}{found['version']} has no extra {extra!r}; {known}. Asked for by "
+                f"{origin_of(image, 'pip', asking[0])}."
+            )
+
+
+def _extras(entry: str) -> set[str]:
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    try:
+        return {package_name(name) for name in Requirement(entry).extras}
+    except InvalidRequirement:  # a path, whose extras are checked where its files are read
+        return set()
+
+
+def _offered(
+    name: str, packages: Sequence[Mapping[str, Any]], place: Path, environment: Mapping[str, str]
+) -> list[str] | None:
+    """The extras that a wheel's metadata names; None where it has no wheel, or that cannot be had."""
+    entry = next((each for each in packages if package_name(each["name"]) == name), {})
+    for file in [*entry.get("wheels", ())[:1], *([entry["archive"]] if "archive" in entry else [])]:
+        try:
+            return offered_extras(_metadata(name, file, place, environment))
+        except (ImageError, BadZipFile, StopIteration):
+            return None
+    return None
+
+
+def _metadata(name: str, file: Mapping[str, Any], place: Path, environment: Mapping[str, str]) -> Message:
+    """The metadata of a wheel: by itself where the index has it so (PEP 658), else out of the whole."""
+    if "url" in file and not file["url"].startswith("file:"):
+        try:
+            alone = fetched(name, {"url": f"{file['url']}.metadata"}, place, environment)
+            return parsed_metadata(alone.read_text(encoding="utf-8"))
+        except ImageError:  # an index need not have it
+            pass
+    return wheel_metadata(fetched(name, file, place, environment))
 
 
 def _failure(request: Request, said: str) -> SkywardError:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from skyward.builder.packages.build_system import BuildSystem, build_system, source_texts
 from skyward.builder.packages.lock import Request, lock_requirements
+from skyward.builder.packages.metadata import BuildSystem, build_system, source_texts
 from skyward.errors import ImageError
 from skyward.image import Lock
 from skyward.model.image import Image, PipIndex
@@ -146,7 +146,7 @@ def test_a_source_that_is_not_what_was_locked(wheels: Path, monkeypatch: pytest.
     make_wheel(wheels, "backend", "1.0")
     make_sdist(wheels, "source", "1.0", {"pyproject.toml": SYSTEM})
     monkeypatch.setattr(
-        "skyward.builder.packages.build_system._with_login", lambda url, _: url.replace("source-1.0", "other-1.0")
+        "skyward.builder.packages.metadata._with_login", lambda url, _: url.replace("source-1.0", "other-1.0")
     )
     make_sdist(wheels, "other", "1.0", {"pyproject.toml": SYSTEM})
     with pytest.raises(ImageError, match=r"source of 'source' is not the file that its index names"):

@@ -9,7 +9,7 @@ from packaging.requirements import Requirement
 
 from skyward.builder.events import warn
 from skyward.builder.files.copied import package_files
-from skyward.builder.packages.local import local_packages
+from skyward.builder.packages.metadata import local_package, located
 from skyward.builder.packages.requirements import resolve_files
 from skyward.errors import ConfigError
 from skyward.model.image import Image, PipIndex, Project, local_path
@@ -363,20 +363,19 @@ def test_local_packages_that_cannot_be_used(tree: Tree, entry: str, files: dict[
     """What is no package, or does not say what it needs, is refused with what to do."""
     root = tree(files)
     with pytest.raises(ConfigError, match=message):
-        local_packages(Image(pip=[entry]), root)
+        local_package(entry, located(root, local_path(entry) or ""))
 
 
 def test_a_project_is_its_sources(tree: Tree) -> None:
     """Caches and old builds do not count; a changed source does, and where the project lies does not."""
     root = tree({"lib/pyproject.toml": PROJECT, "lib/a.py": "", "lib/dist/old.whl": "", "lib/__pycache__/a.pyc": ""})
-    (package,) = local_packages(Image(pip=["./lib"]), root)
+    package = local_package("./lib", root / "lib")
     assert [name for name, _ in package.files] == ["a.py", "pyproject.toml"]
     assert package.name == "my-lib"
     (first,) = package_files([package])
     tree({"lib/dist/new.whl": "", "other/pyproject.toml": PROJECT, "other/a.py": ""})
-    assert {each.digest for each in package_files(local_packages(Image(pip=["./lib", "./other"]), root))} == {
-        first.digest
-    }
+    others = [local_package(f"./{name}", root / name) for name in ("lib", "other")]
+    assert {each.digest for each in package_files(others)} == {first.digest}
     tree({"lib/a.py": "changed"})
-    (changed,) = package_files(local_packages(Image(pip=["./lib"]), root))
+    (changed,) = package_files([local_package("./lib", root / "lib")])
     assert changed.digest != first.digest
