@@ -33,7 +33,7 @@ _HOMES = {
     "debug": "skyward._pool.local_call",
     "errors": "skyward.errors",
     "gather": "skyward._compute",
-    "instance_info": "skyward.runtime.instance",
+    "instance_info": "skyward.runtime.group",
     "integrations": "skyward.integrations",
     "output_folder": "skyward.runs.saved",
     "plugins": "skyward.plugins",
@@ -41,10 +41,10 @@ _HOMES = {
     "providers": "skyward.providers",
     "save": "skyward.runs.saved",
     "shard": "skyward.runtime.shard",
-    "silent": "skyward.runtime.mute",
+    "silent": "skyward.runtime.output",
     "sky": "skyward.runtime.active_pool",
-    "stderr": "skyward.runtime.mute",
-    "stdout": "skyward.runtime.mute",
+    "stderr": "skyward.runtime.output",
+    "stdout": "skyward.runtime.output",
 }
 
 __all__ = [  # noqa: PLE0604 - the names of the table above; a test compares them with the imports

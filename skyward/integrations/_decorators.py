@@ -160,7 +160,7 @@ def decorated(
         fn: the function to decorate, None in the called form.
         name: the decorator's name, for errors.
         prepare: called on the worker before each call of the function, with the worker's place. It can be pickled, and
-            does once per process what may be done once (`skyward.runtime.process_contexts`).
+            does once per process what may be done once (`skyward.runtime.environment`).
         env: variables that are set in the worker before the function is loaded there.
         collective: whether the ranks of the function form one group.
 

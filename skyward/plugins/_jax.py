@@ -17,8 +17,7 @@ from skyward.errors import ConfigError
 from skyward.model.instance import InstanceInfo
 from skyward.plugins._ranks import rendezvous, source_address
 from skyward.plugins.base import Plugin
-from skyward.runtime import process_contexts
-from skyward.runtime.environment import require_every_rank
+from skyward.runtime.environment import enter_context, require_every_rank
 
 if TYPE_CHECKING:
     from skyward.model.image import Image
@@ -108,7 +107,7 @@ def join(info: InstanceInfo) -> None:
         PluginError: the call that runs here runs on one rank only, where a collective would wait for ever.
     """
     require_every_rank("jax")
-    process_contexts.enter("jax", partial(joined, info, _CALL_TIMEOUT_S))
+    enter_context("jax", partial(joined, info, _CALL_TIMEOUT_S))
 
 
 def _connect(info: InstanceInfo, timeout_s: float | None) -> None:

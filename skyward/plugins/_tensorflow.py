@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from skyward.model.instance import InstanceInfo
 from skyward.plugins._ranks import rendezvous
 from skyward.plugins.base import Plugin
-from skyward.runtime import process_contexts
-from skyward.runtime.environment import declare, on_every_rank, require_every_rank, same
+from skyward.runtime.environment import declare, enter_context, on_every_rank, require_every_rank, same
 from skyward.runtime.group import gather
 
 if TYPE_CHECKING:
@@ -114,7 +113,7 @@ def join(info: InstanceInfo) -> None:
         PluginError: the call runs on one rank only; or a rank is missing, or cannot reach rank 0.
     """
     require_every_rank("tensorflow")
-    process_contexts.enter("tensorflow", lambda: described(info, _CALL_TIMEOUT_S))
+    enter_context("tensorflow", lambda: described(info, _CALL_TIMEOUT_S))
     before_call(info)
 
 

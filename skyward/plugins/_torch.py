@@ -24,7 +24,7 @@ from skyward.model.instance import InstanceInfo
 from skyward.plugins._huggingface import with_trainer
 from skyward.plugins._ranks import cpus, interface_of, listen, nodes_here, rendezvous
 from skyward.plugins.base import LATEST, Plugin, add_missing, versioned
-from skyward.runtime import environment, process_contexts
+from skyward.runtime import environment
 from skyward.runtime.group import gather
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def enter_in_call(info: InstanceInfo, *, backend: str | None = None) -> None:
             f"This function forms a process group of all {info.total_workers} ranks of the pool, and was called on one "
             "of them alone, where it would wait for the others for ever. Call it on all of them: f(...) @ pool."
         )
-    process_contexts.enter("torch", lambda: process_group(info, backend=backend, timeout_s=_CALL_TIMEOUT_S))
+    environment.enter_context("torch", lambda: process_group(info, backend=backend, timeout_s=_CALL_TIMEOUT_S))
     _check_group(backend)
 
 

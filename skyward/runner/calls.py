@@ -18,7 +18,8 @@ from skyward.model.instance import InstanceInfo
 from skyward.runner import cuda, local_modules
 from skyward.runner.forked import end_child
 from skyward.runner.slots import Interrupted, Slot
-from skyward.runtime import coroutines, environment, masking
+from skyward.runtime import environment, masking
+from skyward.runtime.in_process import run_coroutine
 from skyward.runtime.output import task_output
 from skyward.system import threading, time
 from skyward.wire import payload
@@ -141,7 +142,7 @@ class Calls:
                 value = fn(*args, **kwargs)
                 del args, kwargs
                 if isinstance(value, types.CoroutineType):
-                    value = coroutines.run(value)
+                    value = run_coroutine(value)
                 if isinstance(value, types.GeneratorType):
                     dumps = partial(_dumps, what=_ITEM, fn=fn, flags=flags)
                     return self._stream(frame.id, value, slot, send, dumps)
@@ -170,7 +171,7 @@ class Calls:
                 value = fn(items.take(index, "An argument"))
                 if type(value) in _RUN_FURTHER:
                     if isinstance(value, types.CoroutineType):
-                        value = coroutines.run(value)
+                        value = run_coroutine(value)
                     elif index == 0:
                         return self._stream(call, value, slot, send, partial(_dumps, what=_ITEM, fn=fn, flags=0))
                     else:

@@ -30,7 +30,7 @@ from skyward.runner.gather import GatherClient
 from skyward.runner.inbox import Inbox
 from skyward.runner.output_log import OutputLog, log_name
 from skyward.runner.slots import IDLE, Interrupted, MainSlot, Slot, ThreadSlot
-from skyward.runtime import checkpoint, group, output, process_contexts
+from skyward.runtime import checkpoint, environment, group, output
 from skyward.system import SimpleQueue, socket, threading, time
 from skyward.wire.frames import Connection, Frame, listen, tune
 from skyward.wire.handshake import accept, worker_endpoint
@@ -91,7 +91,7 @@ class Worker:
             watchdog.daemon = True
             watchdog.start()
         try:
-            process_contexts.leave()
+            environment.leave_contexts()
         finally:
             self._calls.close()
 

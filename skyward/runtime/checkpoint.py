@@ -9,7 +9,6 @@ import re
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -169,7 +168,12 @@ def is_name(text: str) -> bool:
 def _directory() -> Path:
     """A directory that is removed at the end of the call; outside calls, at that of the process."""
     path = Path(tempfile.mkdtemp(prefix="skyward-checkpoint-")) if _worker is None else _worker.directory()
-    remove = partial(shutil.rmtree, path, ignore_errors=True)  # threads that the call has left may still write there
+    owner = os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == owner:  # a forked child that ends takes nothing from this process
+            shutil.rmtree(path, ignore_errors=True)  # threads that the call has left may still write there
+
     if _worker is None:
         atexit.register(remove)
     else:

@@ -1,9 +1,13 @@
-"""Requirements of a function on the process that runs it: variables, preparation, and whether its ranks form one group.
+"""Requirements of a function on the process that runs it: variables, preparation, contexts, and whether its ranks form
+one group.
 
 Integrations declare it on the client, as attributes of the function, which `functools.wraps` passes on to whatever is
 wrapped around it. The pool sends the variables beside the pickled function. A worker sets them before it unpickles the
 function, so that a module which reads them when it is imported sees them, also one that the user's file imports at its
 top; and it prepares before it unpickles the arguments of a call, which may be models and arrays of the framework.
+
+What a decorator sets up at the first call of a function (a process group, say) is entered once per process, is there at
+the next call, and is left when the worker ends.
 """
 
 from __future__ import annotations
@@ -11,24 +15,31 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Hashable, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from contextvars import ContextVar
 from types import MappingProxyType, ModuleType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from skyward.errors import ConfigError, PluginError
 from skyward.model.instance import InstanceInfo
 
 F = TypeVar("F", bound=Callable[..., Any])
-
+T = TypeVar("T")
 Prepare = Callable[[InstanceInfo], object]
-
 _ENV, _COLLECTIVE, _PREPARE = "__skyward_env__", "__skyward_collective__", "__skyward_prepare__"
 _FRAMEWORKS = "__skyward_frameworks__"
 _ALL = (_ENV, _COLLECTIVE, _PREPARE, _FRAMEWORKS)
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 _everywhere: ContextVar[bool] = ContextVar("skyward_everywhere", default=False)
 _at_end: ContextVar[tuple[Callable[[], object], ...]] = ContextVar("skyward_at_end", default=())
+_lock = threading.RLock()  # a context may enter another one
+_contexts = ExitStack()
+_values: dict[Hashable, object] = {}
+
+
+# declared on the client -----------------------------------------------------------------------------------------------
 
 
 def declare(
@@ -104,12 +115,7 @@ def carry(fn: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., 
     return wrapper
 
 
-def prepare(fn: Callable[..., Any]) -> None:
-    """Make this process ready for a call of the function, as it has declared."""
-    declared: tuple[Prepare, ...] = getattr(fn, _PREPARE, ())
-    if declared and (place := InstanceInfo.current()) is not None:
-        for each in declared:
-            each(place)
+# in the worker --------------------------------------------------------------------------------------------------------
 
 
 def conflict(env: Mapping[str, str]) -> str | None:
@@ -125,9 +131,32 @@ def conflict(env: Mapping[str, str]) -> str | None:
     return None
 
 
+def _keras_backend(keras: ModuleType) -> str | None:
+    config = getattr(keras, "config", None)  # None while keras itself is being imported
+    return None if config is None else str(config.backend())
+
+
+def _nothing(_module: ModuleType) -> str | None:
+    return None
+
+
+# variable -> the module that reads it when it is imported, and what tells the value that module has read
+_READ_AT_IMPORT: Mapping[str, tuple[str, Callable[[ModuleType], str | None]]] = {
+    "KERAS_BACKEND": ("keras", _keras_backend),
+}
+
+
 def apply(env: Mapping[str, str]) -> None:
     """Set the variables in this process."""
     os.environ.update(env)
+
+
+def prepare(fn: Callable[..., Any]) -> None:
+    """Make this process ready for a call of the function, as it has declared."""
+    declared: tuple[Prepare, ...] = getattr(fn, _PREPARE, ())
+    if declared and (place := InstanceInfo.current()) is not None:
+        for each in declared:
+            each(place)
 
 
 def begin_call(*, everywhere: bool) -> None:
@@ -172,16 +201,31 @@ def require_every_rank(name: str) -> None:
         )
 
 
-def _keras_backend(keras: ModuleType) -> str | None:
-    config = getattr(keras, "config", None)  # None while keras itself is being imported
-    return None if config is None else str(config.backend())
+def enter_context(key: Hashable, make: Callable[[], AbstractContextManager[T]]) -> T:
+    """Enter a context unless that has been done in this process; other threads wait until it has.
+
+    Args:
+        key: what the context is known by.
+        make: makes the context manager; not called when the context is open already.
+
+    Returns:
+        What the context manager gave when it was entered.
+
+    Raises:
+        Whatever entering it raises: it is then not open, and the next call tries again.
+    """
+    with _lock:
+        if key not in _values:
+            _values[key] = _contexts.enter_context(make())
+        return cast(T, _values[key])
 
 
-def _nothing(_module: ModuleType) -> str | None:
-    return None
+def leave_contexts() -> None:
+    """Leave all contexts, the last entered first; called by the runner when the worker ends.
 
-
-# variable -> the module that reads it when it is imported, and what tells the value that module has read
-_READ_AT_IMPORT: Mapping[str, tuple[str, Callable[[ModuleType], str | None]]] = {
-    "KERAS_BACKEND": ("keras", _keras_backend),
-}
+    Raises:
+        The first error of a context that failed to leave; all have been left.
+    """
+    with _lock:
+        _values.clear()
+        _contexts.close()

@@ -1,7 +1,8 @@
-"""`gather`: every rank of a pool sends a value to all the others, inside hooks and inside calls made with `@`.
+"""`sky.instance_info()`, the place of this process in its pool, and `gather`: a value of every rank for all of them.
 
-For what ranks must agree on before a framework connects them (an address, a port, who can reach whom), not for data.
-It works where no network between the nodes does: values travel over the connections that the pool has anyway.
+`gather` works inside hooks and inside calls made with `@`. It is for what ranks must agree on before a framework
+connects them (an address, a port, who can reach whom), not for data. It needs no network between the nodes: values
+travel over the connections that the pool has anyway.
 """
 
 from __future__ import annotations
@@ -14,6 +15,19 @@ from skyward.model.instance import InstanceInfo
 
 GatherClient = Callable[[Any, str, "float | None"], list[Any]]
 _client: GatherClient | None = None  # the worker's; None in processes that are no workers
+
+
+def instance_info() -> InstanceInfo | None:
+    """Tell this process's place in the pool: node, rank, head address, peers.
+
+    Returns:
+        The place, read from the environment that the pool gave this worker; None outside a pool.
+        In a run by `.local` it is that of the only node of a pool.
+
+    Raises:
+        ConfigError: `COMPUTE_POOL` is set, but not to a document a pool has made.
+    """
+    return InstanceInfo.current()
 
 
 def gather(value: Any, *, name: str, timeout_s: float | None = None) -> list[Any]:

@@ -1,32 +1,39 @@
-"""`.local` of a compute function: a run in the program's own process, as on the only node of a pool."""
+"""Runs of functions in the process that calls them: coroutines to their end, and `.local`, as on a pool's only node."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context, copy_context
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 from skyward.model.instance import only_node
-from skyward.runtime import coroutines
 
 P = ParamSpec("P")
 R = TypeVar("R")
 _JOB = "local"
 
 
+def run_coroutine(coroutine: Coroutine[Any, Any, R]) -> R:
+    """What a coroutine returns, in an event loop of its own."""
+    import asyncio  # slow to import, and few need it
+
+    return asyncio.run(coroutine)
+
+
 def running(fn: Callable[P, R]) -> Callable[P, R]:
     """The function as an ordinary one that finds itself on the only node of a pool, where it has no place already."""
-    run: Callable[P, R] = coroutines.running(fn) if inspect.iscoroutinefunction(fn) else fn
 
-    @functools.wraps(run)
+    @functools.wraps(fn)
     def local(*args: P.args, **kwargs: P.kwargs) -> R:
         with only_node(_JOB):
-            result = run(*args, **kwargs)
+            result: Any = fn(*args, **kwargs)
+            if inspect.iscoroutinefunction(fn):
+                result = run_coroutine(result)
             if inspect.isgenerator(result):
-                return _steps(result, copy_context())  # type: ignore[return-value] # a generator in a generator's place
-            return result
+                result = _steps(result, copy_context())
+            return cast(R, result)
 
     return local
 

@@ -1,32 +1,162 @@
-"""A worker's `sys.stdout` and `sys.stderr`: every text goes to the task that printed it, in whole lines, unless muted.
+"""What user code prints: every text goes to the task that printed it, in whole lines, unless muted.
 
-Task and muting are found in the context of the printing code, never in process-wide state, so that calls in threads of
-one worker do not mix. Only what Python code prints passes here: bytes that subprocesses, C code or NCCL write to
-descriptors 1 and 2 do not, and are neither muted nor told apart by task.
+A worker's `sys.stdout` and `sys.stderr` are streams of this module. Task and muting are found in the context of the
+printing code, never in process-wide state, so that calls in threads of one worker do not mix. Only what Python code
+prints passes here: bytes that subprocesses, C code or NCCL write to descriptors 1 and 2 do not, and are neither muted
+nor told apart by task.
+
+`@sky.stdout`, `@sky.stderr` and `@sky.silent` say which nodes of a pool may print; they go below `@sky.compute`. Muting
+is per call: it covers what is printed while the call (or the generator's own body) runs, in its thread and in threads
+it starts while it is the worker's only task.
 """
 
 from __future__ import annotations
 
 import codecs
+import functools
+import inspect
 import io
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextvars import ContextVar
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, Protocol, TextIO, cast
+from types import GeneratorType
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, ParamSpec, Protocol, TextIO, TypeVar, cast
 
+from skyward.errors import ConfigError
+from skyward.model.instance import InstanceInfo
 from skyward.runtime import masking
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 StreamName = Literal["stdout", "stderr"]
+P = ParamSpec("P")
+R = TypeVar("R")
+Only = Literal["head"] | Callable[[InstanceInfo], bool]
 LONGEST_PART = 64 * 1024  # characters of an unfinished line that are held back before they are passed on
-
 _DESCRIPTOR: dict[StreamName, int] = {"stdout": 1, "stderr": 2}
 _NEW_DECODER = codecs.getincrementaldecoder("utf-8")
+
+
+# decorators -----------------------------------------------------------------------------------------------------------
+
+
+def stdout(*, only: Only) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Let only some workers print to standard output; on the others what the function prints is dropped.
+
+    Args:
+        only: "head" for the head alone, or a predicate over `InstanceInfo`, asked at every call.
+
+    Raises:
+        ConfigError: `only` is neither.
+    """
+    return _only_on(_predicate(only, "stdout"), frozenset(("stdout",)))
+
+
+def stderr(*, only: Only) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Let only some workers print to standard error; see `stdout`."""
+    return _only_on(_predicate(only, "stderr"), frozenset(("stderr",)))
+
+
+def silent(fn: Callable[P, R]) -> Callable[P, R]:
+    """Drop what the function prints to standard output and standard error, on every node. Used without parentheses."""
+    if not callable(fn):
+        raise ConfigError(f"@sky.silent decorates a function and takes no arguments; found {fn!r}.")
+    return _mutable(fn, _nowhere, frozenset(("stdout", "stderr")))
+
+
+def _predicate(only: object, name: str) -> Callable[[InstanceInfo], bool]:
+    if only == "head":
+        return _on_head
+    if callable(only):
+        return only
+    raise ConfigError(
+        f'@sky.{name}(only=...) takes "head" or a function of InstanceInfo that returns a bool; found {only!r}.'
+    )
+
+
+def _on_head(info: InstanceInfo) -> bool:
+    return info.is_head
+
+
+def _nowhere(_info: InstanceInfo) -> bool:
+    return False
+
+
+def _only_on(
+    may_print: Callable[[InstanceInfo], bool], streams: frozenset[StreamName]
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    def decorate(fn: Callable[P, R]) -> Callable[P, R]:
+        return _mutable(fn, may_print, streams)
+
+    return decorate
+
+
+def _mutable(
+    fn: Callable[P, R], may_print: Callable[[InstanceInfo], bool], streams: frozenset[StreamName]
+) -> Callable[P, R]:
+    if hasattr(fn, "local") and hasattr(fn, "fn"):  # a compute function: calling it runs nothing, so nothing is muted
+        raise ConfigError(f"Output decorators go below @sky.compute, next to the function; found one on {fn!r}.")
+    # The wrappers travel to the workers by value: they may name functions of this module, but no state of it.
+    if inspect.isgeneratorfunction(fn):
+
+        @functools.wraps(fn)
+        def generate(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+            result = yield from call(fn, may_print, streams, args, kwargs)
+            return result
+
+        return generate  # type: ignore[return-value] # it is a generator function as fn is, which R cannot say
+
+    @functools.wraps(fn)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        return call(fn, may_print, streams, args, kwargs)
+
+    return run
+
+
+def call(
+    fn: Callable[..., R],
+    may_print: Callable[[InstanceInfo], bool],
+    streams: frozenset[StreamName],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> R:
+    """Run `fn`, its output dropped where this worker may not print; off-pool, as if it were not decorated."""
+    info = InstanceInfo.current()
+    if info is None or may_print(info):
+        return fn(*args, **kwargs)
+    with muted(streams):
+        result = fn(*args, **kwargs)
+    if isinstance(result, GeneratorType):
+        return muted_steps(result, streams)  # type: ignore[return-value] # a generator in the place of a generator
+    return result
+
+
+def muted_steps(body: Generator[Any, Any, Any], streams: frozenset[StreamName]) -> Generator[Any, Any, Any]:
+    """Iterate a generator, muted while its own body runs and only then."""
+    step: Callable[[], Any] = functools.partial(body.send, None)
+    while True:
+        with muted(streams):
+            try:
+                item = step()
+            except StopIteration as end:
+                return end.value
+        try:
+            sent = yield item
+        except GeneratorExit:
+            with muted(streams):
+                body.close()
+            raise
+        except BaseException as error:  # whatever the iterating code throws in belongs to the body
+            step = functools.partial(body.throw, error)
+        else:
+            step = functools.partial(body.send, sent)
+
+
+# the worker's streams -------------------------------------------------------------------------------------------------
 
 
 class Sink(Protocol):
@@ -72,6 +202,25 @@ _lock = threading.Lock()
 _running: dict[int, _Task] = {}  # by thread: an entry that an interrupt left behind goes with the thread's next task
 _lone = _NOBODY  # the task that runs, when exactly one does: threads that user code starts carry no context
 _streams: dict[StreamName, TaskStream] = {}
+
+
+def install(sink: Sink) -> Callable[[], None]:
+    """Put task streams in the place of `sys.stdout` and `sys.stderr`; the returned function takes that back.
+
+    A process forked from this one (multiprocessing, data loaders) writes to its own descriptors; what was muted where
+    it was forked stays muted in it.
+    """
+    before = sys.stdout, sys.stderr
+    _streams["stdout"], _streams["stderr"] = TaskStream("stdout", sink), TaskStream("stderr", sink)
+    sys.stdout, sys.stderr = cast(TextIO, _streams["stdout"]), cast(TextIO, _streams["stderr"])
+
+    def remove() -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        sys.stdout, sys.stderr = before
+        _streams.clear()
+
+    return remove
 
 
 class TaskStream(io.TextIOBase):
@@ -215,35 +364,11 @@ class _DescriptorSink:
             data = data[os.write(_DESCRIPTOR[stream], data) :]
 
 
-def standard_error() -> tuple[int | None, bool]:
-    """The task that the calling code belongs to, and whether what it prints to standard error is muted."""
-    task, muted = _scope.get()
-    if task is None:
-        return _lone.id, "stderr" in muted or _lone.muted["stderr"] > 0
-    return task.id, "stderr" in muted
-
-
 def _standard(stream: StreamName) -> TextIO:
     return sys.stdout if stream == "stdout" else sys.stderr
 
 
-def install(sink: Sink) -> Callable[[], None]:
-    """Put task streams in the place of `sys.stdout` and `sys.stderr`; the returned function takes that back.
-
-    A process forked from this one (multiprocessing, data loaders) writes to its own descriptors; what was muted where
-    it was forked stays muted in it.
-    """
-    before = sys.stdout, sys.stderr
-    _streams["stdout"], _streams["stderr"] = TaskStream("stdout", sink), TaskStream("stderr", sink)
-    sys.stdout, sys.stderr = cast(TextIO, _streams["stdout"]), cast(TextIO, _streams["stderr"])
-
-    def remove() -> None:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        sys.stdout, sys.stderr = before
-        _streams.clear()
-
-    return remove
+# tasks ----------------------------------------------------------------------------------------------------------------
 
 
 class task_output:  # noqa: N801 - a context manager; of a class, since contextlib's write to exceptions that pass
@@ -280,6 +405,14 @@ class muted:  # noqa: N801 - as above: a frozen exception cannot pass a generato
     def __exit__(self, *_: object) -> None:
         _count_muted(self._task, self._streams, -1)
         _scope.reset(self._token)
+
+
+def standard_error() -> tuple[int | None, bool]:
+    """The task that the calling code belongs to, and whether what it prints to standard error is muted."""
+    task, muted = _scope.get()
+    if task is None:
+        return _lone.id, "stderr" in muted or _lone.muted["stderr"] > 0
+    return task.id, "stderr" in muted
 
 
 def _count_muted(task: _Task | None, streams: frozenset[StreamName], change: int) -> None:

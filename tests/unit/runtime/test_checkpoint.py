@@ -6,6 +6,8 @@ import errno
 import hashlib
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +150,26 @@ def test_a_file_system_without_links_gets_copies(tmp_path: Path, monkeypatch: py
 
     assert _content(checkpoint(tmp_path / "c")) == _content(state)
     assert (tmp_path / "c" / "000002" / "same").stat().st_nlink == 1
+
+
+_FORKS = """
+import os, sys
+from skyward.runtime.checkpoint import checkpoint
+state = checkpoint(sys.argv[1])
+if os.fork() == 0:
+    sys.exit()
+os.wait()
+print(state.path, state.path.is_dir())
+"""
+
+
+def test_a_forked_child_leaves_the_directory_to_its_parent(tmp_path: Path) -> None:
+    """It is there until the process ends that has asked for it, and no longer."""
+    command = [sys.executable, "-c", _FORKS, str(tmp_path / "c")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    folder, was_there = done.stdout.split()
+    assert was_there == "True"
+    assert not Path(folder).exists()
 
 
 def test_an_error_commits_nothing(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from skyward._compute import compute
 from skyward.errors import ConfigError
 from skyward.runtime import output
-from skyward.runtime.mute import silent, stderr, stdout
+from skyward.runtime.output import silent, stderr, stdout
 from tests.unit.runtime.conftest import Place, Record
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import skyward as sky
-from skyward.runtime import process_contexts
+from skyward.runtime import environment
 from tests.printed import Printed
 
 Make = Callable[[str], Callable[[], AbstractContextManager[str]]]
@@ -21,7 +21,7 @@ def events() -> Iterator[list[str]]:
     """What the contexts have done, in order; all are left at the end."""
     seen: list[str] = []
     yield seen
-    process_contexts.leave()
+    environment.leave_contexts()
 
 
 @pytest.fixture
@@ -44,20 +44,20 @@ def make(events: list[str]) -> Make:
 
 def test_a_context_is_entered_once_and_left_in_reverse(events: list[str], make: Make) -> None:
     """Later calls get what the first one got; leaving twice leaves once; then it can be entered anew."""
-    assert [process_contexts.enter(key, make(key)) for key in ("a", "b", "a", "b")] == ["a", "b", "a", "b"]
+    assert [environment.enter_context(key, make(key)) for key in ("a", "b", "a", "b")] == ["a", "b", "a", "b"]
     assert events == ["+a", "+b"]
 
-    process_contexts.leave()
-    process_contexts.leave()
+    environment.leave_contexts()
+    environment.leave_contexts()
     assert events == ["+a", "+b", "-b", "-a"]
 
-    process_contexts.enter("a", make("a"))
+    environment.enter_context("a", make("a"))
     assert events[-1] == "+a"
 
 
 def test_threads_enter_it_once(events: list[str], make: Make) -> None:
     """Of several threads one enters, and the others wait for it."""
-    threads = [threading.Thread(target=process_contexts.enter, args=("a", make("a"))) for _ in range(8)]
+    threads = [threading.Thread(target=environment.enter_context, args=("a", make("a"))) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -74,9 +74,9 @@ def test_what_failed_to_be_entered_is_tried_again(events: list[str], make: Make)
         yield Path("not there yet").read_text()
 
     with pytest.raises(FileNotFoundError, match="not there yet"):
-        process_contexts.enter("a", broken)
+        environment.enter_context("a", broken)
 
-    assert process_contexts.enter("a", make("a")) == "a"
+    assert environment.enter_context("a", make("a")) == "a"
 
 
 def test_a_failure_to_leave_stops_none_of_the_others(events: list[str], make: Make) -> None:
@@ -87,10 +87,10 @@ def test_a_failure_to_leave_stops_none_of_the_others(events: list[str], make: Ma
         yield
         raise OSError("stuck")
 
-    process_contexts.enter("a", make("a"))
-    process_contexts.enter("sticky", sticky)
+    environment.enter_context("a", make("a"))
+    environment.enter_context("sticky", sticky)
     with pytest.raises(OSError, match="stuck"):
-        process_contexts.leave()
+        environment.leave_contexts()
 
     assert events == ["+a", "-a"]
 
@@ -100,13 +100,13 @@ def test_one_context_may_enter_another(events: list[str], make: Make) -> None:
 
     @contextmanager
     def outer() -> Iterator[None]:
-        process_contexts.enter("inner", make("inner"))
+        environment.enter_context("inner", make("inner"))
         events.append("+outer")
         yield
         events.append("-outer")
 
-    process_contexts.enter("outer", outer)
-    process_contexts.leave()
+    environment.enter_context("outer", outer)
+    environment.leave_contexts()
 
     assert events == ["+inner", "+outer", "-outer", "-inner"]
 
@@ -124,7 +124,7 @@ def test_a_worker_leaves_at_its_end_what_calls_have_entered(printed: Printed) ->
 
     @sky.compute
     def enter() -> None:
-        process_contexts.enter("call", context("what a call entered"))
+        environment.enter_context("call", context("what a call entered"))
 
     plugin = sky.Plugin.create("hook").with_around_app(context("the plugin"))
     with sky.ComputePool(sky.Local(), plugins=[plugin], display="auto") as pool:
