@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, Never, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Never, NoReturn, Self, TypeVar, overload
 
 from skyward._pool import cells, config, open_pools
 from skyward._pool.callbacks import Callbacks
@@ -277,16 +277,8 @@ class ComputePool(Facts, CallsOnly):
         record.count(self._dispatcher.load.counts)
         self._group = WorkerGroup(settings, table, self._dispatcher, self._setup, self._clock)
         self._manager = manager = NodeManager(
-            request,
-            settings,
-            table,
-            self._dispatcher,
-            self._group,
-            self._printer,
-            self._callbacks,
-            tell,
-            record,
-            self._named,
+            *(request, settings, table, self._dispatcher, self._group),
+            *(self._printer, self._callbacks, tell, record, self._named),
         )
         self._calls = CallRunner(
             ranks=self._ranks,
@@ -445,12 +437,19 @@ class ComputePool(Facts, CallsOnly):
         """
         return self._opened().run_stream(calls, ordered=ordered)
 
-    def map(self, fn: Callable[[T], Any], items: Iterable[T], *, journal: str | Path | None = None) -> list[Any]:
+    @overload
+    def map(self, fn: Callable[[T], Any], items: Iterable[T], *, journal: str | Path | None = ...) -> list[Any]: ...
+    @overload
+    def map(
+        self, fn: Callable[..., Any], items: Iterable[Any], *more: Iterable[Any], journal: str | Path | None = ...
+    ) -> list[Any]: ...
+    def map(self, fn: Any, items: Any, *more: Any, journal: str | Path | None = None) -> list[Any]:
         """Run `fn(item)` for every item; results in the order of the items. `fn` may be a compute function or plain.
 
         Args:
             fn: the function.
             items: its arguments, one for each call.
+            more: its further arguments, as the builtin `map` takes them: the shortest iterable ends the map.
             journal: file that keeps each result as it comes, so that a program that runs again calls only what is
                 missing. A result belongs to the function's code, the item and the image: those of an older version of
                 any of them are not used, which is said. Failures are not kept. See docs/runs.md.
@@ -461,10 +460,8 @@ class ComputePool(Facts, CallsOnly):
         """
         __tracebackhide__ = True  # IPython and pytest leave such frames out of tracebacks
         calls = self._opened()
-        if journal is None:
-            return calls.map(fn, items)
-        provider, only_data = self._settings.provider.name, self._settings.results == "data"
-        return calls.map(fn, items, JournaledMap.of(journal, self._prepared, provider, only_data, self._progress.tell))
+        kept = None if journal is None else JournaledMap.of(journal, self._prepared, self._settings, self._progress)
+        return calls.map(fn, items, *more, journal=kept)
 
     def _series(self) -> SharedArguments:
         """Calls in the background that have large arguments in common, each of which is sent to a node once."""

@@ -163,6 +163,8 @@ def test_methods(pool: sky.ComputePool) -> None:
     assert pool.run_parallel((double(1), double(2))) == (2, 4)
     assert pool.map(double, range(50)) == [2 * n for n in range(50)]
     assert pool.map(lambda x: x + 1, [1, 2]) == [2, 3]
+    assert pool.map(pow, [2, 3, 4], (2, 3)) == [4, 27]  # as the builtin `map` does
+    assert pool.map(lambda *x: sum(x), range(100), [1] * 100, [10] * 100) == [n + 11 for n in range(100)]
     assert pool.current_nodes() == 2
     assert pool.is_active
     assert pool.concurrency == 1

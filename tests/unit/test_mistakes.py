@@ -211,6 +211,10 @@ def test_a_call_that_is_returned_has_been_used() -> None:
 
 
 @sky.compute
+def arguments(*given: Any) -> tuple[Any, ...]:
+    return given
+
+
 def divmod_of(a: int, b: int) -> tuple[int, int]:
     return divmod(a, b)
 
@@ -376,6 +380,8 @@ def test_aws_without_boto3_is_refused_when_the_pool_is_made(monkeypatch: pytest.
         (lambda pool: pool.map(same, 5), r"range\(5\)"),
         (lambda pool: pool.map(same(1), [5]), r"found the call same\(1\)"),
         (lambda pool: pool.map([5], same), r"in the function's place"),
+        (lambda pool: pool.map(same, [1], 5), r"range\(5\)"),
+        (lambda pool: pool.map(same, [1], [2]), r"same\(\) with an item of each of 2 iterables"),
         (lambda pool: pool.map(divmod_of, [(7, 2)]), r"sky\.gather\(\*\(divmod_of\(\*item\) for item in items\)\)"),
     ],
 )
@@ -385,6 +391,20 @@ def test_a_map_over_something_else_says_what_it_takes(
     """The function, and items."""
     with pytest.raises(TypeError, match=said):
         wrong(local)
+
+
+def test_a_map_over_several_iterables_is_that_of_python(local: sky.ComputePool, tmp_path: Path) -> None:
+    """One argument of each, until the shortest ends; errors show them, and a journal knows them from one tuple."""
+    assert local.map(divmod_of, [7, 8, 9], iter([2, 3])) == [(3, 1), (2, 2)]
+    assert local.map(divmod_of, range(100), [7] * 100) == [divmod(n, 7) for n in range(100)]
+    with pytest.raises(ZeroDivisionError) as found:
+        local.map(sky.compute(divmod_of), [7, 8], [1, 0])
+    assert "for item 1 of the map: (8, 0)" in found.value.__notes__
+
+    journal = tmp_path / "map.journal"
+    for _ in range(2):
+        assert local.map(arguments, [1, 2], [3, 4], journal=journal) == [(1, 3), (2, 4)]
+        assert local.map(arguments, [(1, 3)], journal=journal) == [((1, 3),)]
 
 
 def test_what_is_iterable_by_its_items_alone_is_mapped(local: sky.ComputePool) -> None:

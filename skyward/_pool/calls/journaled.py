@@ -14,6 +14,8 @@ from typing import Any
 from skyward._pool.calls.counting import Counting
 from skyward._pool.calls.task import Task
 from skyward._pool.code.identity import Arguments, code_digest
+from skyward._pool.config import PoolConfig
+from skyward._pool.progress import Progress
 from skyward._pool.signals import uninterrupted
 from skyward.errors import ConfigError, JournalError
 from skyward.records.results import ResultJournal, ResultKey
@@ -39,20 +41,20 @@ class JournaledMap:
     tell: Callable[[str], None]
 
     @classmethod
-    def of(
-        cls, journal: str | Path, image: str | None, provider: str, only_data: bool, tell: Callable[[str], None]
-    ) -> JournaledMap:
+    def of(cls, journal: str | Path, image: str | None, pool: PoolConfig, progress: Progress) -> JournaledMap:
         """For a pool with an image of this name; without one, what the nodes run is this Python at the provider."""
-        python = f"Python {sys.version_info.major}.{sys.version_info.minor}"
-        return cls(journal, image or f"{provider}, {python}", only_data, tell)
+        python = f"{pool.provider.name}, Python {sys.version_info.major}.{sys.version_info.minor}"
+        return cls(journal, image or python, pool.results == "data", progress.tell)
 
-    def run(self, fn: Callable[..., Any], items: Sequence[Any], start: Callable[[list[int]], Running]) -> list[Any]:
-        """The results of `fn(item)` for all items, in their order.
+    def run(
+        self, fn: Callable[..., Any], calls: Sequence[tuple[Any, ...]], start: Callable[[list[int]], Running]
+    ) -> list[Any]:
+        """The results of all calls, in their order.
 
         Args:
             fn: the undecorated function.
-            items: its arguments.
-            start: begins the calls of the items with these numbers.
+            calls: its arguments in each of them.
+            start: begins the calls with these numbers.
 
         Raises:
             ConfigError: the file is not a journal of this user's, or is in use.
@@ -64,7 +66,7 @@ class JournaledMap:
         if inspect.isgeneratorfunction(fn):
             raise ConfigError(f"journal= keeps results; {name}() is a generator function. Let it return a list.")
         with ResultJournal(self.journal) as journal:
-            keys = self._keys(fn, name, items)
+            keys = self._keys(fn, name, calls)
             kept = [self._kept(journal, key) for key in keys]
             missing = [index for index, parts in enumerate(kept) if parts is None]
             if keys and (said := self._said(journal, keys[0], len(keys), len(missing))):
@@ -73,11 +75,11 @@ class JournaledMap:
         computed = iter(tasks)
         return [next(computed).value() if parts is None else self._value(parts, name) for parts in kept]
 
-    def _keys(self, fn: Callable[..., Any], name: str, items: Sequence[Any]) -> list[ResultKey]:
+    def _keys(self, fn: Callable[..., Any], name: str, calls: Sequence[tuple[Any, ...]]) -> list[ResultKey]:
         first = ResultKey(function=name, code=code_digest(fn), image=self.image, arguments="")
         arguments, seen, keys = Arguments(), Counter[str](), []
-        for item in items:
-            digest = arguments.digest((item,), of=name)
+        for call in calls:
+            digest = arguments.digest(call, of=name)
             keys.append(replace(first, arguments=digest, occurrence=seen[digest]))
             seen[digest] += 1
         return keys

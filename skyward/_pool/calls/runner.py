@@ -92,25 +92,27 @@ class CallRunner:
         tasks = [self._task(call) for call in calls]
         return self._yield_results(tasks, self._submit(tasks), ordered)
 
-    def map(self, fn: Callable[[T], Any], items: Iterable[T], journal: JournaledMap | None = None) -> list[Any]:
+    def map(self, fn: Callable[..., Any], *iterables: Iterable[Any], journal: JournaledMap | None = None) -> list[Any]:
         __tracebackhide__ = True  # IPython and pytest leave such frames out of tracebacks
-        items = _checked_items(fn, items)
+        _check_map(fn, iterables)
         plain: Callable[..., Any] = getattr(fn, "fn", fn)
         timeout, retries = getattr(fn, "timeout", None), getattr(fn, "retries", 0)
+        several = len(iterables) > 1  # an item is then a tuple of arguments
 
-        def task(index: int, item: T) -> Task:
+        def task(index: int, item: Any) -> Task:
             try:
-                made = self._task(PlainCall(plain, (item,), {}, timeout, retries))
+                made = self._task(PlainCall(plain, item if several else (item,), {}, timeout, retries))
             except Exception as error:
                 payload.noted(error, item_note(index, item))
                 raise
             made.item = index, item
             return made
 
-        known = list(items)
+        known = list(zip(*iterables, strict=False) if several else iterables[0])
         if journal is None:
-            # Where each call has a limit, or may be repeated, or is not trusted, it is a call of its own.
-            alone = timeout is not None or self.default_timeout_s is not None or retries or self.functions.only_data
+            # In a batch each call has one argument, no limit, is not repeated, and its result is trusted.
+            limited = timeout is not None or self.default_timeout_s is not None
+            alone = several or limited or retries or self.functions.only_data
             if not alone and pays(plain, len(known), slots := self.dispatcher.load.slots):
                 return self._run_batches(plain, known, task, slots)
             return self._run_all(list(itertools.starmap(task, enumerate(known))), counted=True)
@@ -120,7 +122,7 @@ class CallRunner:
             counting = Counting(tasks, quiet=self.printer.is_quiet)
             return Running(tasks, self._submit(tasks), self._cancel, self.printer.drain, counting)
 
-        return journal.run(plain, known, start)
+        return journal.run(plain, known if several else [(item,) for item in known], start)
 
     def _run_batches(
         self, fn: Callable[[T], Any], items: list[T], single: Callable[[int, T], Task], slots: int
@@ -242,11 +244,11 @@ class CallRunner:
             self._cancel(left)
 
 
-def _checked_items(fn: object, items: object) -> Iterable[Any]:
-    """The items of a map, if they are some and the function is one.
+def _check_map(fn: Any, iterables: tuple[Any, ...]) -> None:
+    """Refuse a map of what is no function, over what are no items, or with more or fewer than the function takes.
 
     Raises:
-        TypeError: one of them is something else; the message says what to write.
+        TypeError: the message says what to write.
     """
     if hasattr(fn, "fn") and hasattr(fn, "args"):
         raise TypeError(f"map() takes the function itself, as in `pool.map(f, items)`; found the call {fn!r}.")
@@ -255,22 +257,20 @@ def _checked_items(fn: object, items: object) -> Iterable[Any]:
             f"map() takes a function, and then its items, as in `pool.map(f, items)`; found {reprlib.repr(fn)} in the "
             "function's place."
         )
-    if not isinstance(items, Iterable):
+    for items in iterables:
         try:
-            iter(items)  # type: ignore[call-overload] # an object with `__getitem__` alone is iterable, too
+            iter(items)
         except TypeError:
             remedy = f"for the numbers below it write range({items})" if isinstance(items, int) else "make it a list"
             raise TypeError(
                 f"map() calls the function once for each item of an iterable; found {reprlib.repr(items)} of type "
                 f"{type(items).__name__}: {remedy}."
             ) from None
-    _check_takes_one(fn)
-    found: Iterable[Any] = items  # type: ignore[assignment]
-    return found
+    _check_takes(fn, len(iterables))
 
 
-def _check_takes_one(fn: Callable[..., Any]) -> None:
-    """A map calls its function with one item.
+def _check_takes(fn: Callable[..., Any], count: int) -> None:
+    """A map calls its function with one item of each iterable.
 
     Raises:
         TypeError: it takes more or fewer arguments.
@@ -281,9 +281,13 @@ def _check_takes_one(fn: Callable[..., Any]) -> None:
     except (TypeError, ValueError):  # a function written in C that does not say
         return
     try:
-        signature.bind(None)
+        signature.bind(*[None] * count)
     except TypeError as error:
         name = getattr(plain, "__name__", None) or type(plain).__name__
+        if count > 1:
+            raise TypeError(
+                f"map() calls {name}() with an item of each of {count} iterables, which does not fit it: {error}."
+            ) from None
         raise TypeError(
             f"map() calls {name}() with one item, which does not fit it: {error}. For items of several arguments write "
             f"`sky.gather(*({name if name.isidentifier() else 'f'}(*item) for item in items)) >> pool`."
