@@ -138,7 +138,10 @@ def base_build(base: Dockerfile, root: Path, platform: str) -> BaseBuild:
         raise ConfigError(f"Image: base names the Dockerfile {base.path!r}, but {file}: {error.strerror}.") from None
     if not context.is_dir():
         raise ConfigError(f"Image: base.context is {base.context!r}, but there is no directory {context}.")
-    files = tuple(_context_files(file, context)) if reads_context(text) else ()
+    files: Files = ()
+    if reads_context(text):
+        found = _walk(context, context, Ignore(_ignore_patterns(file, context)))
+        files = tuple((path.relative_to(context).as_posix(), str(path)) for path in found)
     digest = _digest(base.target, platform, str(file), files)
     return BaseBuild(
         dockerfile=str(file),
@@ -183,14 +186,8 @@ def _digest(target: str | None, platform: str, dockerfile: str, files: Files) ->
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def _context_files(file: Path, context: Path) -> Iterator[tuple[str, str]]:
-    """The entries of a context that the builder gets: files, links, and empty directories."""
-    ignored = Ignore(_ignore_patterns(file, context))
-    for path in _walk(context, context, ignored):
-        yield path.relative_to(context).as_posix(), str(path)
-
-
 def _walk(folder: Path, context: Path, ignored: Ignore) -> Iterator[Path]:
+    """The entries of a context that the builder gets: files, links, and empty directories."""
     for path in sorted(folder.iterdir()):
         left_out = ignored(path.relative_to(context).as_posix())
         if path.is_dir() and not path.is_symlink():

@@ -186,16 +186,15 @@ class Lock:
     def __post_init__(self) -> None:
         object.__setattr__(self, "packages", tuple(sorted(self.packages, key=lambda package: package.name)))
 
-    def of(self, tier: Tier) -> tuple[Package, ...]:
-        """The packages of one tier."""
-        return tuple(package for package in self.packages if package.tier == tier)
-
     @property
     def groups(self) -> tuple[Group, ...]:
         """The packages as they are split into layers, the lowest first."""
-        has_large = any(package.tier in ("cuda", "framework", "large") for package in self.packages)
+        tiers: dict[Tier, list[Package]] = {tier: [] for tier in TIERS}
+        for package in self.packages:
+            tiers[package.tier].append(package)
+        has_large = bool(tiers["cuda"] or tiers["framework"] or tiers["large"])
         parts = {"medium": _MEDIUM_PARTS, "light": _LIGHT_PARTS_BESIDE_LARGE if has_large else _LIGHT_PARTS}
-        groups = [group for tier in TIERS for group in _split(tier, self.of(tier), parts.get(tier, 1))]
+        groups = [group for tier in TIERS for group in _split(tier, tuple(tiers[tier]), parts.get(tier, 1))]
         return tuple(group for group in groups if group.packages)
 
 

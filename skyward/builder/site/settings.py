@@ -17,6 +17,7 @@ import shlex
 import ssl
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from netrc import NetrcParseError, netrc
 from pathlib import Path
 from typing import Any
@@ -157,7 +158,7 @@ def uv_settings(site: Site, image: Image, serve: Callable[[Path], str]) -> UvSet
     Raises:
         ConfigError: a mirror is a folder that does not exist.
     """
-    address = _Addresses(dict(site.mirrors), serve)
+    address = partial(_address, dict(site.mirrors), serve)
     files = {"uv.toml": _uv_toml(site.indexes, address), "pip.conf": _pip_conf(site.indexes, address)}
     variables = {"UV_CONFIG_FILE": "uv.toml", "PIP_CONFIG_FILE": "pip.conf"}
     if site.ca:
@@ -206,23 +207,18 @@ def site_script(site: Site, plan: Plan, serve: Callable[[Path], str]) -> str:
     return script
 
 
-class _Addresses:
-    """The URLs at which builds find package sources: of mirrors, and of served folders."""
-
-    def __init__(self, mirrors: Mapping[str, str], serve: Callable[[Path], str]) -> None:
-        self._mirrors, self._serve = mirrors, serve
-
-    def __call__(self, source: str) -> str:
-        mirror = self._mirrors.get(source.rstrip("/"), source)
-        folder = folder_of(mirror)
-        if folder is None:
-            return mirror
-        if mirror != source and not folder.is_dir():
-            raise ConfigError(
-                f"The site's index map replaces {source} by the folder {folder}, which does not exist. Correct "
-                "SKYWARD_INDEXES or [tool.skyward.indexes]."
-            )
-        return self._serve(folder)
+def _address(mirrors: Mapping[str, str], serve: Callable[[Path], str], source: str) -> str:
+    """The URL at which builds find a package source: that of its mirror, or of a folder that is served."""
+    mirror = mirrors.get(source.rstrip("/"), source)
+    folder = folder_of(mirror)
+    if folder is None:
+        return mirror
+    if mirror != source and not folder.is_dir():
+        raise ConfigError(
+            f"The site's index map replaces {source} by the folder {folder}, which does not exist. Correct "
+            "SKYWARD_INDEXES or [tool.skyward.indexes]."
+        )
+    return serve(folder)
 
 
 def _uv_toml(indexes: Indexes, address: Callable[[str], str]) -> str:

@@ -74,10 +74,11 @@ def pools_in_script(path: str | Path) -> list[Declared]:
     found += _alone(reading, source)
     if problems := [each.problem for each in found if each.problem]:
         raise ConfigError("\n".join(dict.fromkeys(problems)))
-    every = [each for each in sorted(found, key=lambda each: each.line) if each.declared]
-    return [
-        each for place, each in enumerate(d.declared for d in every) if each not in [d.declared for d in every[:place]]
-    ]
+    images: list[Declared] = []
+    for each in sorted(found, key=lambda each: each.line):
+        if each.declared and each.declared not in images:
+            images.append(each.declared)
+    return images
 
 
 def _found(node: ast.AST, source: Source, name: str, reading: Reading, make: Any) -> _Found:

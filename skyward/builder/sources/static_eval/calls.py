@@ -309,13 +309,9 @@ class Calls:
         The body of a generator function is read where somebody iterates over what it gives.
         """
         reading = self._reading
-        if not is_iterated and any(isinstance(each, ast.Yield | ast.YieldFrom) for each in _own(function.node)):
-            reading.expose(function)
-            for each in arguments.all():
-                reading.escape(each, node)
-            return Unknown(MADE)
         depths = [unsure for each, unsure in self._active if each.node is function.node]
-        if len(depths) > 1 and reading.unsure > depths[0]:
+        is_endless = len(depths) > 1 and reading.unsure > depths[0]
+        if is_endless or (not is_iterated and _is_generator(function)):
             reading.expose(function)
             reading.escape(arguments.all(), node)
             return Unknown(MADE)
@@ -368,8 +364,7 @@ class Calls:
         for name in [*names, *(each.arg for each in spec.kwonlyargs)]:
             if name in kwargs:
                 given[name] = kwargs.pop(name)
-        for name in [*names, *(each.arg for each in spec.kwonlyargs)]:
-            if name not in given:
+            elif name not in given:
                 of = [*arguments.rest.of, function.defaults.get(name)] if arguments.rest else []
                 missing = Unknown(f"is a parameter of `{function.name}`, made when the script runs", of=of)
                 given[name] = missing if arguments.rest else function.defaults.get(name, missing)
@@ -419,12 +414,13 @@ def _copied(value: Any) -> Any:
     return type(value)(map(_copied, value)) if isinstance(value, list | set) else value
 
 
-def _own(node: ast.AST) -> list[ast.AST]:
-    """The nodes of a function's own body, without those of functions inside."""
-    found, todo = [], list(ast.iter_child_nodes(node))
+def _is_generator(function: Function) -> bool:
+    """Whether a function's own body, without those of functions inside, has a `yield`."""
+    todo = list(ast.iter_child_nodes(function.node))
     while todo:
         each = todo.pop()
-        found.append(each)
+        if isinstance(each, ast.Yield | ast.YieldFrom):
+            return True
         if not isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
             todo += ast.iter_child_nodes(each)
-    return found
+    return False

@@ -56,19 +56,9 @@ class Classes:
         bases = [reading.expressions.called(each, scope) for each in node.bases]
         keywords = {each.arg: reading.expressions.value(each.value, scope) for each in node.keywords}
         meta = keywords.pop("metaclass", None)
-        bases += keywords.values()
-        pools = [each.pool for each in bases if isinstance(each, Class)]
-        pools += [each.name for each in bases if isinstance(each, Reference) and each.name in POOL_CLASSES]
         mine = Scope(None, scope, is_class=True)
-        is_enum = any(_is_enum(each) for each in bases)
-        kept = [each for each in bases if isinstance(each, Class)] if is_enum else [_base(each) for each in bases]
-        cls = Class(node, kept, next(filter(None, pools), ""), mine)
+        mine.key = cls = _class_of(node, [*bases, *keywords.values()], mine)
         cls.meta = None if isinstance(meta, Reference) and meta.name == "abc.ABCMeta" else meta
-        cls.is_enum = is_enum
-        cls.is_mixed = is_enum and any(
-            each.is_mixed if isinstance(each, Class) else not _is_pure(each) for each in bases
-        )
-        mine.key = cls
         reading.born(cls, node)
         reading.born(mine, node)
         reading.statements.run(node.body, mine)
@@ -188,6 +178,17 @@ class Classes:
         if "default_factory" in value.kwargs:
             return self._reading.calls.apply(value.kwargs["default_factory"], [], node)
         return value.kwargs.get("default", Unknown("is a field without a default"))
+
+
+def _class_of(node: ast.ClassDef, bases: list[Any], scope: Scope) -> Class:
+    """A class that extends some values."""
+    pools = [each.pool for each in bases if isinstance(each, Class)]
+    pools += [each.name for each in bases if isinstance(each, Reference) and each.name in POOL_CLASSES]
+    is_enum = any(map(_is_enum, bases))
+    kept = [each for each in bases if isinstance(each, Class)] if is_enum else [_base(each) for each in bases]
+    cls = Class(node, kept, next(filter(None, pools), ""), scope)
+    cls.is_enum, cls.is_mixed = is_enum, is_enum and not all(map(_is_pure, bases))
+    return cls
 
 
 def _base(value: Any) -> Any:

@@ -75,7 +75,9 @@ class Assignments:
         if owner == _PATHS:
             reading.imports.lose()
         if isinstance(owner, Unknown):
-            reading.change(owner, self._put(target, value, key), target)
+            reading.change(
+                owner, [key, *(reading.inside(value) if isinstance(target.slice, ast.Slice) else [value])], target
+            )
             return
         if not isinstance(owner, CONTAINERS) or isinstance(key, Unknown | Instance):
             reading.escape([owner, value, key], target)
@@ -89,29 +91,21 @@ class Assignments:
         except (TypeError, LookupError, ValueError):
             reading.escape([owner, value], target)
 
-    def _put(self, target: ast.Subscript, value: Any, key: Any) -> list[Any]:
-        """What an assignment to an item, or to a slice, puts into its container."""
-        is_slice = isinstance(target.slice, ast.Slice)
-        return [key, *(self._reading.inside(value) if is_slice else [value])]
-
     def _unpack(self, target: ast.Tuple | ast.List, value: Any, scope: Scope) -> None:
         items = self._reading.expressions.items(value, target)
         stars = [place for place, each in enumerate(target.elts) if isinstance(each, ast.Starred)]
-        fits = not isinstance(items, Unknown) and (
-            len(items) >= len(target.elts) - 1 if stars else len(items) == len(target.elts)
-        )
-        if isinstance(items, Unknown) or not fits:
+        count = len(target.elts)
+        if not isinstance(items, Unknown) and not (len(items) >= count - 1 if stars else len(items) == count):
+            items = Unknown("does not unpack")
+        if isinstance(items, Unknown):
             self._reading.use(value, target)
-            unknown = derived(
-                items if isinstance(items, Unknown) else Unknown("does not unpack"), self._reading.inside(value)
-            )
+            unknown = derived(items, self._reading.inside(value))
             for each in target.elts:
-                self.assign(
-                    each, derived(unknown, holding(unknown.of)) if isinstance(each, ast.Starred) else unknown, scope
-                )
+                is_rest = isinstance(each, ast.Starred)
+                self.assign(each, derived(unknown, holding(unknown.of)) if is_rest else unknown, scope)
             return
         if stars:
-            after = len(target.elts) - stars[0] - 1
+            after = count - stars[0] - 1
             middle = items[stars[0] : len(items) - after]
             self._reading.born(middle, target)
             items = [*items[: stars[0]], middle, *items[len(items) - after :]]
@@ -135,16 +129,22 @@ class Assignments:
             return
         given = expressions.value(node.value, scope)
         in_place = {ast.Add: (list,), ast.BitOr: (dict, set), ast.BitAnd: (set,), ast.Sub: (set,), ast.BitXor: (set,)}
-        if not isinstance(held, in_place.get(type(node.op), ())):
-            if isinstance(held, Unknown):
-                reading.change(held, reading.inside(given), node)
-            elif isinstance(held, CONTAINERS):
-                reading.escape(held, node)
-            made = expressions.operated(node, type(node.op), held, given)
-            if isinstance(held, Unknown) and isinstance(made, Unknown):  # most likely itself, changed in place
-                made = derived(made, (*held.of, *made.of))
-            self.assign(node.target, made, scope)
+        if isinstance(held, in_place.get(type(node.op), ())):
+            self._change_by(held, given, node)
+            self.assign(node.target, held, scope)
             return
+        if isinstance(held, Unknown):
+            reading.change(held, reading.inside(given), node)
+        elif isinstance(held, CONTAINERS):
+            reading.escape(held, node)
+        made = expressions.operated(node, type(node.op), held, given)
+        if isinstance(held, Unknown) and isinstance(made, Unknown):  # most likely itself, changed in place
+            made = derived(made, (*held.of, *made.of))
+        self.assign(node.target, made, scope)
+
+    def _change_by(self, held: Any, given: Any, node: ast.AugAssign) -> None:
+        """Change a container by an operator and what stands behind it."""
+        reading, expressions = self._reading, self._reading.expressions
         reading.state.touch(held, reading.place(node), is_growing=isinstance(held, list))
         items = given if isinstance(held, dict | set) else expressions.items(given, node.value)
         if isinstance(items, Unknown) or not isinstance(items, (*CONTAINERS, tuple, frozenset)):
@@ -159,7 +159,6 @@ class Assignments:
             made = expressions.operated(node, type(node.op), held, items)
             held.clear()
             held.update(made if isinstance(made, set) else ())
-        self.assign(node.target, held, scope)
 
     def delete(self, node: ast.Delete, scope: Scope) -> None:
         """Follow `del`."""
@@ -168,25 +167,26 @@ class Assignments:
             if isinstance(target, ast.Name):
                 gone = Unknown(f"is deleted on {reading.place(node)}")
                 reading.state.bind(scope, target.id, gone, reading.place(node))
-                continue
-            if isinstance(target, ast.Attribute):
+            elif isinstance(target, ast.Attribute):
                 reading.escape(reading.expressions.value(target.value, scope), node)
-                continue
-            if not isinstance(target, ast.Subscript):
-                continue
-            owner = reading.expressions.value(target.value, scope)
-            key = reading.expressions.value(target.slice, scope)
-            if isinstance(owner, Unknown):
-                reading.change(owner, (), node)
-                continue
-            if not isinstance(owner, CONTAINERS) or isinstance(key, Unknown | Instance):
-                reading.escape(owner, node)
-                continue
-            reading.state.touch(owner, reading.place(node))
-            try:
-                del owner[key]  # type: ignore[union-attr]
-            except (TypeError, LookupError):
-                reading.escape(owner, node)
+            elif isinstance(target, ast.Subscript):
+                self._delete_item(target, node, scope)
+
+    def _delete_item(self, target: ast.Subscript, node: ast.Delete, scope: Scope) -> None:
+        reading = self._reading
+        owner = reading.expressions.value(target.value, scope)
+        key = reading.expressions.value(target.slice, scope)
+        if isinstance(owner, Unknown):
+            reading.change(owner, (), node)
+            return
+        if not isinstance(owner, CONTAINERS) or isinstance(key, Unknown | Instance):
+            reading.escape(owner, node)
+            return
+        reading.state.touch(owner, reading.place(node))
+        try:
+            del owner[key]  # type: ignore[union-attr]
+        except (TypeError, LookupError):
+            reading.escape(owner, node)
 
 
 def _is_stored(owner: Instance | Class, name: str) -> bool:
