@@ -10,7 +10,7 @@ _HOMES = {
     "AWS": "skyward.providers.aws.provider",
     "Accelerator": "skyward.model.spec",
     "Cluster": "skyward.model.spec",
-    "Compose": "skyward.providers.compose.provider",
+    "Compose": "skyward.providers.compose",
     "ComputePool": "skyward._pool.pool",
     "Docker": "skyward.providers.docker",
     "GCP": "skyward.providers.gcp.provider",

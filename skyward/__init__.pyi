@@ -19,7 +19,7 @@ from skyward.model.spec import Volume as Volume
 from skyward.model.spec import Worker as Worker
 from skyward.plugins import Plugin as Plugin
 from skyward.providers.aws.provider import AWS as AWS
-from skyward.providers.compose.provider import Compose as Compose
+from skyward.providers.compose import Compose as Compose
 from skyward.providers.docker import Docker as Docker
 from skyward.providers.gcp.provider import GCP as GCP
 from skyward.providers.kubernetes.provider import Kubernetes as Kubernetes

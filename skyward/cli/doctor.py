@@ -98,7 +98,7 @@ def command(
 def _cluster_report(login: str, key: Path | None, known_hosts: Path | None) -> Mapping[str, Any]:
     """What a Slurm cluster has, as JSON."""
     from skyward.providers import Slurm
-    from skyward.providers.slurm.cluster import ask
+    from skyward.providers.slurm.login import ask
 
     provider = Slurm() if login == "-" else Slurm(login, key=key, known_hosts=known_hosts)
     host = provider.address.name

@@ -315,7 +315,7 @@ def compose_file(
 def _rights(rights: Rights) -> str:
     """The lines for user and capabilities: none can be had or gained beyond those asked for."""
     from skyward.model.rights import ACCOUNT_ID, DEFAULT
-    from skyward.providers.compose.project import USER_VAR
+    from skyward.providers.compose_project import USER_VAR
 
     lines = [f"user: {json.dumps(rights.user or f'${{{USER_VAR}:-{ACCOUNT_ID}:{ACCOUNT_ID}}}')}"]
     if rights.privileges != DEFAULT:

@@ -10,6 +10,6 @@ The first image is built on the engine that runs it. The second one is sent to m
 `registry=`. The third one is pulled by whatever runs it, such as a swarm, from `delivered.reference`.
 
 Read `deliver.py` (the order of the steps) first, then `registry.py` (find the image in a registry, else build and push
-it), `stream.py` (send it from this machine, or have each machine pull it), and `peer.py` (machines pass it on to each
-other). `checks.py` says how much room an image takes on a machine, and when a signature can be verified.
+it) and `stream.py` (send it to machines, have them pull it, or pass it on to each other). `checks.py` says how much
+room an image takes on a machine, and when a signature can be verified.
 """

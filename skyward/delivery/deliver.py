@@ -6,29 +6,34 @@ that it has the tag is not enough. After a delivery to machines each of them is 
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any
 
 from skyward.builder import ensure, plan_for
-from skyward.builder.contents import is_known, note_use
+from skyward.builder.contents import is_known, known_contents, note_content, note_use
 from skyward.builder.events import Report, note
 from skyward.builder.store import EngineImages, ImageFacts, facts_of
 from skyward.delivery import stream
 from skyward.delivery.checks import check_verifiable
-from skyward.delivery.peer import can_receive, relay
-from skyward.delivery.prepared import Prepared, prepared_image
 from skyward.engine import EngineAddress, Images
 from skyward.errors import ImageError
 from skyward.image import Plan
 from skyward.model.image import Image
-from skyward.model.spec import Cluster
+from skyward.model.spec import Cluster, ClusterSpec
 from skyward.model.ssh import SshHost
 from skyward.nodes.ssh_host import Machine
+from skyward.records.run import FOLDER_VARIABLE, write_json
 from skyward.ssh.connection import uses_paramiko
 from skyward.ssh.preflight import check_disk, refuse
 from skyward.system.futures import ThreadPoolExecutor
 
 _AT_ONCE = 8
+_PREPARED_FILE = "images.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,10 +207,10 @@ class _Delivery:
             stream.send(source, tag, facts.size, lacking[:1], report)
             having, lacking = lacking[:1], lacking[1:]
         # the sessions that have hosts give and receive are OpenSSH's
-        near = [machine for machine in lacking if can_receive(machine.address) and not uses_paramiko()]
+        near = [machine for machine in lacking if stream.can_receive(machine.address) and not uses_paramiko()]
         left = [machine for machine in lacking if machine not in near]
         if near:
-            left += relay(having[0], tag, facts.size, near, report)
+            left += stream.relay(having[0], tag, facts.size, near, report)
         if left:
             stream.send(source, tag, facts.size, left, report)
         return facts.content
@@ -240,3 +245,62 @@ class _Delivery:
             for finding in check_disk(machine.name, room, size)
         ]
         refuse(findings, len(self._machines))
+
+
+# images that were delivered before a detached run began -------------------------------------------------------------
+#
+# Its driver has neither the locks nor the bases nor the docker command that they were made with, and needs none of
+# them: an image that is where it is wanted, with the content that was delivered, is used as it is.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """An image that has been delivered.
+
+    Attributes:
+        tag: its name on the engines that have it.
+        user: the user that it names; "" for none.
+        contents: digests that its content may have, and its ids.
+        reference: `repository@digest` where it went to a registry for others to pull.
+    """
+
+    tag: str
+    user: str
+    contents: tuple[str, ...]
+    reference: str = ""
+
+    @classmethod
+    def of(cls, tag: str, user: str, reference: str) -> Prepared:
+        """An image that was delivered now, by this user."""
+        return cls(tag=tag, user=user, contents=tuple(sorted(known_contents(tag))), reference=reference)
+
+
+def description(image: Image, spec: ClusterSpec) -> str:
+    """What tells an image from others, before anything is looked up: its fields, and what it is compiled for."""
+    told = {field.name: getattr(image, field.name) for field in fields(image) if field.compare}
+    wanted = [told, image.platform or spec.platform, spec.python]
+    return hashlib.sha256(json.dumps(wanted, sort_keys=True, default=_plain).encode()).hexdigest()
+
+
+def write_prepared(folder: Path, images: Mapping[str, Prepared]) -> None:
+    """Leave the images, by their descriptions, to the driver of the run with this directory."""
+    write_json(folder / _PREPARED_FILE, {key: asdict(image) for key, image in images.items()})
+
+
+def prepared_image(image: Image, spec: ClusterSpec) -> Prepared | None:
+    """What was delivered of an image for the run that this process belongs to; None for nothing, or outside of one."""
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if not folder or not (Path(folder) / _PREPARED_FILE).is_file():
+        return None
+    found = json.loads((Path(folder) / _PREPARED_FILE).read_text()).get(description(image, spec))
+    if found is None:
+        return None
+    for content in found["contents"]:  # what engines have is compared with these
+        note_content(found["tag"], content)
+    return Prepared(**{**found, "contents": tuple(found["contents"])})
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    return dict(value) if isinstance(value, Mapping) else str(value)

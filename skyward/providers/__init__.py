@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from skyward.model.extensions import Extensions
     from skyward.providers.aws.provider import AWS
     from skyward.providers.base import Provider
-    from skyward.providers.compose.provider import Compose
+    from skyward.providers.compose import Compose
     from skyward.providers.docker import Docker
     from skyward.providers.fallback import Fallback
     from skyward.providers.gcp.provider import GCP
@@ -28,7 +28,7 @@ HOMES = {
     "AWS": "skyward.providers.aws.provider",
     "GCP": "skyward.providers.gcp.provider",
     "Fallback": "skyward.providers.fallback",
-    "Compose": "skyward.providers.compose.provider",
+    "Compose": "skyward.providers.compose",
     "Docker": "skyward.providers.docker",
     "Kubernetes": "skyward.providers.kubernetes.provider",
     "Local": "skyward.providers.local",

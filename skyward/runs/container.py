@@ -22,8 +22,7 @@ from skyward.builder.events import Report
 from skyward.builder.sources.declared import Declared
 from skyward.builder.sources.imports import imports_in
 from skyward.builder.sources.script import pools_in_script
-from skyward.delivery.deliver import ImageTarget, deliver
-from skyward.delivery.prepared import Prepared, description, write_prepared
+from skyward.delivery.deliver import ImageTarget, Prepared, deliver, description, write_prepared
 from skyward.engine import ContainerSpec, Engine, EngineAddress
 from skyward.errors import ConfigError, ProviderError
 from skyward.image.plan import with_origin

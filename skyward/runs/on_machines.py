@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 from skyward.builder.events import Report, note
 from skyward.builder.sources.declared import Declared, ProviderUse
 from skyward.builder.sources.script import DeclaredPool, pools_in_script
-from skyward.delivery.deliver import ImageTarget
-from skyward.delivery.prepared import Prepared
+from skyward.delivery.deliver import ImageTarget, Prepared
 from skyward.engine import find_engine
 from skyward.errors import ConfigError, SkywardError
 from skyward.model.image_fields import platform_of

@@ -25,7 +25,7 @@ from skyward.engine import Engine, Images, find_engine
 from skyward.errors import PoolError, ProviderError
 from skyward.nodes.process_id import current_user
 from skyward.providers.base import PoolRequest
-from skyward.providers.compose.project import Project
+from skyward.providers.compose_project import Project
 from skyward.testing.provider import ProviderConformance
 from tests.e2e import functions, programs
 from tests.e2e.engines import Release

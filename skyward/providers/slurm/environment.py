@@ -1,4 +1,4 @@
-"""What runs the nodes of a cluster without containers: a virtual environment on its shared disk, one for each image."""
+"""What runs the nodes of a cluster, on its shared disk and one for each image: a virtual environment, or Apptainer."""
 
 from __future__ import annotations
 
@@ -6,32 +6,24 @@ import io
 import shlex
 import tarfile
 from dataclasses import dataclass
+from tempfile import TemporaryFile
 
-from skyward.builder.events import Report, note
+from skyward.builder.events import Report, note, readable
 from skyward.builder.files.copied import runner_files
-from skyward.builder.planning import plan_on_machine
+from skyward.builder.planning import plan_for, plan_on_machine
+from skyward.engine import EngineAddress, Images, find_engine
+from skyward.engine.images import save
 from skyward.errors import ConfigError, ImageError, ProviderError
 from skyward.image import Plan
 from skyward.model.image import Image
-from skyward.providers.slurm.cluster import ClusterFacts
-from skyward.providers.slurm.login import Login, quoted
+from skyward.model.protocol import PROCESSES_VAR
+from skyward.model.spec import Cluster
+from skyward.nodes.container import COMMAND
+from skyward.providers.slurm.login import ClusterFacts, Login, quoted
 
-_INSTALL_S = 3600.0  # frameworks for GPUs have gigabytes
+_INSTALL_S = _CONVERT_S = 3600.0  # frameworks for GPUs have gigabytes
+_MODULES = "/opt/skyward"  # of the runner, in images
 _RUNNER = "runner"  # folder with skyward's own files
-# One client installs and the others wait. Where that was interrupted, the next one begins again.
-_SCRIPT = r"""
-set -eu
-umask 077
-mkdir -p "$1"
-if [ -e "$1/ready" ]; then echo there; exit; fi
-exec 9>"$1/lock"
-if command -v flock >/dev/null 2>&1; then flock 9; fi
-if [ -e "$1/ready" ]; then echo there; exit; fi
-rm -rf "$1/venv" "$1/requirements" "$1/runner"
-tar -xf - -C "$1"
-"$2" -m venv "$1/venv" 2>&1
-cd "$1/requirements"
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +41,24 @@ class Environment:
     script: str
     session: str
     env: tuple[tuple[str, str], ...] = ()
+
+
+# a virtual environment ----------------------------------------------------------------------------------------------
+
+# One client installs and the others wait. Where that was interrupted, the next one begins again.
+_SCRIPT = r"""
+set -eu
+umask 077
+mkdir -p "$1"
+if [ -e "$1/ready" ]; then echo there; exit; fi
+exec 9>"$1/lock"
+if command -v flock >/dev/null 2>&1; then flock 9; fi
+if [ -e "$1/ready" ]; then echo there; exit; fi
+rm -rf "$1/venv" "$1/requirements" "$1/runner"
+tar -xf - -C "$1"
+"$2" -m venv "$1/venv" 2>&1
+cd "$1/requirements"
+"""
 
 
 def check_image(image: Image) -> None:
@@ -160,3 +170,81 @@ def archive_of(files: dict[str, bytes]) -> bytes:
             entry.size, entry.mode = len(content), 0o600
             archive.addfile(entry, io.BytesIO(content))
     return buffer.getvalue()
+
+
+# by Apptainer: one file of each image -------------------------------------------------------------------------------
+
+# One client converts and the others wait. Apptainer's own cache would keep every layer a second time in the home.
+_CONVERT = r"""
+set -eu
+umask 077
+mkdir -p "${1%/*}"
+exec 9>"$1.lock"
+if command -v flock >/dev/null 2>&1; then flock 9; fi
+[ ! -e "$1" ] || exit 0
+trap 'rm -f "$1.tar" "$1.new"' EXIT
+cat >"$1.tar"
+apptainer --quiet build --force --disable-cache "$1.new" "docker-archive:$1.tar" >&2
+mv "$1.new" "$1"
+"""
+# What Apptainer mounts by itself stays: the home directory and /tmp are those of the job, as without a container.
+_RUN = "[ -e /dev/nvidiactl ] && nv=--nv; exec apptainer --quiet exec ${nv-} %s"
+# Without a setuid installation each container has a user namespace of its own, and what runs in one cannot look at what
+# runs in another: a session enters that of its job.
+_ENTER = r"""
+for found in $(grep -lsaxz skyward.runner.entry.claimed /proc/[0-9]*/cmdline); do
+    process=${found%%/cmdline}
+    grep -qsaxz "SLURM_JOB_ID=$SLURM_JOB_ID" "$process/environ" && break
+done
+if [ "$(readlink /proc/self/ns/user)" != "$(readlink "$process/ns/user")" ]; then
+    exec nsenter --preserve-credentials --user --mount --target "${process#/proc/}" %s
+fi
+"""
+
+
+def sif_environment(login: Login, facts: ClusterFacts, image: Image, cluster: Cluster, report: Report) -> Environment:
+    """The image as a file on the shared disk, which Apptainer runs; converted there unless the file is there.
+
+    Raises:
+        ConfigError: the image's description is wrong.
+        EngineError: there is no engine here that could build it, or it refuses.
+        ImageError: it cannot be built or converted.
+        ProviderError: the login node does not answer, or has no Apptainer.
+    """
+    from skyward.builder.store import EngineImages
+    from skyward.delivery.deliver import ImageTarget, deliver  # virtual environments need nothing that builds images
+
+    facts.check_mode("apptainer")
+    engine = find_engine()
+    python, platform = cluster.spec.python, image.platform or cluster.spec.platform
+    plan = plan_for(image, EngineImages(Images(engine), report), python=python, platform=platform)
+    file = f"{facts.shared}/images/{plan.tag.replace(':', '-')}.sif"
+    if login.run(f"if [ -e {shlex.quote(file)} ]; then echo there; fi").strip() != "there":
+        reference = deliver(image, cluster, ImageTarget(engine=engine), report).reference
+        _convert(login, engine, reference, plan.tag, file, report)
+    env = f"{PROCESSES_VAR}=1"
+    run = _RUN % quoted(["--bind", facts.shared, "--env", env, file, COMMAND[0], "-m"])
+    inside = ["env", env, f"PYTHONPATH={_MODULES}", COMMAND[0], "-m", "skyward.runner.entry.session"]
+    return Environment(
+        reference=plan.tag,
+        script=f"#!/bin/sh\numask 077\n{run} skyward.runner.entry.claimed job",
+        session=quoted(["sh", "-c", f"{_ENTER % quoted(inside)}{run} skyward.runner.entry.session"]),
+    )
+
+
+def _convert(login: Login, engine: EngineAddress, reference: str, tag: str, file: str, report: Report) -> None:
+    with TemporaryFile() as archive:
+        for chunk in save(engine, reference):
+            archive.write(chunk)
+        report(note(f"sending {readable(archive.tell())} to {login.address.name}, to be converted into {file}"))
+        archive.seek(0)
+        try:
+            login.run(f"set -- {shlex.quote(file)}\n{_CONVERT}", archive, timeout_s=_CONVERT_S)
+        except ProviderError as error:
+            if gone := login.why_gone():
+                raise ProviderError(f"The login node {gone}.") from error
+            last = "\n".join(str(error).splitlines()[-12:])
+            raise ImageError(
+                f"{tag} could not be converted by Apptainer on {login.address.name}, which takes room in the folder "
+                f"of {file} and in /tmp (or APPTAINER_TMPDIR) there. The last lines were:\n{last}"
+            ) from error

@@ -22,10 +22,9 @@ from skyward.nodes.node import Host, Launch, RunnerNode
 from skyward.nodes.run_directory import PoolDirectory, private_directory, runtime_base, sweep_orphans
 from skyward.providers.base import Allocation, Capabilities, PoolRequest, PreemptionNotice, Provider
 from skyward.providers.reaper import Reaper
-from skyward.providers.slurm.cluster import ClusterFacts, ask, check_room
-from skyward.providers.slurm.environment import Environment, check_image, virtual_environment
+from skyward.providers.slurm.environment import Environment, check_image, sif_environment, virtual_environment
 from skyward.providers.slurm.jobs import ClaimedJob, Jobs, clear, listed
-from skyward.providers.slurm.login import Login, LoginAddress
+from skyward.providers.slurm.login import ClusterFacts, Login, LoginAddress, ask, check_room
 from skyward.providers.slurm.node import SlurmAccess, SlurmProcess
 from skyward.providers.slurm.queue import JobRequest, gres_for
 from skyward.system import threading, time
@@ -231,8 +230,6 @@ class SlurmAllocation(Allocation):
         if mode == "venv":
             python = request.cluster.spec.python
             return virtual_environment(self._login, facts, request.image, python, request.report)
-        from skyward.providers.slurm.container import sif_environment  # brings what builds images
-
         return sif_environment(self._login, facts, request.image, request.cluster, request.report)
 
     def _submit(self, environment: Environment) -> None:

@@ -7,35 +7,57 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import KW_ONLY, dataclass, field
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, ClassVar
 
 from skyward.engine import Engine, find_engine
 from skyward.engine.container import shm_bytes
-from skyward.errors import ProviderError
+from skyward.errors import EngineError, ProviderError
 from skyward.model.parameters import suggesting
 from skyward.model.resource import Resource
 from skyward.model.rights import Rights
 from skyward.model.ssh import existing_file
 from skyward.nodes.access import ContainerAccess, NodeAccess
 from skyward.nodes.claimed import ClaimedHost, end, identities
-from skyward.nodes.container import user_of
+from skyward.nodes.container import OWNER, POOL, user_of
 from skyward.nodes.node import Host, Launch, RunnerNode
-from skyward.nodes.process_id import ProcessId
+from skyward.nodes.process_id import USER, ProcessId
 from skyward.nodes.run_directory import PoolDirectory, private_directory, runtime_base, sweep_orphans
 from skyward.providers.base import Allocation, Capabilities, PoolRequest, Provider
 from skyward.providers.reaper import Reaper
-from skyward.providers.swarm import checks, service
-from skyward.providers.swarm.claims import ClaimedTask, SwarmProcess, TaskClaimer
-from skyward.providers.swarm.manager import Document, Manager, ManagerAddress
-from skyward.providers.swarm.service import ServiceSpec, labels_of, name_of, secret_text, service_spec
+from skyward.providers.swarm.manager import (
+    Document,
+    Manager,
+    ManagerAddress,
+    SwarmApi,
+    check_manager,
+    gpus_for,
+    room_for,
+    usable_machines,
+)
+from skyward.providers.swarm.service import (
+    ClaimedTask,
+    ServiceSpec,
+    SwarmProcess,
+    TaskClaimer,
+    labels_of,
+    name_of,
+    of_slot,
+    secret_text,
+    service_spec,
+)
 from skyward.runner.entry.claimed import STOP
 from skyward.ssh.connection import handed_hosts
-from skyward.system import threading
+from skyward.system import threading, time
 
 if TYPE_CHECKING:
     from skyward.delivery.deliver import Delivered
 
 _GIB = 1024**3
+_TASKS_S = 20.0  # until the tasks of a removed service are gone; the engine kills them after 12 s
+_SETTLE_S = 2.0
+_LOOK_S = 0.05
+_FRESH_S = 120.0  # a secret this young may be one whose service is just being made
 _TASK = "com.docker.swarm.task.id"  # label that the engine gives to containers of tasks
 
 
@@ -101,8 +123,8 @@ class Swarm(Provider):
             EngineError: it refuses.
         """
         with self._connected() as manager:
-            checks.check_manager(manager.api.url, manager.api.info())
-            return list(service.described(manager.api))
+            check_manager(manager.api.url, manager.api.info())
+            return list(described(manager.api))
 
     def enter(self, node: Resource) -> NodeAccess:
         """A way into a task on the manager's own machine; the engines of others cannot be asked from there.
@@ -131,7 +153,7 @@ class Swarm(Provider):
             EngineError: it refuses.
         """
         with self._connected() as manager:
-            service.clear(manager.api, pool_id)
+            clear(manager.api, pool_id)
 
     @contextmanager
     def _connected(self) -> Iterator[Manager]:
@@ -173,17 +195,17 @@ class SwarmAllocation(Allocation):
         self._directory = directory = PoolDirectory.create(request.pool_id, runtime_base())
         self._manager = manager = Manager(self._provider.manager, directory.path)
         info = manager.api.info()
-        checks.check_manager(manager.api.url, info)
+        check_manager(manager.api.url, info)
         nodes = manager.api.nodes()
         if self._registry is None and (len(nodes) > 1 or self._provider.manager.host):
             raise ProviderError(
                 f"The machines of a swarm get images from a registry: give sky.Swarm one that all {len(nodes)} of them "
                 "reach, as registry='registry.example.com/team/skyward'."
             )
-        usable = checks.usable(nodes, request.platform)
-        self._possible, self._gpus = checks.room(usable, request), None
+        usable = usable_machines(nodes, request.platform)
+        self._possible, self._gpus = room_for(usable, request), None
         if request.accelerator is not None:
-            kind, self._possible = checks.gpus(usable, self._possible, request.fewest, request.accelerator)
+            kind, self._possible = gpus_for(usable, self._possible, request.fewest, request.accelerator)
             self._gpus = (kind, request.gpus)
         self._managers = [str(each["Addr"]) for each in info["Swarm"]["RemoteManagers"]]
         self._shm_bytes = self._shm(usable)
@@ -219,7 +241,7 @@ class SwarmAllocation(Allocation):
         own, theirs = identities("Swarm", pool, request.nodes)
         with self._lock:
             self.check_open()
-            service.sweep(api)
+            sweep(api)
             self._reaper = Reaper(self._provider, pool)
             secret = api.create_secret(name_of(pool), secret_text(theirs), labels_of(pool, owner))
             spec = ServiceSpec(
@@ -313,5 +335,126 @@ class SwarmAllocation(Allocation):
                 self._reaper.relieve(self._clear)
 
     def _clear(self) -> None:
-        service.settle(self.manager.api, self.request.pool_id)
-        service.clear(self.manager.api, self.request.pool_id)
+        settle(self.manager.api, self.request.pool_id)
+        clear(self.manager.api, self.request.pool_id)
+
+
+# what pools have in a swarm: found and removed by labels, whoever made it ---------------------------------------------
+
+
+def clear(api: SwarmApi, pool: str) -> None:
+    """Remove a pool's services, wait until their tasks are gone, and remove its secrets. Idempotent.
+
+    Raises:
+        EngineError: the manager refuses or does not answer.
+    """
+    label = f"{POOL}={pool}"
+    names = [str(service["Spec"]["Name"]) for service in api.services(label)]
+    for service in api.services(label):
+        api.remove_service(str(service["ID"]))
+    deadline = time.monotonic() + _TASKS_S
+    while any(_ending(api, name) for name in names) and time.monotonic() < deadline:
+        time.sleep(_LOOK_S)  # what a machine that is gone still has ends by its lease
+    for secret in api.secrets(label):
+        api.remove_secret(str(secret["ID"]))
+
+
+def settle(api: SwarmApi, pool: str) -> None:
+    """Wait for tasks that are just ending: the engine takes 4 s to remove one meanwhile, else 0.3.
+
+    Raises:
+        EngineError: the manager refuses or does not answer.
+    """
+    deadline = time.monotonic() + _SETTLE_S
+    while time.monotonic() < deadline:
+        if all(task["Status"]["State"] != "running" for task in api.tasks(name_of(pool))):
+            return
+        time.sleep(_LOOK_S)
+
+
+def _ending(api: SwarmApi, name: str) -> bool:
+    """Whether tasks of a removed service are left on machines that are up."""
+    tasks = api.tasks(name)
+    if not tasks:
+        return False
+    up = {node["ID"] for node in api.nodes() if node["Status"]["State"] == "ready"}
+    return any(task.get("NodeID") in up for task in tasks)
+
+
+def sweep(api: SwarmApi) -> None:
+    """Remove services whose tasks have all ended by their lease, and secrets without a service.
+
+    Raises:
+        EngineError: the manager refuses or does not answer.
+    """
+    living = set()
+    for service in api.services(POOL):
+        pool = str(service["Spec"]["Labels"][POOL])
+        living.add(pool)
+        slots = range(1, _replicas(service) + 1)
+        tasks = api.tasks(str(service["Spec"]["Name"]))
+        histories = [of_slot(tasks, slot) for slot in slots]
+        if all(history and history[-1]["Status"]["State"] == "complete" for history in histories):
+            clear(api, pool)
+    for secret in api.secrets(POOL):
+        if secret["Spec"]["Labels"][POOL] not in living and _age_s(secret) > _FRESH_S:
+            try:
+                api.remove_secret(str(secret["ID"]))
+            except EngineError:
+                continue  # a service that has just been made uses it
+
+
+def described(api: SwarmApi) -> Iterator[Resource]:
+    """What there is of all pools, in the form of `Provider.find`: each service by its slots, secrets without service.
+
+    Raises:
+        EngineError: the manager refuses or does not answer.
+    """
+    machines = {node["ID"]: str(node["Description"]["Hostname"]) for node in api.nodes()}
+    living = set()
+    for service in api.services(POOL):
+        spec = service["Spec"]
+        living.add(spec["Labels"][POOL])
+        tasks = api.tasks(str(spec["Name"]))
+        image = str(spec["TaskTemplate"]["ContainerSpec"]["Image"])
+        for slot in range(1, _replicas(service) + 1):
+            task = next(reversed(of_slot(tasks, slot)), None)
+            yield _resource(
+                service,
+                node=slot - 1,
+                name=f"{spec['Name']}.{slot}",
+                state=task["Status"]["State"] if task else "new",
+                image=image,
+                ident=str(task["ID"]) if task else "",
+                host=machines.get(task.get("NodeID", ""), "") if task else "",
+            )
+    for secret in api.secrets(POOL):
+        if secret["Spec"]["Labels"][POOL] not in living:
+            yield _resource(secret, node=-1, name=str(secret["Spec"]["Name"]), state="secret", ident=str(secret["ID"]))
+
+
+def _resource(
+    owned: Document, *, node: int, name: str, state: str, ident: str, image: str = "", host: str = ""
+) -> Resource:
+    """What a service or secret has for one node."""
+    labels = owned["Spec"]["Labels"]
+    return Resource(
+        pool=labels[POOL],
+        node=node,
+        name=name,
+        state=state,
+        owner=labels.get(OWNER, ""),
+        user=labels.get(USER, ""),
+        image=image,
+        id=ident,
+        host=host,
+    )
+
+
+def _replicas(service: Document) -> int:
+    return int(service["Spec"]["Mode"]["Replicated"]["Replicas"])
+
+
+def _age_s(document: Document) -> float:
+    created = datetime.fromisoformat(str(document["CreatedAt"])[:19]).replace(tzinfo=UTC)
+    return (datetime.now(UTC) - created).total_seconds()

@@ -16,11 +16,9 @@ from skyward.cli.main import main
 from skyward.engine import EngineAddress, address
 from skyward.errors import ConfigError, EngineMissingError, ProviderError
 from skyward.model.spec import Accelerator
+from skyward.providers import compose, compose_project
 from skyward.providers.base import PoolRequest
-from skyward.providers.compose import project as compose_project
-from skyward.providers.compose import provider as compose
-from skyward.providers.compose.node import Standby
-from skyward.providers.compose.project import Project, project_name
+from skyward.providers.compose_project import Project, Standby, project_name
 
 ROOT = Path(__file__).parents[3]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from skyward.delivery.peer import can_receive
+from skyward.delivery.stream import can_receive
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import pytest
 import skyward as sky
 from skyward.errors import ConfigError, ProviderError
 from skyward.model.spec import Accelerator
-from skyward.providers.slurm.cluster import facts_in
 from skyward.providers.slurm.environment import check_image
+from skyward.providers.slurm.login import facts_in
 from skyward.providers.slurm.queue import (
     JobRequest,
     comment_of,

@@ -20,9 +20,9 @@ from skyward.model.spec import Accelerator
 from skyward.nodes.claimed import identities
 from skyward.nodes.process_id import ProcessId
 from skyward.providers.base import PoolRequest
-from skyward.providers.swarm import checks, claims
-from skyward.providers.swarm.claims import TaskClaimer, View, Waiting
-from skyward.providers.swarm.service import ServiceSpec, secret_text, service_spec
+from skyward.providers.swarm import service
+from skyward.providers.swarm.manager import check_manager, gpus_for, room_for, usable_machines
+from skyward.providers.swarm.service import ServiceSpec, TaskClaimer, View, Waiting, secret_text, service_spec
 from skyward.wire.tls import Identity
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -156,7 +156,7 @@ def test_the_secret_has_one_part_for_each_slot() -> None:
 def test_an_engine_that_is_no_manager_is_refused(swarm: dict[str, Any], said: str) -> None:
     """With what it is, and what to do."""
     with pytest.raises(ProviderError) as caught:
-        checks.check_manager("unix:///engine", {"Swarm": swarm})
+        check_manager("unix:///engine", {"Swarm": swarm})
     assert said in str(caught.value)
 
 
@@ -165,18 +165,18 @@ def test_only_machines_that_can_run_tasks_count() -> None:
     well = [machine(1), machine(2)]
     bad = [machine(3, state="down"), machine(4, availability="drain"), machine(5, processor="aarch64")]
 
-    assert checks.usable([*well, *bad], "linux/amd64") == well
-    assert checks.usable([*well, *bad], "linux/arm64/v8") == [bad[2]]
+    assert usable_machines([*well, *bad], "linux/amd64") == well
+    assert usable_machines([*well, *bad], "linux/arm64/v8") == [bad[2]]
     with pytest.raises(ProviderError, match="machine3 is down; machine4 is drain; machine5 is linux/arm64"):
-        checks.usable(bad, "linux/amd64")
+        usable_machines(bad, "linux/amd64")
 
 
 def test_a_machine_at_a_public_address_is_refused() -> None:
     """Nothing of skyward's listens there. A manager is known by what it tells others, not by how it sees itself."""
     manager = {**machine(1, address="0.0.0.0"), "ManagerStatus": {"Addr": "10.0.0.1:2377"}}
-    assert checks.usable([manager], "linux/amd64") == [manager]
+    assert usable_machines([manager], "linux/amd64") == [manager]
     with pytest.raises(ProviderError, match=r"machine1 is in its swarm by 8\.8\.8\.8, an address of the public"):
-        checks.usable([machine(1, address="8.8.8.8")], "linux/amd64")
+        usable_machines([machine(1, address="8.8.8.8")], "linux/amd64")
 
 
 def test_nodes_are_as_many_as_fit() -> None:
@@ -184,7 +184,7 @@ def test_nodes_are_as_many_as_fit() -> None:
     machines = [machine(1), machine(2, cpus=4)]
 
     def room(nodes: int, at_least: int, **limits: float) -> int:
-        return checks.room(machines, PoolRequest(pool_id="p", nodes=nodes, at_least=at_least, **limits))  # type: ignore[arg-type]
+        return room_for(machines, PoolRequest(pool_id="p", nodes=nodes, at_least=at_least, **limits))  # type: ignore[arg-type]
 
     assert room(100, 100) == 100
     assert room(9, 1, cpus=3) == 3
@@ -198,19 +198,19 @@ def test_gpus_are_the_resource_with_their_name_or_the_one_that_says_gpu() -> Non
     """Named one by one, or counted."""
     two, four = machine(1, resources=named("NVIDIA-GPU", "GPU-1", "GPU-2")), machine(2, resources=counted("A100", 4))
 
-    assert checks.gpus([two, four], 2, 2, Accelerator("A100", 2)) == ("A100", 2)
-    assert checks.gpus([two, four], 2, 1, Accelerator("T4")) == ("NVIDIA-GPU", 2)
-    assert checks.gpus([two, four], 3, 1, Accelerator("T4", 2)) == ("NVIDIA-GPU", 1)
+    assert gpus_for([two, four], 2, 2, Accelerator("A100", 2)) == ("A100", 2)
+    assert gpus_for([two, four], 2, 1, Accelerator("T4")) == ("NVIDIA-GPU", 2)
+    assert gpus_for([two, four], 3, 1, Accelerator("T4", 2)) == ("NVIDIA-GPU", 1)
 
 
 def test_gpus_that_are_not_there_are_refused() -> None:
     """None at all, too few, or of a kind that is no GPU."""
     with pytest.raises(ProviderError, match=r"They offer disk\. Tell each engine .*node-generic-resources"):
-        checks.gpus([machine(1, resources=counted("disk", 2))], 1, 1, Accelerator("A100"))
+        gpus_for([machine(1, resources=counted("disk", 2))], 1, 1, Accelerator("A100"))
     with pytest.raises(ProviderError, match="Of gpu the swarm's machines have: machine1 1, machine2 0"):
-        checks.gpus([machine(1, resources=counted("gpu", 1)), machine(2)], 2, 2, Accelerator("A100"))
+        gpus_for([machine(1, resources=counted("gpu", 1)), machine(2)], 2, 2, Accelerator("A100"))
     with pytest.raises(ProviderError, match="Trainium is something else"):
-        checks.gpus([machine(1)], 1, 1, Accelerator("Trainium"))
+        gpus_for([machine(1)], 1, 1, Accelerator("Trainium"))
 
 
 # how it is named ------------------------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ def test_it_rents_nothing() -> None:
 
 def test_a_task_that_has_ended_with_status_0_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """The swarm starts no other, as after `docker stop`."""
-    monkeypatch.setattr(claims, "_PLACE_S", -1.0)
+    monkeypatch.setattr(service, "_PLACE_S", -1.0)
     claimer = TaskClaimer(Mock(), {}, "p", lambda _: None, threading.Event())
     task = {"ID": "t", "Slot": 1, "CreatedAt": "1", "Status": {"State": "complete"}, "DesiredState": "running"}
     view = View(tasks={1: [task]}, machines={}, given_up=())

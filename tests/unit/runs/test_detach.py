@@ -8,7 +8,7 @@ import pytest
 
 import skyward as sky
 from skyward.builder.sources.script import declared_pools, pools_in_script
-from skyward.delivery.prepared import Prepared, description, prepared_image, write_prepared
+from skyward.delivery.deliver import Prepared, description, prepared_image, write_prepared
 from skyward.errors import ConfigError
 from skyward.model.spec import ClusterSpec
 from skyward.runs.container import Pack, pack

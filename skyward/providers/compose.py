@@ -19,8 +19,16 @@ from skyward.nodes.container import describe, remove_all
 from skyward.nodes.node import Host, Launch, RunnerNode
 from skyward.nodes.process_id import current_user
 from skyward.providers.base import Allocation, Capabilities, PoolRequest, Provider
-from skyward.providers.compose.node import ComposeProcess, Standby, Taken, take
-from skyward.providers.compose.project import GPUS, USER_VAR, Project, project_name
+from skyward.providers.compose_project import (
+    GPUS,
+    USER_VAR,
+    ComposeProcess,
+    Project,
+    Standby,
+    Taken,
+    project_name,
+    take,
+)
 from skyward.providers.reaper import Reaper
 from skyward.system import threading
 from skyward.system.futures import ThreadPoolExecutor
