@@ -19,10 +19,8 @@ from typing import TYPE_CHECKING
 
 from skyward.builder.base import copy_base, images_of
 from skyward.builder.cache import why_not_writable
-from skyward.builder.docker.command import BuildCommand, find_command
-from skyward.builder.docker.failure import base_failure, build_failure
-from skyward.builder.docker.process import run, run_there
-from skyward.builder.docker.progress import BuildahProgress, Progress
+from skyward.builder.docker.command import BuildCommand, find_command, run, run_there
+from skyward.builder.docker.output import BuildahProgress, Progress, base_failure, build_failure
 from skyward.builder.events import Report
 from skyward.builder.files.copied import copy_to, digest_of, runner_files, with_usual_modes
 from skyward.builder.registry.auth import Logins, config_folder, login, logins_for

@@ -269,7 +269,7 @@ def test_interrupt_ends_the_build(place: Path) -> None:
     os.mkfifo(place / "pids")
     _docker(place, f"trap '' INT; sleep 600 & echo \"$$ $!\" > {place}/pids; wait; wait")
     code = (
-        "import skyward.builder.docker.process as p; p._GRACE_S = 0.3\n"
+        "import skyward.builder.docker.command as p; p._GRACE_S = 0.3\n"
         "from tests.unit.builder.test_ensure import *\n"
         f"ensure(PLAN, Store(Path('{place}/built')), print)"
     )

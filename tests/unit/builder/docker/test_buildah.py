@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import skyward as sky
-from skyward.builder.docker.progress import BuildahProgress, Progress
+from skyward.builder.docker.output import BuildahProgress, Progress
 from skyward.builder.events import Event
 from tests.unit.image.images import compiled
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from skyward.builder.docker.failure import missing_of
+from skyward.builder.docker.output import missing_of
 from skyward.errors import BuildError
 from tests.unit.builder.docker.test_progress import _failure
 

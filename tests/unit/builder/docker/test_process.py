@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from skyward.builder.docker import process
+from skyward.builder.docker import command
 from skyward.errors import EngineMissingError
 
 
@@ -26,13 +26,13 @@ class Quiet:
 
 def run(script: str, folder: Path, **more: object) -> tuple[int, list[str]]:
     progress = Quiet()
-    code = process.run(["sh", "-c", script], progress, folder=folder, environment=os.environ, **more)  # type: ignore[arg-type]
+    code = command.run(["sh", "-c", script], progress, folder=folder, environment=os.environ, **more)  # type: ignore[arg-type]
     return code, progress.lines
 
 
 def test_a_command_ends_when_its_engine_no_longer_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would wait for ever; what it has started ends as well."""
-    monkeypatch.setattr(process, "_SILENCE_S", 0.05)
+    monkeypatch.setattr(command, "_SILENCE_S", 0.05)
     asked = []
 
     def alive() -> None:
@@ -48,8 +48,8 @@ def test_a_command_ends_when_its_engine_no_longer_answers(tmp_path: Path, monkey
 def test_a_silent_command_is_waited_for_while_its_engine_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "_QUIET_S", 0.01)
-    monkeypatch.setattr(process, "_SILENCE_S", 0.02)
+    monkeypatch.setattr(command, "_QUIET_S", 0.01)
+    monkeypatch.setattr(command, "_SILENCE_S", 0.02)
     asked = list[int]()
 
     assert run("sleep 0.2; echo done", tmp_path, alive=lambda: asked.append(1)) == (0, ["done", ""])

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from skyward.builder.docker.failure import build_failure
-from skyward.builder.docker.progress import Progress
+from skyward.builder.docker.output import Progress, build_failure
 from skyward.builder.events import Event, as_lines
 from skyward.errors import BuildError, ImageError, ImageNotFoundError
 from skyward.model.image import Image

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from skyward.builder.docker.process import run_there
-from skyward.builder.docker.progress import Progress
+from skyward.builder.docker.command import run_there
+from skyward.builder.docker.output import Progress
 from skyward.builder.events import Event
 from skyward.builder.registry.auth import Credentials
 from skyward.errors import EngineError, EngineMissingError
