@@ -30,7 +30,7 @@ _HOMES = {
     "__version__": "skyward._version",
     "checkpoint": "skyward.runtime.checkpoint",
     "compute": "skyward._compute",
-    "debug": "skyward._pool.local_call",
+    "debug": "skyward._pool.terminal",
     "errors": "skyward.errors",
     "gather": "skyward._compute",
     "instance_info": "skyward.runtime.group",

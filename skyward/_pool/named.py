@@ -1,4 +1,7 @@
-"""A pool with a name, as its client sees it: who may have it, what is there of it, and what the next client is left."""
+"""A pool with a name, as its client sees it: who may have it, what is there of it, and what the next client is left.
+
+`NamedPool` holds the claim and the record; `Order`, `take` and `keeping` are what an agent is asked for.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,23 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 
 from skyward._pool.config import PoolConfig
 from skyward._version import __version__
-from skyward.errors import PoolError
+from skyward.errors import PoolError, WireError
 from skyward.nodes.node import Launch
 from skyward.records.kept_pool import Holder, KeptNode, KeptPool, PoolLock, pool_folder
 from skyward.system import threading, time
+from skyward.wire.frames import Connection, Frame
+from skyward.wire.messages import Kind, decode, encode
 
 _held: set[str] = set()  # names that this process has
 _MOMENT_S, _LOOKS = 0.05, 4  # `skyward down` and the sweep of what is left of other pools have it for a moment
 _LATE_S = 5.0  # how long after its time a kept node may still be ending
+PATIENCE_S = 10.0  # how long an agent may take to end workers that do not end by themselves
 
 
 class NamedPool:
@@ -191,3 +197,54 @@ def _own_files() -> str:
 
 def _differences(before: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
     return {name for name in before.keys() | now.keys() if before.get(name) != now.get(name)}
+
+
+class NodeInUseError(PoolError):
+    """Another client has the node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a node is to be for its next client.
+
+    Attributes:
+        document: its COMPUTE_POOL document.
+        lease_s: seconds that it lives without this client.
+        environment: the whole environment of its workers; None for the one that they have.
+    """
+
+    document: str
+    lease_s: float
+    environment: Mapping[str, str] | None = field(default=None, repr=False)
+
+
+def take(agent: Connection, order: Order, timeout_s: float) -> list[tuple[int, str]]:
+    """Take a node; generation and address of each of its workers, which no other client has used.
+
+    What the agent has said before its answer was for the client before, and is dropped.
+
+    Raises:
+        NodeInUseError: another client has it.
+        WireError: it ends, or does not answer in time.
+    """
+    about = {"compute_pool": order.document, "lease_s": order.lease_s, "environment": order.environment}
+    agent.post(Frame(Kind.TAKE, 0, encode(about)))
+    late = threading.Timer(timeout_s, agent.stop_reading)
+    late.daemon = True
+    late.start()
+    try:
+        while frames := agent.receive():
+            for frame in frames:
+                if frame.kind == Kind.TAKEN:
+                    answer = decode(frame.head)
+                    if "refused" in answer:
+                        raise NodeInUseError(f"It cannot be taken over: {answer['refused']}.")
+                    return [(int(generation), str(address)) for generation, address in answer["workers"]]
+    finally:
+        late.cancel()
+    raise WireError(f"Its agent did not give it to this client: it ended, or took longer than {timeout_s:g} s.")
+
+
+def keeping(keep_s: float, grace_s: float) -> Frame:
+    """The message by which a client gives a node back."""
+    return Frame(Kind.KEEP, 0, encode({"keep_s": keep_s, "grace_s": grace_s}))

@@ -12,8 +12,8 @@ from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Never, NoReturn, Self, TypeVar, overload
 
-from skyward._pool import cells, config, open_pools
-from skyward._pool.callbacks import Callbacks
+from skyward._pool import config, signals
+from skyward._pool.background import Callbacks, Timers
 from skyward._pool.calls.checkpoints import Checkpoints
 from skyward._pool.calls.journaled import JournaledMap
 from skyward._pool.calls.runner import CallRunner
@@ -23,7 +23,8 @@ from skyward._pool.collective.worker_group import WorkerGroup
 from skyward._pool.config import Display, PoolConfig, Results
 from skyward._pool.console import Printer
 from skyward._pool.dispatcher import Dispatcher
-from skyward._pool.facts import Facts
+from skyward._pool.display import follow_cells
+from skyward._pool.facts import Facts, measure, show_to_watchers
 from skyward._pool.named import NamedPool
 from skyward._pool.nodes.manager import NodeManager
 from skyward._pool.nodes.node_client import NodeClient
@@ -32,9 +33,7 @@ from skyward._pool.nodes.setup import WorkerSetup
 from skyward._pool.nodes.worker_output import place_of
 from skyward._pool.progress import Progress
 from skyward._pool.signals import Terminated, uninterrupted
-from skyward._pool.stats import measure, show_to_watchers
 from skyward._pool.terminal import terminal
-from skyward._pool.timers import Timers
 from skyward.errors import PoolClosedError, PoolError, SkywardError, explained, shortened
 from skyward.model.call import Call, CallsOnly
 from skyward.model.image import Image
@@ -224,14 +223,14 @@ class ComputePool(Facts, CallsOnly):
             PoolError: the pool is open already.
             SkywardError: it cannot be opened; nothing is left of it.
         """
-        open_pools.check_place()
+        signals.check_place()
         with self._life:
             if self._entered:
                 raise PoolError(f"Pool {self.id} is open already; open a second ComputePool for more nodes.")
             self._entered, self._owner = True, os.getpid()
         self._takes_signals = uninterrupted.install()
-        cells.follow()
-        open_pools.add(self)
+        follow_cells()
+        signals.look_after(self)
         self._ending = ExitStack()
         try:
             self._open()
@@ -359,7 +358,7 @@ class ComputePool(Facts, CallsOnly):
             last.callback(self._end_record, cause)
             if self._named is not None:
                 last.callback(self._named.leave)
-            last.callback(open_pools.discard, self)
+            last.callback(signals.forget, self)
             last.callback(setattr, self, "_is_closing", False)
             if self._running:
                 self._is_closing = True
@@ -369,7 +368,7 @@ class ComputePool(Facts, CallsOnly):
                 last.callback(self._checkpoints.close)
                 last.callback(self._manager.release)
                 last.callback(self._manager.keep if keeps else self._manager.close, grace_s)
-                last.callback(self._dispatcher.close, open_pools.closed(self.id))
+                last.callback(self._dispatcher.close, signals.closed_early(self.id))
                 last.push(self._ending.pop_all())
             if self._leave is not None:
                 last.callback(self._leave)
@@ -384,7 +383,7 @@ class ComputePool(Facts, CallsOnly):
         if self._entered and self._owner == os.getpid():
             text = f"{self!r} was opened and never closed; it is closed now. Use `with`, or call `close()`."
             warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
-            open_pools.forgotten(self)
+            signals.close_soon(self)
 
     def _let_go(self) -> None:
         """In a process that was forked from the pool's own: close this process's descriptors, and nothing else."""
@@ -476,7 +475,7 @@ class ComputePool(Facts, CallsOnly):
                 "processes by multiprocessing's 'spawn' and let each open its pool."
             )
         if not self._running:
-            raise open_pools.not_open(self.id)
+            raise signals.not_open(self.id)
         return self._calls
 
     def stats(self) -> PoolStats:

@@ -1,19 +1,25 @@
-"""Reports the start and stop of a pool, live on a terminal and in a notebook, as lines elsewhere; and times them."""
+"""Progress of a pool: its start and stop, which are timed, and many calls at once: how many have ended, and how fast.
+
+Both are live on a terminal and in a notebook, and lines elsewhere.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-from skyward._pool import cells
-from skyward._pool.live_rows import screen
-from skyward.system import time
+from skyward._pool.calls.task import Task
+from skyward._pool.display import rows_of, screen
+from skyward.system import Empty, SimpleQueue, time
 
 if TYPE_CHECKING:
     from skyward.builder.docker.live import LiveLayers
     from skyward.builder.events import Event
+FIRST_S = 1.0  # what takes less shows nothing
+LOOK_S = 0.25
+_FIRST_LINE_S, _NEXT_LINE_S = 3.0, 5.0  # where there is no terminal
 
 
 class Progress:
@@ -76,7 +82,7 @@ class Progress:
                 pass  # the program's own output is closed, as a terminal is after SIGHUP
 
     def _begin(self, doing: str) -> None:
-        self._rows = None if self._quiet else cells.rows_of(sys.stderr)
+        self._rows = None if self._quiet else rows_of(sys.stderr)
         if self._rows is not None:
             self._rows.set(self, [f"{doing} ..."])
 
@@ -87,3 +93,100 @@ class Progress:
         if self._layers is not None:
             self._layers.__exit__(None, None, None)
             self._layers = None
+
+
+class Counting:
+    """Shows the progress of calls for the time of a `with` block, by whoever waits for them: nothing is done per call.
+
+    On a terminal and in a notebook it is a row, which goes at the end; elsewhere a line every few seconds.
+
+    Args:
+        tasks: the calls.
+        quiet: show nothing.
+        total: how many they are where some tasks are several calls; None where each is one.
+    """
+
+    def __init__(self, tasks: Sequence[Task], *, quiet: bool, total: int | None = None) -> None:
+        self._total, self._quiet = total or len(tasks), quiet or len(tasks) < 2
+        self._name = ""
+        if not self._quiet:
+            first = tasks[0].function
+            self._name = f"{first.name}()" if all(task.function is first for task in (tasks[-1], tasks[1])) else "calls"
+        self._began = time.monotonic()
+        self._next_line = self._began + _FIRST_LINE_S
+        self._due = self._began + FIRST_S
+        self._told = -1
+        self._rows: Any = None  # where it has a row
+        self._arrived = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, _error: object, _trace: object) -> None:
+        self.close(finished=kind is None)
+
+    def close(self, *, finished: bool) -> None:
+        """Nothing more comes; `finished` if all calls have ended well."""
+        if self._rows is not None:
+            self._rows.set(self, ())
+        elif self._told >= 0 and finished:
+            taken_s = time.monotonic() - self._began
+            self._print(f"{self._name}: all {self._total} calls in {seconds(taken_s)}")
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds until `look` has something to show; negative for ever."""
+        return -1.0 if self._quiet else max(0.01, self._due - time.monotonic())
+
+    def take(self, arrived: SimpleQueue[Task], ended: int | None = None) -> Task:
+        """The next task that has ended, from where all arrive; what it waits for is shown.
+
+        Args:
+            arrived: the queue of those that have ended.
+            ended: how many calls have; None for as many as were taken from the queue.
+        """
+        while True:
+            self.look(self._arrived if ended is None else ended)
+            try:
+                task = arrived.get(timeout=None if self._quiet else self.wait_s)
+            except Empty:
+                continue  # time to look again
+            self._arrived += 1
+            return task
+
+    def look(self, done: int) -> None:
+        """Show how many calls have ended, if it is time to."""
+        now = time.monotonic()
+        if self._quiet or now < self._due:
+            return
+        self._due = now + LOOK_S
+        self._rows = self._rows or rows_of(sys.stderr)
+        if self._rows is not None:
+            self._rows.set(self, [self._text(done, now)])
+        elif now >= self._next_line and done != self._told:
+            self._next_line, self._told = now + _NEXT_LINE_S, done
+            self._print(self._text(done, now))
+
+    def _text(self, done: int, now: float) -> str:
+        text = f"{self._name}: {done} of {self._total} calls"
+        if not done:
+            return text
+        rate = done / (now - self._began)
+        return f"{text}, {rate:.3g}/s, {seconds((self._total - done) / rate)} left"
+
+    def _print(self, text: str) -> None:
+        try:
+            screen.write(sys.stderr, f"skyward: {text}\n")
+        except (OSError, ValueError):
+            pass  # the program's own output is closed
+
+
+def seconds(value: float) -> str:
+    """A duration in words: "8.2 s", "3 min 20 s", "2 h 05 min"."""
+    if value < 60:
+        return f"{value:.1f} s" if value < 10 else f"{value:.0f} s"
+    minutes, rest = divmod(round(value), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min"

@@ -1,7 +1,8 @@
 """Lends this program's terminal to calls, one at a time: for `input()` and for the debugger that a call stops in.
 
 A thread of its own writes and reads, and lives as long as a call has the terminal or waits for it. Lines are edited as
-the terminal itself does it. While a call has the terminal, its pool's other output waits.
+the terminal itself does it. While a call has the terminal, its pool's other output waits. `sky.debug` is a call in this
+process, with its debugger.
 """
 
 from __future__ import annotations
@@ -13,20 +14,26 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import GeneratorType
+from typing import Any, TypeVar
 
-from skyward._pool import cells
 from skyward._pool.calls.task import Task
 from skyward._pool.console import Printer
+from skyward._pool.display import this_cell
 from skyward._pool.nodes.worker_client import WorkerClient
 from skyward._pool.signals import uninterrupted
+from skyward.errors import ConfigError
+from skyward.model.call import Call
+from skyward.model.instance import only_node
 from skyward.system import Empty, SimpleQueue, select, threading
+from skyward.wire import payload
 from skyward.wire.frames import Frame
 from skyward.wire.messages import Kind, decode, encode
 
 _CHUNK = 64 * 1024
 _DEBUGGER = "breakpoint()"
 _SOURCE_CHARS = 1_000_000
+R = TypeVar("R")
 
 
 @dataclass(eq=False, slots=True)
@@ -225,7 +232,7 @@ class Terminal:
 
 def missing() -> str:
     """Why this process has no terminal that lines can be typed at, as a sentence; "" if it has one."""
-    if cells.here() is not None:
+    if this_cell() is not None:
         return "it is a notebook."
     for stream, name in ((sys.stdin, "standard input"), (sys.stdout, "standard output")):
         try:
@@ -262,3 +269,47 @@ def _write(text: str) -> None:
 
 terminal = Terminal()
 os.register_at_fork(after_in_child=terminal._start_afresh)
+
+
+def debug(call: Call[R]) -> R:
+    """Run a call in this process, as `sky.debug(train(10))`; where it fails, look at it in the debugger `pdb`.
+
+    The function gets copies of its arguments, as a node would, and finds itself on the only node of a pool. Plugins are
+    not entered, and a time limit does not count. With a terminal, `pdb` shows the frames of an exception before it is
+    raised here; without one it is raised at once.
+
+    Args:
+        call: of a compute function. It need not have failed before.
+
+    Returns:
+        What the function returns; of a generator function, the list of its items.
+
+    Raises:
+        The exception that the function raises.
+        ConfigError: this is not one call.
+        SerializationError: the arguments could not be sent to a node either.
+    """
+    if not all(hasattr(call, name) for name in ("fn", "args", "kwargs")):
+        raise ConfigError(f"sky.debug() takes one call, as in sky.debug(train(10)); found {call!r}.")
+    name = getattr(call.fn, "__name__", "a function")
+    data, buffers = payload.dumps_arguments(call.args, call.kwargs, of=name)
+    args, kwargs = payload.loads(data, buffers, what=f"An argument of {name}()")
+    with only_node("debug"):
+        try:
+            value = call.fn(*args, **kwargs)
+            return list(value) if isinstance(value, GeneratorType) else value  # type: ignore[return-value]
+        except Exception as error:
+            _look_at(error)
+            raise
+
+
+def _look_at(error: Exception) -> None:
+    """Show where an exception was raised in pdb, if somebody is there to look."""
+    if missing() or error.__traceback__ is None:
+        return
+    import pdb
+    import traceback
+
+    traceback.print_exception(error)
+    sys.stderr.flush()
+    pdb.post_mortem(error.__traceback__.tb_next or error.__traceback__)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from skyward._pool.stats import EVERY_S, WATCHED, stats_file
+from skyward._pool.facts import EVERY_S, WATCHED, stats_file
 from skyward.cli.output import show_table
 from skyward.errors import PoolError
 from skyward.model.resource import GpuStats, NodeStats, PoolStats

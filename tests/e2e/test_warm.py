@@ -387,7 +387,7 @@ DYING = """
 import os
 import skyward as sky
 from skyward._pool.named import NamedPool
-from skyward._pool.nodes import takeover
+from skyward._pool import named
 from skyward._pool.nodes.node_client import NodeClient
 from skyward.providers.{module} import {kind}Allocation as Allocation
 from skyward.records.kept_pool import KeptPool, PoolLock
@@ -396,7 +396,7 @@ from tests.e2e.stand_functions import where
 
 CALLS = [
     (PoolLock, "acquire"), (KeptPool, "write"), (Allocation, "acquire"), (Allocation, "prepare"), (Allocation, "adopt"),
-    (takeover, "take"), (NamedPool, "note"), (NodeClient, "keep"), (Allocation, "let_go"), (NamedPool, "keep"),
+    (named, "take"), (NamedPool, "note"), (NodeClient, "keep"), (Allocation, "let_go"), (NamedPool, "keep"),
     (NamedPool, "leave"), (PoolLock, "release"),
 ]
 number, when = os.environ["CLIENT_DIES"].split()

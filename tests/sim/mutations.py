@@ -19,7 +19,12 @@ COLLECTIVE, GATHER, TASK, RUNNER, STREAM = (
     "_pool/calls/runner.py",
     "_pool/calls/stream.py",
 )
-FRAMES, WORKER, OUTPUT, CLOCK = "wire/frames.py", "_pool/nodes/worker_client.py", "_pool/backlog.py", "_pool/timers.py"
+FRAMES, WORKER, OUTPUT, CLOCK = (
+    "wire/frames.py",
+    "_pool/nodes/worker_client.py",
+    "_pool/backlog.py",
+    "_pool/background.py",
+)
 
 MUTANTS: tuple[Mutant, ...] = (
     # the dispatcher

@@ -12,17 +12,16 @@ from tests.sim import kernel, net, threads, world
 from tests.sim.kernel import Process, SimExit
 
 # isort: split
-from skyward._pool import callbacks as pool_callbacks
+from skyward._pool import background as pool_callbacks
 from skyward._pool import console as pool_output
 from skyward._pool import pool as pool_itself
-from skyward._pool.calls.counting import Counting
 from skyward._pool.code import functions as pool_functions
 from skyward._pool.code.bundle import CodeBundle
 from skyward._pool.collective import call as pool_gang
 from skyward._pool.nodes import node_client as pool_node
 from skyward._pool.nodes import setup as pool_setup
 from skyward._pool.nodes import worker_client as pool_worker
-from skyward._pool.progress import Progress
+from skyward._pool.progress import Counting, Progress
 from skyward.errors import NodeStartError, PoolClosedError
 from skyward.model.instance import ENV_VAR, InstanceInfo
 from skyward.model.resource import Resource

@@ -12,8 +12,8 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from skyward._pool.calls.counting import Counting
 from skyward._pool.calls.task import Task, item_note
+from skyward._pool.progress import Counting
 from skyward.errors import SerializationError
 from skyward.system import SimpleQueue
 from skyward.wire import payload

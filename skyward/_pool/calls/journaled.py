@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from skyward._pool.calls.counting import Counting
 from skyward._pool.calls.task import Task
 from skyward._pool.code.identity import Arguments, code_digest
 from skyward._pool.config import PoolConfig
-from skyward._pool.progress import Progress
+from skyward._pool.progress import Counting, Progress
 from skyward._pool.signals import uninterrupted
 from skyward.errors import ConfigError, JournalError
 from skyward.records.results import ResultJournal, ResultKey

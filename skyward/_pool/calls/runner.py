@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, NoReturn, TypeVar, cast
 
-from skyward._pool.callbacks import Callbacks
+from skyward._pool.background import Callbacks, Timers
 from skyward._pool.calls.batched import BatchedMap, Sending, pays
-from skyward._pool.calls.counting import Counting
 from skyward._pool.calls.journaled import JournaledMap, Running
 from skyward._pool.calls.task import Broadcast, Task, item_note
 from skyward._pool.code.functions import Functions
@@ -27,8 +26,8 @@ from skyward._pool.collective.gather import GatherCoordinator
 from skyward._pool.collective.worker_group import WorkerGroup
 from skyward._pool.console import Printer
 from skyward._pool.dispatcher import Dispatcher
+from skyward._pool.progress import Counting
 from skyward._pool.signals import uninterrupted
-from skyward._pool.timers import Timers
 from skyward.errors import PoolClosedError, PoolError, TaskCancelledError, WorkerLostError, shortened
 from skyward.model.call import Call
 from skyward.system import SimpleQueue, process_end, threading

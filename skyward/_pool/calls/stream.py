@@ -7,8 +7,8 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
+from skyward._pool.background import Timers
 from skyward._pool.signals import uninterrupted
-from skyward._pool.timers import Timers
 from skyward.errors import PoolError, shortened
 from skyward.system import SimpleQueue, threading
 from skyward.wire.exceptions import Stopping

@@ -7,11 +7,11 @@ from pathlib import Path
 from reprlib import Repr
 from typing import Any
 
-from skyward._pool import cells
 from skyward._pool.calls.stream import StreamSource
 from skyward._pool.code.functions import Function
 from skyward._pool.code.shared_arguments import SharedValue
 from skyward._pool.collective.gather import GatherCoordinator
+from skyward._pool.display import name_cells, this_cell
 from skyward.errors import RemoteTraceback, SkywardError
 from skyward.wire import payload
 from skyward.wire.batch import COUNT
@@ -75,7 +75,7 @@ class Task:
     ) -> None:
         self.id, self.function, self.data, self.buffers = ident, function, data, buffers
         self.timeout, self.retries = timeout, retries
-        self.cell = cells.here()
+        self.cell = this_cell()
         self.pin: int | None = None
         self.place = ""
         self.rank = -1
@@ -196,7 +196,7 @@ class Task:
         dumped = bytes(memoryview(frame.head)[RESULT_HEAD.size :])
         error = payload.load_exception(dumped, only_data=self.function.only_data)
         if self.cell is not None and isinstance(error.__cause__, RemoteTraceback):
-            error.__cause__.args = tuple(map(cells.name_cells, error.__cause__.args))
+            error.__cause__.args = tuple(map(name_cells, error.__cause__.args))
         file = OSError.filename.__get__(error) if isinstance(error, FileNotFoundError) else None
         if _is_here(file):
             payload.noted(

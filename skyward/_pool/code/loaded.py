@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from skyward._pool import cells
+from skyward._pool import display
 from skyward._pool.code import edited
 from skyward._pool.code.bundle import read_module
 
@@ -53,7 +53,7 @@ class LoadedModule:
         stamp = _stamp(file) if module is None else None
         data = read_module(name, file, "")
         space = _space(module)
-        return cls(name, file, data, module, space.get("__spec__"), stamp, list(_live(space)), cells.count)
+        return cls(name, file, data, module, space.get("__spec__"), stamp, list(_live(space)), display.cells_begun)
 
     def is_current(self) -> bool:
         """Whether this program has not loaded the module since it was read, nor changed its file before an import."""
@@ -65,9 +65,9 @@ class LoadedModule:
         space = _space(module)
         if space.get("__spec__") is not self._spec:
             return False
-        if self._cell == cells.count:
+        if self._cell == display.cells_begun:
             return True
-        self._cell = cells.count
+        self._cell = display.cells_begun
         return _same(list(_live(space)), self._live)
 
 
@@ -116,7 +116,7 @@ class ModulesWatch:
         self._modules = [each.module for each in self._imported]
         self._spaces = [_space(each.module) for each in self._imported]
         self._specs = [each._spec for each in self._imported]
-        self._cell = cells.count
+        self._cell = display.cells_begun
 
     def unchanged(self) -> bool:
         """Whether all are as they were."""
@@ -127,10 +127,10 @@ class ModulesWatch:
                 return False
         except KeyError:  # a module that is being loaded has no specification for a moment
             return False
-        if self._cell != cells.count:
+        if self._cell != display.cells_begun:
             if not all(each.is_current() for each in self._imported):
                 return False
-            self._cell = cells.count
+            self._cell = display.cells_begun
         return not self._others or all(each.is_current() for each in self._others)
 
 

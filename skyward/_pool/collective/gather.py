@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from skyward._pool.timers import Timers
+from skyward._pool.background import Timers
 from skyward.errors import WireError
 from skyward.system import threading, time
 from skyward.wire.frames import Buffer, Connection, Frame

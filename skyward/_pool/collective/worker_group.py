@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from skyward._pool.background import Timers
 from skyward._pool.collective.connectivity import ConnectivityMatrix
 from skyward._pool.collective.diagnosis import is_noticed
 from skyward._pool.config import PoolConfig
@@ -17,7 +18,6 @@ from skyward._pool.nodes.node_client import NodeClient
 from skyward._pool.nodes.node_table import NodeTable
 from skyward._pool.nodes.setup import WorkerSetup
 from skyward._pool.nodes.worker_client import WorkerClient
-from skyward._pool.timers import Timers
 from skyward.errors import PluginError, PoolClosedError, PoolError, SkywardError, WorkerLostError
 from skyward.system import threading, time
 from skyward.system.futures import Future, InvalidStateError

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from skyward._pool.callbacks import Callbacks
+from skyward._pool.background import Callbacks
 from skyward.system import threading
 
 LOGGER = "skyward.output"

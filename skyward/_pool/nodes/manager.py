@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from skyward._pool.callbacks import Callbacks
+from skyward._pool.background import Callbacks
 from skyward._pool.collective.worker_group import WorkerGroup
 from skyward._pool.config import PoolConfig
 from skyward._pool.console import Printer

@@ -8,12 +8,13 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from skyward._pool import named
 from skyward._pool.calls.task import Task
 from skyward._pool.collective.gather import ALONE, refuse
-from skyward._pool.nodes import log_records, takeover
+from skyward._pool.named import Order
+from skyward._pool.nodes import log_records
 from skyward._pool.nodes.ending import ended_in_words
 from skyward._pool.nodes.pool_link import PoolLink
-from skyward._pool.nodes.takeover import Order
 from skyward._pool.nodes.worker_client import Fate, LostError, SharedValueIndex, WorkerClient
 from skyward._pool.nodes.worker_output import WorkerOutput
 from skyward._pool.terminal import terminal
@@ -93,7 +94,7 @@ class NodeClient:
         self.agent = announced.agent
         workers = [(0, address) for address in announced.workers]
         if self.order is not None:
-            workers = takeover.take(self._agent, self.order, timeout_s)
+            workers = named.take(self._agent, self.order, timeout_s)
             self._document = self.order.document
         self._agent_reader = self._spawn(self._read_agent, self._agent)
         if self._pool.secrets or self.order is not None:  # those of the client before are not ours
@@ -461,9 +462,9 @@ class NodeClient:
         self._closing = True
         if self._agent is None or self.gone is not None:
             return False
-        self._post(takeover.keeping(keep_s, grace_s))
+        self._post(named.keeping(keep_s, grace_s))
         try:
-            kept = self._kept.result(grace_s + takeover.PATIENCE_S)
+            kept = self._kept.result(grace_s + named.PATIENCE_S)
         except FutureTimeoutError:
             kept = False
         for connection in (*(worker.connection for worker in self.workers), self._agent):

@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from skyward._pool.config import PoolConfig
-from skyward._pool.named import NamedPool, shape_of
+from skyward._pool.named import NamedPool, NodeInUseError, Order, shape_of
 from skyward._pool.nodes.node_client import NodeClient
 from skyward._pool.nodes.node_table import NodeSlot, NodeTable
 from skyward._pool.nodes.pool_link import PoolLink
-from skyward._pool.nodes.takeover import NodeInUseError, Order
 from skyward._pool.nodes.topology import Topology
 from skyward.errors import PoolClosedError, SkywardError
 from skyward.nodes.node import Host, Launch, Node

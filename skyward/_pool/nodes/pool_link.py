@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from skyward._pool.callbacks import Callbacks
+from skyward._pool.background import Callbacks
 from skyward._pool.console import Printer
 from skyward._pool.dispatcher import Dispatcher
 from skyward._pool.nodes.worker_client import WorkerClient

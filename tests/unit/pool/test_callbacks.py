@@ -9,10 +9,10 @@ from importlib import import_module
 
 import pytest
 
-from skyward._pool.callbacks import Callbacks
+from skyward._pool.background import Callbacks
 from tests.waiting import wait_until
 
-module = import_module("skyward._pool.callbacks")  # `skyward.pool` is a function as well
+module = import_module("skyward._pool.background")  # `skyward.pool` is a function as well
 
 
 def test_a_callback_that_waits_holds_up_no_other() -> None:

@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 
-from skyward._pool import cells
-from skyward._pool.backlog import Backlog, Output
-from skyward._pool.cells import Cell
-from skyward._pool.console import Printer
+from skyward._pool.console import Backlog, Output, Printer
+from skyward._pool.display import Cell, rows_of, this_cell
 from tests.printed import Printed
 from tests.waiting import wait_until
 
@@ -145,5 +143,5 @@ def test_output_that_waits_in_a_file_keeps_its_cell() -> None:
 
 def test_outside_notebooks_there_is_no_cell() -> None:
     """So that nothing changes for programs."""
-    assert cells.here() is None
-    assert cells.rows_of(None) is None
+    assert this_cell() is None
+    assert rows_of(None) is None

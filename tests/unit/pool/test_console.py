@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from skyward._pool import console
-from skyward._pool.backlog import MAX_WAITING
-from skyward._pool.console import Printer
+from skyward._pool.console import MAX_WAITING, Printer
 from tests.printed import Printed
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from skyward._pool.callbacks import Callbacks
+from skyward._pool.background import Callbacks
 from skyward._pool.nodes import log_records
 from skyward._pool.nodes.log_records import LogRecords
 

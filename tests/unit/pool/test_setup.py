@@ -12,11 +12,11 @@ from typing import Any, cast
 import pytest
 
 import skyward as sky
+from skyward._pool.background import Timers
 from skyward._pool.code import bundle
 from skyward._pool.nodes.node_client import NodeClient
 from skyward._pool.nodes.setup import WorkerSetup
 from skyward._pool.nodes.worker_client import WorkerClient
-from skyward._pool.timers import Timers
 from skyward.errors import PluginError, WorkerLostError
 from skyward.wire import payload
 from skyward.wire.frames import Frame

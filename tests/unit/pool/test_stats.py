@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from skyward._pool import stats
+from skyward._pool import facts as stats
 from skyward._pool.nodes.node_client import NodeClient
 from skyward.model.spec import Worker
 from tests.unit.pool.conftest import Make

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from skyward._pool.callbacks import Callbacks
+from skyward._pool.background import Callbacks
 from skyward._pool.calls.runner import CallFuture, Latch
 from skyward._pool.calls.task import Task
 from skyward.errors import (

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from skyward._pool.timers import Timers
+from skyward._pool.background import Timers
 
 
 @pytest.fixture

@@ -1,21 +1,65 @@
-"""Runs users' callbacks in threads of their own, so that they may block, fail, and call the pool."""
+"""Threads of a pool that run things for others: `Timers` at a later time, `Callbacks` what users' code may block."""
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import sys
 import traceback
 from collections import deque
 from collections.abc import Callable
 
-from skyward.system import threading
+from skyward.system import threading, time
 
 MOST_THREADS = 32  # when so many callbacks wait for something, they hold up later callbacks, and nothing else
 _IDLE_S = 5.0  # after which a thread without work ends
 DRAIN_S = 2.0  # how long the end of a pool waits for callbacks that have not returned
 
 
+class Timers:
+    """Calls functions at given times, one after the other, in one thread; none of them may block.
+
+    Time limits and grace periods use it; heartbeats have a thread of their own.
+    """
+
+    def __init__(self) -> None:
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._changed = threading.Condition()
+        self._stopped = False
+        threading.Thread(target=self._run, name="skyward-clock", daemon=True).start()
+
+    def after(self, delay_s: float, action: Callable[[], None]) -> None:
+        """Run `action` in `delay_s` seconds."""
+        with self._changed:
+            heapq.heappush(self._due, (time.monotonic() + delay_s, next(self._order), action))
+            self._changed.notify()
+
+    def stop(self) -> None:
+        """Run nothing any more."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._stopped and (not self._due or self._due[0][0] > time.monotonic()):
+                    self._changed.wait(self._due[0][0] - time.monotonic() if self._due else None)
+                if self._stopped:
+                    return
+                _, _, action = heapq.heappop(self._due)
+            try:
+                action()
+            except Exception:  # a bug in one of them must not stop the time limits of all other calls
+                threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
+
+
 class Callbacks:
-    """Runs functions in the order they were submitted, in as many threads as it takes for none to wait for another."""
+    """Runs users' callbacks, which may block, fail, and call the pool.
+
+    They run in the order they were submitted, in as many threads as it takes for none to wait for another.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
