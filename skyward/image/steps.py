@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from skyward.image.lock import Group, Lock, Tier, build_file, pages_file, tier_of, unlocked_installs
 from skyward.image.plan import BaseFacts, Copied, Layer, origin_of, origins_of
 from skyward.model.image import Image, local_path, requirement_name
-from skyward.model.protocol import BAKED_DIR
+from skyward.model.instance import BAKED_DIR
 from skyward.model.rights import ACCOUNT, ACCOUNT_ID, HOME, WORK_DIR
 
 UV = "0.13.8"  # see scripts/uv.txt, which has its hashes

@@ -13,8 +13,7 @@ from typing import Any, Protocol
 from skyward.engine import Container, ContainerSpec, Engine, Watch
 from skyward.engine.container import ACCOUNTS
 from skyward.errors import ImageError, PoolClosedError, ProviderError
-from skyward.model.instance import ENV_VAR
-from skyward.model.protocol import DISMISS, RUN_DIR_VAR, SETTINGS_VAR
+from skyward.model.instance import DISMISS, ENV_VAR, RUN_DIR_VAR, SETTINGS_VAR
 from skyward.model.resource import Resource
 from skyward.model.rights import ACCOUNT, ACCOUNT_ID, HOME, WORK_DIR, Rights
 from skyward.nodes.node import Exit, Launch, RunnerNode, exit_of

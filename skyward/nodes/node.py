@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from skyward.errors import NodeStartError, SkywardError
-from skyward.model.protocol import ANNOUNCEMENT
+from skyward.model.instance import ANNOUNCEMENT
 from skyward.model.spec import Accelerator
 from skyward.runner.output_log import Unfinished, log_name, unfinished
 from skyward.system import socket, threading

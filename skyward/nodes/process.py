@@ -12,8 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from skyward.errors import NodeStartError
-from skyward.model.instance import ENV_VAR
-from skyward.model.protocol import DISMISS, PROCESSES_VAR, RUN_DIR_VAR, SETTINGS_VAR, WORK_FOLDER
+from skyward.model.instance import DISMISS, ENV_VAR, PROCESSES_VAR, RUN_DIR_VAR, SETTINGS_VAR, WORK_FOLDER
 from skyward.nodes.local_host import gpus_of
 from skyward.nodes.node import Exit, Launch, exit_of
 from skyward.nodes.process_id import ProcessId

@@ -19,7 +19,7 @@ from secrets import token_hex
 from typing import Any
 
 from skyward.errors import ProviderError, WireError
-from skyward.model.protocol import KEY_FILE
+from skyward.model.instance import KEY_FILE
 from skyward.nodes.process_id import ProcessId
 from skyward.records.kept_pool import KeptPool, PoolLock, pool_folder, pool_records
 from skyward.system import time

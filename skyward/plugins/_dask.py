@@ -28,8 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skyward.errors import PluginError
-from skyward.model.instance import InstanceInfo
-from skyward.model.protocol import RUN_DIR_VAR, SETTINGS_VAR
+from skyward.model.instance import RUN_DIR_VAR, SETTINGS_VAR, InstanceInfo
 from skyward.plugins._ranks import cpus, nodes_here, source_address
 from skyward.plugins.base import Plugin
 from skyward.runner.config import RunnerSettings

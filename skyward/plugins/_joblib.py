@@ -16,8 +16,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from skyward.errors import PluginError
-from skyward.model.instance import InstanceInfo
-from skyward.model.protocol import SETTINGS_VAR
+from skyward.model.instance import SETTINGS_VAR, InstanceInfo
 from skyward.plugins._ranks import cpus, nodes_here
 from skyward.plugins.base import Plugin, add_missing, versioned
 from skyward.runner.config import RunnerSettings

@@ -33,8 +33,7 @@ from secrets import token_hex
 from typing import IO, TYPE_CHECKING, Any
 
 from skyward.errors import PluginError, SkywardError
-from skyward.model.instance import InstanceInfo
-from skyward.model.protocol import PROCESSES_VAR, RUN_DIR_VAR
+from skyward.model.instance import PROCESSES_VAR, RUN_DIR_VAR, InstanceInfo
 from skyward.plugins._ranks import cpus, nodes_here
 from skyward.plugins.base import Plugin
 

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from skyward.errors import PluginError
-from skyward.model.instance import InstanceInfo
-from skyward.model.protocol import RUN_DIR_VAR
+from skyward.model.instance import RUN_DIR_VAR, InstanceInfo
 from skyward.model.secrets import Secrets
 from skyward.plugins.base import HOOKS, WORKER_HOOKS, Plugin, check_pickles, hook_failed
 from skyward.runtime.environment import carry

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from skyward.errors import ConfigError, explained
-from skyward.model.protocol import CHANNEL_VAR, EXIT_CONFIG, EXIT_FAILED, RUN_DIR_VAR, SETTINGS_VAR
+from skyward.model.instance import CHANNEL_VAR, EXIT_CONFIG, EXIT_FAILED, RUN_DIR_VAR, SETTINGS_VAR
 from skyward.runner.children import Child
 from skyward.runner.config import (
     RunnerSettings,

@@ -14,8 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from skyward.errors import WireError
-from skyward.model.instance import ENV_VAR, InstanceInfo
-from skyward.model.protocol import ANNOUNCEMENT, DISMISS, EXIT_DISMISSED, EXIT_FAILED, EXIT_LEASE, PROCESSES_VAR
+from skyward.model.instance import (
+    ANNOUNCEMENT,
+    DISMISS,
+    ENV_VAR,
+    EXIT_DISMISSED,
+    EXIT_FAILED,
+    EXIT_LEASE,
+    PROCESSES_VAR,
+    InstanceInfo,
+)
 from skyward.runner import stacks
 from skyward.runner.acceptor import Acceptor
 from skyward.runner.child_output import ChildOutput

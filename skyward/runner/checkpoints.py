@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from skyward.errors import CheckpointError
-from skyward.model.protocol import SETUP
+from skyward.model.instance import SETUP
 from skyward.runtime.checkpoint import Store
 from skyward.runtime.checkpoint_store import CHUNK, Commit, FileFacts
 from skyward.system import threading

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from skyward.errors import ConfigError
-from skyward.model.instance import ENV_VAR, InstanceInfo
-from skyward.model.protocol import KEY_FILE, SETTINGS_VAR
+from skyward.model.instance import ENV_VAR, KEY_FILE, SETTINGS_VAR, InstanceInfo
 from skyward.wire.messages import KEY_BYTES
 
 GPUS_VAR = "CUDA_VISIBLE_DEVICES"

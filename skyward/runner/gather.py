@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from skyward.errors import PluginError
-from skyward.model.protocol import SETUP
+from skyward.model.instance import SETUP
 from skyward.system import threading
 from skyward.wire import payload
 from skyward.wire.frames import Frame

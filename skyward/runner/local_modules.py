@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 
 from skyward.errors import WireError
-from skyward.model.protocol import BAKED_DIR, CODE_DIR
+from skyward.model.instance import BAKED_DIR, CODE_DIR
 
 directory = Path(CODE_DIR)  # set where the worker starts, since functions may change the working directory
 _written: dict[str, bytes] = {}  # digests of what this process was sent

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from skyward.model.instance import ENV_VAR
-from skyward.model.protocol import SETTINGS_VAR, WORK_FOLDER
+from skyward.model.instance import ENV_VAR, SETTINGS_VAR, WORK_FOLDER
 from skyward.runner.children import Child
 from skyward.runner.clients import Client
 from skyward.system import threading

@@ -19,7 +19,7 @@ from types import FrameType, ModuleType
 from typing import Any, Protocol
 
 from skyward.errors import TerminalError
-from skyward.model.protocol import SETUP
+from skyward.model.instance import SETUP
 from skyward.system import threading
 from skyward.wire.frames import Frame
 from skyward.wire.messages import Kind, decode, encode

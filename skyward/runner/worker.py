@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from skyward.errors import SkywardError, WireError, explained
-from skyward.model.instance import ENV_VAR, InstanceInfo
-from skyward.model.protocol import CODE_DIR, SETUP
+from skyward.model.instance import CODE_DIR, ENV_VAR, SETUP, InstanceInfo
 from skyward.runner import checkpoints, cuda, local_modules, node_logging, stacks, terminal
 from skyward.runner import shared_values as shared
 from skyward.runner.acceptor import Acceptor

@@ -24,8 +24,7 @@ from typing import Any, ClassVar, Protocol
 import cloudpickle
 
 from skyward.errors import SerializationError
-from skyward.model.instance import ENV_VAR
-from skyward.model.protocol import CODE_DIR
+from skyward.model.instance import CODE_DIR, ENV_VAR
 from skyward.wire import exceptions, restricted, segments, tensors
 from skyward.wire.advice import advice_on
 from skyward.wire.exceptions import said

@@ -21,7 +21,7 @@ from skyward._pool.nodes.node_table import NodeSlot, NodeTable
 from skyward._pool.nodes.pool_link import PoolLink
 from skyward._pool.signals import uninterrupted
 from skyward.errors import BudgetSpentError, PoolClosedError, PoolError
-from skyward.model.protocol import EXIT_DISMISSED
+from skyward.model.instance import EXIT_DISMISSED
 from skyward.nodes.node import Host
 from skyward.providers.base import PoolRequest, PreemptionNotice
 from skyward.records.pools import PoolRecord

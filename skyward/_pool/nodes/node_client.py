@@ -19,7 +19,7 @@ from skyward._pool.nodes.worker_client import Fate, LostError, SharedValueIndex,
 from skyward._pool.nodes.worker_output import WorkerOutput
 from skyward._pool.terminal import terminal
 from skyward.errors import SkywardError, WireError, WorkerLostError
-from skyward.model.protocol import EXIT_DISMISSED, SETUP
+from skyward.model.instance import EXIT_DISMISSED, SETUP
 from skyward.model.spec import Worker
 from skyward.nodes.node import Exit, Host, Node
 from skyward.system import socket, threading, time

@@ -14,7 +14,7 @@ from skyward._pool.nodes.node_client import NodeClient
 from skyward._pool.nodes.worker_client import WorkerClient
 from skyward.errors import PluginError
 from skyward.model.image import Image
-from skyward.model.protocol import SETUP
+from skyward.model.instance import SETUP
 from skyward.system import Empty, SimpleQueue, time
 from skyward.system.futures import Future
 from skyward.system.futures import TimeoutError as FutureTimeout

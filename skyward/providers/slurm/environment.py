@@ -16,7 +16,7 @@ from skyward.engine.images import save
 from skyward.errors import ConfigError, ImageError, ProviderError
 from skyward.image import Plan
 from skyward.model.image import Image
-from skyward.model.protocol import PROCESSES_VAR
+from skyward.model.instance import PROCESSES_VAR
 from skyward.model.spec import Cluster
 from skyward.nodes.container import COMMAND
 from skyward.providers.slurm.login import ClusterFacts, Login, quoted

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from skyward.errors import WireError
-from skyward.model.protocol import EXIT_CONFIG, EXIT_LEASE, WORK_FOLDER
+from skyward.model.instance import EXIT_CONFIG, EXIT_LEASE, WORK_FOLDER
 from skyward.model.rights import WORK_DIR
 from skyward.runner.acceptor import Acceptor, shut
 from skyward.runner.entry.launch import (

@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from skyward.model.instance import ENV_VAR
-from skyward.model.protocol import CHANNEL_VAR, KEY_FILE, RUN_DIR_VAR, SETTINGS_VAR
+from skyward.model.instance import CHANNEL_VAR, ENV_VAR, KEY_FILE, RUN_DIR_VAR, SETTINGS_VAR
 from skyward.model.rights import ACCOUNT, HOME
 from skyward.runner.ending import wait_unreaped
 from skyward.system import socket

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from skyward.model.instance import InstanceInfo
-from skyward.model.protocol import RUN_DIR_VAR
+from skyward.model.instance import RUN_DIR_VAR, InstanceInfo
 from skyward.model.spec import Cluster, ClusterSpec
 
 

@@ -15,8 +15,7 @@ import skyward as sky
 from skyward.errors import ConfigError, NoActivePoolError, PluginError
 from skyward.integrations import JoblibPool, ScikitLearnPool
 from skyward.model.image import Image
-from skyward.model.instance import InstanceInfo, Peer
-from skyward.model.protocol import SETTINGS_VAR
+from skyward.model.instance import SETTINGS_VAR, InstanceInfo, Peer
 from skyward.model.spec import Cluster, ClusterSpec
 from skyward.plugins import _joblib, _ranks, transform_all
 from skyward.plugins._joblib import share_of_cpus

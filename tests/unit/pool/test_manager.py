@@ -15,7 +15,7 @@ from skyward._pool.nodes import node_starter, node_table
 from skyward._pool.nodes.manager import NodeManager
 from skyward._pool.nodes.node_table import NodeTable
 from skyward.errors import NodeStartError, PoolClosedError, PoolError, ProviderError, SkywardError
-from skyward.model.protocol import EXIT_DISMISSED
+from skyward.model.instance import EXIT_DISMISSED
 from skyward.model.spec import Nodes, Worker
 from skyward.nodes.node import Exit
 from skyward.providers.base import PoolRequest, PreemptionNotice

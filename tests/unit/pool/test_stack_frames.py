@@ -17,7 +17,7 @@ from skyward._pool.collective.diagnosis import (
     of_record,
 )
 from skyward.errors import WorkerLostError
-from skyward.model.protocol import CODE_DIR
+from skyward.model.instance import CODE_DIR
 from skyward.wire.exceptions import Record
 from tests.unit.pool.fakes import FUNCTION, error
 

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from skyward.errors import WireError
-from skyward.model.instance import ENV_VAR, InstanceInfo
-from skyward.model.protocol import KEY_FILE, RUN_DIR_VAR, SETTINGS_VAR
+from skyward.model.instance import ENV_VAR, KEY_FILE, RUN_DIR_VAR, SETTINGS_VAR, InstanceInfo
 from skyward.nodes.node import Announcement, parse_announcement
 from skyward.runner.config import RunnerSettings
 from skyward.wire import handshake, payload

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from skyward.errors import AuthenticationError
-from skyward.model.instance import ENV_VAR, InstanceInfo
-from skyward.model.protocol import DISMISS, EXIT_DISMISSED, KEY_FILE
+from skyward.model.instance import DISMISS, ENV_VAR, EXIT_DISMISSED, KEY_FILE, InstanceInfo
 from skyward.runner.config import GPUS_VAR
 from skyward.wire import handshake
 from skyward.wire.frames import dial

@@ -17,8 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from skyward.model.instance import InstanceInfo
-from skyward.model.protocol import ANNOUNCEMENT
+from skyward.model.instance import ANNOUNCEMENT, InstanceInfo
 from skyward.nodes.claimed import identities
 from skyward.nodes.node import parse_announcement
 from skyward.runner.config import RunnerSettings

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from skyward.errors import PluginError, SerializationError
-from skyward.model.protocol import SETUP
+from skyward.model.instance import SETUP
 from skyward.runner.gather import GatherClient
 from skyward.wire import payload
 from skyward.wire.frames import Buffer, Frame

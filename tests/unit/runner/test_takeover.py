@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from skyward.model.instance import ENV_VAR
-from skyward.model.protocol import EXIT_LEASE
+from skyward.model.instance import ENV_VAR, EXIT_LEASE
 from skyward.wire.messages import Kind
 from tests.unit.runner.node import PLACE, Client, RunningNode, Start
 
