@@ -34,6 +34,11 @@ from skyward.model.image import Image
 
 _DEEPEST = 12  # calls inside of calls that are followed
 _DATACLASS = ("dataclasses.dataclass", "dataclasses.dataclass(kw_only=True)")
+_METHOD_KINDS = {
+    "builtins.staticmethod": "static",
+    "builtins.classmethod": "class",
+    "builtins.property": "property",
+}
 _WRAPPING = "functools.wraps(...)"  # a decorator that leaves the function as it is
 # what they make of a set depends on its order
 _ORDERED = (list, tuple, str, repr, dict.fromkeys)
@@ -53,6 +58,11 @@ class Arguments:
     def all(self) -> list[Any]:
         """Every value."""
         return [*self.args, *self.kwargs.values()]
+
+    @property
+    def others(self) -> tuple[Any, ...]:
+        """What `rest` may be, or hold, of the values of the script."""
+        return self.rest.of if self.rest else ()
 
 
 class Calls:
@@ -221,29 +231,21 @@ class Calls:
         args = [self._reading.taken(each, node) for each in arguments.args]
         kwargs = {name: self._reading.taken(each, node) for name, each in arguments.kwargs.items()}
         unknown = arguments.rest or self._reading.unknown_in([*args, *kwargs.values()])
-        if (
-            unknown is None
-            and make in _ORDERED
-            and any(isinstance(each, set | frozenset) and len(each) > 1 for each in every)
-        ):
+        if unknown is None and make in _ORDERED and any(map(is_unordered, every)):
             unknown = Unknown(UNORDERED)
         if unknown is not None:
-            of: list[Any] = [*arguments.kwargs.values(), *(arguments.rest.of if arguments.rest else ())]
+            of: list[Any] = [*arguments.kwargs.values(), *arguments.others]
             for each in every:
                 self._reading.use(each, node)
             of += every if make in _GIVING else holding(self._reading.inside(*arguments.args))
-            about = unknown.about or self._reading.about(node)
             made = () if is_image else [*of, *holding(of)]
-            return Unknown(unknown.why, about=about, mistake=unknown.mistake, is_image=is_image, of=made)
-        if any(isinstance(each, Iterator) for each in args) and getattr(make, "__name__", "") in (
-            "str",
-            "repr",
-            "format",
-        ):
+            return unknown.alike(unknown.about or self._reading.about(node), is_image=is_image, of=made)
+        is_text = getattr(make, "__name__", "") in ("str", "repr", "format")
+        if is_text and any(isinstance(each, Iterator) for each in args):
             return Unknown("is the text of an iterator, which changes from run to run")
         result = self._reading.expressions.applied(node, make, *args, **kwargs)
         if isinstance(result, Unknown):
-            return Unknown(result.why, about=result.about, mistake=result.mistake, is_image=is_image)
+            return result.alike(is_image=is_image)
         return Unknown(MADE) if isinstance(result, Iterator) else result
 
     def _part(self, name: str, arguments: Arguments, node: ast.expr) -> Any:
@@ -252,7 +254,7 @@ class Calls:
         if unknown := arguments.rest or reading.unknown_in(arguments.all()):
             if not is_plugin:
                 return Unknown(MADE, is_harmless=True)
-            return Unknown(unknown.why, about=unknown.about or reading.about(node), mistake=unknown.mistake)
+            return unknown.alike(unknown.about or reading.about(node))
         # as they are now: the script may go on to change a list that it has given
         return (PluginUse if is_plugin else ProviderUse)(
             name=name.rpartition(".")[2],
@@ -273,12 +275,8 @@ class Calls:
     def decorate(self, decorator: Any, value: Any, node: ast.expr) -> Any:
         """What a decorator makes of a function or class."""
         name = decorator.name if isinstance(decorator, Reference) else ""
-        if isinstance(value, Function) and name in (
-            "builtins.staticmethod",
-            "builtins.classmethod",
-            "builtins.property",
-        ):
-            value.kind = {"staticmethod": "static", "classmethod": "class", "property": "property"}[name[9:]]
+        if isinstance(value, Function) and name in _METHOD_KINDS:
+            value.kind = _METHOD_KINDS[name]
             return value
         if isinstance(value, Class) and name in _DATACLASS:
             value.dataclass, value.is_by_name = True, name == _DATACLASS[1]
@@ -368,7 +366,7 @@ class Calls:
                 of = [*arguments.rest.of, function.defaults.get(name)] if arguments.rest else []
                 missing = Unknown(f"is a parameter of `{function.name}`, made when the script runs", of=of)
                 given[name] = missing if arguments.rest else function.defaults.get(name, missing)
-        of = [*extra, *kwargs.values(), *(arguments.rest.of if arguments.rest else ())]
+        of = [*extra, *kwargs.values(), *arguments.others]
         unknown = Unknown(f"is a parameter of `{function.name}`, made when the script runs", of=holding(of))
         if spec.vararg:
             given[spec.vararg.arg] = unknown if arguments.rest else tuple(extra)
@@ -392,7 +390,7 @@ class Calls:
                 return Unknown(MADE)
             return Unknown("calls something other than skyward's own names")
         if isinstance(called, Unknown):
-            return Unknown(called.why, about=called.about, mistake=called.mistake)
+            return called.alike()
         return Unknown(MADE)
 
 

@@ -131,9 +131,8 @@ class Comprehensions:
         for each in arguments.all():
             reading.use(each, node)
         reading.escape(lazy, node)
-        of = [*arguments.kwargs.values(), *(arguments.rest.of if arguments.rest else ())]
-        made = holding([*of, *reading.inside(*args)])
-        return Unknown(unknown.why, about=unknown.about or reading.about(node), mistake=unknown.mistake, of=made)
+        made = holding([*arguments.kwargs.values(), *arguments.others, *reading.inside(*args)])
+        return unknown.alike(unknown.about or reading.about(node), of=made)
 
     def use(self, called: Any) -> str:
         """How a call uses a generator that it is given; see `Expressions.values`."""

@@ -28,6 +28,7 @@ from skyward.builder.sources.static_eval.values import (
     Scope,
     Super,
     Unknown,
+    first_unknown,
     holding,
     same,
 )
@@ -212,8 +213,7 @@ class Expressions:
         apply = OPERATORS.get(kind)
         left, right = self._operand(left, node), self._operand(right, node)
         if apply is None or not self._are_plain(node, left, right):
-            unknown = next((each for each in (left, right) if isinstance(each, Unknown)), Unknown("is not a constant"))
-            return derived(unknown, holding(self._reading.inside(left, right)))
+            return derived(first_unknown(left, right), holding(self._reading.inside(left, right)))
         if kind in (ast.Mult, ast.Add) and known.length(kind, left, right) > MOST:
             return Unknown("is too long")
         return self.applied(node, apply, left, right)
@@ -274,7 +274,7 @@ class Expressions:
         value = self._operand(self.value(node.value, scope), node)
         spec = "" if node.format_spec is None else self.value(node.format_spec, scope)
         if not self._are_plain(node, value, spec):
-            return value if isinstance(value, Unknown) else Unknown("is not a constant")
+            return first_unknown(value)
         convert = _CONVERSIONS.get(node.conversion, lambda each: each)
         return self.applied(node, lambda one, other: format(convert(one), other), value, spec)
 
@@ -287,7 +287,7 @@ class Expressions:
             answer = self.truth(value, node)
             return answer if isinstance(answer, Unknown) else not answer
         if not self._are_plain(node, value):
-            return value if isinstance(value, Unknown) else Unknown("is not a constant")
+            return first_unknown(value)
         return self.applied(node, _SIGNS[type(node.op)], value)
 
     def truth(self, value: Any, node: ast.AST) -> bool | Unknown:
@@ -336,9 +336,9 @@ class Expressions:
                 left = right
                 continue
             is_identity = isinstance(sign, ast.Is | ast.IsNot) and (left is None or right is None)
-            found = [each for each in (left, right) if isinstance(each, Unknown)]
-            if found or (not is_identity and not self._are_plain(node, left, right)):
-                return found[0] if found else Unknown("is not a constant")
+            is_known = not isinstance(left, Unknown) and not isinstance(right, Unknown)
+            if not is_known or (not is_identity and not self._are_plain(node, left, right)):
+                return first_unknown(left, right)
             if isinstance(sign, ast.Is | ast.IsNot) and type(left) is type(right) and not _is_sole(left):
                 return Unknown("is about whether two equal values are one, which differs between versions of Python")
             answer = self.applied(node, _COMPARISONS[type(sign)], left, right)
@@ -372,9 +372,8 @@ class Expressions:
         if not isinstance(owner, _PLAIN) or isinstance(key, Unknown):
             for each in (owner, key):
                 self._reading.use(each, node)
-            unknown = next((each for each in (owner, key) if isinstance(each, Unknown)), Unknown("is not a constant"))
             inner = self._reading.inside(owner)
-            return derived(unknown, [*([] if isinstance(key, slice) else inner), *holding(inner)])
+            return derived(first_unknown(owner, key), [*([] if isinstance(key, slice) else inner), *holding(inner)])
         held: Any = owner  # whose other parts may well be unknown
         return self.applied(node, lambda each: held[each], key)
 
@@ -434,6 +433,6 @@ def derived(unknown: Unknown, of: Iterable[Any]) -> Unknown:
 
     What a new container may hold is given by `holding`.
     """
-    found = Unknown(unknown.why, about=unknown.about, mistake=unknown.mistake, is_image=unknown.is_image, of=of)
+    found = unknown.alike(is_image=unknown.is_image, of=of)
     found.is_harmless, found.is_pool = unknown.is_harmless and not found.of, unknown.is_pool and not found.of
     return found

@@ -219,7 +219,7 @@ class Methods:
             if any(known.changes(each, name) for each in owner.of):
                 args = arguments.all()
                 given = reading.inside(*args) if name in ("extend", "update") else args
-                reading.change(owner, (*given, *(arguments.rest.of if arguments.rest else ())), node)
+                reading.change(owner, (*given, *arguments.others), node)
                 return derived(owner, (*held, *arguments.args[1:]))
             given = reading.inside(*arguments.all())
             return derived(owner, (*held, *arguments.all()) if name == "get" else holding((*held, *given)))

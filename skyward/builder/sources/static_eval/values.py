@@ -59,6 +59,10 @@ class Unknown:
     def __str__(self) -> str:
         return self.mistake or f"{self.about} {self.why}"
 
+    def alike(self, about: str = "", *, is_image: bool = False, of: Iterable[Any] = ()) -> Unknown:
+        """Something else that is unknown for the same reason."""
+        return Unknown(self.why, about=about or self.about, mistake=self.mistake, is_image=is_image, of=of)
+
 
 class Reference:
     """What a dotted name leads to by way of imports, such as `skyward.Image`."""
@@ -290,6 +294,11 @@ class Lazy(list[Any]):
         """The lists and dictionaries that it is made of, at any depth."""
         every = [source for each in self.sequence() for source in each.sources]
         return [each for each in every if isinstance(each, CONTAINERS) and not isinstance(each, Lazy)]
+
+
+def first_unknown(*values: Any) -> Unknown:
+    """The first of some values that is unknown; where none is, that their result is."""
+    return next((each for each in values if isinstance(each, Unknown)), Unknown("is not a constant"))
 
 
 def parts(value: Any) -> list[Any]:
