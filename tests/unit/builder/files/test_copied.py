@@ -1,8 +1,9 @@
-"""Files of this machine that go into an image: local packages, baked code, a Dockerfile of the user's; and secrets."""
+"""Files of this machine that go into an image: local packages, baked code, a Dockerfile of the user's; secrets, hashes."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from skyward.builder import ImageFacts, plan_for
 from skyward.builder.base import base_build, copy_base, reads_context
 from skyward.builder.docker.build import secret_values
+from skyward.builder.files.copied import sha256_of
 from skyward.builder.store import EngineImages
 from skyward.errors import BuildError, ConfigError
 from skyward.image import Plan
@@ -160,3 +162,20 @@ def test_where_secrets_come_from(tmp_path: Path) -> None:
         secret_values(["OTHER"], environ)
     with pytest.raises(ConfigError, match="Set the environment variable MISSING, or SKYWARD_SECRET_MISSING_FILE"):
         secret_values(["MISSING"], environ)
+
+
+def test_a_file_is_read_once_and_again_when_it_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second answer comes from the cache, which a changed file of the same name and size does not meet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    wheel = tmp_path / "big-1.0-py3-none-any.whl"
+    wheel.write_bytes(b"one")
+    assert sha256_of(wheel) == sha256(b"one").hexdigest()
+    kept = list((tmp_path / "cache/skyward/hashes").iterdir())
+    assert len(kept) == 1
+    kept[0].write_text("f" * 64)
+    assert sha256_of(wheel) == "f" * 64  # taken from the cache
+    wheel.unlink()
+    wheel.write_bytes(b"two")
+    assert sha256_of(wheel) == sha256(b"two").hexdigest()
+    kept[0].write_text("cut off")
+    assert sha256_of(wheel) == sha256(b"two").hexdigest()

@@ -14,7 +14,7 @@ from skyward.errors import ConfigError
 from skyward.model.image import Dockerfile, Image, PipIndex
 from skyward.model.spec import Accelerator
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 FULL = """
 base = "python:3.12-slim"
 python = "3.12"

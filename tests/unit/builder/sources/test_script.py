@@ -165,7 +165,7 @@ def test_nothing_is_found_where_nothing_is(found: Found, text: str) -> None:
     assert found(text) == []
 
 
-EXAMPLES = sorted(path for path in (Path(__file__).parents[3] / "examples").glob("*.py") if path.name != "folders.py")
+EXAMPLES = sorted(path for path in (Path(__file__).parents[4] / "examples").glob("*.py") if path.name != "folders.py")
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)  # that one is a provider, and has no pool
