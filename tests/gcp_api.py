@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from werkzeug.serving import WSGIRequestHandler, make_server
 
-from skyward.providers.gcp.policy import policy
+from skyward.providers.gcp.api import policy
 from tests.gcp_permissions import required
 
 UNIVERSE = "test.invalid"  # in Google's own the library asks IAM, which is not here, about each service account

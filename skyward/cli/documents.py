@@ -146,7 +146,7 @@ def aws_policy() -> int:
     It is the least that it needs. An identity that has it can look around in EC2, and create, change and delete
     only what bears a pool's tag. Nothing is asked of AWS and nothing is changed there.
     """
-    from skyward.providers.aws.policy import policy
+    from skyward.providers.aws.api import policy
 
     click.echo(json.dumps(policy(), indent=2))
     return 0
@@ -164,7 +164,7 @@ def gcp_policy() -> int:
     It is the least that it needs, for `gcloud iam roles create --file`. The role grants nobody anything before it
     is bound to an identity. Nothing is asked of Google and nothing is changed there.
     """
-    from skyward.providers.gcp.policy import policy
+    from skyward.providers.gcp.api import policy
 
     click.echo(json.dumps(policy(), indent=2))
     return 0

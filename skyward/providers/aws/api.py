@@ -1,27 +1,22 @@
-"""Calls of AWS' API, with clients that are made when they are first used, and errors as sentences.
+"""Calls of AWS' API, with clients that are made when first used and errors as sentences; the permissions they take.
 
 No other module imports boto3. It finds credentials by itself: environment, AWS_PROFILE, role of the machine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from importlib.util import find_spec
-from typing import Any
+from typing import Any, Final
 
-from skyward.errors import ConfigError, ProviderError
-from skyward.providers.cloud.base import RefusedError
+from skyward.errors import ProviderError
+from skyward.providers.cloud.base import RefusedError, named
 from skyward.system import threading
 
+TAG: Final = "skyward."  # the tags of what is a pool's begin with it: pool, owner, user, began, hourly, seen
+POOL: Final = f"{TAG}pool"
 _PRICE_REGION = "us-east-1"  # the price list has an endpoint in a few regions only, each with the prices of all
 _lock = threading.Lock()  # a boto3 session must not make two clients at once
-
-
-def check_installed() -> None:
-    """Raise ConfigError if boto3 is not installed; it is not imported, which takes a while."""
-    if find_spec("boto3") is None:
-        raise ConfigError("sky.AWS() needs boto3. Install it with `pip install 'skyward[aws]'`.")
 
 
 class Api:
@@ -40,29 +35,24 @@ class Api:
         """The region.
 
         Raises:
-            ConfigError: boto3 is missing, or no region is configured.
+            ConfigError: no region is configured.
         """
         found = self._configured or self._session.region_name
-        if not found:
-            raise ConfigError("No region of AWS is named. Write sky.AWS(region='us-east-1'), or set AWS_REGION.")
-        return str(found)
+        return named(found, "region of AWS", "sky.AWS(region='us-east-1')", "AWS_REGION")
 
     @cached_property
     def _session(self) -> Any:
-        check_installed()
         import boto3
 
         return boto3.Session()
 
     def _client(self, service: str) -> Any:
-        check_installed()
         from botocore.config import Config
 
         with _lock:
             if service not in self._clients:
-                limits = Config(
-                    connect_timeout=5, read_timeout=30, retries={"mode": "standard", "total_max_attempts": 3}
-                )
+                retries = {"mode": "standard", "total_max_attempts": 3}
+                limits = Config(connect_timeout=5, read_timeout=30, retries=retries)
                 region = _PRICE_REGION if service == "pricing" else self.region
                 self._clients[service] = self._session.client(service, region_name=region, config=limits)
             return self._clients[service]
@@ -73,7 +63,7 @@ class Api:
         Raises:
             RefusedError: AWS refuses.
             ProviderError: AWS does not answer.
-            ConfigError: boto3 is missing, or no region is configured.
+            ConfigError: no region is configured.
         """
         client = self._client(service)
         from botocore.exceptions import BotoCoreError, ClientError
@@ -107,3 +97,57 @@ def _refused(service: str, action: str, error: Mapping[str, Any]) -> RefusedErro
         name = "".join(word.capitalize() for word in action.split("_"))
         text += f" The identity needs the permission {service}:{name}; `aws sts get-caller-identity` says which it is."
     return RefusedError(text, code)
+
+
+# permissions ----------------------------------------------------------------------------------------------------
+
+# actions that AWS can limit to no resource; they change nothing
+_LOOKS_AT = (
+    *("Images", "Instances", "InstanceTypeOfferings", "InstanceTypes", "SecurityGroups", "SpotPriceHistory"),
+    *("Subnets", "Vpcs"),
+)
+_AT_CREATION = ["Name", *(f"{TAG}{each}" for each in ("pool", "user", "owner", "began", "hourly"))]
+_IS_A_POOLS = {"StringLike": {f"aws:ResourceTag/{POOL}": "?*"}}
+_BECOMES_A_POOLS = {
+    "StringLike": {f"aws:RequestTag/{POOL}": "?*"},
+    "ForAllValues:StringEquals": {"aws:TagKeys": _AT_CREATION},
+}
+_RENEWS = {**_IS_A_POOLS, "ForAllValues:StringEquals": {"aws:TagKeys": [f"{TAG}seen"]}}
+
+
+def policy() -> dict[str, Any]:
+    """The least permissions that `sky.AWS` needs, as an IAM policy for all regions of the account it is attached in.
+
+    It allows to create only what has a pool's tag, and to change and delete only that. Which actions take which
+    resources and conditions: https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2.html
+    """
+    images = ["arn:aws:ec2:*::image/*", "arn:aws:ec2:*:*:image/*"]
+    machine = _ours("instance", "volume", "network-interface", "spot-instances-request")  # what a launch makes
+    group, rule = _ours("security-group"), _ours("security-group-rule")
+    makes = ["RunInstances", "CreateSecurityGroup", "AuthorizeSecurityGroupIngress"]
+    rows: tuple[tuple[str, Sequence[str], Sequence[str], Mapping[str, Any]], ...] = (
+        ("Look", [*(f"ec2:Describe{each}" for each in _LOOKS_AT), "pricing:GetProducts"], ["*"], {}),
+        ("FindMachineImages", ["ssm:GetParameter"], ["arn:aws:ssm:*::parameter/aws/service/*"], {}),
+        ("LaunchFromAndInto", ["ec2:RunInstances"], [*images, *_ours("subnet")], {}),
+        ("LaunchIntoGroupsOfPools", ["ec2:RunInstances"], group, _IS_A_POOLS),
+        ("LaunchMachinesOfPools", ["ec2:RunInstances"], machine, _BECOMES_A_POOLS),
+        ("MakeGroupsIn", ["ec2:CreateSecurityGroup"], _ours("vpc"), {}),
+        ("MakeGroupsOfPools", ["ec2:CreateSecurityGroup"], group, _BECOMES_A_POOLS),
+        ("OpenGroupsOfPools", ["ec2:AuthorizeSecurityGroupIngress"], group, _IS_A_POOLS),
+        ("TagRules", ["ec2:AuthorizeSecurityGroupIngress"], rule, _BECOMES_A_POOLS),
+        ("TagAtCreation", ["ec2:CreateTags"], [*machine, *group, *rule], {"StringEquals": {"ec2:CreateAction": makes}}),
+        ("RenewGroupsOfPools", ["ec2:CreateTags"], group, _RENEWS),
+        ("EndMachinesOfPools", ["ec2:TerminateInstances"], _ours("instance"), _IS_A_POOLS),
+        ("EndGroupsOfPools", ["ec2:DeleteSecurityGroup"], group, _IS_A_POOLS),
+    )
+    statements = [
+        {"Sid": name, "Effect": "Allow", "Action": list(actions), "Resource": resources}
+        | ({"Condition": when} if when else {})
+        for name, actions, resources, when in rows
+    ]
+    return {"Version": "2012-10-17", "Statement": statements}
+
+
+def _ours(*kinds: str) -> list[str]:
+    """All resources of these kinds in the account."""
+    return [f"arn:aws:ec2:*:*:{kind}/*" for kind in kinds]

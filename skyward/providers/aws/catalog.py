@@ -8,13 +8,11 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from skyward.errors import ConfigError, ProviderError
-from skyward.model.spec import Accelerator
+from skyward.errors import ProviderError
 from skyward.providers.aws.api import Api
 from skyward.providers.base import PoolRequest
-from skyward.providers.cloud.base import MachineOffer, MachineType, Market
-from skyward.providers.cloud.cost import suitable
-from skyward.system.futures import ThreadPoolExecutor
+from skyward.providers.cloud.base import MachineOffer, MachineType, Market, at_once
+from skyward.providers.cloud.cost import suitable, with_accelerator
 
 _log = logging.getLogger(__name__)
 # families that have a GPU, by its common name
@@ -39,21 +37,14 @@ def find_types(api: Api, request: PoolRequest) -> list[MachineType]:
         ProviderError: the region has no such type, or it has too few GPUs or another architecture.
     """
     machine, platform = request.machine, request.platform
-    names = (machine,) if machine else tuple(f"{family}.*" for family in _families(request.accelerator, platform))
-    filters = [{"Name": "instance-type", "Values": list(names)}, {"Name": "bare-metal", "Values": ["false"]}]
+    families = _CPU_FAMILIES[platform]
+    if request.accelerator is not None and not machine:
+        example = "the instance type (machine='p5.48xlarge')"
+        families = with_accelerator(_FAMILIES, request.accelerator.name, "sky.AWS()", example)
+    names = [machine] if machine else [f"{family}.*" for family in families]
+    filters = [{"Name": "instance-type", "Values": names}, {"Name": "bare-metal", "Values": ["false"]}]
     listed = list(map(_machine_type, api.all("ec2", "describe_instance_types", "InstanceTypes", Filters=filters)))
     return suitable(listed, request, api.region)
-
-
-def _families(accelerator: Accelerator | None, platform: str) -> Sequence[str]:
-    if accelerator is None:
-        return _CPU_FAMILIES[platform]
-    if accelerator.name not in _FAMILIES:
-        raise ConfigError(
-            f"sky.AWS() knows no machine with the accelerator {accelerator.name!r}; it knows "
-            f"{', '.join(sorted(_FAMILIES))}. Or name the instance type (machine='p5.48xlarge')."
-        )
-    return _FAMILIES[accelerator.name]
 
 
 def _machine_type(found: Mapping[str, Any]) -> MachineType:
@@ -76,57 +67,52 @@ def find_offers(
     Raises:
         ProviderError: no zone has any of the types.
     """
-    by_name = {each.name: each for each in types}
-    found = api.all(
-        "ec2",
-        "describe_instance_type_offerings",
-        "InstanceTypeOfferings",
-        LocationType="availability-zone",
-        Filters=[{"Name": "instance-type", "Values": list(by_name)}],
-    )
+    names = [each.name for each in types]
+    asked = {"LocationType": "availability-zone", "Filters": [{"Name": "instance-type", "Values": names}]}
+    found = api.all("ec2", "describe_instance_type_offerings", "InstanceTypeOfferings", **asked)
     offered = {(each["InstanceType"], each["Location"]) for each in found}
     places = [(each, zone) for each in types for zone in sorted(zones) if (each.name, zone) in offered]
     if not places:
         raise ProviderError(
-            f"No availability zone of {api.region} that has a default subnet offers {', '.join(by_name)}. Name another "
+            f"No availability zone of {api.region} that has a default subnet offers {', '.join(names)}. Name another "
             "region or type."
         )
-    on_demand = _on_demand_prices(api, list(by_name)) if "on-demand" in markets else {}
-    spot = _spot_prices(api, list(by_name)) if "spot" in markets else {}
-    offers = []
-    for each, zone in places:
-        if "on-demand" in markets:
-            hourly = on_demand.get(each.name)
-            offers.append(MachineOffer(type=each, market="on-demand", zone=zone, hourly=hourly))
-        if (each.name, zone) in spot:  # a type without a price is not sold on the spot market
-            offers.append(MachineOffer(type=each, market="spot", zone=zone, hourly=spot[each.name, zone]))
-    return offers
+    on_demand = _on_demand_prices(api, names) if "on-demand" in markets else {}
+    spot = _spot_prices(api, names) if "spot" in markets else {}
+    prices = {(each.name, zone, "on-demand"): on_demand.get(each.name) for each, zone in places}
+    prices |= {(*place, "spot"): price for place, price in spot.items()}
+    return [
+        MachineOffer(type=each, market=market, zone=zone, hourly=prices[each.name, zone, market])
+        for each, zone in places
+        for market in markets
+        if (each.name, zone, market) in prices  # a type without a price is not sold on the spot market
+    ]
 
 
-def _on_demand_prices(api: Api, types: Sequence[str]) -> dict[str, float]:
+def _on_demand_prices(api: Api, types: Sequence[str]) -> dict[str, float | None]:
     """USD per hour by type. A warning says why prices are missing."""
     try:
-        with ThreadPoolExecutor(max(1, len(types)), thread_name_prefix="skyward-price") as threads:
-            prices = list(threads.map(lambda name: _on_demand_price(api, name), types))
+        prices = at_once(lambda name: _on_demand_price(api, name), types)
     except ProviderError as error:
         _log.warning("Prices on demand are not known: %s", error)
         return {}
-    return {name: price for name, price in zip(types, prices, strict=True) if price is not None}
+    return dict(zip(types, prices, strict=True))
 
 
 def _on_demand_price(api: Api, name: str) -> float | None:
     wanted = {**_PRICE_FILTER, "instanceType": name, "regionCode": api.region}
     filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in wanted.items()]
     found = api.call("pricing", "get_products", ServiceCode="AmazonEC2", Filters=filters)["PriceList"]
-    for product in map(json.loads, found):
-        if product.get("product", {}).get("attributes", {}).get("marketoption", "OnDemand") != "OnDemand":
-            continue  # capacity that is reserved in advance
-        for term in product.get("terms", {}).get("OnDemand", {}).values():
-            for dimension in term["priceDimensions"].values():
-                price = float(dimension["pricePerUnit"].get("USD", 0))
-                if price > 0 and dimension["unit"] == "Hrs":
-                    return price
-    return None
+    # of each product that is not capacity reserved in advance
+    prices = (
+        float(dimension["pricePerUnit"].get("USD", 0))
+        for product in map(json.loads, found)
+        if product.get("product", {}).get("attributes", {}).get("marketoption", "OnDemand") == "OnDemand"
+        for term in product.get("terms", {}).get("OnDemand", {}).values()
+        for dimension in term["priceDimensions"].values()
+        if dimension["unit"] == "Hrs"
+    )
+    return next((price for price in prices if price > 0), None)
 
 
 def _spot_prices(api: Api, types: Sequence[str]) -> Mapping[tuple[str, str], float]:

@@ -1,24 +1,48 @@
-"""`sky.AWS`: machines rented from EC2 for one pool, reached by SSH, and given back at its end."""
+"""`sky.AWS`: machines rented from EC2 for one pool, reached by SSH, and given back at its end.
+
+What exists of pools is found by tags: there is no other record.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar, NamedTuple
 
+from skyward.errors import ProviderError
 from skyward.model.parameters import suggesting
-from skyward.providers.aws.api import Api, check_installed
+from skyward.model.resource import Resource
+from skyward.model.spec import Accelerator
+from skyward.providers.aws.api import POOL, TAG, Api
 from skyward.providers.aws.catalog import find_offers, find_types
-from skyward.providers.aws.launch import NO_ROOM, Ec2Launcher, Network, find_image, find_network
-from skyward.providers.aws.resources import Resources
 from skyward.providers.base import PoolRequest
-from skyward.providers.cloud.base import FirstStart, MachineOffer, Market, Notice
-from skyward.providers.cloud.client_address import client_cidr
+from skyward.providers.cloud.base import (
+    FirstStart,
+    Instance,
+    LaunchRequest,
+    MachineOffer,
+    Market,
+    RefusedError,
+    State,
+    ignoring,
+    leftover,
+    notes,
+    while_open,
+)
 from skyward.providers.cloud.provider import CloudProvider
+from skyward.system import time
 
+_STATES: Mapping[str, State] = {
+    "pending": "pending", "running": "running", "stopping": "stopped", "stopped": "stopped",
+    "shutting-down": "ending", "terminated": "ended",
+}  # fmt: skip
+# AWS' own names for its newest images: the container service's for CPUs, the Deep Learning AMI for GPUs
+_CPU_IMAGE = "/aws/service/ecs/optimized-ami/amazon-linux-2023/{arm}recommended/image_id"
+_GPU_IMAGE = "/aws/service/deeplearning/ami/{cpu}/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
+# the open driver in that does not support GPUs before Turing
+_OLD_GPU_IMAGE = "/aws/service/ecs/optimized-ami/amazon-linux-2/gpu/recommended/image_id"
+_OLD_GPUS = ("K80", "V100")
 # `tries` and `token` keep their values from call to call; a token is good for 300 s
 _READ_NOTICE = """
 if [ "${tries:-0}" -eq 0 ]; then
@@ -59,47 +83,45 @@ class AWS(CloudProvider):
     """
 
     name: ClassVar[str] = "aws"
+    library: ClassVar[tuple[str, str]] = ("boto3", "boto3")
     ami: str | None = None
     instance_profile: str | None = None
 
-    def check_installed(self) -> None:
-        """Refuse to make a pool without boto3."""
-        check_installed()
-
     def cloud(self) -> Ec2:
         """The API of EC2, with these settings."""
+        self.check_installed()
         return Ec2(Api(self.region), self)
 
 
-class Ec2(Resources):
-    """EC2 in one region, for the generic code of `providers/cloud`."""
+class Ec2:
+    """EC2 in one region, for the generic code of `providers/cloud`.
+
+    Args:
+        api: the region.
+        settings: what the user has written.
+    """
 
     name = "AWS"
-    no_room = NO_ROOM
+    no_room = frozenset(  # AWS has no such machine now, or the account may have no more of them
+        {"InsufficientInstanceCapacity", "InsufficientHostCapacity", "InsufficientReservedInstanceCapacity"}
+        | {"InsufficientCapacity", "UnfulfillableCapacity", "SpotMaxPriceTooLow", "MaxSpotInstanceCountExceeded"}
+        | {"InstanceLimitExceeded", "VcpuLimitExceeded", "Unsupported", "InsufficientFreeAddressesInSubnet"}
+        | {"SpotInstanceTermination", "SpotInstanceShutdown"}  # taken away again while they started
+    )
 
     def __init__(self, api: Api, settings: AWS) -> None:
-        super().__init__(api, private=settings.use_private_ip)
-        self._settings = settings
+        self.api, self._settings = api, settings
 
     @property
     def region(self) -> str:
-        """The region.
-
-        Raises:
-            ConfigError: boto3 is missing, or no region is configured.
-        """
+        """The region, or a ConfigError that none is configured."""
         return self.api.region
 
     @property
     def first_start(self) -> FirstStart:
         """Read spot notices with version 2 of the metadata service; containers reach that with a profile only."""
         has_profile = self._settings.instance_profile is not None
-        return FirstStart(
-            read_notice=_READ_NOTICE,
-            parse_notice=_parse_notice,
-            open_metadata=has_profile,
-            commands=[_STOP_ECS_AGENT],
-        )
+        return FirstStart(read_notice=_READ_NOTICE, open_metadata=has_profile, commands=[_STOP_ECS_AGENT])
 
     @cached_property
     def _network(self) -> Network:
@@ -112,13 +134,208 @@ class Ec2(Resources):
 
     def launcher(self, request: PoolRequest, room_gb: int) -> Ec2Launcher:
         """Look up machine image, network, and the address of this client."""
-        settings, network = self._settings, self._network
-        image = find_image(self.api, request.platform, request.accelerator, settings.ami, settings.disk_gb, room_gb)
-        client = network.cidr if settings.use_private_ip else client_cidr("sky.AWS")
-        profile, private = settings.instance_profile, settings.use_private_ip
-        return Ec2Launcher(self.api, request.pool_id, image, network, client, profile, private)
+        return Ec2Launcher(self.api, self._settings, self._network, request, room_gb)
+
+    def instances(self, pool: str | None = None) -> Sequence[Instance]:
+        """The machines of a pool, or of all pools, also those that end or have just ended."""
+        address = "PrivateIpAddress" if self._settings.use_private_ip else "PublicIpAddress"
+        reservations = self.api.all("ec2", "describe_instances", "Reservations", Filters=[_of(pool)])
+        return [_instance(each, address) for reservation in reservations for each in reservation["Instances"]]
+
+    def terminate(self, ids: Sequence[str]) -> None:
+        """End machines; those that do not exist are ignored."""
+        with ignoring("InvalidInstanceID.NotFound"):
+            self.api.call("ec2", "terminate_instances", InstanceIds=list(ids))
+
+    def others(self, pool: str | None = None) -> Sequence[Resource]:
+        """The security groups of a pool, or of all pools."""
+        found = [(each["GroupId"], tags(each)) for each in groups(self.api, pool)]
+        return [leftover("security group", group, noted.get("pool", ""), noted) for group, noted in found]
+
+    def remove(self, name: str) -> bool:
+        """Delete a security group; False if it is in use: network interfaces outlive their machines by some seconds."""
+        try:
+            self.api.call("ec2", "delete_security_group", GroupId=name)
+        except RefusedError as error:
+            if not error.is_gone and error.code != "DependencyViolation":
+                raise
+            return error.is_gone
+        return True
 
 
-def _parse_notice(text: str) -> Notice:
-    found = json.loads(text)
-    return Notice(action=str(found["action"]), at=datetime.fromisoformat(found["time"]).astimezone(UTC))
+def _instance(found: Mapping[str, Any], address: str) -> Instance:
+    reason, noted = found.get("StateReason", {}), tags(found)
+    return Instance(
+        id=found["InstanceId"],
+        pool=noted.get("pool", ""),
+        index=found["AmiLaunchIndex"],
+        state=_STATES[found["State"]["Name"]],
+        type=found["InstanceType"],
+        market="spot" if found.get("InstanceLifecycle") == "spot" else "on-demand",
+        address=found.get(address) or "",
+        noted=noted,
+        launched=found["LaunchTime"].timestamp(),
+        reason=str(reason.get("Message", "")).rstrip("."),
+        code=str(reason.get("Code", "")).removeprefix("Server.").removeprefix("Client."),
+    )
+
+
+def _of(pool: str | None) -> dict[str, Any]:
+    """The filter for what is of a pool, or of any pool."""
+    return {"Name": f"tag:{POOL}", "Values": [pool]} if pool else {"Name": "tag-key", "Values": [POOL]}
+
+
+def groups(api: Api, pool: str | None = None) -> list[dict[str, Any]]:
+    """The security groups of a pool, or of all pools."""
+    return list(api.all("ec2", "describe_security_groups", "SecurityGroups", Filters=[_of(pool)]))
+
+
+def tags(resource: Mapping[str, Any]) -> dict[str, str]:
+    """What the tags of a resource say, without the beginning of their names."""
+    return {each["Key"].removeprefix(TAG): str(each["Value"]) for each in resource.get("Tags", ())}
+
+
+def tagged(pool: str, *kinds: str, hourly: float | None = None) -> list[dict[str, Any]]:
+    """The TagSpecifications of a call that creates resources of these kinds; instances are tagged with their price."""
+    noted = {**notes(pool), "began": f"{time.time():.0f}"}
+    pairs = {"Name": f"skyward-{pool}", **{f"{TAG}{key}": value for key, value in noted.items()}}
+    price = {} if hourly is None else {f"{TAG}hourly": f"{hourly:.6f}"}
+    return [{"ResourceType": kind, "Tags": _pairs(pairs | price if kind == "instance" else pairs)} for kind in kinds]
+
+
+def _pairs(values: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{"Key": key, "Value": value} for key, value in values.items()]
+
+
+# the launch -----------------------------------------------------------------------------------------------------
+
+
+class Ec2Launcher:
+    """Launches the machines of one pool, which boot from one image in one network."""
+
+    def __init__(self, api: Api, settings: AWS, network: Network, request: PoolRequest, room_gb: int) -> None:
+        self._api, self._settings, self._network, self._pool = api, settings, network, request.pool_id
+        self._image = find_image(api, settings, request, room_gb)
+        self._client = settings.client_cidr(network.cidr)
+        self._group = ""
+
+    def prepare(self) -> None:
+        """Make the pool's security group: port 22 from the client, everything among the pool's machines."""
+        name, about = f"skyward-{self._pool}", f"Machines of the skyward pool {self._pool}"
+        asked = {"GroupName": name, "Description": about, "VpcId": self._network.vpc}
+        tagging = tagged(self._pool, "security-group")
+        try:
+            made = self._api.call("ec2", "create_security_group", TagSpecifications=tagging, **asked)
+        except RefusedError as error:
+            if error.code != "InvalidGroup.Duplicate":  # made by an earlier attempt whose answer was lost
+                raise
+            (made,) = groups(self._api, self._pool)
+        self._group = str(made["GroupId"])
+        version = "Ipv6" if ":" in self._client else "Ip"
+        ranges = {f"{version}Ranges": [{f"Cidr{version}": self._client, "Description": "client of the pool"}]}
+        pairs = [{"GroupId": self._group, "Description": "machines of the pool"}]
+        rules = [
+            {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, **ranges},
+            {"IpProtocol": "-1", "UserIdGroupPairs": pairs},
+        ]
+        tagging = tagged(self._pool, "security-group-rule")
+        ingress = {"GroupId": self._group, "IpPermissions": rules, "TagSpecifications": tagging}
+        with ignoring("InvalidPermission.Duplicate"):
+            self._api.call("ec2", "authorize_security_group_ingress", **ingress)
+
+    def launch(self, request: LaunchRequest) -> Sequence[str]:
+        """Launch machines; their ids in node order."""
+        made = self._api.call("ec2", "run_instances", **self.run_instances(request))["Instances"]
+        return [each["InstanceId"] for each in sorted(made, key=lambda each: int(each["AmiLaunchIndex"]))]
+
+    def renew(self) -> None:
+        """Write the present time into a tag of the security group; see `cloud.base.sweep`.
+
+        Raises:
+            PoolClosedError: the group is gone.
+        """
+        seen = _pairs({f"{TAG}seen": f"{time.time():.0f}"})
+        with while_open(self._pool, "security group"):
+            self._api.call("ec2", "create_tags", Resources=[self._group], Tags=seen)
+
+    def run_instances(self, request: LaunchRequest) -> dict[str, Any]:
+        """The arguments of the call, which launches all machines or none."""
+        offer, (image, disk) = request.offer, self._image
+        subnet, is_public = self._network.subnets[offer.zone], not self._settings.use_private_ip
+        interface = {"DeviceIndex": 0, "SubnetId": subnet, "Groups": [self._group], "DeleteOnTermination": True}
+        interface["AssociatePublicIpAddress"] = is_public
+        kinds = ["instance", "volume", "network-interface"]
+        arguments: dict[str, Any] = {
+            "ImageId": image,
+            "InstanceType": offer.type.name,
+            "MinCount": request.nodes,
+            "MaxCount": request.nodes,
+            "ClientToken": request.token,
+            "InstanceInitiatedShutdownBehavior": "terminate",
+            "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 1},
+            "BlockDeviceMappings": [disk],
+            "NetworkInterfaces": [interface],
+            "UserData": request.user_data,
+        }
+        if offer.market == "spot":
+            once = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
+            arguments["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": once}
+            kinds.append("spot-instances-request")
+        if self._settings.instance_profile:
+            arguments["IamInstanceProfile"] = {"Name": self._settings.instance_profile}
+        return {**arguments, "TagSpecifications": tagged(self._pool, *kinds, hourly=offer.hourly)}
+
+
+class Network(NamedTuple):
+    """The default network of a region, with its private addresses, and its subnet in each availability zone."""
+
+    vpc: str
+    cidr: str
+    subnets: dict[str, str]
+
+
+def find_network(api: Api) -> Network:
+    """The default network.
+
+    Raises:
+        ProviderError: the region has none.
+    """
+    filters = [{"Name": "default-for-az", "Values": ["true"]}]
+    found = list(api.all("ec2", "describe_subnets", "Subnets", Filters=filters))
+    if not found:
+        raise ProviderError(
+            f"{api.region} has no default subnets. Make them (`aws ec2 create-default-vpc`), or name another region."
+        )
+    vpc = str(found[0]["VpcId"])
+    described = api.call("ec2", "describe_vpcs", VpcIds=[vpc])["Vpcs"][0]
+    subnets = {each["AvailabilityZone"]: each["SubnetId"] for each in found if each["VpcId"] == vpc}
+    return Network(vpc, described["CidrBlock"], subnets)
+
+
+def find_image(api: Api, settings: AWS, request: PoolRequest, room_gb: int) -> tuple[str, Mapping[str, Any]]:
+    """The machine image of a pool, and the root disk that it boots from, with so much room beyond the image.
+
+    Raises:
+        ProviderError: the region has no such image, or the disk is smaller than it.
+    """
+    ami = settings.ami
+    if ami is None:
+        name = parameter(request.platform, request.accelerator)
+        ami = str(api.call("ssm", "get_parameter", Name=name)["Parameter"]["Value"])
+    found = api.call("ec2", "describe_images", ImageIds=[ami])["Images"]
+    if not found:
+        raise ProviderError(f"{api.region} has no machine image {ami}; images belong to one region each.")
+    root = found[0].get("RootDeviceName") or "/dev/xvda"
+    disks = {disk["DeviceName"]: disk["Ebs"] for disk in found[0].get("BlockDeviceMappings", ()) if "Ebs" in disk}
+    own = int(disks.get(root, {}).get("VolumeSize", 8))
+    size = settings.root_disk_gb(f"machine image {ami}", own, room_gb)
+    disk = {"VolumeSize": size, "VolumeType": "gp3", "DeleteOnTermination": True, "Encrypted": True}
+    return ami, {"DeviceName": root, "Ebs": disk}
+
+
+def parameter(platform: str, accelerator: Accelerator | None) -> str:
+    """Name of the public parameter that holds the image's id."""
+    if accelerator is not None and accelerator.name in _OLD_GPUS:
+        return _OLD_GPU_IMAGE
+    arm, cpu = ("arm64/", "arm64") if platform == "linux/arm64" else ("", "x86_64")
+    return (_CPU_IMAGE if accelerator is None else _GPU_IMAGE).format(arm=arm, cpu=cpu)

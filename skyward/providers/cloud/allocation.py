@@ -272,7 +272,6 @@ class CloudAllocation(Allocation):
             f"The machine {instance.id} of pool {self.request.pool_id}",
             cloud.name,
             host.machine.connection.through,
-            cloud.first_start.parse_notice,
             tell,
         )
         self._cleanup.callback(watch.close)
@@ -340,7 +339,6 @@ class NoticeWatch:
         machine: the machine in sentences, such as "The machine i-0123 of pool 1a2b3c4d".
         cloud: the cloud in sentences.
         through: the machine, through a connection that is open.
-        parse: reads the notice.
         tell: receives the notice, and words for it that complete a sentence about the machine; in its own thread.
 
     Attributes:
@@ -352,10 +350,9 @@ class NoticeWatch:
         machine: str,
         cloud: str,
         through: SshHost,
-        parse: Callable[[str], Notice],
         tell: Callable[[Notice, str], None],
     ) -> None:
-        self._machine, self._cloud, self._parse, self._tell = machine, cloud, parse, tell
+        self._machine, self._cloud, self._tell = machine, cloud, tell
         self.notice: Notice | None = None
         self._waiting = subprocess.Popen(
             through.command("sh", "-c", _WAIT_FOR_NOTICE, "sh", NOTICE, NO_NOTICES),
@@ -384,7 +381,7 @@ class NoticeWatch:
             )
             return
         try:
-            notice = self._parse(output)
+            notice = Notice.read(output)
         except (ValueError, KeyError, TypeError):
             _log.warning("%s got a notice from %s in an unknown form: %s", self._machine, self._cloud, output)
             return

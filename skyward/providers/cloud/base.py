@@ -7,19 +7,26 @@ alone.
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeVar
 
-from skyward.errors import ProviderError
+from skyward.errors import ConfigError, PoolClosedError, ProviderError
 from skyward.model.resource import Resource
+from skyward.nodes.process_id import ProcessId, current_user
 from skyward.system import time
+from skyward.system.futures import ThreadPoolExecutor
 
 if TYPE_CHECKING:
     from skyward.providers.base import PoolRequest
 
+T = TypeVar("T")
+R = TypeVar("R")
 Market = Literal["spot", "on-demand"]
 State = Literal["pending", "running", "stopped", "ending", "ended"]
 GONE: Final = "gone"  # code of a machine that is not listed any more while it starts
@@ -28,6 +35,7 @@ _FORGOTTEN_S = 3600.0  # since the last sign of life; the reaper of a dead clien
 _ENDED_WITHIN_S = 300.0  # large machines take minutes to end
 _POLL_S = 2.0
 _POLL_AFTER_REQUEST_S = 0.2
+_PARALLEL = 16  # calls
 
 
 class RefusedError(ProviderError):
@@ -40,6 +48,53 @@ class RefusedError(ProviderError):
     def __init__(self, message: str, code: str = "") -> None:
         super().__init__(message)
         self.code = code
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether what the call was about does not exist, or does so no more."""
+        return self.code.lower().endswith("notfound")
+
+
+@contextmanager
+def ignoring(*codes: str) -> Iterator[None]:
+    """Go on where a call is refused with one of these codes."""
+    try:
+        yield
+    except RefusedError as error:
+        if error.code not in codes:
+            raise
+
+
+@contextmanager
+def while_open(pool: str, what: str) -> Iterator[None]:
+    """Renew what a pool has at its cloud, in sentences such as "security group".
+
+    Raises:
+        PoolClosedError: it is gone.
+    """
+    try:
+        yield
+    except RefusedError as error:
+        if not error.is_gone:
+            raise
+        raise PoolClosedError(f"Pool {pool} was ended by another client: its {what} is gone.") from error
+
+
+def named(found: object, what: str, example: str, variable: str) -> str:
+    """A region or project, wherever it was found.
+
+    Raises:
+        ConfigError: it was found nowhere; says how to name it.
+    """
+    if not found:
+        raise ConfigError(f"No {what} is named. Write {example}, or set {variable}.")
+    return str(found)
+
+
+def at_once(do: Callable[[T], R], given: Sequence[T]) -> list[R]:
+    """The results of calls of the cloud for each of these, made side by side."""
+    with ThreadPoolExecutor(_PARALLEL, thread_name_prefix="skyward-cloud") as threads:
+        return list(threads.map(do, given))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,9 +180,7 @@ class Instance:
         type: name of the machine type.
         market: market that it was rented in.
         address: where the client reaches it; "" while it has no address.
-        owner: the client that launched it, as `pid@host`.
-        user: the user who launched it.
-        hourly: USD per hour at its launch; None where no price was known.
+        noted: what `notes` has written on it at its launch.
         launched: time of the launch, in seconds since the epoch.
         reason: why it has ended, in the cloud's words.
         code: the cloud's code for that, as of a refused call.
@@ -140,9 +193,7 @@ class Instance:
     type: str
     market: Market
     address: str = ""
-    owner: str = ""
-    user: str = ""
-    hourly: float | None = None
+    noted: Mapping[str, object] = field(default_factory=dict)
     launched: float = 0.0
     reason: str = ""
     code: str = ""
@@ -151,6 +202,11 @@ class Instance:
     def exists(self) -> bool:
         """Whether somebody still has to end it."""
         return self.state not in ("ending", "ended")
+
+    @property
+    def hourly(self) -> float | None:
+        """USD per hour at its launch; None where no price was known."""
+        return _number(self.noted.get("hourly"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +221,12 @@ class Notice:
     action: str
     at: datetime
 
+    @classmethod
+    def read(cls, text: str) -> Notice:
+        """What `FirstStart.read_notice` has printed; a ValueError, KeyError or TypeError means that it is no notice."""
+        found = json.loads(text)
+        return cls(action=str(found["action"]), at=datetime.fromisoformat(found["time"]).astimezone(UTC))
+
     @property
     def left_s(self) -> float:
         """Seconds until then, by the clock of this machine."""
@@ -177,8 +239,8 @@ class FirstStart:
 
     Attributes:
         read_notice: body of a POSIX shell function that prints the notice of the machine's end, and prints nothing
-            while there is none. It may use `ask`, which is curl with a short timeout. It runs every two seconds.
-        parse_notice: reads what that printed; a ValueError, KeyError or TypeError means that it cannot be read.
+            while there is none: {"action": "terminate", "time": "2030-01-01T12:00:00Z"}. It may use `ask`, which is
+            curl with a short timeout. It runs every two seconds.
         open_metadata: whether containers may reach the metadata service of their machine.
         open_ports: ports of 169.254.169.254 that stay open to everybody, such as 53 where it is the name server too.
         files: text of further files, by path; they are there before sshd starts.
@@ -186,7 +248,6 @@ class FirstStart:
     """
 
     read_notice: str
-    parse_notice: Callable[[str], Notice]
     open_metadata: bool = False
     open_ports: Sequence[int] = ()
     files: Mapping[str, str] = field(default_factory=dict)
@@ -280,11 +341,31 @@ class Launcher(Protocol):
         ...
 
 
+def notes(pool: str) -> dict[str, str]:
+    """What is written on everything that is made for a pool: who has made it, for people to read."""
+    return {"pool": pool, "owner": ProcessId.of(os.getpid()).for_people, "user": current_user()}
+
+
+def leftover(kind: str, name: str, pool: str, noted: Mapping[str, object]) -> Resource:
+    """Something of a pool that is no machine, with what is written on it; anybody at the cloud may write there."""
+    times = (_number(noted.get(key)) for key in ("began", "seen"))
+    owner, user = str(noted.get("owner", "")), str(noted.get("user", ""))
+    seen = max((each for each in times if each is not None), default=None)
+    return Resource(pool=pool, node=-1, name=name, state=kind, owner=owner, user=user, seen=seen)
+
+
+def _number(noted: object) -> float | None:
+    try:
+        return float(str(noted))
+    except ValueError:
+        return None
+
+
 def find(cloud: Cloud) -> Sequence[Resource]:
     """All machines of all pools in the form of `Provider.find`; what is left without machines has the node -1."""
     instances = cloud.instances()
     pools = {each.pool for each in instances if each.state != "ended"}
-    machines = [_describe(each) for each in instances if each.exists]
+    machines = [_describe(each) for each in sorted(instances, key=lambda each: (each.pool, each.index)) if each.exists]
     return machines + [each for each in cloud.others() if each["pool"] not in pools]
 
 
@@ -318,8 +399,8 @@ def _describe(instance: Instance) -> Resource:
         "node": instance.index,
         "name": instance.id,
         "state": instance.state,
-        "owner": instance.owner,
-        "user": instance.user,
+        "owner": str(instance.noted.get("owner", "")),
+        "user": str(instance.noted.get("user", "")),
         "type": instance.type,
         "market": instance.market,
         "host": instance.address,

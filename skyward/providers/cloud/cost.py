@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 from skyward.builder.events import Report, note
 from skyward.errors import BudgetSpentError, ConfigError, ProviderError
@@ -19,6 +19,7 @@ from skyward.providers.base import PoolRequest
 from skyward.providers.cloud.base import Cloud, MachineOffer, MachineType, Market
 from skyward.system import threading, time
 
+T = TypeVar("T")
 AllocationStrategy = Literal["spot-if-available", "spot", "always-spot", "on-demand", "cheapest"]
 _MARKETS: dict[AllocationStrategy, tuple[Market, ...]] = {
     "spot-if-available": ("spot", "on-demand"),
@@ -103,6 +104,20 @@ def within_budget(offers: Sequence[MachineOffer], nodes: int, max_hourly_cost: f
             f"was launched. The cheapest is {cheapest}."
         )
     return affordable
+
+
+def with_accelerator(known: Mapping[str, T], name: str, provider: str, example: str) -> T:
+    """What a cloud knows about an accelerator.
+
+    Raises:
+        ConfigError: it has none of that name.
+    """
+    if name not in known:
+        raise ConfigError(
+            f"{provider} knows no machine with the accelerator {name!r}; it knows {', '.join(sorted(known))}. Or name "
+            f"{example}."
+        )
+    return known[name]
 
 
 def suitable(listed: Sequence[MachineType], request: PoolRequest, region: str) -> list[MachineType]:

@@ -6,6 +6,8 @@ import os
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
+from importlib.util import find_spec
+from ipaddress import ip_address
 from typing import ClassVar, Literal
 
 from skyward.delivery.checks import FLOOR_GB, built_size, room_gb
@@ -24,12 +26,16 @@ from skyward.providers.cloud.cost import find_offers, strategy_of
 from skyward.providers.ssh import SSH, SshAllocation
 from skyward.ssh.connection import handed_hosts
 
+_ADDRESS_SERVICE = "https://checkip.amazonaws.com"  # returns the public address of its caller, who need not use AWS
+_TIMEOUT_S = 10.0
+
 
 @dataclass(frozen=True)
 class CloudProvider(Provider):
     """A provider that rents machines; see `sky.AWS` for the meaning of the fields."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(mounts=True, rents=True, default_lease_s=300.0)
+    library: ClassVar[tuple[str, str]]  # a module of the cloud's library, and the package that has it
     region: str | None = None
     _: KW_ONLY
     disk_gb: int | None = None
@@ -58,9 +64,16 @@ class CloudProvider(Provider):
     def cloud(self) -> Cloud:
         """The API of the cloud, with these settings."""
 
-    @abstractmethod
     def check_installed(self) -> None:
-        """Raise ConfigError if the cloud's library is not installed."""
+        """Raise ConfigError if the cloud's library is not installed; it is not imported, which takes a while."""
+        module, package = self.library
+        try:
+            found = find_spec(module)
+        except ModuleNotFoundError:  # not even what it is a part of
+            found = None
+        if found is None:
+            title = f"sky.{type(self).__name__}()"
+            raise ConfigError(f"{title} needs {package}. Install it with `pip install 'skyward[{self.name}]'`.")
 
     def check(self, request: PoolRequest) -> None:
         """Refuse an unknown `allocation=`, and to make a pool without the cloud's library.
@@ -156,6 +169,43 @@ class CloudProvider(Provider):
         rights = Rights.of(f"sky.{type(self).__name__}", self.user, self.privileges)
         everything = replace(request, at_least=None)  # all machines cost money, so none of them is left out
         return SshAllocation(everything, hosts, registry=self.registry, build=self.build, rights=rights)
+
+    def client_cidr(self, inside: str) -> str:
+        """The addresses that may log in to machines: this client's alone, or those inside of the machines' network.
+
+        Raises:
+            ProviderError: this client's public address cannot be found out.
+        """
+        if self.use_private_ip:
+            return inside
+        import requests
+
+        try:
+            answer = requests.get(_ADDRESS_SERVICE, timeout=_TIMEOUT_S)
+            answer.raise_for_status()
+            address = ip_address(answer.text.strip())
+        except (requests.RequestException, ValueError) as error:
+            raise ProviderError(
+                "This machine's public address, from which alone the pool's machines may be reached, could not be had "
+                f"from {_ADDRESS_SERVICE}: {error}. Inside the cloud's own network write "
+                f"sky.{type(self).__name__}(use_private_ip=True)."
+            ) from error
+        return f"{address}/{address.max_prefixlen}"
+
+    def root_disk_gb(self, image: str, own_gb: int, room_gb: int) -> int:
+        """Size of the root disk of a machine.
+
+        Args:
+            image: its machine image in sentences.
+            own_gb: what that takes.
+            room_gb: what there is to be beyond that, unless `disk_gb` says otherwise.
+
+        Raises:
+            ProviderError: `disk_gb` is smaller than the machine image.
+        """
+        if self.disk_gb is not None and self.disk_gb < own_gb:
+            raise ProviderError(f"disk_gb={self.disk_gb} is too small: the {image} takes {own_gb} GB.")
+        return self.disk_gb or own_gb + room_gb
 
     def disk_room_gb(self, request: PoolRequest) -> int:
         """Size of a root disk beyond the machine image; at least `FLOOR_GB`.

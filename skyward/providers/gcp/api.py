@@ -1,4 +1,4 @@
-"""Calls of Compute Engine's API by Google's own library, with clients made when first used, and errors as sentences.
+"""Calls of Compute Engine's API by Google's own library, with errors as sentences, and the permissions they take.
 
 No other module imports `google`. Credentials are Application Default Credentials: GOOGLE_APPLICATION_CREDENTIALS, those
 of `gcloud auth application-default login`, or the service account of the machine.
@@ -7,15 +7,14 @@ of `gcloud auth application-default login`, or the service account of the machin
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
-from importlib.util import find_spec
 from typing import Any
 from urllib.parse import urlsplit
 
 from skyward.errors import ConfigError, ProviderError
-from skyward.providers.cloud.base import RefusedError
+from skyward.providers.cloud.base import RefusedError, named
 from skyward.system import threading, time
 
 MIN_COUNT = "VM_MIN_COUNT_NOT_REACHED"  # of a launch as a whole; other errors say why
@@ -24,17 +23,8 @@ _QUOTA = ("QUOTA_EXCEEDED", "quotaExceeded")
 _NOT_ALLOWED = ("forbidden", "PERMISSIONS_ERROR")
 _CALL_S, _RETRY_S = 150.0, 20.0  # Google answers a call that waits for an operation after two minutes
 _OPERATION_S = 900.0
+_PRICES = "services/6F81-5844-456A/skus"
 _lock = threading.Lock()
-
-
-def check_installed() -> None:
-    """Raise ConfigError if Google's library is not installed; it is not imported, which takes two seconds."""
-    try:
-        found = find_spec("google.cloud.compute_v1")
-    except ModuleNotFoundError:
-        found = None
-    if found is None:
-        raise ConfigError("sky.GCP() needs google-cloud-compute. Install it with `pip install 'skyward[gcp]'`.")
 
 
 class Api:
@@ -53,26 +43,17 @@ class Api:
     def region(self) -> str:
         """The region, or a ConfigError that none is named."""
         found = self._region or os.environ.get("CLOUDSDK_COMPUTE_REGION")
-        if not found:
-            raise ConfigError(
-                "No region of Google Cloud is named. Write sky.GCP('us-central1'), or set CLOUDSDK_COMPUTE_REGION."
-            )
-        return found
+        return named(found, "region of Google Cloud", "sky.GCP('us-central1')", "CLOUDSDK_COMPUTE_REGION")
 
     @cached_property
     def project(self) -> str:
         """The project's id, or a ConfigError that none is named."""
         found = self._project or self._default[1]
-        if not found:
-            raise ConfigError(
-                "No project of Google Cloud is named. Write sky.GCP('PROJECT/REGION'), or set GOOGLE_CLOUD_PROJECT."
-            )
-        return str(found)
+        return named(found, "project of Google Cloud", "sky.GCP('PROJECT/REGION')", "GOOGLE_CLOUD_PROJECT")
 
     @cached_property
     def _default(self) -> tuple[Any, str | None]:
         """The credentials, and the project that they name."""
-        check_installed()
         import google.auth
         from google.auth.exceptions import DefaultCredentialsError
 
@@ -102,7 +83,7 @@ class Api:
         Raises:
             RefusedError: Google refuses.
             ProviderError: Google does not answer.
-            ConfigError: library, credentials, region or project are missing.
+            ConfigError: credentials, region or project are missing.
         """
         client = self._client(service)
         from google.api_core.retry import Retry
@@ -140,18 +121,21 @@ class Api:
             why = next((each for each in errors if each.code != MIN_COUNT), errors[0])
             raise _refused(operation.operation_type, why.code, why.message)
 
-    def price_list(self, **query: str) -> dict[str, Any]:
-        """A page of the public price list of Compute Engine, as the Cloud Billing API has it."""
+    def price_list(self, fields: str) -> Iterator[Mapping[str, Any]]:
+        """The entries of the public price list of Compute Engine, as the Cloud Billing API has them."""
         credentials = self._default[0]
         from google.auth.transport.requests import AuthorizedSession
 
-        endpoint = _endpoint("CLOUDBILLING") or "https://cloudbilling.googleapis.com"
+        url = f"{_endpoint('CLOUDBILLING') or 'https://cloudbilling.googleapis.com'}/v1/{_PRICES}"
+        query = {"pageSize": "5000", "fields": f"nextPageToken,skus({fields})"}
         with _in_sentences("list prices"), AuthorizedSession(credentials) as session:
-            answer = session.get(f"{endpoint}/v1/services/6F81-5844-456A/skus", params=query, timeout=_CALL_S)
-            if not answer.ok:
-                raise _refused("list prices", str(answer.status_code), answer.text[:300])
-            found: dict[str, Any] = answer.json()
-            return found
+            while query.get("pageToken") != "":
+                answer = session.get(url, params=query, timeout=_CALL_S)
+                if not answer.ok:
+                    raise _refused("list prices", str(answer.status_code), answer.text[:300])
+                page = answer.json()
+                yield from page.get("skus", ())
+                query["pageToken"] = page.get("nextPageToken", "")
 
 
 def _endpoint(service: str) -> str | None:
@@ -186,3 +170,35 @@ def _refused(doing: str, code: str, said: str) -> RefusedError:
     if code in _NOT_ALLOWED:
         text += " `skyward gcp policy` prints the role that the identity needs."
     return RefusedError(text, code)
+
+
+# permissions ----------------------------------------------------------------------------------------------------
+
+_COMPUTE = (
+    # what there is, and at which place
+    *("zones.list", "machineTypes.list", "acceleratorTypes.list", "subnetworks.list"),
+    *("images.get", "images.getFromFamily", "images.useReadOnly"),  # for `image=` in the project; Google's are public
+    # machines, with a disk each
+    *("instances.create", "instances.delete", "instances.list", "instances.setLabels", "instances.setMetadata"),
+    *("instances.setServiceAccount", "instances.setTags", "disks.create", "disks.setLabels"),
+    *("subnetworks.use", "subnetworks.useExternalIp"),
+    # who reaches them; rules are a part of their network
+    *("firewalls.create", "firewalls.delete", "firewalls.get", "firewalls.list", "firewalls.update"),
+    "networks.updatePolicy",
+    # whether what was begun has ended
+    *("globalOperations.get", "globalOperations.list", "zoneOperations.get", "zoneOperations.list"),
+)
+
+
+def policy() -> dict[str, Any]:
+    """The least permissions that `sky.GCP` needs, as a custom role that `gcloud iam roles create --file` takes.
+
+    Which permissions a call takes is listed on its page of the reference, for example
+    https://cloud.google.com/compute/docs/reference/rest/v1/instances/bulkInsert#iam-permissions
+    """
+    return {
+        "title": "skyward",
+        "description": "What sky.GCP needs to rent machines for pools, and nothing else.",
+        "stage": "GA",
+        "includedPermissions": sorted(f"compute.{each}" for each in _COMPUTE),
+    }

@@ -10,18 +10,16 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from skyward.builder.cache import cache_path, read, write
-from skyward.errors import ConfigError, ProviderError
+from skyward.errors import ProviderError
 from skyward.providers.base import PoolRequest
-from skyward.providers.cloud.base import MachineOffer, MachineType, Market
-from skyward.providers.cloud.cost import suitable
+from skyward.providers.cloud.base import MachineOffer, MachineType, Market, at_once
+from skyward.providers.cloud.cost import suitable, with_accelerator
 from skyward.providers.gcp.api import Api
 from skyward.system import time
-from skyward.system.futures import ThreadPoolExecutor
 
 # by a GPU's common name: the family of machine types that has it, and Google's names for it
 _GPUS: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -31,19 +29,18 @@ _GPUS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "H100": ("a3", ("nvidia-h100-80gb", "nvidia-h100-mega-80gb")), "H200": ("a3", ("nvidia-h200-141gb",)),
 }  # fmt: skip
 _ATTACHED = "n1"  # the family whose machines have no GPU by themselves, and get some
-_CPUS_PER_GPU = {"T4": 24, "P4": 24, "P100": 16, "V100": 12}  # that such a machine may have at most
+_CPUS_PER_GPU = {"t4": 24, "p4": 24, "p100": 16, "v100": 12}  # that such a machine may have at most
 _CPU_FAMILIES = {"linux/amd64": "(e2|n2|n2d|n4|c3|c3d|c4)", "linux/arm64": "(t2a|c4a|n4a)"}
 _log = logging.getLogger(__name__)
 _DAY_S = 86400.0
-_FIELDS = "nextPageToken,skus(description,serviceRegions,category/usageType,pricingInfo/pricingExpression/tieredRates)"
+_FIELDS = "description,serviceRegions,category/usageType,pricingInfo/pricingExpression/tieredRates"
 _MARKETS: Mapping[str, Market] = {"OnDemand": "on-demand", "Preemptible": "spot"}
 _OTHERS = re.compile(r"custom|sole tenancy|reserved|premium|suspended|commitment|dws|calendar", re.IGNORECASE)
 _PART = re.compile(r"(?:spot preemptible )?([a-z]\d+[a-z]*) .*\b(core|ram) running in")
 _GPU = re.compile(r"(?:spot preemptible )?nvidia (.+?) gpu\b.* running in")
 
 
-@dataclass(frozen=True, slots=True)
-class _Listed:
+class _Listed(NamedTuple):
     """A machine type in a zone, with Google's name for its GPU."""
 
     type: MachineType
@@ -53,9 +50,10 @@ class _Listed:
 
 def attached(request: PoolRequest, type_: MachineType) -> list[dict[str, Any]]:
     """The GPUs that a machine of a type must be given at its launch."""
-    if request.accelerator is None or not type_.name.startswith(f"{_ATTACHED}-"):
+    _, gpus = _gpu(request)
+    if not gpus or not type_.name.startswith(f"{_ATTACHED}-"):
         return []
-    return [{"accelerator_type": _gpu(request)[1][0], "accelerator_count": type_.gpus}]
+    return [{"accelerator_type": gpus[0], "accelerator_count": type_.gpus}]
 
 
 def find_offers(api: Api, request: PoolRequest, markets: Sequence[Market]) -> list[MachineOffer]:
@@ -66,8 +64,7 @@ def find_offers(api: Api, request: PoolRequest, markets: Sequence[Market]) -> li
         ProviderError: the region has no such type.
     """
     zones = sorted(each.name for each in api.all("zones", filter=f'name eq "{api.region}-.*"') if each.status == "UP")
-    with ThreadPoolExecutor(max(1, len(zones)), thread_name_prefix="skyward-types") as threads:
-        listed = [each for found in threads.map(lambda zone: _types(api, request, zone), zones) for each in found]
+    listed = [each for found in at_once(lambda zone: _types(api, request, zone), zones) for each in found]
     types = suitable(list({each.type.name: each.type for each in listed}.values()), request, api.region)
     prices = find_prices(api)
     return [
@@ -80,107 +77,68 @@ def find_offers(api: Api, request: PoolRequest, markets: Sequence[Market]) -> li
 
 
 def _gpu(request: PoolRequest) -> tuple[str, tuple[str, ...]]:
-    name = request.accelerator.name if request.accelerator else ""
-    if name not in _GPUS:
-        raise ConfigError(
-            f"sky.GCP() knows no machine with the accelerator {name!r}; it knows {', '.join(sorted(_GPUS))}. Or name "
-            "the machine type (machine='a3-highgpu-8g')."
-        )
-    return _GPUS[name]
+    """Family and names of the pool's GPU; empty where it asks for none."""
+    if request.accelerator is None:
+        return "", ()
+    example = "the machine type (machine='a3-highgpu-8g')"
+    return with_accelerator(_GPUS, request.accelerator.name, "sky.GCP()", example)
 
 
 def _types(api: Api, request: PoolRequest, zone: str) -> list[_Listed]:
     """The machine types of a zone by the pool's name for one, else with its GPUs, else the plain ones."""
-    wanted = _gpu(request) if request.accelerator is not None else ("", ())
-    family = wanted[0] or _CPU_FAMILIES[request.platform]
-    name = request.machine or f"{family}-[a-z]+(-[0-9]+g?)+"
-    most, count, cpus = 0, 0, 0
+    family, gpus = _gpu(request)
+    name = request.machine or f"{family or _CPU_FAMILIES[request.platform]}-[a-z]+(-[0-9]+g?)+"
+    most, count = 0, 0
     if family == _ATTACHED:
-        for each in api.all("accelerator_types", zone=zone, filter=f'name eq "{wanted[1][0]}"'):
+        for each in api.all("accelerator_types", zone=zone, filter=f'name eq "{gpus[0]}"'):
             most = each.maximum_cards_per_instance
         count = next((number for number in (1, 2, 4, 8) if request.gpus <= number <= most), 0)
-        cpus = count * _CPUS_PER_GPU[request.accelerator.name] if request.accelerator else 0
     found = []
     for each in api.all("machine_types", zone=zone, filter=f'name eq "{name}"'):
         own = next(iter(each.accelerators), None)
-        gpu, gpus = (own.guest_accelerator_type, own.guest_accelerator_count) if own else ("", 0)
-        if count and each.guest_cpus <= cpus:
-            gpu, gpus = wanted[1][0], count
-        if each.name == request.machine or (gpu in wanted[1] if wanted[1] else not gpu and not each.is_shared_cpu):
-            found.append(_Listed(_machine_type(each, gpus), zone, gpu))
+        gpu, has = (own.guest_accelerator_type, own.guest_accelerator_count) if own else ("", 0)
+        if count and each.guest_cpus <= count * _CPUS_PER_GPU[gpus[0].removeprefix("nvidia-tesla-")]:
+            gpu, has = gpus[0], count
+        if each.name == request.machine or (gpu in gpus if gpus else not gpu and not each.is_shared_cpu):
+            platform = "linux/arm64" if each.architecture == "ARM64" else "linux/amd64"
+            size = {"cpus": each.guest_cpus, "memory_gb": each.memory_mb / 1024, "gpus": has}
+            found.append(_Listed(MachineType(name=each.name, platform=platform, **size), zone, gpu))
     return found
 
 
-def _machine_type(found: Any, gpus: int) -> MachineType:
-    is_arm = found.architecture == "ARM64"
-    return MachineType(
-        name=found.name,
-        cpus=found.guest_cpus,
-        memory_gb=found.memory_mb / 1024,
-        platform="linux/arm64" if is_arm else "linux/amd64",
-        gpus=gpus,
-    )
-
-
-def _hourly(prices: Prices, each: _Listed, market: Market) -> float | None:
+def _hourly(prices: Mapping[str, float], each: _Listed, market: Market) -> float | None:
     """USD per hour of a machine: its processors, memory and GPUs are priced one by one."""
     family, kind, *_ = each.type.name.split("-")
-    if family == "a3" and kind in ("megagpu", "ultragpu"):
-        family = {"megagpu": "a3plus", "ultragpu": "a3ultra"}[kind]
-    parts = [
-        (prices.part(market, family, "core"), each.type.cpus),
-        (prices.part(market, family, "ram"), each.type.memory_gb),
-    ]
+    if family == "a3":
+        family = {"megagpu": "a3plus", "ultragpu": "a3ultra"}.get(kind, family)
+    parts = {f"{family} core": each.type.cpus, f"{family} ram": each.type.memory_gb}
     if each.gpu:
-        parts.append((prices.gpu(market, each.gpu), each.type.gpus))
-    known = [price * count for price, count in parts if price is not None]
+        parts[_gpu_key(each.gpu.removeprefix("nvidia-"))] = each.type.gpus
+    known = [prices[key] * count for part, count in parts.items() if (key := f"{market} {part}") in prices]
     return sum(known) if len(known) == len(parts) else None
 
 
-@dataclass(frozen=True, slots=True)
-class Prices:
-    """USD per hour by market and part; a part that is not listed has no price."""
+def find_prices(api: Api) -> Mapping[str, float]:
+    """USD per hour by market and part: "spot n1 core", "spot n1 ram" (of a GiB), "spot t4"; unlisted parts have none.
 
-    usd: Mapping[str, float]
-
-    def part(self, market: Market, family: str, part: str) -> float | None:
-        """Of one processor ("core") or GiB ("ram") of a family of machine types."""
-        return self.usd.get(f"{market} {family} {part}")
-
-    def gpu(self, market: Market, name: str) -> float | None:
-        """Of one GPU, by Google's name of it."""
-        return self.usd.get(f"{market} {_gpu_key(name.removeprefix('nvidia-'))}")
-
-
-def find_prices(api: Api) -> Prices:
-    """The prices of the region. A warning says why there are none."""
+    A warning says why there are no prices.
+    """
     kept = cache_path("gcp-prices", f"{api.region}.json")
     try:
         found = json.loads(read(kept) or "{}")
         if 0 <= time.time() - found.get("at", 0) < _DAY_S:
-            return Prices(found["usd"])
-    except (ValueError, KeyError, AttributeError):
+            return dict(found["usd"])
+    except (ValueError, KeyError, TypeError, AttributeError):
         pass  # half written, or of another version: it is made anew
     try:
-        prices = dict(_listed(api))
+        listed = [each for each in api.price_list(_FIELDS) if api.region in each.get("serviceRegions", ())]
     except ProviderError as error:
         _log.warning("Prices are not known: %s Enable cloudbilling.googleapis.com in project %s.", error, api.project)
-        return Prices({})
+        return {}
+    prices = dict(entry for sku in listed if (entry := _entry(sku)))
     if prices:
         write(kept, json.dumps({"at": time.time(), "usd": prices}))
-    return Prices(prices)
-
-
-def _listed(api: Api) -> Iterator[tuple[str, float]]:
-    query = {"pageSize": "5000", "fields": _FIELDS}
-    while True:
-        page = api.price_list(**query)
-        for sku in page.get("skus", ()):
-            if api.region in sku.get("serviceRegions", ()) and (entry := _entry(sku)):
-                yield entry
-        if not page.get("nextPageToken"):
-            return
-        query["pageToken"] = page["nextPageToken"]
+    return prices
 
 
 def _entry(sku: Mapping[str, Any]) -> tuple[str, float] | None:

@@ -1,29 +1,57 @@
-"""`sky.GCP`: machines rented from Google's Compute Engine for one pool, reached by SSH, and given back at its end."""
+"""`sky.GCP`: machines rented from Google's Compute Engine for one pool, reached by SSH, and given back at its end.
+
+What exists of pools is found by the labels of machines and the names of firewall rules: there is no other record. A
+label takes few characters, and a firewall rule has none. Their descriptions hold the rest, as JSON.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import ClassVar
+from datetime import datetime
+from typing import Any, ClassVar, Final
+from uuid import UUID
 
 from skyward.errors import ProviderError
 from skyward.model.parameters import suggesting
+from skyward.model.resource import Resource
 from skyward.providers.base import PoolRequest
-from skyward.providers.cloud.base import FirstStart, MachineOffer, Market, Notice
-from skyward.providers.cloud.client_address import client_cidr
+from skyward.providers.cloud.base import (
+    FirstStart,
+    Instance,
+    LaunchRequest,
+    MachineOffer,
+    Market,
+    State,
+    at_once,
+    ignoring,
+    leftover,
+    notes,
+    while_open,
+)
 from skyward.providers.cloud.provider import CloudProvider
-from skyward.providers.gcp.api import Api, check_installed
-from skyward.providers.gcp.catalog import find_offers
-from skyward.providers.gcp.launch import NO_ROOM, GcpLauncher
-from skyward.providers.gcp.resources import Resources
+from skyward.providers.gcp.api import MIN_COUNT, Api
+from skyward.providers.gcp.catalog import attached, find_offers
+from skyward.system import time
 
+_POOL: Final = "skyward-pool"
+_RULES: Final = ("client", "machines", "others")  # what the names of a pool's firewall rules end with
+_STATES: Mapping[str, State] = {
+    **dict.fromkeys(("PROVISIONING", "STAGING", "REPAIRING", "PENDING"), "pending"),
+    "RUNNING": "running",
+    **dict.fromkeys(("PENDING_STOP", "STOPPING", "SUSPENDING", "DEPROVISIONING"), "ending"),
+}  # and everything else is stopped, and costs its disk until it is deleted
+_HYPERDISK = ("a3-ultra", "a4", "c4", "n4")  # what boots from no other disk
+_LONGEST_S = 120 * 86400  # Google's own limit of `maxRunDuration`
 _UBUNTU = "projects/ubuntu-os-cloud/global/images/family/ubuntu-2404-lts-"
 _GPU_IMAGE = "projects/deeplearning-platform-release/global/images/family/common-cu129-ubuntu-2404-nvidia-580"
-_NOTICE_S = 30  # that Google leaves a spot machine
-_READ_NOTICE = f"""
+# Google leaves a spot machine 30 seconds, and does not say since when it is being taken
+_READ_NOTICE = """
 found=$(ask -H 'Metadata-Flavor: Google' http://$address/computeMetadata/v1/instance/preempted) || return
-[ "$found" != TRUE ] || echo $(($(date +%s) + {_NOTICE_S}))
+[ "$found" = TRUE ] || return 0
+date -u -d "@$(($(date +%s) + 30))" +'{"action": "preempt", "time": "%Y-%m-%dT%H:%M:%SZ"}'
 """
 _INSTALL_DOCKER = (
     "command -v docker >/dev/null || "
@@ -56,28 +84,34 @@ class GCP(CloudProvider):
     """
 
     name: ClassVar[str] = "gcp"
+    library: ClassVar[tuple[str, str]] = ("google.cloud.compute_v1", "google-cloud-compute")
     network: str = "default"
     image: str | None = None
     service_account: str | None = None
 
-    def check_installed(self) -> None:
-        """Refuse to make a pool without Google's library."""
-        check_installed()
-
     def cloud(self) -> ComputeEngine:
         """The API of Compute Engine, with these settings."""
+        self.check_installed()
         return ComputeEngine(Api(self.region), self)
 
 
-class ComputeEngine(Resources):
-    """Compute Engine in one region, for the generic code of `providers/cloud`."""
+class ComputeEngine:
+    """Compute Engine in one region, for the generic code of `providers/cloud`.
+
+    Args:
+        api: the region.
+        settings: what the user has written.
+    """
 
     name = "Google Cloud"
-    no_room = NO_ROOM
+    no_room = frozenset(  # Google has no such machine now, or the project may have no more of them
+        {"ZONE_RESOURCE_POOL_EXHAUSTED", "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", "RESOURCE_POOL_EXHAUSTED"}
+        | {MIN_COUNT, "QUOTA_EXCEEDED", "quotaExceeded", "resourcePoolExhausted"}
+        | {"UNSUPPORTED_OPERATION"}  # taken away again while they started
+    )
 
     def __init__(self, api: Api, settings: GCP) -> None:
-        super().__init__(api, private=settings.use_private_ip)
-        self._settings = settings
+        self.api, self._settings = api, settings
 
     @property
     def region(self) -> str:
@@ -89,7 +123,6 @@ class ComputeEngine(Resources):
         """Keep Google's name server (53) and clock (123) open, which have the address of the metadata service."""
         return FirstStart(
             read_notice=_READ_NOTICE,
-            parse_notice=lambda text: Notice(action="preempt", at=datetime.fromtimestamp(int(text), UTC)),
             open_metadata=self._settings.service_account is not None,
             open_ports=(53, 123),
             files=_AGENT,
@@ -102,33 +135,228 @@ class ComputeEngine(Resources):
 
     def launcher(self, request: PoolRequest, room_gb: int) -> GcpLauncher:
         """Look up machine image, network, and the address of this client."""
-        settings, api = self._settings, self.api
-        subnets = api.all("subnetworks", region=api.region, filter=f'network eq ".*/networks/{settings.network}"')
-        subnet = next(subnets, None)
-        if subnet is None:
-            raise ProviderError(
-                f"The network {settings.network!r} of project {api.project} has no subnet in {api.region}. Name "
-                "another (sky.GCP(network=...)), or make it (`gcloud compute networks create default`)."
-            )
-        arm = "arm64" if request.platform == "linux/arm64" else "amd64"
-        own = f"{_UBUNTU}{arm}" if request.accelerator is None else _GPU_IMAGE
-        project, name = (settings.image or own).removeprefix("projects/").split("/global/images/")
-        family = name.removeprefix("family/")
-        found = (
-            api.call("images", "get_from_family", project=project, family=family)
-            if name != family
-            else (api.call("images", "get", project=project, image=name))
+        return GcpLauncher(self.api, self._settings, request, room_gb)
+
+    def instances(self, pool: str | None = None) -> Sequence[Instance]:
+        """The machines of a pool, or of all pools of the region."""
+        region, label = f"{self.api.region}-", f'labels.{_POOL}="{pool}"' if pool else f"labels.{_POOL}:*"
+        zones = self.api.all("instances", "aggregated_list", filter=label)
+        found = [_instance(each, self._settings.use_private_ip) for _, zone in zones for each in zone.instances]
+        return [each for each in found if each.id.startswith(region)]
+
+    def terminate(self, ids: Sequence[str]) -> None:
+        """Begin to delete machines; those that do not exist, or are being deleted, are ignored."""
+
+        def delete(ident: str) -> None:
+            zone, _, name = ident.partition("/")
+            with ignoring("notFound", "resourceNotReady"):
+                self.api.call("instances", "delete_unary", zone=zone, instance=name)
+
+        at_once(delete, ids)
+
+    def others(self, pool: str | None = None) -> Sequence[Resource]:
+        """The firewall rules of a pool, or of all pools of the region, as one thing; also while one is made."""
+        rules = self.api.all("firewalls", filter=f'name eq "{_rules_name(pool or "")}.*"')
+        noted = [(rule.name.rpartition("-")[0], _noted(rule.description)) for rule in rules]
+        found = [_rules(name, about) for name, about in noted if about.get("region") == self.api.region]
+        if pool and not found and self._is_making(pool):
+            found = [_rules(_rules_name(pool), {})]
+        found.sort(key=lambda each: each.get("seen") or 0.0)
+        return list({each["name"]: each for each in found}.values())  # each as it was seen last
+
+    def remove(self, name: str) -> bool:
+        """Delete the firewall rules of a pool; False while something of it is being made, or a machine is not ending.
+
+        Google deletes rules though machines have them. A launch that was under way when the caller looked for machines
+        may have ended since: they are looked for after it.
+        """
+        pool = name.removeprefix("skyward-")
+        if self._is_making(pool) or any(each.state != "ending" for each in self.instances(pool)):
+            return False
+
+        def delete(rule: str) -> None:
+            with ignoring("notFound", "resourceNotReady"):
+                self.api.finish(self.api.call("firewalls", "delete_unary", firewall=f"{name}-{rule}"))
+
+        at_once(delete, _RULES)
+        return True
+
+    def _is_making(self, pool: str) -> bool:
+        """Whether machines or rules of a pool are being made: they are listed only when that has ended."""
+        scopes = self.api.all("global_operations", "aggregated_list", filter='status != "DONE"')
+        prefix = _pool_prefix(pool)
+        return any(each.client_operation_id.startswith(prefix) for _, scope in scopes for each in scope.operations)
+
+
+def _rules_name(pool: str) -> str:
+    """The name that a pool's firewall rules begin with, which is also the network tag of its machines."""
+    return f"skyward-{pool}"
+
+
+def _rules(name: str, noted: Mapping[str, object]) -> Resource:
+    return leftover("firewall rules", name, name.removeprefix("skyward-"), noted)
+
+
+def _describe(pool: str, **more: str | float | None) -> str:
+    """The description of something of a pool that is made, or renewed, now."""
+    return json.dumps({**notes(pool), "seen": round(time.time()), **more})
+
+
+def _noted(text: str) -> dict[str, Any]:
+    """A description as it was written; empty where it is something else, since anybody in the project may write it."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _instance(found: Any, private: bool) -> Instance:
+    interface = next(iter(found.network_interfaces), None)
+    public = next(iter(interface.access_configs), None) if interface else None
+    address = (interface.network_i_p if interface else "") if private else (public.nat_i_p if public else "")
+    return Instance(
+        id=f"{found.zone.rpartition('/')[2]}/{found.name}",
+        pool=found.labels.get(_POOL, ""),
+        index=int(found.name.rpartition("-")[2]),
+        state=_STATES.get(found.status, "stopped"),
+        type=found.machine_type.rpartition("/")[2],
+        market="spot" if found.scheduling.provisioning_model == "SPOT" else "on-demand",
+        address=address,
+        noted=_noted(found.description),
+        launched=datetime.fromisoformat(found.creation_timestamp).timestamp(),
+        reason=found.status_message.rstrip("."),
+    )
+
+
+# the launch -----------------------------------------------------------------------------------------------------
+
+
+class GcpLauncher:
+    """Launches the machines of one pool, which boot from one image in one subnet, behind the pool's firewall rules."""
+
+    def __init__(self, api: Api, settings: GCP, request: PoolRequest, room_gb: int) -> None:
+        self._api, self._settings, self._request, self._pool = api, settings, request, request.pool_id
+        self._subnet = _find_subnet(api, settings.network)
+        self._image = _find_image(api, settings.image, request)
+        self._disk_gb = settings.root_disk_gb("image", self._image.disk_size_gb, room_gb)
+        self.client = settings.client_cidr(self._subnet.ip_cidr_range)
+
+    def prepare(self) -> None:
+        """Make the pool's firewall rules, which come before those of the network."""
+        name = _rules_name(self._pool)
+        common = {"network": self._subnet.network, "target_tags": [name], "direction": "INGRESS"}
+        common["description"] = _describe(self._pool, region=self._api.region)
+        sources: dict[str, dict[str, Any]] = {
+            "client": {"source_ranges": [self.client], "allowed": [{"I_p_protocol": "tcp", "ports": ["22"]}]},
+            "machines": {"source_tags": [name], "allowed": [{"I_p_protocol": "all"}]},
+            "others": {"source_ranges": ["0.0.0.0/0"], "denied": [{"I_p_protocol": "all"}], "priority": 20},
+        }
+
+        def make(suffix: str) -> None:
+            rule = {"priority": 10, **common, **sources[suffix], "name": f"{name}-{suffix}"}
+            token = _request_id(self._pool, rule["name"])
+            self._api.finish(self._api.call("firewalls", "insert_unary", firewall_resource=rule, request_id=token))
+
+        at_once(make, _RULES)
+
+    def launch(self, request: LaunchRequest) -> Sequence[str]:
+        """Launch machines; their ids, "ZONE/NAME", in node order."""
+        names = [f"{request.token}-{index}" for index in range(request.nodes)]
+        resource = {
+            "count": request.nodes,
+            "min_count": request.nodes,  # all or none
+            "per_instance_properties": {name: {"name": name} for name in names},
+            "instance_properties": self.properties(request),
+        }
+        zone, token = request.offer.zone, _request_id(self._pool, request.token)
+        fields = {"bulk_insert_instance_resource_resource": resource, "request_id": token}
+        self._api.finish(self._api.call("instances", "bulk_insert_unary", zone=zone, **fields))
+        return [f"{zone}/{name}" for name in names]
+
+    def renew(self) -> None:
+        """Write the present time into the description of a firewall rule.
+
+        Raises:
+            PoolClosedError: the rule is gone.
+        """
+        about = {"description": _describe(self._pool, region=self._api.region)}
+        name = f"{_rules_name(self._pool)}-{_RULES[0]}"
+        with while_open(self._pool, "firewall rule"):
+            self._api.call("firewalls", "patch_unary", firewall=name, firewall_resource=about)
+
+    def properties(self, request: LaunchRequest) -> dict[str, Any]:
+        """What all machines of a launch have in common."""
+        settings, offer, labels = self._settings, request.offer, {_POOL: self._pool}
+        disk = "hyperdisk-balanced" if offer.type.name.startswith(_HYPERDISK) else "pd-balanced"
+        start = {
+            "source_image": self._image.self_link,
+            "disk_size_gb": self._disk_gb,
+            "disk_type": disk,
+            "labels": labels,
+        }
+        interface: dict[str, Any] = {"subnetwork": self._subnet.self_link}
+        if not settings.use_private_ip:
+            interface["access_configs"] = [{"type_": "ONE_TO_ONE_NAT", "name": "External NAT"}]
+        schedule: dict[str, Any] = {"automatic_restart": False, "provisioning_model": "STANDARD"}
+        if offer.market == "spot":
+            schedule |= {"provisioning_model": "SPOT", "instance_termination_action": "DELETE"}
+        if request.longest_s is not None:
+            seconds = min(max(int(request.longest_s), 30), _LONGEST_S)
+            schedule |= {"max_run_duration": {"seconds": seconds}, "instance_termination_action": "DELETE"}
+        if offer.type.gpus or offer.market == "spot":
+            schedule["on_host_maintenance"] = "TERMINATE"
+        metadata = {"user-data": request.user_data, "block-project-ssh-keys": "TRUE", "enable-oslogin": "FALSE"}
+        signed = settings.image is None and self._request.accelerator is None  # is every module of its kernel
+        shield = {"enable_secure_boot": signed, "enable_vtpm": True, "enable_integrity_monitoring": True}
+        account, scopes = settings.service_account, ["https://www.googleapis.com/auth/cloud-platform"]
+        return {
+            "machine_type": offer.type.name,
+            "description": _describe(self._pool, hourly=offer.hourly),
+            "labels": labels,
+            "tags": {"items": [_rules_name(self._pool)]},
+            "disks": [{"boot": True, "auto_delete": True, "initialize_params": start}],
+            "network_interfaces": [interface],
+            "metadata": {"items": [{"key": key, "value": value} for key, value in metadata.items()]},
+            "scheduling": schedule,
+            "guest_accelerators": attached(self._request, offer.type),
+            "service_accounts": [{"email": account, "scopes": scopes}] if account else [],
+            "shielded_instance_config": shield if offer.type.platform == "linux/amd64" else None,
+        }
+
+
+def _pool_prefix(pool: str) -> str:
+    """The first eight digits of the ids of a pool's requests."""
+    return hashlib.sha256(pool.encode()).hexdigest()[:8]
+
+
+def _request_id(pool: str, token: str) -> str:
+    """The id by which Google knows a repeated request; its beginning tells the pool."""
+    rest = hashlib.sha256(f"{pool} {token}".encode()).digest()
+    return str(UUID(bytes=bytes.fromhex(_pool_prefix(pool)) + rest[:12], version=4))
+
+
+def _find_subnet(api: Api, network: str) -> Any:
+    """The subnet of a network in the region.
+
+    Raises:
+        ProviderError: it has none.
+    """
+    subnets = api.all("subnetworks", region=api.region, filter=f'network eq ".*/networks/{network}"')
+    subnet = next(subnets, None)
+    if subnet is None:
+        raise ProviderError(
+            f"The network {network!r} of project {api.project} has no subnet in {api.region}. Name another "
+            "(sky.GCP(network=...)), or make it (`gcloud compute networks create default`)."
         )
-        if settings.disk_gb is not None and settings.disk_gb < found.disk_size_gb:
-            raise ProviderError(f"disk_gb={settings.disk_gb} is too small: the image takes {found.disk_size_gb} GB.")
-        return GcpLauncher(
-            api=api,
-            request=request,
-            image=found.self_link,
-            disk_gb=settings.disk_gb or found.disk_size_gb + room_gb,
-            subnet=subnet,
-            client=subnet.ip_cidr_range if settings.use_private_ip else client_cidr("sky.GCP"),
-            account=settings.service_account,
-            private=settings.use_private_ip,
-            secure_boot=settings.image is None and request.accelerator is None,
-        )
+    return subnet
+
+
+def _find_image(api: Api, image: str | None, request: PoolRequest) -> Any:
+    """The machine image of this name, or Google's own for a pool."""
+    arm = "arm64" if request.platform == "linux/arm64" else "amd64"
+    own = f"{_UBUNTU}{arm}" if request.accelerator is None else _GPU_IMAGE
+    project, name = (image or own).removeprefix("projects/").split("/global/images/")
+    if name.startswith("family/"):
+        return api.call("images", "get_from_family", project=project, family=name.removeprefix("family/"))
+    return api.call("images", "get", project=project, image=name)

@@ -47,7 +47,7 @@ def test_a_library_that_a_place_takes_and_that_is_missing_is_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other places are shown."""
-    monkeypatch.setattr("skyward.providers.aws.api.find_spec", lambda _: None)
+    monkeypatch.setattr("skyward.providers.cloud.provider.find_spec", lambda _: None)
     assert main(["ps", "--aws", "us-east-1"]) == 6
     assert "us-east-1 cannot be asked: sky.AWS() needs boto3. Install it with" in capsys.readouterr().err
 

@@ -12,6 +12,7 @@ import pytest
 from moto import mock_aws
 
 from skyward.providers.aws.api import Api
+from skyward.providers.aws.provider import AWS
 
 REGION = "us-east-1"
 
@@ -23,6 +24,7 @@ def account(monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
         logging.getLogger(name).setLevel(logging.WARNING)
     for name in ("AWS_ENDPOINT_URL", "AWS_PROFILE", "AWS_REGION"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(AWS, "client_cidr", lambda *_: "203.0.113.7/32")
     with mock_aws():
         yield _api()
 

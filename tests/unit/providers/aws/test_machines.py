@@ -17,11 +17,8 @@ from skyward.delivery.checks import FLOOR_GB, room_gb
 from skyward.errors import PoolClosedError, ProviderError
 from skyward.model.resource import Resource
 from skyward.model.spec import Accelerator
-from skyward.providers.aws import resources
 from skyward.providers.aws.api import Api
-from skyward.providers.aws.launch import Ec2Launcher, find_image, find_network, make_group, parameter
-from skyward.providers.aws.provider import AWS, Ec2
-from skyward.providers.aws.resources import BEGAN, SEEN
+from skyward.providers.aws.provider import AWS, Ec2, Ec2Launcher, find_image, find_network, groups, parameter
 from skyward.providers.base import PoolRequest
 from skyward.providers.cloud import allocation
 from skyward.providers.cloud import base as cloud_base
@@ -38,10 +35,15 @@ def offer(market: Any = "spot", zone: str = "us-east-1a") -> MachineOffer:
 
 def launcher(api: Api, pool: str = "p1") -> Ec2Launcher:
     """That of a pool, with its security group."""
-    image, network = find_image(api, "linux/amd64", None, None, None, FLOOR_GB), find_network(api)
-    made = Ec2Launcher(api, pool, image, network, "203.0.113.7/32")
+    made = ec2(api).launcher(PoolRequest(pool_id=pool), FLOOR_GB)
     made.prepare()
     return made
+
+
+def group_of(api: Api, pool: str = "p1") -> str:
+    """The security group of a pool that has nothing else."""
+    launcher(api, pool)
+    return str(groups(api, pool)[0]["GroupId"])
 
 
 def ec2(api: Api) -> Ec2:
@@ -113,7 +115,7 @@ def test_the_same_launch_twice_makes_one(account: Api) -> None:
     launch_pool(api, [offer("on-demand")])
 
     assert [asked["ClientToken"] for asked in api.asked] == ["skyward-p1-0"]
-    assert make_group(api, "p1", find_network(api), "203.0.113.7/32") == resources.groups(api, "p1")[0]["GroupId"]
+    assert group_of(api) == api.asked[0]["NetworkInterfaces"][0]["Groups"][0]
 
 
 @pytest.mark.parametrize("market", ["spot", "on-demand"])
@@ -153,7 +155,7 @@ def test_the_price_of_the_launch_is_a_tag_of_each_machine(account: Api, monkeypa
     assert known["hourly"] == 0.1
     assert known["cost"] == pytest.approx(0.05)
     assert (unknown["hourly"], unknown["cost"]) == (None, None)
-    assert "skyward.hourly" not in {tag["Key"] for tag in resources.groups(account, "p1")[0]["Tags"]}
+    assert "skyward.hourly" not in {tag["Key"] for tag in groups(account, "p1")[0]["Tags"]}
 
 
 @pytest.mark.parametrize(
@@ -166,7 +168,7 @@ def test_a_disk_has_room_for_the_image(image_bytes: int | None, gb: int) -> None
 
 def test_only_the_client_and_the_pool_reach_the_machines(account: Api) -> None:
     """Port 22 from one address, everything among themselves, nothing else."""
-    group = make_group(account, "p1", find_network(account), "203.0.113.7/32")
+    group = group_of(account)
 
     (made,) = account.call("ec2", "describe_security_groups", GroupIds=[group])["SecurityGroups"]
     rules = {each["IpProtocol"]: each for each in made["IpPermissions"]}
@@ -189,16 +191,16 @@ def test_a_pool_is_destroyed_by_its_tags_alone(account: Api) -> None:
     cloud_base.destroy(ec2(account), "p1")
 
     assert {each["pool"] for each in found(account)} == {"p2"}
-    assert [each["GroupName"] for each in resources.groups(account)] == ["skyward-p2"]
+    assert [each["GroupName"] for each in groups(account)] == ["skyward-p2"]
 
 
 def test_a_group_without_machines_is_found_and_swept_when_it_is_old(account: Api) -> None:
     """A young one may belong to a pool that is being opened."""
-    group = make_group(account, "p1", find_network(account), "203.0.113.7/32")
+    group = group_of(account)
     cloud_base.sweep(ec2(account))
     assert [(each["node"], each["state"]) for each in found(account)] == [(-1, "security group")]
 
-    old = [{"Key": BEGAN, "Value": f"{time.time() - 4000:.0f}"}]
+    old = [{"Key": "skyward.began", "Value": f"{time.time() - 4000:.0f}"}]
     account.call("ec2", "create_tags", Resources=[group], Tags=old)
     cloud_base.sweep(ec2(account))
     assert found(account) == []
@@ -206,40 +208,39 @@ def test_a_group_without_machines_is_found_and_swept_when_it_is_old(account: Api
 
 def age(account: Api, group: str, **tags: float) -> None:
     """Set tags of a group to times so many seconds ago."""
-    names = {"began": BEGAN, "seen": SEEN}
-    old = [{"Key": names[name], "Value": f"{time.time() - ago:.0f}"} for name, ago in tags.items()]
+    old = [{"Key": f"skyward.{name}", "Value": f"{time.time() - ago:.0f}"} for name, ago in tags.items()]
     account.call("ec2", "create_tags", Resources=[group], Tags=old)
 
 
 def test_the_group_of_a_living_pool_without_machines_is_not_swept(account: Api) -> None:
     """It lost all of them hours ago and AWS has no room for others, but its client renews the group."""
-    group = make_group(account, "p1", find_network(account), "203.0.113.7/32")
+    group = group_of(account)
     age(account, group, began=90_000)
-    resources.renew(account, group)
+    launcher(account).renew()
     cloud_base.sweep(ec2(account))
-    assert len(resources.groups(account, "p1")) == 1
+    assert len(groups(account, "p1")) == 1
 
     age(account, group, began=90_000, seen=4000)  # the client's computer went off
     cloud_base.sweep(ec2(account))
-    assert resources.groups(account, "p1") == []
+    assert groups(account, "p1") == []
 
 
 def test_the_group_of_a_pool_with_machines_is_not_swept(account: Api) -> None:
     """However long ago it was renewed."""
     launch_pool(account, [offer()])
-    (group,) = resources.groups(account, "p1")
+    (group,) = groups(account, "p1")
     age(account, group["GroupId"], began=90_000)
     cloud_base.sweep(ec2(account))
-    assert len(resources.groups(account, "p1")) == 1
+    assert len(groups(account, "p1")) == 1
 
 
 @pytest.mark.parametrize("began", ["", "yesterday"])
 def test_a_group_without_a_time_is_left_alone(account: Api, began: str) -> None:
     """Anybody in the account may write tags: they neither harm a pool nor lead to a deletion."""
-    group = make_group(account, "p1", find_network(account), "203.0.113.7/32")
-    account.call("ec2", "create_tags", Resources=[group], Tags=[{"Key": BEGAN, "Value": began}])
+    group = group_of(account)
+    account.call("ec2", "create_tags", Resources=[group], Tags=[{"Key": "skyward.began", "Value": began}])
     cloud_base.sweep(ec2(account))
-    assert len(resources.groups(account, "p1")) == 1
+    assert len(groups(account, "p1")) == 1
 
 
 def test_an_open_pool_renews_its_group_until_it_ends(account: Api, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,13 +260,13 @@ def test_an_open_pool_renews_its_group_until_it_ends(account: Api, monkeypatch: 
     pool = CloudAllocation(provider, Ec2(api, provider), PoolRequest(pool_id="p1"))
     pool._launcher = launcher(api)
     tries.clear()
-    (group,) = resources.groups(account, "p1")
+    (group,) = groups(account, "p1")
     age(account, group["GroupId"], began=90_000)
     renewing = threading.Thread(target=pool._renew)
     renewing.start()
     assert tries.wait(60)
     cloud_base.sweep(ec2(account))
-    assert len(resources.groups(account, "p1")) == 1
+    assert len(groups(account, "p1")) == 1
     cloud_base.destroy(ec2(account), "p1")
     renewing.join(60)
     assert not renewing.is_alive()
@@ -279,12 +280,16 @@ def test_machine_images_come_from_public_parameters(account: Api) -> None:
     assert "/arm64/" in parameter("linux/arm64", None)
     assert "base-oss-nvidia-driver-gpu" in parameter("linux/amd64", Accelerator("H100", 8))
     assert "amazon-linux-2/gpu" in parameter("linux/amd64", Accelerator("V100", 8))
-    image = find_image(account, "linux/amd64", None, None, None, 50)
-    assert (image.id[:4], image.root, image.disk_gb) == ("ami-", "/dev/xvda", 65)
-    assert find_image(account, "linux/amd64", None, image.id, 200, 50).disk_gb == 200
-    assert find_image(account, "linux/amd64", None, image.id, None, 80).disk_gb == image.disk_gb - 50 + 80
+    own, disk = image(account)
+    assert (own[:4], disk["DeviceName"], disk["Ebs"]["VolumeSize"]) == ("ami-", "/dev/xvda", 65)
+    assert image(account, ami=own, disk_gb=200)[1]["Ebs"]["VolumeSize"] == 200
+    assert image(account, 80, ami=own)[1]["Ebs"]["VolumeSize"] == 65 - 50 + 80
     with pytest.raises(ProviderError, match=r"disk_gb=10 is too small: the machine image ami-\w+ takes 15 GB"):
-        find_image(account, "linux/amd64", None, image.id, 10, 50)
+        image(account, ami=own, disk_gb=10)
+
+
+def image(api: Api, room_gb: int = 50, **settings: Any) -> tuple[str, Mapping[str, Any]]:
+    return find_image(api, AWS("us-east-1", **settings), PoolRequest(pool_id="p1"), room_gb)
 
 
 def test_a_machine_that_does_not_run_is_terminated_at_once(account: Api) -> None:

@@ -13,10 +13,9 @@ import boto3
 import pytest
 
 from skyward.cli.main import main
-from skyward.providers.aws import policy as module
-from skyward.providers.aws.api import Api
-from skyward.providers.aws.policy import policy
-from skyward.providers.aws.resources import tagged
+from skyward.providers.aws import api as module
+from skyward.providers.aws.api import Api, policy
+from skyward.providers.aws.provider import tagged
 from skyward.providers.cloud.base import LaunchRequest
 from tests.unit.providers.aws.test_machines import launcher, offer
 
@@ -100,7 +99,7 @@ def test_a_launch_is_allowed_as_the_code_makes_it(account: Api) -> None:
 
 
 def test_a_group_is_made_opened_renewed_and_deleted() -> None:
-    """As launch.py and resources.py do."""
+    """As the launcher does, and the removal of a pool."""
     group, rule = f"{ACCOUNT}:security-group/sg-1", f"{ACCOUNT}:security-group-rule/sgr-1"
     made, opened = tagged("p1", "security-group")[0], tagged("p1", "security-group-rule")[0]
     assert allows("ec2:CreateSecurityGroup", f"{ACCOUNT}:vpc/vpc-1")

@@ -12,7 +12,6 @@ import skyward as sky
 from skyward.errors import ConfigError, ProviderError
 from skyward.providers.aws.api import Api
 from skyward.providers.base import PoolRequest
-from skyward.providers.cloud.client_address import client_cidr
 
 
 @pytest.mark.parametrize(
@@ -78,9 +77,9 @@ def test_an_account_without_a_default_network_is_an_error(account: Api) -> None:
 
 def test_an_unknown_client_address_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Machines are not opened to everybody instead."""
-    monkeypatch.setattr("skyward.providers.cloud.client_address._ADDRESS_SERVICE", "http://127.0.0.1:9/")
+    monkeypatch.setattr("skyward.providers.cloud.provider._ADDRESS_SERVICE", "http://127.0.0.1:9/")
     with pytest.raises(ProviderError, match=r"public address, .*use_private_ip=True"):
-        client_cidr("sky.AWS")
+        sky.AWS("us-east-1").client_cidr("172.31.0.0/16")
 
 
 def test_the_value_alone_loads_no_library_of_aws() -> None:

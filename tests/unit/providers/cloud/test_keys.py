@@ -13,18 +13,14 @@ from typing import Any
 import pytest
 
 from skyward.providers.cloud import boot as module
-from skyward.providers.cloud.base import FirstStart, Notice
+from skyward.providers.cloud.base import FirstStart
 from skyward.providers.cloud.boot import PoolKeys, public_key, user_data
 from tests.waiting import wait_until
 
 
-def parse(text: str) -> Notice:
-    raise ValueError(text)
-
-
 def config_of(keys: PoolKeys, launch: int = 0, **settings: Any) -> dict[str, Any]:
     """The configuration that the machines of a launch get."""
-    start = FirstStart(read_notice="ask there", parse_notice=parse, **settings)
+    start = FirstStart(read_notice="ask there", **settings)
     kind, _, document = user_data(keys.login_public, keys.first_host_key(launch), 300, start).partition("\n")
     assert kind == "#cloud-config"
     assert len(document) < 16_000  # EC2's limit
@@ -52,7 +48,7 @@ def test_user_data_holds_what_a_machine_must_know(keys: PoolKeys) -> None:
 def test_a_launch_has_a_first_host_key_for_its_first_connections(keys: PoolKeys) -> None:
     """In a file of its own, and each launch another; of the private half nothing is kept on disk."""
     first, later = keys.first_host_key(0), keys.first_host_key(1)
-    start = FirstStart(read_notice="ask", parse_notice=parse)
+    start = FirstStart(read_notice="ask")
     config = json.loads(user_data(keys.login_public, first, 60, start).partition("\n")[2])
     first.trust(["10.0.0.2", "10.0.0.1"])
 

@@ -23,11 +23,10 @@ from skyward.providers.base import Offer, PoolRequest
 from skyward.providers.cloud import allocation
 from skyward.providers.cloud import base as cloud_base
 from skyward.providers.cloud.allocation import CloudAllocation
-from skyward.providers.cloud.base import Instance, MachineOffer, RefusedError
+from skyward.providers.cloud.base import Instance, MachineOffer, Notice, RefusedError
 from skyward.providers.cloud.boot import PoolKeys
 from skyward.providers.cloud.launch import Batch, launch
-from skyward.providers.gcp.launch import GcpLauncher
-from skyward.providers.gcp.provider import ComputeEngine
+from skyward.providers.gcp.provider import ComputeEngine, GcpLauncher
 from tests.gcp_api import NETWORK, PROJECT, REGION, ZONES, ComputeApi
 
 PRIVATE = sky.GCP(REGION, use_private_ip=True)
@@ -173,7 +172,7 @@ def test_a_launch_is_one_call_that_makes_all_or_none(project: ComputeApi) -> Non
 
 def test_settings_reach_the_machines(project: ComputeApi, monkeypatch: pytest.MonkeyPatch) -> None:
     """A public address, a service account, an image of one's own, GPUs for N1, an end by the budget."""
-    monkeypatch.setattr("skyward.providers.gcp.provider.client_cidr", lambda _: "203.0.113.7/32")
+    monkeypatch.setattr("skyward.providers.gcp.provider.GCP.client_cidr", lambda *_: "203.0.113.7/32")
     mine = sky.GCP(REGION, image="projects/mine/global/images/one", service_account="a@b", disk_gb=500)
     cloud = mine.cloud()
     (offer, *_) = cloud.offers(request(accelerator="T4"), ["on-demand"])
@@ -455,6 +454,8 @@ def test_the_value_alone_loads_no_library_of_google() -> None:
 
 def test_the_notice_names_the_time_that_is_left() -> None:
     """Google says only that the machine is being taken; its script adds when."""
-    notice = engine().first_start.parse_notice(f"{time.time() + 30:.0f}\n")
+    script = f"ask() {{ echo TRUE; }}\nread_notice() {{\n{engine().first_start.read_notice}\n}}\nread_notice"
+    said = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout
+    notice = Notice.read(said)
     assert notice.action == "preempt"
-    assert 25 < notice.left_s <= 31
+    assert 25 < notice.left_s <= 30

@@ -13,8 +13,7 @@ from skyward.errors import ProviderError
 from skyward.model.spec import Accelerator
 from skyward.providers.base import PoolRequest
 from skyward.providers.cloud.launch import Batch, launch
-from skyward.providers.gcp.api import MIN_COUNT
-from skyward.providers.gcp.policy import policy
+from skyward.providers.gcp.api import MIN_COUNT, policy
 from tests.gcp_api import PROJECT, REGION, ZONES, ComputeApi
 
 IMAGES = f"projects/{PROJECT}/global/images"
@@ -25,7 +24,7 @@ def test_the_role_has_the_permissions_that_a_pool_takes_and_no_others(
     project: ComputeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the offers to the end: with public addresses, an account and an image of one's own, and a full zone."""
-    monkeypatch.setattr("skyward.providers.gcp.provider.client_cidr", lambda _: "203.0.113.7/32")
+    monkeypatch.setattr("skyward.providers.gcp.provider.GCP.client_cidr", lambda *_: "203.0.113.7/32")
     project.refuse = lambda zone, _: [(MIN_COUNT, "fewer than 1")] if zone == ZONES[0] else None
     provider = sky.GCP(REGION, image=f"{IMAGES}/one", service_account=f"a@{PROJECT}.iam.gserviceaccount.com")
     cloud = provider.cloud()
