@@ -1,4 +1,4 @@
-"""Files of this machine that go into an image: local packages, baked code, a Dockerfile of the user's; secrets, hashes."""
+"""Files of this machine that go into an image: packages, baked code, a Dockerfile of the user's; secrets, hashes."""
 
 from __future__ import annotations
 
