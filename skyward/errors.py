@@ -48,6 +48,9 @@ E = TypeVar("E", bound=BaseException)
 class SkywardError(Exception):
     """Base of every error raised by skyward itself."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _copied, (type(self), self.args, dict(vars(self)))  # a constructor may take more than the text
+
 
 class ConfigError(SkywardError, ValueError):
     """A value given by the caller is wrong; nothing has been created yet."""
@@ -82,9 +85,6 @@ class BuildError(ImageError):
         super().__init__(message)
         self.step, self.origin, self.log = step, origin, log
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), str(self), {"step": self.step, "origin": self.origin, "log": self.log})
-
 
 class ImageNotFoundError(ImageError):
     """A base image is neither on the engine nor in its registry."""
@@ -101,9 +101,6 @@ class RegistryError(ImageError):
     def __init__(self, reason: str, remedy: str = "") -> None:
         super().__init__(f"{reason} {remedy}".rstrip())
         self.reason, self.remedy = reason, remedy
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.reason, self.remedy)
 
 
 class EngineError(SkywardError):
@@ -193,9 +190,6 @@ class CollectiveHangError(TaskError):
         super().__init__(message)
         self.returned, self.waiting = returned, waiting
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), str(self), {"returned": self.returned, "waiting": self.waiting})
-
 
 class PartitionError(TaskError):
     """Ranks of a call waited for each other because nodes did not get what others sent, while the client reached all.
@@ -208,9 +202,6 @@ class PartitionError(TaskError):
     def __init__(self, message: str, *, lost: tuple[tuple[int, int], ...], still_s: float) -> None:
         super().__init__(message)
         self.lost, self.still_s = lost, still_s
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), str(self), {"lost": self.lost, "still_s": self.still_s})
 
 
 class WorkerLostError(TaskError):
@@ -240,10 +231,6 @@ class WorkerLostError(TaskError):
         self.node, self.rank = node, rank
         self.exit_code, self.signal, self.oom, self.log = exit_code, signal, oom, log
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        facts = {name: getattr(self, name) for name in ("node", "rank", "exit_code", "signal", "oom", "log")}
-        return _rebuild, (type(self), str(self), facts)
-
 
 class RemoteError(TaskError):
     """A user exception that cannot be rebuilt on this side.
@@ -256,9 +243,6 @@ class RemoteError(TaskError):
     def __init__(self, message: str, *, type_name: str, traceback: str) -> None:
         super().__init__(message)
         self.type_name, self.traceback = type_name, traceback
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), str(self), {"type_name": self.type_name, "traceback": self.traceback})
 
 
 class RemoteTraceback(Exception):  # noqa: N818 - it is the cause of an error, never an error by itself
@@ -294,5 +278,7 @@ def explained(error: BaseException) -> BaseException:
     return made
 
 
-def _rebuild(cls: type[SkywardError], message: str, facts: dict[str, Any]) -> SkywardError:
-    return cls(message, **facts)
+def _copied(cls: type[SkywardError], args: tuple[Any, ...], attributes: dict[str, Any]) -> SkywardError:
+    error = cls.__new__(cls, *args)
+    vars(error).update(attributes)
+    return error

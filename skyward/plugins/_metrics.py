@@ -14,12 +14,29 @@ from skyward.plugins.base import Plugin
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-    from skyward.model.resource import NodeStats, PoolStats
+    from skyward.model.resource import PoolStats
     from skyward.model.spec import Cluster
 
 _HOST = "127.0.0.1"
 _PORT = 9464  # where OpenTelemetry's own exporter for Prometheus listens, too
 _PORTS = 65_536
+# name, meaning, attribute of `NodeStats` and kind; then of `GpuStats`, which are all gauges
+_FIGURES = (
+    ("skyward_node_calls_running", "Calls that run.", "running", "gauge"),
+    ("skyward_node_calls_done", "Calls that were answered.", "done", "counter"),
+    ("skyward_node_calls_failed", "Calls that were answered by an error.", "failed", "counter"),
+    ("skyward_node_cpu_cores", "Processors in use.", "cores", "gauge"),
+    ("skyward_node_cpu_seconds", "Processor time used.", "cpu_s", "counter"),
+    ("skyward_node_memory_bytes", "Memory in use, without the cache of files.", "memory", "gauge"),
+    ("skyward_node_memory_limit_bytes", "Memory that may be used.", "memory_limit", "gauge"),
+    ("skyward_node_network_received_bytes", "Bytes received.", "received", "counter"),
+    ("skyward_node_network_sent_bytes", "Bytes sent.", "sent", "counter"),
+)
+_GPU_FIGURES = (
+    ("skyward_gpu_utilization_ratio", "Share of the time in which the GPU computes.", "utilization"),
+    ("skyward_gpu_memory_bytes", "Memory of the GPU in use.", "memory"),
+    ("skyward_gpu_memory_limit_bytes", "Memory of the GPU.", "memory_limit"),
+)
 
 
 def metrics(port: int = _PORT) -> Plugin:
@@ -77,11 +94,10 @@ class _Collector:
 
         stats: PoolStats = self._pool.stats()
         labels = ("pool", "node")
-        for name, what, read, kind in _FIGURES:
+        for name, what, field, kind in _FIGURES:
             family = (GaugeMetricFamily if kind == "gauge" else CounterMetricFamily)(name, what, labels=labels)
             for node in stats.nodes:
-                value = read(node)
-                if value is not None:
+                if (value := getattr(node, field)) is not None:
                     family.add_metric((stats.pool, str(node.node)), value)
             yield family
         for name, what, field in _GPU_FIGURES:
@@ -94,29 +110,3 @@ class _Collector:
         waiting = GaugeMetricFamily("skyward_calls_waiting", "Calls that have not begun.", labels=("pool",))
         waiting.add_metric((stats.pool,), stats.queued)
         yield waiting
-
-
-def _field(name: str) -> Any:
-    def read(node: NodeStats) -> float | None:
-        value: float | None = getattr(node, name)
-        return value
-
-    return read
-
-
-_FIGURES = (
-    ("skyward_node_calls_running", "Calls that run.", _field("running"), "gauge"),
-    ("skyward_node_calls_done", "Calls that were answered.", _field("done"), "counter"),
-    ("skyward_node_calls_failed", "Calls that were answered by an error.", _field("failed"), "counter"),
-    ("skyward_node_cpu_cores", "Processors in use.", _field("cores"), "gauge"),
-    ("skyward_node_cpu_seconds", "Processor time used.", _field("cpu_s"), "counter"),
-    ("skyward_node_memory_bytes", "Memory in use, without the cache of files.", _field("memory"), "gauge"),
-    ("skyward_node_memory_limit_bytes", "Memory that may be used.", _field("memory_limit"), "gauge"),
-    ("skyward_node_network_received_bytes", "Bytes received.", _field("received"), "counter"),
-    ("skyward_node_network_sent_bytes", "Bytes sent.", _field("sent"), "counter"),
-)
-_GPU_FIGURES = (
-    ("skyward_gpu_utilization_ratio", "Share of the time in which the GPU computes.", "utilization"),
-    ("skyward_gpu_memory_bytes", "Memory of the GPU in use.", "memory"),
-    ("skyward_gpu_memory_limit_bytes", "Memory of the GPU.", "memory_limit"),
-)
