@@ -1,12 +1,14 @@
 """`skyward build`: images compiled, built and pushed before any pool needs them; or looked at without building.
 
 What finds an image loads nothing that builds, and asks the engine one question. The next run with the same words and
-files is answered from a record, see `skyward.cli.unchanged`.
+files is answered from a record, see `skyward.cli.main`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,16 +19,20 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from skyward.builder import ensure, plan_for
-from skyward.builder.contents import is_known, note_use
-from skyward.builder.events import Event, Report, note, readable
+from skyward.builder.cache import cache_folder, home
+from skyward.builder.contents import file_of_use, is_known, note_use
+from skyward.builder.events import Event, Report, note, readable, warn
 from skyward.builder.explain import layer_sizes
+from skyward.builder.packages.metadata import located
+from skyward.builder.site.indexes import settings_files
 from skyward.builder.store import ListedImages
+from skyward.cli.main import record_unchanged
 from skyward.cli.output import Output, Result
-from skyward.cli.recording import Found, record
 from skyward.engine import EngineAddress, Images, find_engine
+from skyward.engine.address import DEFAULT_URL
 from skyward.errors import ConfigError
-from skyward.image import Plan
-from skyward.model.image import Image
+from skyward.image import Plan, default_base
+from skyward.model.image import Dockerfile, Image, local_path
 from skyward.model.image_fields import local_minor, platform_of
 
 if TYPE_CHECKING:
@@ -35,7 +41,12 @@ if TYPE_CHECKING:
     from skyward.builder.sources.declared import Declared
     from skyward.model.ssh import SshHost
 
+
 EXISTS, ABSENT, UNKNOWN = 0, 1, 3
+# plugins that read nothing of this machine
+PLUGINS = ("huggingface", "jax", "joblib", "keras", "sklearn", "tensorflow", "torch")
+# files that are looked for beside what an image names, and in all folders above it
+_LOOKED_FOR = (".git", ".gitignore", ".dockerignore", "pyproject.toml", "pylock.toml", "uv.lock", "uv.toml")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +66,35 @@ class Wanted:
     def key(self, plan: Plan) -> str:
         """What its builds for a platform are remembered by."""
         return f"{Path.cwd() / self.memory} for {plan.platform}"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An image that a run found, and did not build.
+
+    Attributes:
+        declared: how it is declared.
+        plan: what it is made of.
+        id: its id on the engine; "" where it was looked for in a registry alone.
+        is_used: whether the run counts as a use of the image.
+        until: when what a registry said of it has to be asked again, in seconds since the epoch.
+    """
+
+    declared: Declared
+    plan: Plan
+    id: str
+    is_used: bool = True
+    until: float = float("inf")
+
+    @property
+    def images(self) -> Iterator[tuple[str, str]]:
+        """Images that it rests on by name, each with its id or digest: its base and itself."""
+        if not self.plan.base_build:
+            named = self.declared.image.base or os.environ.get("SKYWARD_BASE") or default_base(self.plan.python)
+            base = self.plan.base if self.plan.image.lock else str(named)
+            yield base, json.loads(dict(self.plan.inputs)["base"])
+        if self.id:
+            yield self.plan.tag, self.id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +240,7 @@ def command(
         act = _acting(mode, eject, wanted)
         status = max([act(each, target, output) for each in wanted])
     if isinstance(place, EngineAddress) and len(target.found) == len(wanted):
-        record(target.found, output, place)
+        _record(target.found, output, place)
     return status
 
 
@@ -379,3 +419,53 @@ def _describe(plan: Plan, reference: str | None, target: BuildTarget, result: Re
     if target.sign is not None and reference is not None:
         sign(parse_reference(reference), digest, target.sign)
         report(note(f"signed {result.reference}"))
+
+
+def _record(found: Sequence[Found], output: Output, engine: EngineAddress) -> None:
+    """Record a run that found all its images, unless it printed what the next one has to print anew."""
+    plugins = {use.name for each in found for use in each.declared.plugins}
+    has_warned = warn.cache_info().currsize > 0
+    if output.has_events or has_warned or not plugins <= {*PLUGINS} or cache_folder("unchanged") is None:
+        return
+    # the engine's own socket is looked for before others
+    sockets = [path for path in [DEFAULT_URL.removeprefix("unix://")] if path != str(engine.path)]
+    settings = settings_files(os.environ, home(), Path.cwd())
+    record_unchanged(
+        output.printed,
+        [pair for each in found for pair in each.images],
+        str(engine.path),
+        [*map(str, (*settings, *_looked_for(found))), *sockets],
+        [str(file_of_use(each.plan.tag)) for each in found if each.is_used],
+        min(each.until for each in found),
+    )
+
+
+def _looked_for(found: Iterable[Found]) -> set[Path]:
+    """Files that would decide what the images are made of if they were there."""
+    looked_for = {Path(each.declared.where).with_suffix(".lock") for each in found}
+    for each in found:
+        if places := [located(each.declared.root, path) for path in _paths(each)]:
+            folders = {folder for place in (each.declared.root, *places) for folder in (place, *place.parents)}
+            looked_for |= {folder / name for folder in folders for name in _LOOKED_FOR}
+            looked_for |= {place.with_name(f"{place.name}.dockerignore") for place in places}
+            looked_for |= {*places, *_members(places)}
+    return looked_for
+
+
+def _paths(found: Found) -> list[str]:
+    """The paths of files and folders that an image names."""
+    declared, image = found.declared.image, found.plan.image
+    paths = [*image.includes, *declared.requirements, *declared.constraints, *(["."] if declared.groups else [])]
+    paths += [path for entry in image.pip if (path := local_path(entry)) is not None]
+    paths += [declared.project.path] if declared.project else []
+    paths += [declared.base.path, declared.base.context] if isinstance(declared.base, Dockerfile) else []
+    return paths
+
+
+def _members(folders: Iterable[Path]) -> Iterator[Path]:
+    """The files of workspaces that uv reads to see whether their locks fit, and the folders of members."""
+    for lock in {folder / "uv.lock" for place in folders for folder in (place, *place.parents)}:
+        if lock.is_file():
+            from skyward.builder.packages.project import read_by_uv
+
+            yield from read_by_uv(lock)

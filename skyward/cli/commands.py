@@ -27,6 +27,7 @@ from importlib import import_module
 import click
 
 from skyward._version import __version__
+from skyward.cli.main import INTERRUPTED
 from skyward.errors import (
     CheckpointError,
     ConfigError,
@@ -79,7 +80,6 @@ STATUSES: tuple[tuple[type[SkywardError], int], ...] = (
     (JournalError, 10),
     (CheckpointError, 11),
 )
-INTERRUPTED = 130
 _DEBUG = "--debug"
 _GARBAGE = 50_000  # with the usual 700, a sixth of a no-op's time is a search for garbage among what imports make
 

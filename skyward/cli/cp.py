@@ -5,31 +5,22 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Semaphore
-from typing import TYPE_CHECKING
 
 import click
 
-from skyward.builder.events import readable
 from skyward.cli.places import NodeTarget, Place, find_node, place_options
+from skyward.cli.runs import Transfer
 from skyward.errors import ConfigError, SkywardError
 from skyward.nodes.access import OUTPUT, Program
 from skyward.runner.entry.copy import CopyError, Destination, name_of, pack, size_of, unpack
 
-if TYPE_CHECKING:
-    from rich.progress import Progress
-
 _PROGRAM = ("python3", "-m", "skyward.runner.entry.copy")
 _ENV = {"PYTHONSAFEPATH": "1"}  # the node's files are no modules for it
 _PARTS = 32  # of a stream that have come and were not read
-_SHOW_AFTER_S = 1.0
-_LINE_EACH_S = 5.0
 _MOST_NAMED = 20
 
 
@@ -80,11 +71,11 @@ def command(sources: tuple[str, ...], destination: str, places: Sequence[Place])
 
 
 def _put(target: NodeTarget, sources: Sequence[str], destination: str) -> int:
-    with target.enter() as access, _Report(target).shown() as report:
-        report.total = size_of(sources)
+    with target.enter() as access, Transfer(f"copying into {target.title}", size_of(sources)) as transfer:
+        report = _Report(target, transfer)
         program = Program(access, [*_PROGRAM, "put", destination, str(len(sources))], report.hear, env=_ENV)
         try:
-            pack(sources, _Input(program, report), report.note)
+            pack(sources, _Input(program, transfer), report.note)
             program.end_input()
             report.status = program.wait().status
         except _EndedError:
@@ -101,8 +92,9 @@ def _get(target: NodeTarget, paths: Sequence[str], destination: str) -> int:
         into = Destination(destination, several=len(paths) > 1)
     except CopyError as error:
         raise ConfigError(f"{error} Nothing was copied.") from error
-    with target.enter() as access, _Report(target).shown() as report:
-        output = _Output(report)
+    with target.enter() as access, Transfer(f"copying out of {target.title}") as transfer:
+        report = _Report(target, transfer)
+        output = _Output(report, transfer)
         program = Program(access, [*_PROGRAM, "get", *paths], output.put, env=_ENV)
         program.at_end(output.end)
         try:
@@ -126,25 +118,29 @@ class _EndedError(Exception):
 class _Input:
     """The node's end of a copy as a file that is written to."""
 
-    def __init__(self, program: Program, report: _Report) -> None:
-        self._program, self._report = program, report
+    def __init__(self, program: Program, transfer: Transfer) -> None:
+        self._program, self._transfer = program, transfer
 
     def write(self, data: bytes) -> int:
         if not self._program.write(data):
             raise _EndedError
-        self._report.advance(len(data))
+        self._transfer.advance(len(data))
         return len(data)
 
 
 class _Output:
-    """What the node's end of a copy sends as a file that is read; as much as fits waits here."""
+    """What the node's end of a copy sends as a file that is read; as much as fits waits here.
 
-    def __init__(self, report: _Report) -> None:
-        self._report = report
+    Attributes:
+        has_ended: whether the end was read.
+    """
+
+    def __init__(self, report: _Report, transfer: Transfer) -> None:
+        self._report, self._transfer = report, transfer
         self._parts: SimpleQueue[bytes] = SimpleQueue()
         self._room = Semaphore(_PARTS)
         self._rest = b""
-        self._ended = self._stopped = False
+        self.has_ended = self._stopped = False
 
     def put(self, stream: int, data: bytes) -> None:
         """Take what has come (a thread of its own)."""
@@ -162,22 +158,17 @@ class _Output:
         """So many bytes; fewer at the end."""
         found = bytearray(self._rest[:count])
         self._rest = self._rest[count:]
-        while len(found) < count and not self._ended:
+        while len(found) < count and not self.has_ended:
             part = self._parts.get()
             if not part:
-                self._ended = True
+                self.has_ended = True
                 break
             self._room.release()
-            self._report.advance(len(part))
+            self._transfer.advance(len(part))
             missing = count - len(found)
             found += part[:missing]
             self._rest = part[missing:]
         return bytes(found)
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the end was read."""
-        return self._ended
 
     def skip(self) -> None:
         """Read to the end."""
@@ -191,27 +182,15 @@ class _Output:
 
 
 class _Report:
-    """What is known of a copy, and shown of it: a bar on a terminal, else a line every few seconds."""
+    """What the program in the node tells of a copy."""
 
-    def __init__(self, target: NodeTarget) -> None:
-        self._target = target
+    def __init__(self, target: NodeTarget, transfer: Transfer) -> None:
+        self._target, self._transfer = target, transfer
         self._line = b""
         self._unread: list[str] = []  # lines of the program in the node that are not its own
-        self._bar: Progress | None = None
-        self._begun = self._shown = time.monotonic()
-        self.total, self._bytes = 0, 0
         self.failures: list[str] = []
-        self.copied, self.status = 0, 0
+        self.status = 0
         self.error = ""
-
-    @contextmanager
-    def shown(self) -> Iterator[_Report]:
-        """Show progress in this block, once it takes longer."""
-        try:
-            yield self
-        finally:
-            if self._bar is not None:
-                self._bar.stop()
 
     def note(self, file: str, why: str) -> None:
         """Take note of a file that was not copied."""
@@ -227,26 +206,10 @@ class _Report:
             except (ValueError, AssertionError):
                 self._unread.append(line.decode(errors="replace"))
                 continue
-            self.total, self.copied = about.get("total", self.total), about.get("copied", self.copied)
+            self._transfer.total = about.get("total", self._transfer.total)
             self.error = about.get("error", self.error)
             if "file" in about:
                 self.note(about["file"], about["why"])
-
-    def advance(self, count: int) -> None:
-        """Show that so many bytes more were copied."""
-        self._bytes += count
-        now = time.monotonic()
-        if now - self._begun < _SHOW_AFTER_S or now - self._shown < (0.1 if sys.stderr.isatty() else _LINE_EACH_S):
-            return
-        self._shown = now
-        if not sys.stderr.isatty():
-            click.echo(f"skyward: copied {readable(self._bytes)} of {readable(self.total)}", err=True)
-            return
-        if self._bar is None:
-            self._bar = _bar()
-            self._bar.add_task("copying", total=None)
-            self._bar.start()
-        self._bar.update(self._bar.task_ids[0], completed=min(self._bytes, self.total), total=self.total or None)
 
     def finish(self) -> int:
         """The exit status; says what was not copied.
@@ -266,11 +229,3 @@ class _Report:
         if len(self.failures) > _MOST_NAMED:
             click.echo(f"skyward: and {len(self.failures) - _MOST_NAMED} more were not copied", err=True)
         return 1 if self.failures else 0
-
-
-def _bar() -> Progress:
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = (BarColumn(None), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(compact=True))
-    return Progress(*columns, console=Console(stderr=True), transient=True, expand=True)

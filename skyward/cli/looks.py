@@ -1,13 +1,14 @@
 """What `skyward build` does with an image besides building it: whether it exists, its Dockerfile, what changed, eject.
 
-`--eject DIR` writes a Dockerfile and its context, which `docker build` alone builds. `--check-base` shows the facts of
-an image that matter for a base, and how skyward would use it as one.
+`--eject DIR` writes a Dockerfile and its context, which `docker build`, or `podman build`, builds by itself.
+`--check-base` shows the facts of an image that matter for a base, and how skyward would use it as one.
 """
 
 from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,9 +16,8 @@ from typing import TYPE_CHECKING
 import click
 
 from skyward.builder.contents import is_known
-from skyward.cli.build import ABSENT, EXISTS, UNKNOWN, BuildTarget, Wanted
+from skyward.cli.build import ABSENT, EXISTS, UNKNOWN, BuildTarget, Found, Wanted
 from skyward.cli.output import Output
-from skyward.cli.recording import Found
 from skyward.errors import ConfigError, EngineError, ImageError
 from skyward.image import BaseFacts, Interpreter, Plan
 from skyward.model.image_fields import local_minor
@@ -105,27 +105,41 @@ def eject(wanted: Wanted, target: BuildTarget, output: Output, folder: Path) -> 
         raise ConfigError(f"--eject writes into a new or an empty folder, and {folder} is neither.")
     with output.listening(wanted.name):
         plan = target.plan(wanted)
+    words = _build_words(target)
     if plan.base_build:
         raise ConfigError(
             f"{wanted.name} starts from what {plan.base_build.dockerfile} makes, which --eject does not write. Build "
-            "that with `docker build` first, and name its image as base."
+            f"that with `{shlex.join(words).removeprefix('DOCKER_BUILDKIT=1 ')}` first, and name its image as base."
         )
     folder.mkdir(parents=True, exist_ok=True)
     write_context(folder, plan)
     with_usual_modes(folder)
-    command = build_command(plan, folder)
+    command = build_command(plan, folder, words)
     file = folder / "Dockerfile"
     file.write_text(f"# Build it here with: {command}\n{file.read_text(encoding='utf-8')}", encoding="utf-8")
     output.ejected(wanted.name, str(folder), command)
     return 0
 
 
-def build_command(plan: Plan, folder: Path) -> str:
+def _build_words(target: BuildTarget) -> list[str]:
+    """How a build begins: with Podman's command where that builds on the target's engine, else with docker's."""
+    from skyward.builder.docker.command import find_command
+
+    try:
+        command = find_command(docker_host=target.images.url)
+    except EngineError:  # nothing on this machine builds; what was written may be built on another
+        command = None
+    if command is None or not command.is_podman:
+        return ["DOCKER_BUILDKIT=1", "docker", "build"]
+    return [Path(command.words[0]).name, *command.words[1:]]
+
+
+def build_command(plan: Plan, folder: Path, begin: Sequence[str]) -> str:
     """The command that builds what was written, for bash: it can write the newlines that values of `env` have.
 
     Secrets are read from files of their names.
     """
-    words = ["DOCKER_BUILDKIT=1", "docker", "build", "--platform", plan.platform]
+    words = [*begin, "--platform", plan.platform]
     words += [word for name in plan.image.secrets for word in ("--secret", f"id={name},type=file,src={name}")]
     arguments = [f"--build-arg {name}=$'{char.encode('unicode_escape').decode()}'" for name, char in plan.build_args]
     name = folder.resolve().name.lower() or "image"

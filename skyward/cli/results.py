@@ -30,9 +30,10 @@ from typing import Any
 import click
 
 from skyward.builder.events import readable
+from skyward.cli.main import INTERRUPTED
 from skyward.cli.output import show_table
-from skyward.cli.runs import Printer, called, duration_text, fetching, host_options, seconds_of
-from skyward.errors import ProviderError, RunNotFoundError, SkywardError
+from skyward.cli.runs import Printer, Transfer, called, duration_text, host_options, seconds_of
+from skyward.errors import ConfigError, ProviderError, RunNotFoundError, SkywardError
 from skyward.model.ssh import SshHost
 from skyward.records.journal import Entry
 from skyward.records.pools import runs_of_pool
@@ -42,7 +43,6 @@ from skyward.runs.follow import Losses, collect, fetch, follow, size_there
 from skyward.runs.place import FileFacts, RunPlace, RunState
 from skyward.runs.saved import SUFFIXES, shown
 
-INTERRUPTED = 130
 _SHOWN = 60  # characters of a value in the list
 
 
@@ -79,14 +79,30 @@ def logs(
     runs, pool = _find(run, pool, hosts)
     given = {"node": node, "rank": rank, "call": call, "pool": pool}
     wanted = {name: value for name, value in given.items() if value is not None}
+    known = set[int]()
     try:
         for found in runs:
-            _show(found, wanted, begin, nodes=nodes, goes_on=goes_on, as_json=as_json)
+            try:
+                _show(found, wanted, begin, nodes=nodes, goes_on=goes_on, as_json=as_json)
+                known |= set() if node is None else _nodes_of(found, pool)
+            finally:
+                found.place.close()
     except KeyboardInterrupt:
         if not goes_on:
             raise
         return INTERRUPTED
+    if node is not None and node not in known:
+        there = f"its nodes are {', '.join(map(str, sorted(known)))}" if known else "it has had no nodes"
+        raise ConfigError(f"{f'Pool {pool}' if pool else f'Run {run}'} has no node {node}: {there}.")
     return 0
+
+
+def _nodes_of(found: FoundRun, pool: str | None) -> set[int]:
+    """The numbers of the nodes that a run has had, or that a pool of it has: those that were ready, or have printed."""
+    told = (entry.fields for name in ("events", "nodes") for entry in found.place.entries(found.record.id, name))
+    return {
+        fields["node"] for fields in told if isinstance(fields.get("node"), int) and pool in (None, fields.get("pool"))
+    }
 
 
 def _show(
@@ -104,7 +120,6 @@ def _show(
                 (lines if of_nodes and not as_json else printer).entry(fields)
     finally:
         lines.finish()
-        found.place.close()
 
 
 class Lines:
@@ -309,8 +324,8 @@ def bring_here(found: FoundRun, state: RunState, losses: Losses, printer: Printe
     if found.place.is_here or not found.is_known_here or state.phase != "ended":
         return found.place
     total = size_there(found.place, found.record, losses)
-    with fetching(f"fetching results of {found.record.id}", total, printer) as progress:
-        place = collect(found.place, found.record, losses, progress)
+    with Transfer(f"fetching results of {found.record.id}", total, printer.note) as transfer:
+        place = collect(found.place, found.record, losses, transfer.advance)
     if found.record.rented is not None:
         give_back(found.record, found.record.rented, printer)
     return place
@@ -340,9 +355,9 @@ def _suffix(value: FileFacts) -> str:
 
 def _fetch(outcome: _Outcome, into: Path, printer: Printer) -> None:
     total = sum(each.size for each in (*outcome.values, *outcome.files))
-    with fetching(f"fetching results of {outcome.run}", total, printer) as progress:
+    with Transfer(f"fetching results of {outcome.run}", total, printer.note) as transfer:
         for folder in ("saved", "files"):
-            fetch(outcome.place, f"{outcome.run}/{folder}", into / folder, outcome.losses, progress)
+            fetch(outcome.place, f"{outcome.run}/{folder}", into / folder, outcome.losses, transfer.advance)
 
 
 def _say_json(outcome: _Outcome, printer: Printer) -> None:

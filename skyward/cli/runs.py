@@ -1,4 +1,4 @@
-"""Options that say where a run is, the printing of its output and of how much was fetched, for all commands on runs."""
+"""What commands on runs share: options that say where a run is, the printing of its output, how far a transfer is."""
 
 from __future__ import annotations
 
@@ -6,24 +6,26 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import click
 
 from skyward.builder.events import readable
 from skyward.errors import ConfigError
 from skyward.model.ssh import SshHost
-from skyward.runs.find import FoundRun
-from skyward.runs.follow import Progress
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from skyward.runs.find import FoundRun
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _QUIET_S = 1.0  # what is done by then is not worth a word
-_LINE_S = 5.0
+_LINE_S, _BAR_S = 5.0, 0.1  # between two lines, or two looks of a bar
 
 
 def key_options(command: Callable[..., int]) -> Callable[..., int]:
@@ -111,32 +113,48 @@ class Printer:
         click.echo(json.dumps({"event": event, "run": self._run, **about}, ensure_ascii=False))
 
 
-@contextmanager
-def fetching(what: str, total: int, printer: Printer) -> Iterator[Progress]:
-    """A listener for bytes that arrive, of so many in all."""
-    if sys.stderr.isatty():
-        from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-        from rich.progress import Progress as Bar
+class Transfer:
+    """Shows how far bytes have come, once that takes longer: by a bar on a terminal, else a line every few seconds.
 
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-        console = Console(file=sys.stderr, highlight=False)
-        with Bar(*columns, TransferSpeedColumn(), TimeRemainingColumn(), console=console, transient=True) as bar:
-            task = bar.add_task(f"skyward: {what}", total=total)
-            yield lambda count: bar.advance(task, count)
-        return
-    yield _in_lines(what, total, printer)
+    Attributes:
+        total: how many there are in all; 0 while that is not known.
+    """
+
+    def __init__(self, what: str, total: int = 0, note: Callable[[str], None] | None = None) -> None:
+        self.total = total
+        self._what, self._note = what, note or (lambda text: click.echo(f"skyward: {text}", err=True))
+        self._done, self._due = 0, time.monotonic() + _QUIET_S
+        self._bar: Progress | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def advance(self, count: int) -> None:
+        """So many bytes more have come."""
+        self._done += count
+        now, on_terminal = time.monotonic(), sys.stderr.isatty()
+        if now < self._due:
+            return
+        self._due = now + (_BAR_S if on_terminal else _LINE_S)
+        done = min(self._done, self.total or self._done)  # a stream has more bytes than its files
+        if not on_terminal:
+            self._note(f"{self._what}: {readable(done)} of {readable(self.total)}")
+            return
+        if self._bar is None:
+            self._bar = _bar()
+            self._bar.add_task(f"skyward: {self._what}")
+            self._bar.start()
+        self._bar.update(self._bar.task_ids[0], completed=done, total=self.total or None)
 
 
-def _in_lines(what: str, total: int, printer: Printer) -> Progress:
-    """A listener that says every few seconds how far it is."""
-    done, due = 0, time.monotonic() + _QUIET_S
+def _bar() -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-    def advance(count: int) -> None:
-        nonlocal done, due
-        done += count
-        if time.monotonic() >= due:
-            due = time.monotonic() + _LINE_S
-            printer.note(f"{what}: {readable(done)} of {readable(total)}")
-
-    return advance
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
+    console = Console(file=sys.stderr, highlight=False)
+    return Progress(*columns, TransferSpeedColumn(), TimeRemainingColumn(), console=console, transient=True)

@@ -23,6 +23,7 @@ from skyward.errors import ConfigError, SkywardError
 from skyward.nodes.process_id import ProcessId, current_user
 from skyward.records.journal import JournalWriter
 from skyward.records.run import FOLDER_VARIABLE, RunRecord, folder_of, new_id, write_json
+from skyward.runs import DOWN_FILE, ENDED_BY_DOWN
 from skyward.runs.program import Ended, block_signals, run_program
 from skyward.ssh.connection import KEY_FILE, KNOWN_HOSTS_FILE, read_handed
 
@@ -188,7 +189,11 @@ def _take_variables(folder: Path) -> dict[str, str]:
 
 
 def _note_end(folder: Path, ended: Ended) -> None:
-    write_json(folder / "end.json", {"status": ended.status, "ended": round(time.time(), 3), "reason": ended.reason})
+    reason = ended.reason
+    if (folder / DOWN_FILE).exists():
+        by_signal = reason is None or reason.startswith("ended by SIG")  # which down has sent
+        reason = ENDED_BY_DOWN if by_signal else f"{ENDED_BY_DOWN}; {reason}"
+    write_json(folder / "end.json", {"status": ended.status, "ended": round(time.time(), 3), "reason": reason})
 
 
 def main(folder: Path) -> int:

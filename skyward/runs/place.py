@@ -28,6 +28,7 @@ from skyward.nodes.run_directory import private_directory
 from skyward.records import journal
 from skyward.records.journal import Entry
 from skyward.records.run import RunRecord, runs_folder
+from skyward.runs import DOWN_FILE, ENDED_BY_DOWN
 from skyward.ssh.connection import CONNECT_S, SshConnection, connect
 from skyward.system import threading
 
@@ -66,6 +67,8 @@ class RunState:
     def text(self) -> str:
         """In a few words, for lists."""
         if self.phase == "ended":
+            if (self.reason or "").startswith(ENDED_BY_DOWN):
+                return "ended by down"
             return "ended" if self.status is None else "done" if self.status == 0 else f"failed ({self.status})"
         return self.phase
 
@@ -122,7 +125,10 @@ class RunPlace(ABC):
 
     @abstractmethod
     def signal(self, record: RunRecord, name: Literal["TERM", "KILL"]) -> None:
-        """Ask a run to end, or end it at once with the processes of its group. Nothing happens if it has ended."""
+        """Ask a run to end, or end it at once with the processes of its group. Nothing happens if it has ended.
+
+        That it was asked to is noted beside its record.
+        """
 
     @abstractmethod
     def mark_collected(self, record: RunRecord) -> None:
@@ -237,6 +243,8 @@ class ThisMachine(RunPlace):
         return None if process is None else not process.is_gone()
 
     def signal(self, record: RunRecord, name: Literal["TERM", "KILL"]) -> None:
+        with suppress(OSError):  # it is ended all the same, of a full disk as well
+            (self.folder / record.id / DOWN_FILE).touch(mode=0o600)
         if record.container is not None:
             from skyward.engine import Engine
 
@@ -299,6 +307,7 @@ there() {  # whether a process still is the one that started at this time; its g
     case $1 in [ZX]) return 1 ;; esac
     [ "${20}" = "$since" ]
 }
+mark() { if [ -d "${path%/*}" ]; then : >"$path"; fi; }
 for program in base64 tr head tail wc; do
     command -v $program >/dev/null || { say failed "there is no $program on its PATH"; exit; }
 done
@@ -328,15 +337,17 @@ while read -r word packed a b c; do
     process) if there "$a" "$b"; then say yes; else say no; fi; say end ;;
     container) if id=$(running "$a" "$b"); then say ${id:-no}; else say unknown; fi; say end ;;
     end-process)
+        mark
         if there "$a" "$b"; then
             if [ "$c" = KILL ] && [ "$group" = "$a" ]; then kill -KILL "-$a"; else kill "-$c" "$a"; fi
         fi 2>/dev/null
         say end ;;
     end-container)
+        mark
         if id=$(running "$a" "$b") && [ -n "$id" ]; then engine kill --signal "$c" "$id" >/dev/null; fi
         say end ;;
     collected)
-        if [ -d "${path%/*}" ]; then : >"$path"; fi
+        mark
         [ -z "$a" ] || rm -rf "/run/skyward/$(id -un)/pools/$a.run"  # the lease for which the machine waited
         say end ;;
     *) say failed "it does not know the word $word" ;;
@@ -396,13 +407,14 @@ class SshRuns(RunPlace):
         return next(self._ask("process", "", pid, started)) == "yes" if pid else None
 
     def signal(self, record: RunRecord, name: Literal["TERM", "KILL"]) -> None:
+        down = f"{record.id}/{DOWN_FILE}"
         if record.container is not None:
-            words = ("end-container", "", record.container, record.id, name)
+            words = ("end-container", down, record.container, record.id, name)
         else:
             pid, started = _process(record)
             if not pid:
                 raise ConfigError(f"The record of run {record.id} on {self.name} names no process. End it there.")
-            words = ("end-process", "", pid, started, name)
+            words = ("end-process", down, pid, started, name)
         list(self._ask(*words, timeout_s=_PATIENT_S))
 
     def mark_collected(self, record: RunRecord) -> None:

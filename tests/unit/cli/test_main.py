@@ -112,6 +112,23 @@ def test_an_interrupt_is_status_130(failing: None) -> None:
     assert main(["fail", "interrupt"]) == 130
 
 
+@pytest.mark.parametrize("module", ["click", "skyward.cli.results", "skyward.runs.place"])
+def test_an_interrupt_while_a_command_is_loaded_has_no_traceback(module: str) -> None:
+    """Whatever is imported at that moment."""
+    code = (
+        "import os, signal, sys\n"
+        "class Interrupts:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {module!r}:\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupts())\n"
+        "from skyward.cli.main import main\n"
+        "sys.exit(main(['attach', 'train']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "\nskyward: Interrupted.\n")
+
+
 def test_a_bug_is_not_hidden(failing: None) -> None:
     """What is no error of skyward's keeps its traceback."""
     with pytest.raises(KeyError):

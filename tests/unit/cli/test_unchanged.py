@@ -20,7 +20,7 @@ from tests.unit.cli.conftest import Skyward
 from tests.unit.engine.fake import FakeEngine
 
 RUN = "import sys\nfrom skyward.cli.main import main\nmain(sys.argv[1:])\nprint(*sys.modules, file=sys.stderr)"
-LOOK = "import sys\nfrom skyward.cli import unchanged\nprint(unchanged.answered(sys.argv[1:]))"
+LOOK = "import sys\nfrom skyward.cli.main import answered\nprint(answered(sys.argv[1:]))"
 SCRIPT = """
 import skyward as sky
 from config import COMMANDS

@@ -161,6 +161,37 @@ def test_logs_of_a_kept_pool_show_all_its_programs(runs: Path, capfd: pytest.Cap
     assert [json.loads(line)["run"] for line in capfd.readouterr().out.splitlines()] == ["z-1", "a-1"]
 
 
+@pytest.mark.parametrize("name", ["warm", "bbbb0001", "z-1"])
+def test_logs_of_a_node_that_is_not_there_say_which_are(
+    name: str, runs: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Those that have printed, and those that were ready; one that is there and has printed nothing is no error."""
+    _with_pool(runs, "z-1", "bbbb0001", "warm", "first", 1)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("SKYWARD_RUN", str(runs / "z-1"))
+        patched.setattr(pools, "_writer", pools._Writer())
+        for pool in ("bbbb0001", "cccc0001") if name == "z-1" else ("bbbb0001",):
+            record = pools.PoolRecord(pool, "0,0,x", print, name="warm")
+            record.event("opening")
+            record.event("node_ready", node=2, host="h")
+            record.close()
+
+    assert main(["logs", name, "--node", "0"]) == 0
+    assert capfd.readouterr().out == "[0] first\n"
+    assert main(["logs", name, "--node", "2"]) == 0
+    assert capfd.readouterr() == ("", "")
+    assert main(["logs", name, "--node", "9"]) == 2
+    what = "Run z-1" if name == "z-1" else "Pool bbbb0001"
+    assert capfd.readouterr() == ("", f"skyward: {what} has no node 9: its nodes are 0, 2.\n")
+
+
+def test_logs_of_a_run_without_nodes_say_so(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
+    """For any node."""
+    start("train-1").wait()
+    assert main(["logs", "train-1", "--node", "0"]) == 2
+    assert capfd.readouterr().err == "skyward: Run train-1 has no node 0: it has had no nodes.\n"
+
+
 def test_the_name_of_a_run_is_not_empty(start: Start, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The beginning of every name names none, also where there is one run alone."""
     start("train-1").wait()
