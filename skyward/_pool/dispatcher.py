@@ -11,12 +11,10 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from skyward._pool.background import Timers
-from skyward._pool.calls.stream import Streams
-from skyward._pool.calls.task import Task
-from skyward._pool.collective.gather import refuse
-from skyward._pool.load import Load
 from skyward._pool.nodes.worker_client import LostError, WorkerClient
-from skyward._pool.scheduler import Failed, Scheduler, SlotWatch
+from skyward._pool.scheduler import Failed, Load, Scheduler, SlotWatch
+from skyward._pool.services import refuse
+from skyward._pool.task import Streams, Task
 from skyward.errors import SkywardError, TaskCancelledError, TaskTimeoutError
 from skyward.system import threading, time
 from skyward.wire.frames import Connection, Frame

@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Any, Never, NoReturn, Self, TypeVar, overload
 
 from skyward._pool import config, signals
 from skyward._pool.background import Callbacks, Timers
-from skyward._pool.calls.checkpoints import Checkpoints
-from skyward._pool.calls.journaled import JournaledMap
-from skyward._pool.calls.runner import CallRunner
+from skyward._pool.calls import CallRunner
 from skyward._pool.code.functions import Functions
 from skyward._pool.code.shared_arguments import SharedArguments
 from skyward._pool.collective.worker_group import WorkerGroup
@@ -25,6 +23,7 @@ from skyward._pool.console import Printer
 from skyward._pool.dispatcher import Dispatcher
 from skyward._pool.display import follow_cells
 from skyward._pool.facts import Facts, measure, show_to_watchers
+from skyward._pool.maps import JournaledMap
 from skyward._pool.named import NamedPool
 from skyward._pool.nodes.manager import NodeManager
 from skyward._pool.nodes.node_client import NodeClient
@@ -32,6 +31,7 @@ from skyward._pool.nodes.node_table import NodeTable
 from skyward._pool.nodes.setup import WorkerSetup
 from skyward._pool.nodes.worker_output import place_of
 from skyward._pool.progress import Progress
+from skyward._pool.services import Checkpoints
 from skyward._pool.signals import Terminated, uninterrupted
 from skyward._pool.terminal import terminal
 from skyward.errors import PoolClosedError, PoolError, SkywardError, explained, shortened

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
-from skyward._pool.calls.task import Task
 from skyward._pool.display import rows_of, screen
+from skyward._pool.task import Task
 from skyward.system import Empty, SimpleQueue, time
 
 if TYPE_CHECKING:

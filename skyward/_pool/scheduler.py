@@ -1,18 +1,19 @@
 """The scheduler: chooses the worker for each call, and queues calls while no worker has room.
 
-The state behind `Dispatcher`, used under its lock: nothing here blocks, and messages are queued, not sent.
+The state behind `Dispatcher`, used under its lock: nothing here blocks, and messages are queued, not sent. `Load` reads
+it, and takes the lock itself.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 
-from skyward._pool.calls.task import Task
 from skyward._pool.nodes.worker_client import Fate, LostError, WorkerClient
+from skyward._pool.task import Task
 from skyward.errors import PoolError, SkywardError
-from skyward.system import time
+from skyward.system import threading, time
 from skyward.wire.messages import Kind
 
 STALE_S = 0.02  # a call that waits on a busy worker for longer is given to an idle one
@@ -283,3 +284,60 @@ class SlotWatch:
             f"{first_queued.function.name}() waits for a slot: all {slots} slots of the pool are held by open streams."
             " Take their items to the end or close them, or open the pool with more slots (concurrency=, nodes=)."
         )
+
+
+class Load:
+    """Reads the state of calls under the lock of `Dispatcher`.
+
+    Args:
+        schedule: which worker has which call.
+        lock: the one that guards it.
+    """
+
+    def __init__(self, schedule: Scheduler, lock: threading.Lock) -> None:
+        self._schedule, self._lock = schedule, lock
+        self._answered: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])  # calls, and errors, by node
+
+    def count_answer(self, node: int, calls: int, *, failed: bool) -> None:
+        """Count an answer of a node to so many calls; under the lock."""
+        answered = self._answered[node]
+        answered[0] += calls
+        answered[1] += failed
+
+    @property
+    def slots(self) -> int:
+        """How many calls the workers that are here can run at once."""
+        with self._lock:
+            return sum(worker.slots for worker in self._schedule.workers.values())
+
+    def held(self, worker: WorkerClient) -> list[Task]:
+        """The calls that a worker has been sent and has not answered; the first `slots` of them run."""
+        with self._lock:
+            return list(worker.outstanding.values())
+
+    def counts(self) -> dict[str, int]:
+        """How many calls run now and wait, and how many nodes have answered, by a result or an error."""
+        with self._lock:
+            held = [(len(worker.outstanding), worker.slots) for worker in self._schedule.all_workers]
+            running = sum(min(calls, slots) for calls, slots in held)
+            queued = sum(calls for calls, _ in held) - running + self._schedule.queued
+            done, failed = (sum(each[which] for each in self._answered.values()) for which in (0, 1))
+            return {"running": running, "queued": queued, "done": done, "failed": failed}
+
+    def counts_of(self, node: int) -> dict[str, int]:
+        """The same of one node, with what those before it at its index have answered."""
+        with self._lock:
+            held = [(len(w.outstanding), w.slots) for w in self._schedule.all_workers if w.node == node]
+            running = sum(min(calls, slots) for calls, slots in held)
+            done, failed = self._answered[node]
+            return {"running": running, "queued": sum(n for n, _ in held) - running, "done": done, "failed": failed}
+
+    def has_begun(self, task: Task) -> bool:
+        """Whether a call runs now."""
+        worker = self._schedule.worker_of(task)
+        return worker is not None and task in self.held(worker)[: worker.slots]
+
+    def has_hung_up(self, task: Task) -> bool:
+        """Whether the worker of a call has closed its connection, and why is not known yet."""
+        worker = self._schedule.worker_of(task)
+        return worker is not None and worker.hung_up

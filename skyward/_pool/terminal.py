@@ -17,11 +17,11 @@ from pathlib import Path
 from types import GeneratorType
 from typing import Any, TypeVar
 
-from skyward._pool.calls.task import Task
 from skyward._pool.console import Printer
 from skyward._pool.display import this_cell
 from skyward._pool.nodes.worker_client import WorkerClient
 from skyward._pool.signals import uninterrupted
+from skyward._pool.task import Task
 from skyward.errors import ConfigError
 from skyward.model.call import Call
 from skyward.model.instance import only_node

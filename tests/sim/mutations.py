@@ -14,15 +14,15 @@ DISPATCH, SCHEDULE, NODE, MANAGER, TABLE, GROUP = (
 )
 COLLECTIVE, GATHER, TASK, RUNNER, STREAM = (
     "_pool/collective/call.py",
-    "_pool/collective/gather.py",
-    "_pool/calls/task.py",
-    "_pool/calls/runner.py",
-    "_pool/calls/stream.py",
+    "_pool/services.py",
+    "_pool/task.py",
+    "_pool/calls.py",
+    "_pool/task.py",
 )
 FRAMES, WORKER, OUTPUT, CLOCK = (
     "wire/frames.py",
     "_pool/nodes/worker_client.py",
-    "_pool/backlog.py",
+    "_pool/console.py",
     "_pool/background.py",
 )
 

@@ -53,7 +53,7 @@ def test_a_stream_may_outlive_its_simulation() -> None:
     """One that nobody has read to its end is garbage only then; nothing is said of it."""
     program = """
 import tests.sim.install
-from skyward._pool.calls.stream import StreamSource
+from skyward._pool.task import StreamSource
 from skyward.system import SimpleQueue
 stream = StreamSource(print, print, 0.0, SimpleQueue()).open(print, print)
 del stream

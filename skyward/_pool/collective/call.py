@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from skyward._pool.calls.task import Broadcast, Task
 from skyward._pool.collective import diagnosis
 from skyward._pool.collective.connectivity import Pair, PartitionDetector
 from skyward._pool.collective.diagnosis import PROBE_S, STUCK_S, Blame, Failure, HangDetector
-from skyward._pool.collective.gather import GatherCoordinator
 from skyward._pool.collective.worker_group import WorkerGroup
 from skyward._pool.dispatcher import Dispatcher
+from skyward._pool.services import GatherCoordinator
 from skyward._pool.signals import uninterrupted
+from skyward._pool.task import Broadcast, Task
 from skyward.errors import SkywardError, TaskCancelledError, TaskTimeoutError
 from skyward.system import threading, time
 from skyward.system.futures import TimeoutError as FutureTimeout

@@ -17,7 +17,7 @@ from itertools import zip_longest
 from signal import SIGABRT
 from typing import Any, NamedTuple
 
-from skyward._pool.calls.task import Task
+from skyward._pool.task import Task
 from skyward.errors import CollectiveHangError, PartitionError, TaskError, WorkerLostError
 from skyward.system import time
 from skyward.wire import payload

@@ -9,14 +9,14 @@ from functools import partial
 from typing import Any
 
 from skyward._pool import named
-from skyward._pool.calls.task import Task
-from skyward._pool.collective.gather import ALONE, refuse
 from skyward._pool.named import Order
 from skyward._pool.nodes import log_records
 from skyward._pool.nodes.ending import ended_in_words
 from skyward._pool.nodes.pool_link import PoolLink
 from skyward._pool.nodes.worker_client import Fate, LostError, SharedValueIndex, WorkerClient
 from skyward._pool.nodes.worker_output import WorkerOutput
+from skyward._pool.services import ALONE, refuse
+from skyward._pool.task import Task
 from skyward._pool.terminal import terminal
 from skyward.errors import SkywardError, WireError, WorkerLostError
 from skyward.model.instance import EXIT_DISMISSED, SETUP

@@ -8,10 +8,10 @@ from skyward._pool.background import Timers
 from skyward._pool.code.bundle import CodeBundle, bundle_paths, local_modules
 from skyward._pool.collective import diagnosis
 from skyward._pool.collective.diagnosis import PATIENCE_S, Blame, is_noticed
-from skyward._pool.collective.gather import GatherCoordinator
 from skyward._pool.config import PoolConfig
 from skyward._pool.nodes.node_client import NodeClient
 from skyward._pool.nodes.worker_client import WorkerClient
+from skyward._pool.services import GatherCoordinator
 from skyward.errors import PluginError
 from skyward.model.image import Image
 from skyward.model.instance import SETUP

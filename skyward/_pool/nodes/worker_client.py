@@ -9,11 +9,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 
-from skyward._pool.calls.task import Task
 from skyward._pool.code.functions import Function
 from skyward._pool.code.shared_arguments import BUDGET, SharedValue
-from skyward._pool.collective.gather import GatherCoordinator
+from skyward._pool.services import GatherCoordinator
 from skyward._pool.signals import uninterrupted
+from skyward._pool.task import Task
 from skyward.errors import SkywardError, WireError
 from skyward.runner.shared_values import KEEP, LEAVE, TAKE
 from skyward.wire import payload

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from skyward._pool.background import Timers
-from skyward._pool.calls.task import Task
 from skyward._pool.code.functions import Function
 from skyward._pool.dispatcher import Dispatcher
 from skyward._pool.nodes.worker_client import LostError, WorkerClient
+from skyward._pool.task import Task
 from skyward.errors import WireError, WorkerLostError
 from skyward.wire import payload
 from skyward.wire.frames import Connection, Frame

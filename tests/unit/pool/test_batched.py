@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from skyward._pool.calls.batched import BatchedMap, Sending, pays
-from skyward._pool.calls.task import Task
+from skyward._pool.maps import BatchedMap, Sending, pays
+from skyward._pool.task import Task
 from skyward.errors import SerializationError, WorkerLostError
 from skyward.system import SimpleQueue
 from skyward.wire import payload
@@ -31,8 +31,8 @@ class Played:
         self._ids = itertools.count(1)
 
     def run(self, slots: int = 2) -> list[Any]:
-        sending = Sending(self._single, self._batch, self._submit, self.cancelled.extend, lambda: None)
-        return BatchedMap(self.items, slots, sending, quiet=True).run()
+        sending = Sending(self._single, self._batch, self._submit, self.cancelled.extend, lambda: None, quiet=True)
+        return BatchedMap(self.items, slots, sending).run()
 
     def _single(self, index: int) -> Task:
         data, buffers = payload.dumps_arguments((self.items[index],), {}, of="work")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from skyward._pool.calls.checkpoints import Checkpoints
+from skyward._pool.services import Checkpoints
 from skyward.runtime.checkpoint_store import Commit, FileFacts
 from skyward.system import SimpleQueue
 from skyward.wire.frames import Frame

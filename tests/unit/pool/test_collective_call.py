@@ -9,12 +9,12 @@ from typing import Any, cast
 import pytest
 
 from skyward._pool.background import Timers
-from skyward._pool.calls.task import Task
 from skyward._pool.collective import call as module
 from skyward._pool.collective import connectivity as partition
 from skyward._pool.collective.call import CollectiveCall
-from skyward._pool.collective.gather import GatherCoordinator
 from skyward._pool.collective.worker_group import WorkerGroup
+from skyward._pool.services import GatherCoordinator
+from skyward._pool.task import Task
 from skyward.errors import (
     CollectiveHangError,
     PartitionError,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from skyward._pool.calls.task import Task
 from skyward._pool.code.functions import Function
 from skyward._pool.dispatcher import GRACE_S, TICK_S
 from skyward._pool.scheduler import HELD_S, STALE_S
+from skyward._pool.task import Task
 from skyward.errors import PoolClosedError, PoolError, WorkerLostError
 from skyward.wire.frames import Frame
 from skyward.wire.messages import RESULT_HEAD, Kind

@@ -18,8 +18,8 @@ from hypothesis.stateful import (
 )
 
 from skyward._pool import dispatcher as dispatch
-from skyward._pool.calls.task import Task
 from skyward._pool.nodes.worker_client import WorkerClient
+from skyward._pool.task import Task
 from skyward.errors import PoolError
 from skyward.wire.frames import Frame
 from skyward.wire.messages import Kind

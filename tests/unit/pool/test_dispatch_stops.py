@@ -6,8 +6,8 @@ import gc
 
 import pytest
 
-from skyward._pool.calls.task import Task
 from skyward._pool.dispatcher import GRACE_S, TICK_S
+from skyward._pool.task import Task
 from skyward.errors import TaskCancelledError, TaskTimeoutError, WorkerLostError
 from skyward.wire.frames import Frame
 from skyward.wire.messages import Kind

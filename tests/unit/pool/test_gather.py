@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from skyward._pool.background import Timers
-from skyward._pool.collective.gather import GatherCoordinator, refuse
+from skyward._pool.services import GatherCoordinator, refuse
 from skyward.errors import WireError, WorkerLostError
 from skyward.wire import payload
 from skyward.wire.frames import Buffer, Connection, Frame

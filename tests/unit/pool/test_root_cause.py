@@ -6,7 +6,6 @@ import pickle
 
 import pytest
 
-from skyward._pool.calls.task import Task
 from skyward._pool.collective.diagnosis import (
     PATIENCE_S,
     UNEXPLAINED_PATIENCE_S,
@@ -15,6 +14,7 @@ from skyward._pool.collective.diagnosis import (
     patience_s,
     root_cause,
 )
+from skyward._pool.task import Task
 from skyward.errors import PluginError, PoolClosedError, TaskTimeoutError, WorkerLostError
 from skyward.wire.exceptions import Record
 from skyward.wire.frames import Frame

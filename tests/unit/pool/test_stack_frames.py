@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from skyward._pool.calls.task import Task
 from skyward._pool.collective.diagnosis import (
     Failure,
     FailureReport,
@@ -16,6 +15,7 @@ from skyward._pool.collective.diagnosis import (
     of_failures,
     of_record,
 )
+from skyward._pool.task import Task
 from skyward.errors import WorkerLostError
 from skyward.model.instance import CODE_DIR
 from skyward.wire.exceptions import Record

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from skyward._pool.calls.stream import RemoteStream, StreamSource
+from skyward._pool.task import RemoteStream, StreamSource
 from skyward.system import SimpleQueue
 from skyward.wire.frames import Frame
 from skyward.wire.messages import Kind

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from skyward._pool.background import Callbacks
-from skyward._pool.calls.runner import CallFuture, Latch
-from skyward._pool.calls.task import Task
+from skyward._pool.calls import CallFuture, Latch
+from skyward._pool.task import Task
 from skyward.errors import (
     PoolClosedError,
     RemoteTraceback,

@@ -5,29 +5,27 @@ Also what waits for them: a latch in the thread of the caller, a future for call
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import os
 import reprlib
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, NoReturn, TypeVar, cast
 
 from skyward._pool.background import Callbacks, Timers
-from skyward._pool.calls.batched import BatchedMap, Sending, pays
-from skyward._pool.calls.journaled import JournaledMap, Running
-from skyward._pool.calls.task import Broadcast, Task, item_note
 from skyward._pool.code.functions import Functions
 from skyward._pool.code.shared_arguments import Packed
 from skyward._pool.collective.call import CollectiveCall
-from skyward._pool.collective.gather import GatherCoordinator
 from skyward._pool.collective.worker_group import WorkerGroup
 from skyward._pool.console import Printer
 from skyward._pool.dispatcher import Dispatcher
+from skyward._pool.maps import BatchedMap, JournaledMap, Sending, check_map, pays
 from skyward._pool.progress import Counting
+from skyward._pool.services import GatherCoordinator
 from skyward._pool.signals import uninterrupted
+from skyward._pool.task import Broadcast, Task, item_note
 from skyward.errors import PoolClosedError, PoolError, TaskCancelledError, WorkerLostError, shortened
 from skyward.model.call import Call
 from skyward.system import SimpleQueue, process_end, threading
@@ -88,17 +86,21 @@ class CallRunner:
         return tuple(self._run_all([self._task(call) for call in calls], counted=True))
 
     def run_stream(self, calls: Iterable[Call[Any]], *, ordered: bool) -> Iterator[Any]:
-        tasks = [self._task(call) for call in calls]
-        return self._yield_results(tasks, self._submit(tasks), ordered)
+        tasks, arrived = [self._task(call) for call in calls], SimpleQueue[Task]()
+        self._submit(tasks, arrived)
+        return self._yield_results(tasks, arrived, ordered)
 
     def map(self, fn: Callable[..., Any], *iterables: Iterable[Any], journal: JournaledMap | None = None) -> list[Any]:
         __tracebackhide__ = True  # IPython and pytest leave such frames out of tracebacks
-        _check_map(fn, iterables)
+        check_map(fn, iterables)
         plain: Callable[..., Any] = getattr(fn, "fn", fn)
         timeout, retries = getattr(fn, "timeout", None), getattr(fn, "retries", 0)
         several = len(iterables) > 1  # an item is then a tuple of arguments
 
-        def task(index: int, item: Any) -> Task:
+        known = list(zip(*iterables, strict=False) if several else iterables[0])
+
+        def single(index: int) -> Task:
+            item = known[index]
             try:
                 made = self._task(PlainCall(plain, item if several else (item,), {}, timeout, retries))
             except Exception as error:
@@ -107,34 +109,24 @@ class CallRunner:
             made.item = index, item
             return made
 
-        known = list(zip(*iterables, strict=False) if several else iterables[0])
-        if journal is None:
-            # In a batch each call has one argument, no limit, is not repeated, and its result is trusted.
-            limited = timeout is not None or self.default_timeout_s is not None
-            alone = several or limited or retries or self.functions.only_data
-            if not alone and pays(plain, len(known), slots := self.dispatcher.load.slots):
-                return self._run_batches(plain, known, task, slots)
-            return self._run_all(list(itertools.starmap(task, enumerate(known))), counted=True)
-
-        def start(missing: Sequence[int]) -> Running:
-            tasks = [task(index, known[index]) for index in missing]
-            counting = Counting(tasks, quiet=self.printer.is_quiet)
-            return Running(tasks, self._submit(tasks), self._cancel, self.printer.drain, counting)
-
-        return journal.run(plain, known if several else [(item,) for item in known], start)
-
-    def _run_batches(
-        self, fn: Callable[[T], Any], items: list[T], single: Callable[[int, T], Task], slots: int
-    ) -> list[Any]:
-        def batch(data: bytes) -> Task:
-            made = Task(next(self._ids), self.functions.get(fn), data, (), None, 0)
-            made.is_batch = True
-            return made
-
         sending = Sending(
-            lambda index: single(index, items[index]), batch, self._submit_to, self._cancel, self.printer.drain
+            *(single, partial(self._batch, plain), self._submit, self._cancel),
+            *(self.printer.drain, self.printer.is_quiet),
         )
-        return BatchedMap(items, slots, sending, quiet=self.printer.is_quiet).run()
+        if journal is not None:
+            return journal.run(plain, known if several else [(item,) for item in known], sending)
+        # In a batch each call has one argument, no limit, is not repeated, and its result is trusted.
+        limited = timeout is not None or self.default_timeout_s is not None
+        alone = several or limited or retries or self.functions.only_data
+        if not alone and pays(plain, len(known), slots := self.dispatcher.load.slots):
+            return BatchedMap(known, slots, sending).run()
+        return self._run_all(list(map(single, range(len(known)))), counted=True)
+
+    def _batch(self, fn: Callable[..., Any], items: bytes) -> Task:
+        """A call for each of the items in this payload."""
+        made = Task(next(self._ids), self.functions.get(fn), items, (), None, 0)
+        made.is_batch = True
+        return made
 
     def start_packed(self, packed: Packed) -> Future[Any]:
         """Run a call with shared arguments in the background."""
@@ -158,13 +150,8 @@ class CallRunner:
             part.pin = rank
         return parts
 
-    def _submit(self, tasks: list[Task]) -> SimpleQueue[Task]:
+    def _submit(self, tasks: list[Task], arrived: SimpleQueue[Task]) -> None:
         """Send calls; the queue receives each of them when it has ended."""
-        arrived: SimpleQueue[Task] = SimpleQueue()
-        self._submit_to(tasks, arrived)
-        return arrived
-
-    def _submit_to(self, tasks: list[Task], arrived: SimpleQueue[Task]) -> None:
         for task in tasks:
             task.on_done(arrived.put)
         with uninterrupted:
@@ -241,56 +228,6 @@ class CallRunner:
         finally:
             counting.close(finished=not left)
             self._cancel(left)
-
-
-def _check_map(fn: Any, iterables: tuple[Any, ...]) -> None:
-    """Refuse a map of what is no function, over what are no items, or with more or fewer than the function takes.
-
-    Raises:
-        TypeError: the message says what to write.
-    """
-    if hasattr(fn, "fn") and hasattr(fn, "args"):
-        raise TypeError(f"map() takes the function itself, as in `pool.map(f, items)`; found the call {fn!r}.")
-    if not callable(fn):
-        raise TypeError(
-            f"map() takes a function, and then its items, as in `pool.map(f, items)`; found {reprlib.repr(fn)} in the "
-            "function's place."
-        )
-    for items in iterables:
-        try:
-            iter(items)
-        except TypeError:
-            remedy = f"for the numbers below it write range({items})" if isinstance(items, int) else "make it a list"
-            raise TypeError(
-                f"map() calls the function once for each item of an iterable; found {reprlib.repr(items)} of type "
-                f"{type(items).__name__}: {remedy}."
-            ) from None
-    _check_takes(fn, len(iterables))
-
-
-def _check_takes(fn: Callable[..., Any], count: int) -> None:
-    """A map calls its function with one item of each iterable.
-
-    Raises:
-        TypeError: it takes more or fewer arguments.
-    """
-    plain = getattr(fn, "fn", fn)
-    try:
-        signature = inspect.signature(plain, follow_wrapped=False)
-    except (TypeError, ValueError):  # a function written in C that does not say
-        return
-    try:
-        signature.bind(*[None] * count)
-    except TypeError as error:
-        name = getattr(plain, "__name__", None) or type(plain).__name__
-        if count > 1:
-            raise TypeError(
-                f"map() calls {name}() with an item of each of {count} iterables, which does not fit it: {error}."
-            ) from None
-        raise TypeError(
-            f"map() calls {name}() with one item, which does not fit it: {error}. For items of several arguments write "
-            f"`sky.gather(*({name if name.isidentifier() else 'f'}(*item) for item in items)) >> pool`."
-        ) from None
 
 
 class Unread(Exception):  # noqa: N818

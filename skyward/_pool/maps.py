@@ -1,0 +1,341 @@
+"""`pool.map`: items that travel together, and results that a journal keeps.
+
+Items share a message where one for each would cost more than its call. A worker calls the function for one item of a
+batch after the other, and after 5 ms it answers with the results so far. What it has not come to is sent again: where a
+call took a millisecond or more, in batches of as many items as it has finished in that time, mostly one; else in
+somewhat smaller batches. So nobody has to know how long a function takes: an item waits behind another of a slow
+function at most once, and the last items are spread over all workers. With `journal=` each item is a call of its own:
+results that the file holds are taken from there, the others are computed and kept in it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import reprlib
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from skyward._pool.code.identity import Arguments, code_digest
+from skyward._pool.config import PoolConfig
+from skyward._pool.progress import Counting, Progress
+from skyward._pool.signals import uninterrupted
+from skyward._pool.task import Task, item_note
+from skyward.errors import ConfigError, JournalError, SerializationError
+from skyward.records.results import ResultJournal, ResultKey
+from skyward.system import SimpleQueue
+from skyward.wire import payload
+from skyward.wire.batch import COUNT, Packer, Unpacker
+from skyward.wire.messages import RESULT_HEAD
+
+_PER_SLOT = 4  # batches to begin with, so that no slot waits long for another at the end
+_LEAST, _MOST = 8, 4096  # items of one to begin with
+_SHORT_S = 0.001  # a call that takes longer gains little from a batch
+
+
+def check_map(fn: Any, iterables: tuple[Any, ...]) -> None:
+    """Refuse a map of what is no function, over what are no items, or with more or fewer than the function takes.
+
+    Raises:
+        TypeError: the message says what to write.
+    """
+    if hasattr(fn, "fn") and hasattr(fn, "args"):
+        raise TypeError(f"map() takes the function itself, as in `pool.map(f, items)`; found the call {fn!r}.")
+    if not callable(fn):
+        raise TypeError(
+            f"map() takes a function, and then its items, as in `pool.map(f, items)`; found {reprlib.repr(fn)} in the "
+            "function's place."
+        )
+    for items in iterables:
+        try:
+            iter(items)
+        except TypeError:
+            remedy = f"for the numbers below it write range({items})" if isinstance(items, int) else "make it a list"
+            raise TypeError(
+                f"map() calls the function once for each item of an iterable; found {reprlib.repr(items)} of type "
+                f"{type(items).__name__}: {remedy}."
+            ) from None
+    _check_takes(fn, len(iterables))
+
+
+def _check_takes(fn: Callable[..., Any], count: int) -> None:
+    """A map calls its function with one item of each iterable.
+
+    Raises:
+        TypeError: it takes more or fewer arguments.
+    """
+    plain = getattr(fn, "fn", fn)
+    try:
+        signature = inspect.signature(plain, follow_wrapped=False)
+    except (TypeError, ValueError):  # a function written in C that does not say
+        return
+    try:
+        signature.bind(*[None] * count)
+    except TypeError as error:
+        name = getattr(plain, "__name__", None) or type(plain).__name__
+        if count > 1:
+            raise TypeError(
+                f"map() calls {name}() with an item of each of {count} iterables, which does not fit it: {error}."
+            ) from None
+        raise TypeError(
+            f"map() calls {name}() with one item, which does not fit it: {error}. For items of several arguments write "
+            f"`sky.gather(*({name if name.isidentifier() else 'f'}(*item) for item in items)) >> pool`."
+        ) from None
+
+
+class Sending(NamedTuple):
+    """How the calls of a map are made and sent.
+
+    Attributes:
+        single: makes the call for the item with this number.
+        batch: makes the call for the items in this payload.
+        submit: sends calls; the queue receives each of them when it has ended.
+        cancel: stops those that have not ended.
+        drain: waits until what was printed before is shown.
+        quiet: show no progress.
+    """
+
+    single: Callable[[int], Task]
+    batch: Callable[[bytes], Task]
+    submit: Callable[[list[Task], SimpleQueue[Task]], None]
+    cancel: Callable[[Sequence[Task]], None]
+    drain: Callable[[], None]
+    quiet: bool
+
+
+def pays(fn: Callable[..., Any], items: int, slots: int) -> bool:
+    """Whether batches are tried with a function and so many items."""
+    return items >= _LEAST * _PER_SLOT * slots and not inspect.isgeneratorfunction(fn)
+
+
+class BatchedMap:
+    """A map whose items travel in batches.
+
+    Args:
+        items: the arguments of its calls.
+        slots: how many calls can run at once.
+        sending: how they are sent.
+    """
+
+    def __init__(self, items: Sequence[Any], slots: int, sending: Sending) -> None:
+        self._items, self._slots, self._sending = items, max(1, slots), sending
+        self._results: list[Any] = [None] * len(items)
+        self._ended = 0
+        self._arrived: SimpleQueue[Task] = SimpleQueue()
+        self._open: dict[Task, range] = {}  # the calls that have not ended, and their items
+
+    def run(self) -> list[Any]:
+        """The results, in the order of the items.
+
+        Raises:
+            The first error of any item, the others being stopped.
+        """
+        calls = self._calls(range(len(self._items)), self._part(len(self._items)))
+        try:
+            with Counting(tuple(calls), quiet=self._sending.quiet, total=len(self._items)) as counting:
+                self._send(calls)
+                while self._open:
+                    task = counting.take(self._arrived, self._ended)
+                    self._take(task, self._open.pop(task))
+            self._sending.drain()
+        except BaseException:
+            self._sending.cancel(tuple(self._open))
+            raise
+        return self._results
+
+    def _part(self, items: int) -> int:
+        """How many of these items make a batch, so that there are several for each slot."""
+        return min(_MOST, items // (_PER_SLOT * self._slots))
+
+    def _calls(self, items: range, size: int) -> dict[Task, range]:
+        """The calls for these items, each with its own."""
+        calls = {}
+        while items:
+            packer = self._packed(items[:size])
+            task = self._sending.batch(packer.dumps()) if len(packer) > 1 else self._sending.single(items.start)
+            calls[task] = items[: max(1, len(packer))]
+            items = items[len(calls[task]) :]
+        return calls
+
+    def _packed(self, items: range) -> Packer:
+        """As many of these items, from the first on, as are small together; of one alone nothing has to be packed."""
+        packer = Packer()
+        if len(items) < 2 or packer.add_numbers(self._items[items.start : items.stop]):
+            return packer
+        for index in items:
+            try:
+                packer.add(self._items[index], "An item")
+            except SerializationError:  # the call for it alone tells what in it cannot be pickled
+                break
+            if packer.is_full:
+                packer.remove_last()
+                break
+        return packer
+
+    def _send(self, calls: dict[Task, range]) -> None:
+        self._open.update(calls)
+        self._sending.submit(list(calls), self._arrived)
+
+    def _take(self, task: Task, items: range) -> None:
+        """Keep what a call has given, and send the items that it has not come to."""
+        if task.failed:
+            self._sending.drain()
+            raise self._error(task, items)
+        if not task.is_batch or task.stream is not None:
+            results = [task.value()]
+        else:
+            assert task.frame is not None
+            results = Unpacker(memoryview(task.frame.head)[RESULT_HEAD.size :]).all(
+                f"A result of {task.function.name}()"
+            )
+        done = len(results)
+        size = 1 if task.stream is not None else done  # a generator's items come over the call that has returned it
+        self._results[items.start : items.start + done] = results
+        self._ended += done
+        if rest := items[done:]:
+            if task.stream is None and task.run_s < done * _SHORT_S:
+                size = max(size, self._part(len(rest)))
+            self._send(self._calls(rest, size))
+
+    def _error(self, task: Task, items: range) -> BaseException:
+        """What a call has failed with; it names the item, or the few of which it can be any."""
+        error = task.failure()
+        assert error is not None
+        if not task.is_batch:
+            return error
+        if task.error is None and task.frame is not None and task.frame.buffers:
+            index = items[COUNT.unpack(task.frame.buffers[0])[0]]
+            return payload.noted(error, item_note(index, self._items[index]))
+        return payload.noted(error, f"for one of the items {items[0]} to {items[-1]} of the map, which ran together")
+
+
+@dataclass(frozen=True, slots=True)
+class JournaledMap:
+    """A map of one function with a journal.
+
+    Attributes:
+        journal: its file.
+        image: identity of what the nodes run.
+        only_data: whether the pool reads results as data only.
+        tell: prints a line that stays.
+    """
+
+    journal: str | Path
+    image: str
+    only_data: bool
+    tell: Callable[[str], None]
+
+    @classmethod
+    def of(cls, journal: str | Path, image: str | None, pool: PoolConfig, progress: Progress) -> JournaledMap:
+        """For a pool with an image of this name; without one, what the nodes run is this Python at the provider."""
+        python = f"{pool.provider.name}, Python {sys.version_info.major}.{sys.version_info.minor}"
+        return cls(journal, image or python, pool.results == "data", progress.tell)
+
+    def run(self, fn: Callable[..., Any], calls: Sequence[tuple[Any, ...]], sending: Sending) -> list[Any]:
+        """The results of all calls, in their order.
+
+        Args:
+            fn: the undecorated function.
+            calls: its arguments in each of them.
+            sending: how they are made and sent.
+
+        Raises:
+            ConfigError: the file is not a journal of this user's, or is in use.
+            JournalError: it cannot be read or written.
+            SerializationError: the function or an item cannot be told from others.
+            Whatever a call raises; the results that came before it are kept.
+        """
+        name = getattr(fn, "__qualname__", type(fn).__name__).rpartition("<locals>.")[2]
+        if inspect.isgeneratorfunction(fn):
+            raise ConfigError(f"journal= keeps results; {name}() is a generator function. Let it return a list.")
+        with ResultJournal(self.journal) as journal:
+            keys = self._keys(fn, name, calls)
+            kept = [self._kept(journal, key) for key in keys]
+            missing = [index for index, parts in enumerate(kept) if parts is None]
+            if keys and (said := self._said(journal, keys[0], len(keys), len(missing))):
+                self.tell(said)
+            tasks = self._compute(journal, keys, missing, sending)
+        computed = iter(tasks)
+        return [next(computed).value() if parts is None else self._value(parts, name) for parts in kept]
+
+    def _keys(self, fn: Callable[..., Any], name: str, calls: Sequence[tuple[Any, ...]]) -> list[ResultKey]:
+        first = ResultKey(function=name, code=code_digest(fn), image=self.image, arguments="")
+        arguments, seen, keys = Arguments(), Counter[str](), []
+        for call in calls:
+            digest = arguments.digest(call, of=name)
+            keys.append(replace(first, arguments=digest, occurrence=seen[digest]))
+            seen[digest] += 1
+        return keys
+
+    def _kept(self, journal: ResultJournal, key: ResultKey) -> tuple[bool, list[bytearray]] | None:
+        """A result as it came from its node, and whether that made it as data only; None if it is not to be used."""
+        is_data = journal.is_data(key)
+        if is_data is None or (self.only_data and not is_data):
+            return None
+        parts = journal.load(key)
+        return None if parts is None else (is_data, parts)
+
+    def _value(self, kept: tuple[bool, list[bytearray]], name: str) -> Any:
+        is_data, (data, *buffers) = kept
+        return payload.loads(data, buffers, what=f"A result of {name}() in {self.journal}", only_data=is_data)
+
+    def _compute(
+        self, journal: ResultJournal, keys: Sequence[ResultKey], missing: Sequence[int], sending: Sending
+    ) -> list[Task]:
+        """Keep results as they come; on the first error, and on Ctrl-C, keep those that are here and stop the rest."""
+        tasks, arrived = [sending.single(index) for index in missing], SimpleQueue[Task]()
+        place = {task: keys[index] for task, index in zip(tasks, missing, strict=True)}
+        counting = Counting(tasks, quiet=sending.quiet)
+        sending.submit(tasks, arrived)
+        try:
+            with counting:
+                for _ in tasks:
+                    task = counting.take(arrived)
+                    sending.drain()
+                    self._keep(journal, place.pop(task), task)
+        except JournalError:
+            sending.cancel(tasks)
+            raise
+        except BaseException:
+            sending.cancel(tasks)
+            with suppress(JournalError):  # the error that is raised matters more
+                for task, key in place.items():
+                    if task.done and not task.failed and task.stream is None:
+                        self._keep(journal, key, task)
+            raise
+        return tasks
+
+    def _keep(self, journal: ResultJournal, key: ResultKey, task: Task) -> None:
+        if task.failed:
+            task.value()  # raises
+        if task.frame is None:
+            raise ConfigError(f"journal= keeps results; {key.function}() returned an iterator. Let it return a list.")
+        body = memoryview(task.frame.head)[RESULT_HEAD.size :]
+        with uninterrupted:
+            journal.keep(key, [body, *task.frame.buffers], only_data=self.only_data)
+
+    def _said(self, journal: ResultJournal, key: ResultKey, items: int, missing: int) -> str:
+        """What a user has to know of a journal with earlier results; "" if there are none."""
+        said = f"{items - missing} of {items} results are there" if missing < items else ""
+        earlier = [each for each in journal.keys if each.function == key.function]
+        code = sum(each.code != key.code for each in earlier)
+        image = sum(each.code == key.code and each.image != key.image for each in earlier)
+        others = sorted({each.function for each in journal.keys} - {key.function})
+        unused = []
+        if code:
+            unused.append(f"{key.function}() has changed: {_counted(code)} of another version of it")
+        if image:
+            unused.append(f"{_counted(image)} of another image")
+        if not earlier and others:
+            named = ", ".join(f"{name}()" for name in others[:3]) + ", ..." * (len(others) > 3)
+            unused.append(f"all {_counted(len(journal))} of {named}")
+        texts = [said] * bool(said) + [f"{text} and not used" for text in unused]
+        return f"journal {self.journal}: {'; '.join(texts)}" if texts else ""
+
+
+def _counted(results: int) -> str:
+    return f"{results} results are" if results > 1 else "1 result is"

@@ -1,0 +1,295 @@
+"""What functions on nodes ask of this client while they run: `gather` with other ranks, and checkpoints.
+
+A gather collects a value from every rank of one set-up or one broadcast, and answers them all. Values pass through as
+the pickles they came as. Whatever keeps a rank from coming (the deadline, its end, a gather of another name) fails the
+gather for every rank, those that come later included: ranks that are out of step stay so.
+
+Checkpoints are what functions commit; it is kept here, and given to those that follow. Requests are served in a thread
+of their own, in the order in which they came: who reads a worker's socket never waits for the disk. A worker that is
+lost is heard no more before its call is sent again, so that only one run of it commits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from skyward._pool.background import Timers
+from skyward.errors import CheckpointError, WireError
+from skyward.records.run import run_of_process
+from skyward.runtime.checkpoint import is_name
+from skyward.runtime.checkpoint_store import CheckpointStore, Commit
+from skyward.system import SimpleQueue, threading, time
+from skyward.wire.frames import Buffer, Connection, Frame
+from skyward.wire.messages import RESULT_HEAD, Kind, decode, encode
+from skyward.wire.payload import load_record
+
+if TYPE_CHECKING:
+    from skyward._pool.task import Task
+
+CALL_LIMIT_S = 60.0  # of a gather in a call, unless it names its own
+ALONE = (
+    "this worker was started again and is set up alone, where all ranks are needed. Declare the plugin collective "
+    "(Plugin.with_collective()): its ranks are then set up together again."
+)
+_Reply = tuple[dict[str, Any], Sequence[Buffer]]  # to what is asked of a checkpoint
+
+
+# gather --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _GatherRequest:
+    """The gather of one rank: where to answer, and its pickled value with the buffers beside it."""
+
+    connection: Connection
+    call: int
+    number: int
+    value: Sequence[Buffer]
+
+    def answer(self, document: dict[str, object], values: Sequence[Buffer] = ()) -> None:
+        """Send the outcome, without waiting for the worker to read it."""
+        with suppress(WireError):  # its reader notices the same, and `ended` follows
+            self.connection.post(Frame(Kind.GATHERED, self.call, encode({"round": self.number, **document}), values))
+
+
+_Answers = list[tuple[_GatherRequest, dict[str, object], Sequence[Buffer]]]
+
+
+class GatherCoordinator:
+    """The ranks that gather with each other, and how far they are.
+
+    Args:
+        ranks: who takes part, as messages name them, by rank.
+        clock: ends what takes too long.
+        limit_s: how long a gather that names no limit may take from its first rank on, asked when that one comes.
+    """
+
+    def __init__(self, ranks: Mapping[int, str], clock: Timers, limit_s: Callable[[], float] = lambda: CALL_LIMIT_S):
+        self._ranks, self._clock, self._limit_s = dict(sorted(ranks.items())), clock, limit_s
+        self._lock = threading.Lock()
+        self._number = 1  # of the gather that is under way, or next
+        self._name = ""
+        self._given: dict[int, _GatherRequest] = {}
+        self._gone: dict[int, str] = {}  # ranks that have ended, and how
+        self._failed = ""
+
+    def give(self, rank: int, connection: Connection, frame: Frame) -> None:
+        """A rank has sent its value; with the last one all are answered."""
+        document = decode(frame.head)
+        name, number, limit_s = document["name"], document["round"], document["timeout_s"]
+        request = _GatherRequest(connection, frame.id, number, frame.buffers)
+        with self._lock:
+            first = not self._given
+            self._given[rank] = request
+            if first:
+                self._name = name
+            problem = self._failed or self._problem(rank, name, number)
+            if problem:
+                answers = self._fail(problem)
+            elif len(self._given) == len(self._ranks):
+                answers, first = self._complete(), False
+            else:
+                answers = []
+        _tell(answers)
+        if first and not problem:
+            limit_s = limit_s or self._limit_s()
+            started = time.monotonic()
+            self._clock.after(limit_s, lambda: self._expire(number, started))
+
+    def left(self, rank: int, how: str) -> None:
+        """A rank has ended and gathers no more; `how` completes a sentence that starts with the rank."""
+        with self._lock:
+            self._gone.setdefault(rank, how)
+            answers = self._fail(self._absence([rank])) if self._given else []
+        _tell(answers)
+
+    def ended(self, rank: int, outcome: Frame | BaseException | None) -> None:
+        """A rank's call has ended: with its last message, or with an error of the pool's own."""
+        self.left(rank, _in_words(outcome))
+
+    def waiting(self) -> tuple[str, list[int]]:
+        """The name of the gather that is under way and the ranks that wait in it; an empty name when there is none."""
+        with self._lock:
+            return (self._name, sorted(self._given)) if self._given else ("", [])
+
+    def _expire(self, number: int, started: float) -> None:
+        with self._lock:
+            if self._failed or number != self._number or not self._given:
+                return
+            missing = self._listed(self._ranks.keys() - self._given.keys())
+            text = (
+                f"{missing} did not come within {time.monotonic() - started:.0f} s, while {self._listed(self._given)} "
+                "waited."
+            )
+            answers = self._fail(text)
+        _tell(answers)
+
+    # all of it under the lock ----------------------------------------------------------------------------------
+
+    def _problem(self, rank: int, name: str, number: int) -> str:
+        if number != self._number:
+            return f"{self._ranks[rank]} was started anew in the middle of it, and is out of step with the others."
+        if name != self._name:
+            others = self._listed(other for other in self._given if other != rank)
+            return (
+                f"{self._ranks[rank]} calls gather({name!r}) where {others} called gather({self._name!r}). Every rank "
+                "makes the same gathers in the same order."
+            )
+        return self._absence(list(self._gone)) if self._gone else ""
+
+    def _absence(self, ranks: list[int]) -> str:
+        return " ".join(f"{self._ranks[rank]} {self._gone[rank]}" for rank in ranks)
+
+    def _complete(self) -> _Answers:
+        in_order = [self._given[rank] for rank in self._ranks]
+        parts = [len(one.value) for one in in_order]
+        values = [buffer for one in in_order for buffer in one.value]
+        self._number += 1
+        self._given = {}
+        return [(one, {"parts": parts}, values) for one in in_order]
+
+    def _fail(self, text: str) -> _Answers:
+        self._failed = text
+        failed, self._given = list(self._given.values()), {}
+        return [(one, {"error": text}, ()) for one in failed]
+
+    def _listed(self, ranks: Iterable[int]) -> str:
+        return ", ".join(self._ranks[rank] for rank in sorted(ranks))
+
+
+def _tell(answers: _Answers) -> None:
+    for one, outcome, values in answers:
+        one.answer(outcome, values)
+
+
+def _in_words(outcome: Frame | BaseException | None) -> str:
+    if isinstance(outcome, BaseException):
+        return f"failed: {str(outcome).partition(chr(10))[0]}"
+    if outcome is not None and outcome.kind == Kind.ERROR:
+        record = load_record(memoryview(outcome.head)[RESULT_HEAD.size :])
+        return f"raised {record.type_name}: {record.text}".rstrip(": .") + "."
+    return "has returned without it."
+
+
+def refuse(connection: Connection, frame: Frame, why: str) -> None:
+    """Answer a rank that gathers where not all ranks take part."""
+    _GatherRequest(connection, frame.id, decode(frame.head)["round"], ()).answer({"error": why})
+
+
+# checkpoints -------------------------------------------------------------------------------------------------------
+
+
+class _CheckpointRequest(NamedTuple):
+    task: Task
+    connection: Connection
+    frame: Frame
+
+
+class Checkpoints:
+    """The checkpoints of a pool.
+
+    Args:
+        folder: where they are kept; None for the directory of this program's run. It is made if it is missing.
+        process: this process, as `nodes/process_id.py` writes it.
+    """
+
+    def __init__(self, folder: Path | None, process: str) -> None:
+        self._root, self._process = folder, process
+        self._requests: SimpleQueue[_CheckpointRequest | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._serving: threading.Thread | None = None
+        self._stores: dict[tuple[Path, Connection, Task], CheckpointStore] = {}  # of each run of each call
+        self._users: dict[Path, list[Task]] = {}
+
+    def take(self, task: Task, connection: Connection, frame: Frame) -> None:
+        """A call has sent a request; it is answered soon."""
+        with self._lock:
+            if self._serving is None:
+                self._serving = threading.Thread(target=self._serve, name="skyward-checkpoints", daemon=True)
+                self._serving.start()
+        self._requests.put(_CheckpointRequest(task, connection, frame))
+
+    def close(self) -> None:
+        """Serve no more; what is under way is finished first."""
+        with self._lock:
+            serving = self._serving
+        if serving is not None:
+            self._requests.put(None)
+            serving.join()
+        for store in self._stores.values():
+            store.discard()
+
+    def _serve(self) -> None:
+        while (request := self._requests.get()) is not None:
+            data: Sequence[Buffer]
+            document = decode(request.frame.head)
+            try:
+                answer, data = self._answer(request, document)
+            except (CheckpointError, OSError) as error:
+                answer, data = {"error": str(error)}, ()
+            head = encode({"request": document["request"], **answer})
+            with suppress(WireError):  # the worker is gone, and its reader notices the same
+                request.connection.post(Frame(Kind.CHECKPOINTED, request.frame.id, head, data))
+            del request, data  # a piece of a file must not live until the next request
+
+    def _answer(self, request: _CheckpointRequest, asked: dict[str, Any]) -> _Reply:
+        store = self._store(request, asked)
+        match asked["op"]:
+            case "last":
+                return {"commit": store.last().to_json()}, ()
+            case "read":
+                return {}, [store.read(Commit(int(asked["number"])), asked["path"], int(asked["offset"]))]
+            case "begin":
+                commit = Commit.of_json({**asked["commit"], "number": 0})
+                return {"missing": store.begin(commit.files, commit.folders)}, ()
+            case "write":
+                store.write(asked["path"], request.frame.buffers[0])
+                return {}, ()
+            case "finish":
+                return {"number": store.finish()}, ()
+        raise CheckpointError(f"The client was asked for {asked['op']!r} of a checkpoint, which it does not know.")
+
+    def _store(self, request: _CheckpointRequest, asked: dict[str, Any]) -> CheckpointStore:
+        """The store that a run of a call may use; its first request asks for the last commit."""
+        task, rank = request.task, asked["rank"]
+        folder = self._of(asked["name"])
+        if task.pin is not None:
+            folder /= f"rank-{task.pin if rank is None else int(rank)}"
+        key = (folder, request.connection, task)
+        if asked["op"] == "last":
+            self._take(folder, task, asked["name"])
+            for used in [each for each in self._stores if each[2].done or (each[0], each[2]) == (folder, task)]:
+                self._stores.pop(used).discard()  # of calls that are over, and of a run of this one that was lost
+            self._stores[key] = CheckpointStore(folder)
+        store = self._stores.get(key)
+        if store is None:
+            raise CheckpointError(f"checkpoint({asked['name']!r}) is not this call's.")
+        return store
+
+    def _take(self, folder: Path, task: Task, name: str) -> None:
+        """Let a call have a checkpoint, which the ranks of a broadcast may share."""
+        others = [each for each in self._users.get(folder, ()) if each is not task and not each.done]
+        for other in others:
+            if task.broadcast is None or other.broadcast is not task.broadcast:
+                raise CheckpointError(
+                    f"checkpoint({name!r}) is used by another call of this pool, {other.function.name}() on "
+                    f"{other.place}. Give calls that run at the same time checkpoints of different names."
+                )
+        self._users[folder] = [*others, task]
+
+    def _of(self, name: str) -> Path:
+        if self._root is None:
+            try:
+                self._root = run_of_process(self._process) / "files" / "checkpoints"
+            except OSError as error:
+                raise CheckpointError(
+                    f"checkpoint({name!r}) is kept in the record of this program's run, which cannot be written: "
+                    f"{error}. Give ComputePool(checkpoints=...) a directory of yours."
+                ) from error
+        if not is_name(name):
+            raise CheckpointError(f"{name!r} cannot be the name of a checkpoint.")
+        return self._root / name
