@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import ClassVar, Protocol
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 from skyward.errors import ConfigError, ProviderError, WireError
 from skyward.nodes.node import Exit, Launch, RunnerNode, exit_of
@@ -63,45 +63,40 @@ class Claimed(Protocol):
         """The connection of this client to it; None before it is claimed."""
 
 
-class ClaimingAllocation(Protocol):
-    """What `ClaimedHost` needs of an allocation."""
-
-    def claim_of(self, host: ClaimedHost) -> Claimed:
-        """What a host stands for, after `prepare`."""
-
-    def start(self, host: ClaimedHost, launch: Launch) -> RunnerNode:
-        """Make that the node."""
+C = TypeVar("C", bound=Claimed)
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimedHost:
+class ClaimedHost(Generic[C]):
     """The machine that a task, job or pod is on, as the host of one node. Which one is known after `prepare`.
 
+    Args:
+        start: makes the node of it.
+        claimed: the task, job or pod, where it is known already.
+
     Attributes:
-        allocation: the pool's.
-        number: of the host among those of the pool.
-        turn: how many have stood in its place before.
+        claimed: the task, job or pod, after `prepare`.
+        process: its runner, once it is a node.
     """
 
-    allocation: ClaimingAllocation
-    number: int
-    turn: int = 0
+    def __init__(self, start: Callable[[ClaimedHost[C], Launch], RunnerNode], claimed: C | None = None) -> None:
+        self._start, self.claimed = start, claimed
+        self.process: ClaimedProcess | None = None
 
     @property
     def name(self) -> str:
         """The machine's name, as the swarm or the cluster has it."""
-        return self.allocation.claim_of(self).machine
+        return self._known.machine
 
     @property
     def address(self) -> str:
         """Its IP address, for the other nodes."""
-        return self.allocation.claim_of(self).address
+        return self._known.address
 
     def claim_port(self) -> int:
         """A port there on which nobody listened when its program was claimed."""
-        found = self.allocation.claim_of(self).claim
-        assert found
-        return found.free_port
+        claim = self._known.claim
+        assert claim
+        return claim.free_port
 
     def start(self, launch: Launch) -> RunnerNode:
         """Make its program the node.
@@ -109,7 +104,12 @@ class ClaimedHost:
         Raises:
             ProviderError: it has ended.
         """
-        return self.allocation.start(self, launch)
+        return self._start(self, launch)
+
+    @property
+    def _known(self) -> C:
+        assert self.claimed
+        return self.claimed
 
 
 def identities(provider: str, pool: str, count: int) -> tuple[list[Identity], list[Identity]]:

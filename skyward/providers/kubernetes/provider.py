@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -168,9 +167,6 @@ class KubernetesAllocation(Allocation):
     def __init__(self, provider: Kubernetes, request: PoolRequest) -> None:
         super().__init__(request)
         self._provider = provider
-        self._numbers = itertools.count()
-        self._of_hosts: dict[ClaimedHost, Pod] = {}
-        self._processes: dict[ClaimedHost, PodProcess] = {}
         self._lock = threading.Lock()
         self._api: ClusterApi | None = None
         self._pods: Pods | None = None
@@ -192,7 +188,7 @@ class KubernetesAllocation(Allocation):
         sweep_orphans()
         self._api = ClusterApi(self._provider.address)
         sweep(self._api)
-        return [ClaimedHost(self, next(self._numbers)) for _ in range(self.request.fewest)]
+        return [ClaimedHost(self._start) for _ in range(self.request.fewest)]
 
     def prepare(self, hosts: Sequence[Host]) -> str | None:
         """Put the image into the registry unless it is there, make the pods, and wait until all of them run.
@@ -211,7 +207,7 @@ class KubernetesAllocation(Allocation):
             self.check_open()
             for host, pod in zip(hosts, made, strict=True):
                 assert isinstance(host, ClaimedHost)
-                self._of_hosts[host] = pod
+                host.claimed = pod
         self._image = image
         return image
 
@@ -271,49 +267,38 @@ class KubernetesAllocation(Allocation):
         with self._lock:
             self.check_open()
             pods = self._pods
-            pod = self._of_hosts.get(lost) if isinstance(lost, ClaimedHost) else None
-            process = self._processes.get(lost) if isinstance(lost, ClaimedHost) else None
         if pods is None:
             raise PoolClosedError(f"Pool {self.request.pool_id} has not begun, and cannot replace a node.")
         if not pods.exists():
             raise PoolClosedError(f"Pool {self.request.pool_id} was ended by another client: its Secret is gone.")
-        if pod is not None:
-            self._give_up(pods, pod, process)
+        if isinstance(lost, ClaimedHost) and lost.claimed is not None:
+            self._give_up(pods, lost)
         (made,) = pods.make(1)
         try:
             pods.wait([made])
         except ProviderError:
             pods.give_up(made)
             raise
-        host = ClaimedHost(self, next(self._numbers))
         with self._lock:
             self.check_open()
-            self._of_hosts[host] = made
-        return host
+        return ClaimedHost(self._start, made)
 
-    def _give_up(self, pods: Pods, pod: Pod, process: PodProcess | None) -> None:
+    def _give_up(self, pods: Pods, lost: ClaimedHost[Pod]) -> None:
         """Delete a lost pod, and avoid its machine if the pod is silent and the cluster takes it for running there."""
+        pod, process = lost.claimed, lost.process
+        assert pod
         if process is not None and process.is_lost and pods.seems_well(pod) and not pods.answers(pod):
             pods.avoid(pod.machine)
             self.request.report(note(f"{pod.machine} is avoided: {pod.name} was lost with it"))
         pods.give_up(pod)
 
-    def claim_of(self, host: ClaimedHost) -> Pod:
-        """The pod that a host stands for, after `prepare`."""
-        return self._of_hosts[host]
-
-    def start(self, host: ClaimedHost, launch: Launch) -> RunnerNode:
-        """Make the pod the node.
-
-        Raises:
-            ProviderError: the pod has ended.
-        """
+    def _start(self, host: ClaimedHost[Pod], launch: Launch) -> RunnerNode:
+        """Make the pod the node."""
         with self._lock:
             self.check_open()
-            assert self._pods
-            process = PodProcess(self._pods, self._of_hosts[host], launch)
-            self._processes[host] = process
-            return RunnerNode(launch, process)
+            assert self._pods and host.claimed
+            host.process = PodProcess(self._pods, host.claimed, launch)
+            return RunnerNode(launch, host.process)
 
     def release(self) -> None:
         """Remove the pods and Secrets; the reaper goes on with what could not be removed.

@@ -19,7 +19,7 @@ from skyward.model.image import Image
 from skyward.model.instance import PROCESSES_VAR
 from skyward.model.spec import Cluster
 from skyward.nodes.container import COMMAND
-from skyward.providers.slurm.login import ClusterFacts, Login, quoted
+from skyward.providers.slurm.login import ClusterFacts, Login
 
 _INSTALL_S = _CONVERT_S = 3600.0  # frameworks for GPUs have gigabytes
 _MODULES = "/opt/skyward"  # of the runner, in images
@@ -103,14 +103,14 @@ def virtual_environment(login: Login, cluster: ClusterFacts, image: Image, pytho
     run = (f"PYTHONPATH={folder}/{_RUNNER}", "SKYWARD_PROCESSES=1", f"{folder}/venv/bin/python", "-m")
     return Environment(
         reference=plan.tag,
-        script=f"#!/bin/sh\numask 077\nexec env {quoted([*run, 'skyward.runner.entry.claimed', 'job'])}",
-        session=f"env {quoted([*run, 'skyward.runner.entry.session'])}",
+        script=f"#!/bin/sh\numask 077\nexec env {shlex.join([*run, 'skyward.runner.entry.claimed', 'job'])}",
+        session=f"env {shlex.join([*run, 'skyward.runner.entry.session'])}",
         env=tuple(image.env.items()),
     )
 
 
 def _install(login: Login, plan: Plan, folder: str, interpreter: str) -> None:
-    script = f"set -- {quoted([folder, interpreter])}\n{_SCRIPT}{_pip_lines(plan)}\n"
+    script = f"set -- {shlex.join([folder, interpreter])}\n{_SCRIPT}{_pip_lines(plan)}\n"
     script += '"$1/venv/bin/python" -m compileall -q "$1/runner" || true\n: >"$1/ready"\n'
     try:
         login.run(script, _archive(plan), timeout_s=_INSTALL_S)
@@ -138,7 +138,7 @@ def _pip_lines(plan: Plan) -> str:
     for number, (index, has_hashes) in enumerate(_files(plan)):
         hashes = ["--require-hashes"] if has_hashes else []
         where = ["--index-url", index] if index else places
-        words = quoted([*pip, *hashes, *where, "-r", f"{number}.txt"])
+        words = shlex.join([*pip, *hashes, *where, "-r", f"{number}.txt"])
         lines.append(f'"$1/venv/bin/python" {words} 2>&1')
     return "\n".join(lines)
 
@@ -223,12 +223,12 @@ def sif_environment(login: Login, facts: ClusterFacts, image: Image, cluster: Cl
         reference = deliver(image, cluster, ImageTarget(engine=engine), report).reference
         _convert(login, engine, reference, plan.tag, file, report)
     env = f"{PROCESSES_VAR}=1"
-    run = _RUN % quoted(["--bind", facts.shared, "--env", env, file, COMMAND[0], "-m"])
+    run = _RUN % shlex.join(["--bind", facts.shared, "--env", env, file, COMMAND[0], "-m"])
     inside = ["env", env, f"PYTHONPATH={_MODULES}", COMMAND[0], "-m", "skyward.runner.entry.session"]
     return Environment(
         reference=plan.tag,
         script=f"#!/bin/sh\numask 077\n{run} skyward.runner.entry.claimed job",
-        session=quoted(["sh", "-c", f"{_ENTER % quoted(inside)}{run} skyward.runner.entry.session"]),
+        session=shlex.join(["sh", "-c", f"{_ENTER % shlex.join(inside)}{run} skyward.runner.entry.session"]),
     )
 
 

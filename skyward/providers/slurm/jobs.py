@@ -1,4 +1,4 @@
-"""The jobs of one pool: submitted, watched in the queue until each runs and answers this client, reached, cancelled.
+"""The jobs of one pool: submitted, watched in the queue until each runs and answers this client, and as nodes.
 
 One thread asks the login node for all of them, often while something is waited for and seldom otherwise.
 """
@@ -17,62 +17,59 @@ from functools import partial
 
 from skyward.builder.events import Report, note
 from skyward.errors import NodeStartError, PoolClosedError, ProviderError, SkywardError
-from skyward.nodes.claimed import Claim, claim, end, identities, open_through
+from skyward.nodes.claimed import Claim, ClaimedProcess, claim, end, identities, open_through
+from skyward.nodes.node import Exit, Launch, exit_of
 from skyward.nodes.process_id import ProcessId, current_user
 from skyward.providers.slurm.environment import Environment, archive_of
-from skyward.providers.slurm.login import Login, quoted
+from skyward.providers.slurm.login import Login
 from skyward.providers.slurm.queue import FORMAT, JobRequest, QueuedJob, name_of, queued_jobs, submitted, with_output
 from skyward.runner.entry.claimed import ADDRESS, IDENTITY, SETTINGS, STOP
 from skyward.system import socket, threading, time
-from skyward.wire.tls import Identity
 
 _LOOKS_S = (0.25, 5.0)  # between two looks at the queue while something is waited for: the first, and the longest
 _IDLE_S = 20.0  # between two looks when nothing is
-_CLEAR_S = 60.0  # until cancelled jobs have left the queue
 _ANSWER_S = 60.0  # how long a job that runs may not answer
 _EXCLUDE_S = 900.0  # after this time Slurm knows by itself that a machine is lost
 _NEVER_S = 2.0  # for so long a reason stands before it is believed: Slurm gives passing ones to new jobs
+_REASON_S, _ASK_S = 3.0, 0.2  # how long Slurm may take to tell how a job ended, and how often it is asked
 _NOTICE_S, _NOTICE_SHARE = 300.0, 0.25  # before a time limit: so long, or this share of it if that is less
-_LIST = f"SLURM_TIME_FORMAT=%s squeue -h -t all -o {shlex.quote(FORMAT)}"
+LIST = f"SLURM_TIME_FORMAT=%s squeue -h -t all -o {shlex.quote(FORMAT)}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimedJob:
-    """A job that runs and waits to become a node.
+@dataclass(slots=True, eq=False)
+class Job:
+    """A job of this pool.
 
     Attributes:
         id: its number in Slurm.
         folder: its folder on the shared disk.
+        context: the client's identity towards it.
+        claim: this client's connection to it, once it waits to become a node.
         machine: name of its node.
         address: IP address of that node in the cluster.
         port: where the job listens.
-        claim: this client's connection to it.
-        context: the client's identity towards it.
+        seen: it in the queue, when that was last read.
+        noticed: whether it is about to reach its time limit, and may still finish what it runs.
     """
 
     id: str
     folder: str
-    machine: str
-    address: str
-    port: int
-    claim: Claim
     context: ssl.SSLContext = field(repr=False)
-
-
-@dataclass(slots=True)
-class _Job:
-    """One that was submitted."""
-
-    id: str
-    folder: str
-    identity: Identity
-    claim: ClaimedJob | None = None
+    claim: Claim | None = None
+    machine: str = ""
+    address: str = ""
+    port: int = 0
     seen: QueuedJob | None = None
     limit_s: float | None = None
     silent_since: float | None = None
     hopeless_since: float | None = None
     noticed: bool = False
     given_up: bool = False
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that it had before its time limit when the queue was last read."""
+        return (self.seen.left_s if self.seen else None) or 0.0
 
 
 class Jobs:
@@ -97,15 +94,15 @@ class Jobs:
         folder: str,
         settings: Mapping[str, object],
         report: Report,
-        on_time: Callable[[ClaimedJob, float], None],
+        on_time: Callable[[Job, float], None],
         ended: threading.Event,
     ) -> None:
         self._login, self._request, self._environment, self.folder = login, request, environment, folder
         self._settings, self._report, self._on_time, self._ended = dict(settings), report, on_time, ended
         self._numbers = itertools.count()
         self._changed = threading.Condition()  # guards what follows
-        self._jobs: dict[str, _Job] = {}
-        self._ready: deque[ClaimedJob] = deque()
+        self._jobs: dict[str, Job] = {}
+        self._ready: deque[Job] = deque()
         self._failures: deque[SkywardError] = deque()
         self._waiting = 0
         self._lost: dict[str, float] = {}  # machines that new jobs avoid, and since when
@@ -130,7 +127,7 @@ class Jobs:
         lines = ["umask 077", f"cd {shlex.quote(self.folder)} || exit 4", "tar -xf - || exit 1"]
         for number in numbers:
             folder = f"{self.folder}/{number}"
-            words = quoted(self._request.words(folder, self._labels(-1), self._excluded()))
+            words = shlex.join(self._request.words(folder, self._labels(-1), self._excluded()))
             lines.append(f"printf '%s %s\\n' {shlex.quote(self._environment.script)} {folder} | {words} || exit 3")
         with self._changed:
             self._check_open()
@@ -142,7 +139,7 @@ class Jobs:
             if len(ids) != count:
                 raise ProviderError(f"sbatch has not told the numbers of {count} jobs, but: {said.strip()}")
             for number, job, identity in zip(numbers, ids, client, strict=True):
-                self._jobs[job] = _Job(job, f"{self.folder}/{number}", identity)
+                self._jobs[job] = Job(job, f"{self.folder}/{number}", identity.context(server=False))
             self._changed.notify_all()
             if not self._watching:
                 self._watching = True
@@ -179,7 +176,7 @@ class Jobs:
 
     # waiting ---------------------------------------------------------------------------------------------------
 
-    def take(self) -> ClaimedJob:
+    def take(self) -> Job:
         """A job that runs and belongs to no node yet; one is submitted if too few are on their way.
 
         Raises:
@@ -245,7 +242,7 @@ class Jobs:
     def _look(self) -> bool:
         """Read the queue and the addresses of jobs, and act on it; whether anything has changed."""
         name = name_of(self._request.pool)
-        script = f"{_LIST} -n {name} || exit 1\necho; cd {shlex.quote(self.folder)} 2>/dev/null || exit 0\n"
+        script = f"{LIST} -n {name} || exit 1\necho; cd {shlex.quote(self.folder)} 2>/dev/null || exit 0\n"
         script += f'for file in */{ADDRESS}; do [ -f "$file" ] && echo "address ${{file%/*}} $(cat "$file")"; done\n'
         script += "date +now\\ %s"
         said = self._login.run(script)
@@ -274,13 +271,13 @@ class Jobs:
         self._say(jobs, now)
         return changed
 
-    def _advance(self, job: _Job, address: Mapping[str, str | int] | None, *, is_listed: bool) -> bool:
+    def _advance(self, job: Job, address: Mapping[str, str | int] | None, *, is_listed: bool) -> bool:
         """Claim a job that runs, or note why it never will; whether that has come to something."""
         seen, problem = job.seen, None
         who = f"Job {job.id} of pool {self._request.pool}"
         if self._is_hopeless(job):
             assert seen is not None
-            self._cancel(job)
+            self.cancel(job)
             problem = ProviderError(f"{who} can never run (Slurm: {seen.reason}), and was cancelled. {seen.advice}")
         elif (seen is not None and seen.has_ended) or (seen is not None and not is_listed):
             lines = self._output(job)
@@ -289,14 +286,14 @@ class Jobs:
         elif address is not None and (claim := self._claim(job, address)) is not None:
             with self._changed:
                 job.claim = claim
-                self._ready.append(claim)
+                self._ready.append(job)
                 self._changed.notify_all()
             return True
         elif seen is not None and not seen.waits:
             now = time.monotonic()
             job.silent_since = job.silent_since or now
             if now - job.silent_since > _ANSWER_S:
-                self._cancel(job)
+                self.cancel(job)
                 problem = NodeStartError(
                     f"{who} runs on {seen.machine} and cannot be reached from {self._login.address.name} after "
                     f"{_ANSWER_S:g} s. It was cancelled. Check that the folder {self.folder} is on a disk that all "
@@ -310,10 +307,10 @@ class Jobs:
             self._changed.notify_all()
         return True
 
-    def _output(self, job: _Job) -> str:
+    def _output(self, job: Job) -> str:
         return self._login.run(f"tail -n 20 {shlex.quote(job.folder)}/output 2>/dev/null; exit 0").strip()
 
-    def _is_hopeless(self, job: _Job) -> bool:
+    def _is_hopeless(self, job: Job) -> bool:
         """Whether a job has waited for some time for what does not come."""
         seen = job.seen
         is_of_one = "," in (self._request.partition or "") and seen is not None and seen.reason.startswith("Partition")
@@ -323,35 +320,23 @@ class Jobs:
         job.hopeless_since = job.hopeless_since or time.monotonic()
         return time.monotonic() - job.hopeless_since >= _NEVER_S
 
-    def _claim(self, job: _Job, found: Mapping[str, str | int]) -> ClaimedJob | None:
+    def _claim(self, job: Job, found: Mapping[str, str | int]) -> Claim | None:
         """Claim a job that listens; None if it does not answer yet."""
-        address, port, context = str(found["address"]), int(found["port"]), job.identity.context(server=False)
+        job.machine, job.address, job.port = str(found["machine"]), str(found["address"]), int(found["port"])
         try:
-            taken = claim(self._login.dial(address, port), context, f"skyward-{self._request.pool}-{job.id}")
+            sock = self._login.dial(job.address, job.port)
+            return claim(sock, job.context, f"skyward-{self._request.pool}-{job.id}")
         except OSError:
             return None
-        if taken is None:
-            return None
-        return ClaimedJob(
-            id=job.id,
-            folder=job.folder,
-            machine=str(found["machine"]),
-            address=address,
-            port=port,
-            claim=taken,
-            context=context,
-        )
 
-    def _tell_time(self, job: _Job) -> None:
+    def _tell_time(self, job: Job) -> None:
         """Tell of a job that is about to reach its time limit, once."""
-        left, claim = job.seen.left_s if job.seen else None, job.claim
-        if job.noticed or claim is None or left is None or job.seen is None or job.seen.state != "RUNNING":
-            return
-        if left <= _notice_s(job.limit_s):
+        left = job.seen.left_s if job.seen and job.seen.state == "RUNNING" else None
+        if not job.noticed and left is not None and left <= _notice_s(job.limit_s):
             job.noticed = True
-            self._on_time(claim, left)
+            self._on_time(job, left)
 
-    def _say(self, jobs: list[_Job], now: float) -> None:
+    def _say(self, jobs: list[Job], now: float) -> None:
         """Tell what is waited for, when that has changed."""
         parts = []
         for job in jobs:
@@ -365,7 +350,7 @@ class Jobs:
 
     # reaching and ending ---------------------------------------------------------------------------------------
 
-    def connect(self, job: ClaimedJob, address: str) -> socket.socket:
+    def connect(self, job: Job, address: str) -> socket.socket:
         """A socket that leads to one that a node has announced.
 
         Raises:
@@ -375,35 +360,26 @@ class Jobs:
         dial = partial(self._login.dial, job.address, job.port)
         return open_through(dial, job.context, address, where=where, name=f"skyward-{self._request.pool}-{address}")
 
-    def name_node(self, claim: ClaimedJob, node: int) -> None:
+    def name_node(self, job: Job, node: int) -> None:
         """Note in the comment of a job which node it is, by which `skyward ps` shows it.
 
         Raises:
             ProviderError: the job has ended.
         """
         comment = ",".join(f"skyward.{name}={value}" for name, value in self._labels(node).items())
-        self._login.run(quoted(["scontrol", "update", f"jobid={claim.id}", f"comment={comment}"]))
+        self._login.run(shlex.join(["scontrol", "update", f"jobid={job.id}", f"comment={comment}"]))
 
-    def state(self, job: str) -> QueuedJob | None:
+    def state(self, job: Job) -> QueuedJob | None:
         """A job as the queue shows it now, and as its own output tells its end; None if Slurm has forgotten it.
 
         Raises:
             ProviderError: the login node cannot be asked.
         """
-        found = next((each for each in self._listed() if each.id == job), None)
-        return with_output(found, self._output(self._jobs[job])) if found and found.has_ended else found
+        found = next((each for each in self._listed() if each.id == job.id), None)
+        return with_output(found, self._output(job)) if found and found.has_ended else found
 
     def _listed(self) -> list[QueuedJob]:
-        return queued_jobs(self._login.run(f"{_LIST} -n {name_of(self._request.pool)}"))
-
-    def is_due(self, claim: ClaimedJob) -> bool:
-        """Whether a job is about to reach its time limit, and may still finish what it runs."""
-        return self._jobs[claim.id].noticed
-
-    def left_s(self, claim: ClaimedJob) -> float:
-        """Seconds that a job had before its time limit when the queue was last read."""
-        seen = self._jobs[claim.id].seen
-        return (seen.left_s if seen else None) or 0.0
+        return queued_jobs(self._login.run(f"{LIST} -n {name_of(self._request.pool)}"))
 
     def any_runs(self) -> bool:
         """Whether any job of the pool runs.
@@ -421,11 +397,8 @@ class Jobs:
         """
         return self._login.run(f"[ -d {shlex.quote(self.folder)} ] && echo there; exit 0").strip() == "there"
 
-    def cancel(self, claim: ClaimedJob) -> None:
+    def cancel(self, job: Job) -> None:
         """End a job, whatever it does."""
-        self._cancel(self._jobs[claim.id])
-
-    def _cancel(self, job: _Job) -> None:
         self._login.run(f"scancel {job.id} 2>/dev/null; exit 0")
 
     def close(self) -> None:
@@ -434,41 +407,8 @@ class Jobs:
             claims = [job.claim for job in self._jobs.values() if job.claim is not None]
             self._changed.notify_all()
         for each in claims:
-            end(each.claim.session, STOP)
-            each.claim.session.close()
-
-
-def clear(login: Login, folder: str, pool: str) -> None:
-    """Cancel the jobs of a pool, wait until they have left the queue, and remove its folder. Idempotent.
-
-    The folder goes first: that it is gone tells the pool's client that nothing is to be started any more.
-
-    Raises:
-        ProviderError: the login node cannot be asked, or jobs are still there after a minute.
-    """
-    if not pool.isalnum():
-        return
-    name = name_of(pool)
-    script = f"""
-rm -rf {shlex.quote(folder)}
-tries=0 until=$(($(date +%s) + {int(_CLEAR_S)}))
-until left=$(squeue -h -n {name} -o %i 2>/dev/null) && [ -z "$left" ]; do
-    [ -n "$left" ] && [ $((tries % 20)) -eq 0 ] && scancel $left 2>/dev/null
-    if [ "$(date +%s)" -ge $until ]; then echo "jobs do not end:"; squeue -n {name} -o "%i %T %r"; exit 1; fi >&2
-    tries=$((tries + 1)); sleep 0.2
-done
-rm -rf {shlex.quote(folder)}
-"""
-    login.run(script, timeout_s=2 * _CLEAR_S)
-
-
-def listed(login: Login) -> list[QueuedJob]:
-    """The jobs of all pools that have not ended.
-
-    Raises:
-        ProviderError: the login node cannot be asked.
-    """
-    return [job for job in queued_jobs(login.run(_LIST)) if "pool" in job.labels and not job.has_ended]
+            end(each.session, STOP)
+            each.session.close()
 
 
 def _notice_s(limit_s: float | None) -> float:
@@ -481,3 +421,72 @@ def _expected(start: float | None, now: float) -> str:
     minutes = max(0, round((start - now) / 60))
     when = f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
     return f", estimated to start in {when}"
+
+
+class SlurmProcess(ClaimedProcess):
+    """A runner in a job.
+
+    Args:
+        login: the way to the cluster.
+        jobs: those of the pool.
+        job: the job, claimed.
+        launch: what it is to be.
+
+    Raises:
+        ProviderError: the job has ended.
+    """
+
+    def __init__(self, login: Login, jobs: Jobs, job: Job, launch: Launch) -> None:
+        self._login, self._jobs, self._job = login, jobs, job
+        self._is_told_to_end = False
+        title = f"job {job.id} on {job.machine}"
+        try:
+            jobs.name_node(job, launch.node)
+        except ProviderError as error:
+            raise ProviderError(
+                f"Node {launch.node} of pool {launch.pool} cannot be started: its {title} has ended ({error})."
+            ) from error
+        assert job.claim
+        super().__init__(launch, job.claim, title)
+
+    def dial(self, address: str) -> socket.socket:
+        """A socket that leads, encrypted, to an address that the runner announced."""
+        return self._jobs.connect(self._job, address)
+
+    def is_unreachable(self) -> bool:
+        """Whether the login node is gone."""
+        return bool(self._login.why_gone())
+
+    def end(self) -> None:
+        """End the runner at once."""
+        self._is_told_to_end = True
+        super().end()
+
+    def how_exited(self, code: int) -> Exit:
+        """How it ended; that its job was cancelled, preempted, or used too much memory, only Slurm knows."""
+        is_signalled = code == 0 or code > 128
+        job = self._ended_job() if is_signalled and not self._is_told_to_end else None
+        return exit_of(code) if job is None or job.state in ("COMPLETED", "FAILED") else _exit_of_job(job)
+
+    def how_lost(self) -> Exit:
+        """What Slurm knows of a job that exited without reporting."""
+        if job := self._ended_job():
+            return _exit_of_job(job)
+        gone = self._login.why_gone()
+        return Exit(code=None, text=gone or f"is lost: its connection to {self._job.machine} ended")
+
+    def _ended_job(self) -> QueuedJob | None:
+        """The job, once Slurm says that it has ended; None if it does not say so, or cannot be asked."""
+        deadline = time.monotonic() + _REASON_S
+        try:
+            while (job := self._jobs.state(self._job)) is not None and not job.has_ended:
+                if time.monotonic() > deadline:
+                    return None
+                time.sleep(_ASK_S)
+        except SkywardError:
+            return None  # the login node is gone
+        return job
+
+
+def _exit_of_job(job: QueuedJob) -> Exit:
+    return Exit(code=None, oom=job.state == "OUT_OF_MEMORY", text=job.how_ended)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -166,11 +165,6 @@ class Login:
 def _after_mark(said: bytes) -> str:
     """What a script itself has printed; all of it where none has begun, as when SSH fails."""
     return said.rpartition(MARK)[2].decode(errors="replace")
-
-
-def quoted(words: Sequence[str | os.PathLike[str]]) -> str:
-    """Words as a shell takes them."""
-    return shlex.join(str(word) for word in words)
 
 
 # Nothing is changed but that the folder is made. A name or number that a command does not tell is left empty.

@@ -1,39 +1,49 @@
-"""`sky.Slurm`: nodes as jobs of a Slurm cluster, and what one pool has there."""
+"""`sky.Slurm`: nodes as jobs of a Slurm cluster, what one pool has there, and the way into its nodes."""
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from typing import ClassVar, Literal
 
 from skyward.builder.events import note
-from skyward.errors import ConfigError, PoolClosedError, ProviderError
+from skyward.errors import ConfigError, PoolClosedError, ProviderError, SkywardError
 from skyward.model.parameters import suggesting
 from skyward.model.resource import Resource
 from skyward.model.ssh import existing_file
-from skyward.nodes.access import NodeAccess
-from skyward.nodes.claimed import ClaimedHost
+from skyward.nodes.access import NodeAccess, ProcessStream
+from skyward.nodes.claimed import ClaimedHost, ClaimedProcess
 from skyward.nodes.node import Host, Launch, RunnerNode
 from skyward.nodes.run_directory import PoolDirectory, private_directory, runtime_base, sweep_orphans
 from skyward.providers.base import Allocation, Capabilities, PoolRequest, PreemptionNotice, Provider
 from skyward.providers.reaper import Reaper
 from skyward.providers.slurm.environment import Environment, check_image, sif_environment, virtual_environment
-from skyward.providers.slurm.jobs import ClaimedJob, Jobs, clear, listed
-from skyward.providers.slurm.login import ClusterFacts, Login, LoginAddress, ask, check_room
-from skyward.providers.slurm.node import SlurmAccess, SlurmProcess
-from skyward.providers.slurm.queue import JobRequest, gres_for
+from skyward.providers.slurm.jobs import LIST, Job, Jobs, SlurmProcess
+from skyward.providers.slurm.login import MARK, SAY_MARK, ClusterFacts, Login, LoginAddress, ask, check_room
+from skyward.providers.slurm.queue import JobRequest, gres_for, name_of, queued_jobs
 from skyward.system import threading, time
 
 _TIME = re.compile(r"\d+(:\d{1,2}){0,2}|\d+-\d{1,2}(:\d{1,2}){0,2}")  # sbatch(1), --time
 _NAME = re.compile(r"[\w.@+-]+(,[\w.@+-]+)*")  # or several, of which Slurm takes the first that it can
 _FOLDER = re.compile(r"(~|/)[\w./@+-]*")
 _FRESH_MIN = 10  # a folder of a pool this young may be one whose jobs are just being submitted
+_CLEAR_S = 60.0  # until cancelled jobs have left the queue
+_END_S = 10.0  # for a step of a job to end
 _SESSION = "session"  # file in a pool's folder: the command that enters its nodes
+
+# Folders of pools that have no job any more are left by clients that were killed together with their reaper.
+_MAKE_FOLDER = """
+umask 077
+mkdir -p {pools} && cd {pools} || exit 1
+for old in $(find . -mindepth 1 -maxdepth 1 -type d -mmin +{minutes} 2>/dev/null); do
+    [ -n "$(squeue -h -n "skyward-${{old#./}}" -o %i 2>&1)" ] || rm -rf "$old"
+done
+mkdir {pool} || exit 1
+"""
 
 
 @suggesting("sky.Slurm")
@@ -129,7 +139,8 @@ class Slurm(Provider):
                     id=job.id,
                     host=job.machine,
                 )
-                for job in listed(login)
+                for job in queued_jobs(login.run(LIST))
+                if "pool" in job.labels and not job.has_ended
             ]
 
     def destroy(self, pool_id: str) -> None:
@@ -173,9 +184,7 @@ class SlurmAllocation(Allocation):
     def __init__(self, provider: Slurm, request: PoolRequest) -> None:
         super().__init__(request)
         self._provider = provider
-        self._numbers = itertools.count()
-        self._claims: dict[ClaimedHost, ClaimedJob] = {}
-        self._processes: dict[ClaimedHost, SlurmProcess] = {}
+        self._hosts: list[ClaimedHost[Job]] = []  # also those that have been replaced
         self._lock = threading.Lock()
         self._directory: PoolDirectory | None = None
         self._login: Login | None = None
@@ -198,7 +207,8 @@ class SlurmAllocation(Allocation):
         self._cluster = cluster = ask(login, provider.folder, request.cluster.spec.python)
         partition = check_room(request, cluster, provider.partition)
         self._gres = gres_for(request.accelerator, partition.gres) if request.accelerator else ""
-        return [ClaimedHost(self, next(self._numbers)) for _ in range(request.fewest)]
+        self._hosts = [ClaimedHost(self._start) for _ in range(request.fewest)]
+        return list(self._hosts)
 
     def prepare(self, hosts: Sequence[Host]) -> str | None:
         """Put the image there unless it is there, submit all jobs, and wait until enough of them run.
@@ -212,13 +222,13 @@ class SlurmAllocation(Allocation):
         if self._environment is not None:  # else it is for a host that has been replaced
             return self._environment.reference
         environment = self._made_environment()
-        self._submit(environment)
+        jobs = self._submit(environment)
         for host in hosts:
-            claim = self._taken()
+            job = jobs.take()
             with self._lock:
                 self.check_open()
                 assert isinstance(host, ClaimedHost)
-                self._claims[host] = claim
+                host.claimed = job
         self._environment = environment
         return environment.reference
 
@@ -232,7 +242,7 @@ class SlurmAllocation(Allocation):
             return virtual_environment(self._login, facts, request.image, python, request.report)
         return sif_environment(self._login, facts, request.image, request.cluster, request.report)
 
-    def _submit(self, environment: Environment) -> None:
+    def _submit(self, environment: Environment) -> Jobs:
         """Make the pool's folder, and submit a job for each node."""
         assert self._login and self._cluster
         request, provider, login = self.request, self._provider, self._login
@@ -263,10 +273,7 @@ class SlurmAllocation(Allocation):
             script = _MAKE_FOLDER.format(pools=shlex.quote(pools), pool=request.pool_id, minutes=_FRESH_MIN)
             login.run(f"{script}cat >{shlex.quote(folder)}/{_SESSION}", environment.session.encode())
             jobs.submit(request.nodes)
-
-    def _taken(self) -> ClaimedJob:
-        assert self._jobs
-        return self._jobs.take()
+            return jobs
 
     def replace(self, lost: Host | None) -> Host:
         """Wait for a new job in the place of a lost one, on another machine if its machine was lost.
@@ -280,42 +287,41 @@ class SlurmAllocation(Allocation):
         """
         with self._lock:
             self.check_open()
-            jobs, claim = self._jobs, self._claims.get(lost) if isinstance(lost, ClaimedHost) else None
-            process = self._processes.get(lost) if isinstance(lost, ClaimedHost) else None
+            jobs = self._jobs
         if jobs is None:
             raise PoolClosedError(f"Pool {self.request.pool_id} has not begun, and cannot replace a node.")
         if not jobs.exists():
             raise PoolClosedError(f"Pool {self.request.pool_id} was ended by another client: its folder is gone.")
-        if claim is not None:
-            self._give_up(jobs, claim, process)
-        host = ClaimedHost(self, next(self._numbers))
-        claim = jobs.take()
+        if isinstance(lost, ClaimedHost) and lost.claimed is not None:
+            self._give_up(jobs, lost.claimed, lost.process)
+        job = jobs.take()
+        host = ClaimedHost(self._start, job)
         with self._lock:
-            if self.ended.is_set():
-                claim.claim.session.close()
+            if self.ended.is_set() and job.claim:
+                job.claim.session.close()
             self.check_open()
-            self._claims[host] = claim
+            self._hosts.append(host)
         return host
 
-    def _give_up(self, jobs: Jobs, claim: ClaimedJob, process: SlurmProcess | None) -> None:
+    def _give_up(self, jobs: Jobs, job: Job, process: ClaimedProcess | None) -> None:
         """End a lost job, unless it may finish what it runs, and avoid its machine if that was lost."""
-        if jobs.is_due(claim):
+        if job.noticed:
             if not self._provider.renew:
-                self._wait_for_end(jobs, claim)
+                self._wait_for_end(jobs, job)
             return
-        job = jobs.state(claim.id)
-        is_over = job is not None and job.state == "TIMEOUT"
-        if job is not None and (job.state == "NODE_FAIL" or not job.has_ended) and (process is None or process.is_lost):
-            jobs.avoid(claim.machine)
-            self.request.report(note(f"{claim.machine} is avoided: job {claim.id} was lost with it"))
-        if job is not None and not job.has_ended:
-            jobs.cancel(claim)
-        if is_over and not self._provider.renew:
+        found = jobs.state(job)
+        is_lost = process is None or process.is_lost
+        if found is not None and (found.state == "NODE_FAIL" or not found.has_ended) and is_lost:
+            jobs.avoid(job.machine)
+            self.request.report(note(f"{job.machine} is avoided: job {job.id} was lost with it"))
+        if found is not None and not found.has_ended:
+            jobs.cancel(job)
+        if found is not None and found.state == "TIMEOUT" and not self._provider.renew:
             raise self._time_is_over()
 
-    def _wait_for_end(self, jobs: Jobs, claim: ClaimedJob) -> None:
+    def _wait_for_end(self, jobs: Jobs, job: Job) -> None:
         """Wait until the time of a job is over, for which there is no successor; other nodes serve the pool so long."""
-        over = time.monotonic() + jobs.left_s(claim)
+        over = time.monotonic() + job.left_s
         while not self.ended.wait(1.0):
             if time.monotonic() > over or not jobs.any_runs():
                 raise self._time_is_over()
@@ -327,31 +333,22 @@ class SlurmAllocation(Allocation):
             "or have such jobs replaced with renew=True."
         )
 
-    def _on_time(self, claim: ClaimedJob, left_s: float) -> None:
+    def _on_time(self, job: Job, left_s: float) -> None:
         """Tell the pool that the time of a job is nearly over: its node is drained, and with renew=True replaced."""
-        host = next((host for host, each in self._claims.items() if each is claim), None)
+        host = next((host for host in self._hosts if host.claimed is job), None)
         if host is not None:
-            text = f"has {left_s:.0f} s left of its time limit (job {claim.id})"
+            text = f"has {left_s:.0f} s left of its time limit (job {job.id})"
             self.request.on_preemption(
                 PreemptionNotice(host=host, text=text, left_s=left_s, is_replaced=self._provider.renew)
             )
 
-    def claim_of(self, host: ClaimedHost) -> ClaimedJob:
-        """The job that a host stands for, after `prepare`."""
-        return self._claims[host]
-
-    def start(self, host: ClaimedHost, launch: Launch) -> RunnerNode:
-        """Make the job the node.
-
-        Raises:
-            ProviderError: the job has ended.
-        """
+    def _start(self, host: ClaimedHost[Job], launch: Launch) -> RunnerNode:
+        """Make the job the node."""
         with self._lock:
             self.check_open()
-            assert self._login and self._jobs
-            process = SlurmProcess(self._login, self._jobs, self._claims[host], launch)
-            self._processes[host] = process
-            return RunnerNode(launch, process)
+            assert self._login and self._jobs and host.claimed
+            host.process = SlurmProcess(self._login, self._jobs, host.claimed, launch)
+            return RunnerNode(launch, host.process)
 
     def release(self) -> None:
         """Cancel the jobs and remove the pool's folder; the reaper goes on with what could not be removed.
@@ -378,12 +375,70 @@ class SlurmAllocation(Allocation):
         clear(self._login, f"{self._cluster.shared}/pools/{self.request.pool_id}", self.request.pool_id)
 
 
-# Folders of pools that have no job any more are left by clients that were killed together with their reaper.
-_MAKE_FOLDER = """
-umask 077
-mkdir -p {pools} && cd {pools} || exit 1
-for old in $(find . -mindepth 1 -maxdepth 1 -type d -mmin +{minutes} 2>/dev/null); do
-    [ -n "$(squeue -h -n "skyward-${{old#./}}" -o %i 2>&1)" ] || rm -rf "$old"
+def clear(login: Login, folder: str, pool: str) -> None:
+    """Cancel the jobs of a pool, wait until they have left the queue, and remove its folder. Idempotent.
+
+    The folder goes first: that it is gone tells the pool's client that nothing is to be started any more.
+
+    Raises:
+        ProviderError: the login node cannot be asked, or jobs are still there after a minute.
+    """
+    if not pool.isalnum():
+        return
+    name = name_of(pool)
+    script = f"""
+rm -rf {shlex.quote(folder)}
+tries=0 until=$(($(date +%s) + {int(_CLEAR_S)}))
+until left=$(squeue -h -n {name} -o %i 2>/dev/null) && [ -z "$left" ]; do
+    [ -n "$left" ] && [ $((tries % 20)) -eq 0 ] && scancel $left 2>/dev/null
+    if [ "$(date +%s)" -ge $until ]; then echo "jobs do not end:"; squeue -n {name} -o "%i %T %r"; exit 1; fi >&2
+    tries=$((tries + 1)); sleep 0.2
 done
-mkdir {pool} || exit 1
+rm -rf {shlex.quote(folder)}
 """
+    login.run(script, timeout_s=2 * _CLEAR_S)
+
+
+class SlurmAccess(NodeAccess):
+    """Into a node, by a step of its job.
+
+    Args:
+        node: as `Provider.find` lists it.
+        login: the way to the cluster.
+        session: the words that start the program of a session there.
+        close: ends what leads there.
+    """
+
+    def __init__(self, node: Resource, login: Login, session: str, close: Callable[[], None]) -> None:
+        super().__init__(node, f"job {node['id']}", close)
+        self._login, self._job, self._session = login, node["id"], session
+        self.cwd = "/tmp"  # a job is processes among others of its machine
+
+    def open_session(self) -> _StepStream:
+        """Start the program."""
+        step = shlex.join(["sh", "-c", f"{SAY_MARK}; exec {self._session}"])
+        words = f"exec srun --quiet --jobid={self._job} --overlap --nodes=1 --ntasks=1 {step}"
+        return _StepStream(self._login.shell(words), end_s=_END_S)
+
+    def loss_reason(self) -> str:
+        """Whether the job has ended, or the login node is gone."""
+        if gone := self._login.why_gone():
+            return gone
+        try:
+            state = self._login.run(f"squeue -h -j {self._job} -o %T 2>/dev/null; exit 0").strip()
+        except SkywardError as error:
+            return f"is gone: {str(error).rstrip('.')}"
+        return "" if state in ("RUNNING", "COMPLETING", "SUSPENDED") else "has ended"
+
+
+class _StepStream(ProcessStream):
+    """The standard streams of a step of a job, from where its program begins."""
+
+    def received(self) -> Iterator[bytes]:
+        chunks, said = super().received(), b""
+        for data in chunks:
+            said += data
+            _, mark, rest = said.partition(MARK)
+            if mark:
+                yield rest
+                yield from chunks

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -168,9 +167,7 @@ class SwarmAllocation(Allocation):
         super().__init__(request)
         self._provider, self._registry, self._rights = provider, provider.registry, provider.rights
         self._service_image: str | None = None  # once the service is there
-        self._claims: dict[ClaimedHost, ClaimedTask] = {}
-        self._slots: dict[int, int] = {}  # by the number of the host
-        self._numbers = itertools.count()
+        self._hosts: list[ClaimedHost[ClaimedTask]] = []  # also those that have been replaced
         self._given_up: set[str] = set()  # ids of tasks that are not claimed again
         self._lock = threading.Lock()
         self._directory: PoolDirectory | None = None
@@ -209,7 +206,8 @@ class SwarmAllocation(Allocation):
             self._gpus = (kind, request.gpus)
         self._managers = [str(each["Addr"]) for each in info["Swarm"]["RemoteManagers"]]
         self._shm_bytes = self._shm(usable)
-        return [ClaimedHost(self, node) for node in range(self._possible)]
+        self._hosts = [ClaimedHost(self._start) for _ in range(self._possible)]
+        return list(self._hosts)
 
     def _shm(self, nodes: Sequence[Document]) -> int:
         own = self.request.memory_gb
@@ -264,8 +262,8 @@ class SwarmAllocation(Allocation):
         self._claimer = TaskClaimer(self.manager, contexts, pool, request.report, self.ended)
         claims = self._claimer.claim(range(1, request.nodes + 1), self._possible)
         with self._lock:
-            for slot, claim in sorted(claims.items()):
-                self._note(ClaimedHost(self, next(self._numbers)), slot, claim)
+            for host, slot in zip(self._hosts, sorted(claims), strict=True):
+                host.claimed = claims[slot]
 
     def replace(self, lost: Host | None) -> Host:
         """Wait until the engine has a new task in the slot of a lost one, on whichever machine, and claim it.
@@ -279,41 +277,35 @@ class SwarmAllocation(Allocation):
         """
         with self._lock:
             self.check_open()
-            if isinstance(lost, ClaimedHost):
-                slots = [self._slots[lost.number]]
-                host = ClaimedHost(self, lost.number, lost.turn + 1)
-                self._given_up.add(self._claims[lost].task)
+            if isinstance(lost, ClaimedHost) and lost.claimed:
+                slots = [lost.claimed.slot]
+                self._given_up.add(lost.claimed.task)
             else:
-                slots = [slot for slot in range(1, self.request.nodes + 1) if slot not in self._slots.values()]
-                host = ClaimedHost(self, next(self._numbers))
+                of_nodes = {task.slot for task in self._tasks()}
+                slots = [slot for slot in range(1, self.request.nodes + 1) if slot not in of_nodes]
         if not slots:
             raise ProviderError(
                 f"The service of pool {self.request.pool_id} has {self.request.nodes} tasks, and all of them are nodes."
             )
-        ((slot, claim),) = self._claimer.claim(slots, 1, self._given_up).items()
+        (task,) = self._claimer.claim(slots, 1, self._given_up).values()
+        host = ClaimedHost(self._start, task)
         with self._lock:
             if self.ended.is_set():
-                claim.claim.session.close()
+                task.claim.session.close()
             self.check_open()
-            self._note(host, slot, claim)
+            self._hosts.append(host)
         return host
 
-    def _note(self, host: ClaimedHost, slot: int, claim: ClaimedTask) -> None:
-        self._slots[host.number], self._claims[host] = slot, claim
+    def _tasks(self) -> list[ClaimedTask]:
+        """The tasks that this pool has claimed."""
+        return [host.claimed for host in self._hosts if host.claimed]
 
-    def claim_of(self, host: ClaimedHost) -> ClaimedTask:
-        """The task that a host stands for, after `prepare`."""
-        return self._claims[host]
-
-    def start(self, host: ClaimedHost, launch: Launch) -> RunnerNode:
-        """Make a task the node.
-
-        Raises:
-            ProviderError: the task has ended.
-        """
+    def _start(self, host: ClaimedHost[ClaimedTask], launch: Launch) -> RunnerNode:
+        """Make a task the node."""
         with self._lock:
             self.check_open()
-            return RunnerNode(launch, SwarmProcess(self.manager, self._claimer, self._claims[host], launch))
+            assert host.claimed
+            return RunnerNode(launch, SwarmProcess(self.manager, self._claimer, host.claimed, launch))
 
     def release(self) -> None:
         """Remove the service with its tasks, and the secret; the reaper goes on with what could not be removed.
@@ -322,15 +314,15 @@ class SwarmAllocation(Allocation):
             EngineError: the manager refuses or does not answer; the tasks end by their lease.
         """
         with self._lock:  # after whoever was just making the service
-            claims = tuple(self._claims.values())
+            tasks = self._tasks()
         with ExitStack() as last:
             if self._directory is not None:
                 last.callback(self._directory.remove)
             if self._manager is not None:
                 last.callback(self._manager.close)
-            for claim in claims:
-                last.callback(claim.claim.session.close)
-                end(claim.claim.session, STOP)
+            for task in tasks:
+                last.callback(task.claim.session.close)
+                end(task.claim.session, STOP)
             if self._reaper is not None:
                 self._reaper.relieve(self._clear)
 
