@@ -16,7 +16,6 @@ from skyward.nodes.process_id import USER, ProcessId, current_user
 from skyward.runner.entry.claimed import ADDRESS_VAR, POD_IDENTITY, POD_SECRETS, POD_VAR
 from skyward.wire.tls import Identity
 
-CONTAINER = "node"  # name of a pod's container
 KIND = "skyward.kind"  # label that tells the Secrets of a pool apart
 _STOP_S = 10  # a node that is asked to end takes 5 s for its workers
 # What a pool does in its namespace, and nothing beyond. The API server asks "create" of WebSockets from 1.35 on.
@@ -104,11 +103,6 @@ class PodRequest:
     patch: Mapping[str, Any] = field(default_factory=dict)
 
 
-def owner_name(pool: str) -> str:
-    """Name of the Secret that owns all of a pool."""
-    return f"skyward-{pool}"
-
-
 def pod_name(pool: str, number: int) -> str:
     """Name of a pod, and of the Secret with its key. No number is used twice."""
     return f"skyward-{pool}-{number}"
@@ -116,25 +110,13 @@ def pod_name(pool: str, number: int) -> str:
 
 def owner_secret(pool: str, owner: ProcessId) -> dict[str, Any]:
     """The Secret that owns all of a pool. It holds nothing: pods and Secrets are all that a pool needs a right for."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": {"name": owner_name(pool), "labels": {POOL: pool, KIND: "pool"}, "annotations": _who(owner)},
-    }
+    return _secret(f"skyward-{pool}", pool, "pool", {"annotations": _who(owner)})
 
 
 def pod_secret(pool: str, number: int, identity: Identity, owned: Mapping[str, Any]) -> dict[str, Any]:
     """The Secret of one pod: its certificate, with the private key."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": {
-            "name": pod_name(pool, number),
-            "labels": {POOL: pool, KIND: "pod"},
-            "ownerReferences": [owned],
-        },
-        "data": {POD_IDENTITY: _encoded(json.dumps(asdict(identity)))},
-    }
+    secret = _secret(pod_name(pool, number), pool, "pod", {"ownerReferences": [owned]})
+    return {**secret, "data": {POD_IDENTITY: _encoded(json.dumps(asdict(identity)))}}
 
 
 def pull_secret(pool: str, auth: Mapping[str, str], image: str, owned: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,17 +126,14 @@ def pull_secret(pool: str, auth: Mapping[str, str], image: str, owned: Mapping[s
         user, password = "<token>", auth["identitytoken"]
     entry = {"username": user, "password": password, "auth": _encoded(f"{user}:{password}")}
     registry = auth.get("serveraddress") or image.partition("/")[0]
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "type": "kubernetes.io/dockerconfigjson",
-        "metadata": {
-            "name": f"skyward-{pool}-pull",
-            "labels": {POOL: pool, KIND: "pull"},
-            "ownerReferences": [owned],
-        },
-        "data": {".dockerconfigjson": _encoded(json.dumps({"auths": {registry: entry}}))},
-    }
+    secret = _secret(f"skyward-{pool}-pull", pool, "pull", {"ownerReferences": [owned]})
+    data = {".dockerconfigjson": _encoded(json.dumps({"auths": {registry: entry}}))}
+    return {**secret, "type": "kubernetes.io/dockerconfigjson", "data": data}
+
+
+def _secret(name: str, pool: str, kind: str, more: Mapping[str, Any]) -> dict[str, Any]:
+    about = {"name": name, "labels": {POOL: pool, KIND: kind}, **more}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": about}
 
 
 def owner_reference(secret: Mapping[str, Any]) -> dict[str, Any]:
@@ -219,7 +198,7 @@ def _container(request: PodRequest, number: int) -> dict[str, Any]:
         "gains_privileges": False,
     }
     return {
-        "name": CONTAINER,
+        "name": "node",
         "image": request.image,
         "command": [COMMAND[0], "-m", "skyward.runner.entry.claimed", "pod"],
         "env": [

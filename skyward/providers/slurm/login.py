@@ -1,4 +1,7 @@
-"""The login node: this machine, or one that is reached by SSH; where Slurm's commands run and the shared disk is."""
+"""The login node, this machine or one that is reached by SSH, and what it tells of its cluster.
+
+There Slurm's commands run, and the disk is that all machines of the cluster share.
+"""
 
 from __future__ import annotations
 
@@ -80,10 +83,7 @@ class Login:
             own.mkdir(mode=0o700)
             script = f"echo {_READY}; exec cat >/dev/null"
             self._connection = connection = connect(address.host, own, "sh", "-c", script)
-            line = connection.wait_line(2 * CONNECT_S)
-            while line is not None and line != _READY:  # people's shell files may print something
-                line = connection.wait_line(2 * CONNECT_S)
-            if line is None:
+            if connection.wait_marked(_READY, 2 * CONNECT_S) is None:
                 connection.kill()
                 raise ProviderError(f"The login node {address.name} cannot be reached: {connection.problem}")
 
@@ -123,15 +123,6 @@ class Login:
             )
         return _after_mark(done.stdout)
 
-    def put(self, folder: str, archive: bytes) -> None:
-        """Unpack a tar archive into a folder there, which is made; all of it opens for its owner only.
-
-        Raises:
-            ProviderError: it cannot be written.
-        """
-        where = shlex.quote(folder)
-        self.run(f"set -e; umask 077; mkdir -p {where}; tar -xf - -C {where}", archive, timeout_s=10 * _ANSWER_S)
-
     def dial(self, address: str, port: int) -> socket.socket:
         """A connected socket to a node of the cluster: directly, or through the SSH connection.
 
@@ -167,8 +158,10 @@ def _after_mark(said: bytes) -> str:
     return said.rpartition(MARK)[2].decode(errors="replace")
 
 
+# what a pool has to know of a cluster before it submits a job --------------------------------------------------------
+
 # Nothing is changed but that the folder is made. A name or number that a command does not tell is left empty.
-_SCRIPT = r"""
+_FACTS_SCRIPT = r"""
 say() { printf 'skyward %s %s\n' "$1" "$2"; }
 folder=@FOLDER@
 case $folder in '~') folder=$HOME ;; '~/'*) folder=$HOME/${folder#??} ;; esac
@@ -298,7 +291,7 @@ def ask(login: Login, folder: str, python: str) -> ClusterFacts:
     Raises:
         ProviderError: it has no Slurm, no controller answers, or the folder cannot be made.
     """
-    script = _SCRIPT.replace("@FOLDER@", shlex.quote(folder)).replace("@PYTHON@", python)
+    script = _FACTS_SCRIPT.replace("@FOLDER@", shlex.quote(folder)).replace("@PYTHON@", python)
     return facts_in(login.run(script), login.address.name, folder)
 
 
