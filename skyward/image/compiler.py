@@ -87,7 +87,6 @@ def compile(  # noqa: A001 - it is what the package does
     labels = {"skyward.base": base_digest, "skyward.image": identity, "skyward.python": python}
     numbered = tuple(_numbered([*layers, *steps.labels(labels)], given))
     _check_lines(numbered)
-    values = [*image.env.values()]
     return Plan(
         image=image,
         python=python,
@@ -97,7 +96,7 @@ def compile(  # noqa: A001 - it is what the package does
         layers=numbered,
         files=files,
         copied=(*packages, *((code,) if code else ())),
-        build_args=tuple((name, char) for char, name in steps.NEWLINES.items() if any(char in v for v in values)),
+        build_args=steps.newlines(image),
         lock=lock,
         base_build=base_build,
         given=given,

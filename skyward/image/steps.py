@@ -19,7 +19,7 @@ from skyward.model.instance import BAKED_DIR
 from skyward.model.rights import ACCOUNT, ACCOUNT_ID, HOME, WORK_DIR
 
 UV = "0.13.8"  # see scripts/uv.txt, which has its hashes
-NEWLINES = {"\n": "SKYWARD_LF", "\r": "SKYWARD_CR"}  # the Dockerfile has no way to write them in ENV: build arguments
+_NEWLINES = {"\n": "SKYWARD_LF", "\r": "SKYWARD_CR"}  # the Dockerfile has no way to write them in ENV: build arguments
 TIME = 315532800  # the time of whatever a step makes, see scripts/step.sh
 MOUNT_POINTS_FILE = "mount-points.tar"  # in the build context
 SCRIPTS = "steps"  # folder of the build context with the scripts
@@ -223,8 +223,7 @@ def start(given: BaseFacts | None) -> list[Layer]:
 def env(image: Image, copied: Copied | None) -> list[Layer]:
     """The environment of the nodes, and the paths that Python finds modules in: the runner's, then the base's last."""
     pairs = [f"{name}={quoted(value)}" for name, value in sorted(image.env.items()) if name != "PYTHONPATH"]
-    needed = [name for char, name in NEWLINES.items() if any(char in value for value in image.env.values())]
-    layers = [_layer(f"ARG {name}", "newlines in env", _USER) for name in needed]
+    layers = [_layer(f"ARG {name}", "newlines in env", _USER) for name, _ in newlines(image)]
     # the runner must stay importable whatever path the user or the base adds
     own = [quoted(image.env["PYTHONPATH"])[1:-1]] if image.env.get("PYTHONPATH") else []
     paths = ":".join(["/opt/skyward", *own, *([BAKED_DIR] if copied else [])])
@@ -232,6 +231,12 @@ def env(image: Image, copied: Copied | None) -> list[Layer]:
     if pairs:
         layers.append(_layer("ENV " + " \\\n    ".join(pairs), "env", _USER))
     return layers
+
+
+def newlines(image: Image) -> tuple[tuple[str, str], ...]:
+    """The build arguments that stand for newlines in the environment of the nodes: names and values."""
+    values = image.env.values()
+    return tuple((name, char) for char, name in _NEWLINES.items() if any(char in value for value in values))
 
 
 def labels(facts: Mapping[str, str]) -> list[Layer]:
@@ -242,7 +247,7 @@ def labels(facts: Mapping[str, str]) -> list[Layer]:
 def quoted(value: str) -> str:
     """A value as a Dockerfile word."""
     text = re.sub(r'([\\"$])', r"\\\1", value)
-    for char, name in NEWLINES.items():
+    for char, name in _NEWLINES.items():
         text = text.replace(char, f"${{{name}}}")
     return f'"{text}"'
 

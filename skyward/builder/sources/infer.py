@@ -238,7 +238,7 @@ class _Inference:
         if above is not None and above.file is None and module is None:
             self._missing.setdefault(found.name, found)  # a namespace has no names but modules
             return
-        installed = package_of(found.name)
+        installed = _package_of(found.name)
         if installed is not None:
             known = self._packages.get(installed.name, installed)
             where = known.where if found.where in known.where else (*known.where, found.where)
@@ -259,7 +259,7 @@ class _Inference:
             if each in self._followed or found is None or found.file is None:
                 continue
             self._followed.add(each)
-            if project := editable_project(str(found.file.resolve())):
+            if project := _editable_project(str(found.file.resolve())):
                 self._notes[f"{each.partition('.')[0]} is local: {project}; its files are sent with calls"] = None
             if found.file.suffix != ".py":
                 self._notes[f"{each} is local and not of Python: {found.file} is sent only if includes names it"] = None
@@ -275,7 +275,7 @@ class _Inference:
         return file.relative_to(folder).as_posix() if folder and file.is_relative_to(folder) else str(file)
 
 
-def package_of(module: str) -> InferredPackage | None:
+def _package_of(module: str) -> InferredPackage | None:
     """The package that a module (with dots) belongs to; None if none that is installed has it."""
     names = sorted(set(_by_module().get(module.partition(".")[0], ())))
     if not names:
@@ -290,7 +290,7 @@ def package_of(module: str) -> InferredPackage | None:
     return _described(Distribution.from_name(names[0]))
 
 
-def editable_project(file: str) -> str | None:
+def _editable_project(file: str) -> str | None:
     """Name and place of the editable install that a file belongs to; None if it belongs to none."""
     for name, folder in _editables():
         if file.startswith(folder + os.sep):

@@ -161,9 +161,10 @@ def _of_pool(call: PoolCall, reading: Reading) -> Declared:
     image, architecture = value("image", None), value("architecture", None)
     if not isinstance(image, Image | None):
         raise _NotStaticError(f"`image` ({reading.place(call.node)}) is no image")
-    declared = replace(_empty(image or Image()), plugins=tuple(plugins), architecture=architecture)
-    if volumes_of(value("volumes", None) or value("volume", None)):
-        declared = replace(declared, has_volumes=True)
+    volumes = volumes_of(value("volumes", None) or value("volume", None))
+    declared = replace(
+        _empty(image or Image()), plugins=tuple(plugins), architecture=architecture, has_volumes=bool(volumes)
+    )
     if not plugins:  # nothing else reads these, which may well be known later only
         return declared
     accelerator, nodes = Accelerator.of(value("accelerator", None)), Nodes.of(value("nodes", 1))
