@@ -1,4 +1,4 @@
-"""How many ranks a node gets, and what is refused."""
+"""What is asked of a pool (nodes, ranks, accelerators, volumes), and what is refused."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+import skyward as sky
 from skyward.errors import ConfigError
 from skyward.model.instance import InstanceInfo
-from skyward.model.spec import Accelerator, Worker
+from skyward.model.spec import Accelerator, Volume, Worker, fits, volumes_of
 
 
 @pytest.mark.parametrize(
@@ -72,3 +73,124 @@ def test_an_impossible_worker_is_refused() -> None:
 
     with pytest.raises(ConfigError, match="worker 2 of 2"):
         InstanceInfo.from_json(place.to_json())
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "count", "cuda"), [("a100:4", "A100", 4, True), ("MI300X", "MI300X", 1, False)]
+)
+def test_known_names_say_what_they_are(text: str, name: str, count: int, cuda: bool) -> None:
+    """In any spelling, with a number after a colon."""
+    found = sky.Accelerator.of(text)
+    assert found is not None
+    assert (found.name, found.count, found.cuda) == (name, count, cuda)
+
+
+@pytest.mark.parametrize(("name", "advice"), [("H10O", "is 'H100' meant"), ("B9000", "B300"), ("Gaudi3", "known are")])
+def test_an_unknown_name_is_no_nvidia_gpu(name: str, advice: str) -> None:
+    """It is refused with what may be meant, and how another one is described."""
+    with pytest.raises(ConfigError, match=f"{name}.*not known; .*{advice}.*cuda=True"):
+        sky.ComputePool(sky.Local(), accelerator=name)
+
+
+def test_another_accelerator_can_be_described() -> None:
+    """By what images and pools have to know of it."""
+    described = sky.Accelerator("B9000", memory_gb=400, cuda=True)
+    assert (described.name, described.memory_gb, described.cuda) == ("B9000", 400, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "shown", "expected"),
+    [
+        ("A100", "NVIDIA A100-SXM4-80GB", True),
+        ("A100", "NVIDIA A100 80GB PCIe", True),
+        ("A100-80GB", "NVIDIA A100 80GB PCIe", True),
+        ("A100-80GB", "NVIDIA A100-SXM4-40GB", False),
+        ("A100", "NVIDIA H100 80GB HBM3", False),
+        ("A10", "NVIDIA A10G", False),
+        ("T4", "Tesla T4", True),
+        ("RTX4090", "NVIDIA GeForce RTX 4090", True),
+        ("RTX4090", "NVIDIA GeForce RTX 3090", False),
+        ("A6000", "NVIDIA RTX A6000", True),
+        ("A100", "NVIDIA GeForce RTX 2080 Ti", True),
+        ("A100", "", True),
+    ],
+)
+def test_what_the_driver_shows_is_compared_with_what_is_asked_for(name: str, shown: str, expected: bool) -> None:
+    """Only what is certainly another GPU does not fit."""
+    assert fits(sky.Accelerator(name), shown) is expected
+
+
+def test_an_accelerator_of_an_own_name_fits_any_gpu() -> None:
+    """Nobody knows what the driver calls it."""
+    assert fits(sky.Accelerator("B9000", cuda=True), "NVIDIA H100 80GB HBM3")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"bucket": "No Bucket"}, "not a name of a bucket"),
+        ({"bucket": "s3://data"}, "not a name of a bucket"),
+        ({"mount": "data"}, "mount is an absolute path"),
+        ({"mount": "/data/../etc"}, "mount is an absolute path"),
+        ({"mount": "/usr"}, "holds the node's own files"),
+        ({"mount": "/"}, "holds the node's own files"),
+        ({"prefix": None}, "prefix is a string"),
+        ({"read_only": "yes"}, "read_only True or False"),
+    ],
+)
+def test_wrong_values_are_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        sky.Volume(**{"bucket": "data", "mount": "/data", **settings})
+
+
+@pytest.mark.parametrize(
+    ("value", "volumes"),
+    [
+        ([], ()),
+        ((), ()),
+        (None, ()),
+        (Volume("data", "/data"), (Volume("data", "/data"),)),
+        ([Volume("data", "/data", "x", False)], (Volume("data", "/data", "x", False),)),
+        ({"/data": "s3://data/train/7"}, (Volume("data", "/data", "train/7"),)),
+        ({"/data": "s3://data"}, (Volume("data", "/data"),)),
+    ],
+)
+def test_volumes_are_named_in_several_ways(value: object, volumes: tuple[Volume, ...]) -> None:
+    assert volumes_of(value) == volumes
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("s3://data", "takes a list of sky.Volume"),
+        (["s3://data"], "takes sky.Volume"),
+        ({"/data": "gs://data"}, "s3://bucket/prefix"),
+        ([Volume("a-b", "/data"), Volume("c-d", "/data/x")], "hide each other"),
+    ],
+)
+def test_what_names_no_volumes_is_refused(value: object, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        volumes_of(value)
+
+
+def test_a_source_is_bucket_and_prefix() -> None:
+    assert Volume("data", "/data").source == "data"
+    assert Volume("data", "/data", "/train/").source == "data/train"
+
+
+def test_providers_whose_nodes_may_not_mount_refuse_volumes() -> None:
+    """When the pool is made; no volumes are refused by none."""
+    sky.ComputePool(sky.Local(), volumes=[])
+    with pytest.raises(ConfigError, match=r"nodes that may mount, which those of local may not"):
+        sky.ComputePool(sky.Local(), volumes=[sky.Volume("data", "/data")])
+    with pytest.raises(ConfigError, match=r"which those of docker or local may not"):
+        sky.ComputePool([sky.Docker(), sky.Local()], volumes=[sky.Volume("data", "/data")])
+
+
+def test_two_spellings_are_one_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "an-id")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-secret")
+    volume = sky.Volume("data", "/data")
+    assert sky.ComputePool(volume=volume)._settings.volumes == (volume,)
+    with pytest.raises(ConfigError, match="mean the same"):
+        sky.ComputePool(volume=volume, volumes=[volume])

@@ -1,19 +1,24 @@
-"""The torch plugin's build half: which packages, in which version, from which index; and what it refuses."""
+"""The torch plugin: its packages; the process group of one rank, in a process of its own; a second one of user code."""
 
 from __future__ import annotations
 
+import json
+import os
 import pickle
 import subprocess
 import sys
+import textwrap
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 import skyward as sky
-from skyward.errors import ConfigError
+from skyward.errors import ConfigError, PluginError
 from skyward.model.image import Image, PipIndex
 from skyward.model.spec import Accelerator, Cluster, ClusterSpec
 from skyward.plugins import transform_all
+from skyward.plugins._torch import suitable
 
 CPU = "https://download.pytorch.org/whl/cpu"
 
@@ -137,3 +142,267 @@ def test_no_version_is_the_latest() -> None:
     """Torch is installed in any case."""
     image = transform_all(sky.Image(), [sky.plugins.torch(version=None)], Cluster(spec=ClusterSpec(nodes=2)))
     assert "torch" in image.pip
+
+
+pytest.importorskip("torch", reason="torch is not installed here; `pip install -e .[dev]` brings it")
+
+Run = Callable[..., list[str]]
+HEAD = """
+import os
+import warnings
+import torch
+import torch.distributed as dist
+from torch.distributed import destroy_process_group, init_process_group  # before the group is there
+from skyward.errors import ConfigError, PluginError
+from skyward.model.instance import InstanceInfo, Peer
+from skyward.plugins._torch import around_workers, process_group
+
+def place(**given):
+    return InstanceInfo(**{"node": 0, "total_nodes": 1, "head_addr": "127.0.0.1", "head_port": 0, **given})
+
+def total():
+    value = torch.ones(1)
+    dist.all_reduce(value)
+    return value.item()
+"""
+
+
+# Imports torch once, which takes seconds, and forks a process for each piece of code; it has no threads by then.
+ZYGOTE = f"""
+import json, sys, traceback
+{HEAD}
+for line in sys.stdin:
+    code, variables = json.loads(line)
+    ours, theirs = os.pipe()
+    if (pid := os.fork()) == 0:
+        os.dup2(theirs, 1)
+        os.environ.update(variables)
+        status = 1
+        try:
+            exec(code, dict(globals()))
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    os.close(theirs)
+    with os.fdopen(ours) as pipe:
+        said = pipe.read()
+    print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), said]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[subprocess.Popen[str]]:
+    """A process that has imported torch."""
+    clean = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME")}
+    with subprocess.Popen(
+        [sys.executable, "-c", ZYGOTE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=clean
+    ) as process:
+        yield process
+        assert process.stdin
+        process.stdin.close()
+
+
+@pytest.fixture
+def run(zygote: subprocess.Popen[str]) -> Run:
+    """The lines that a process of its own prints for a piece of code."""
+
+    def run(code: str, **env: str) -> list[str]:
+        assert zygote.stdin
+        assert zygote.stdout
+        zygote.stdin.write(json.dumps([textwrap.dedent(code), env]) + "\n")
+        zygote.stdin.flush()
+        status, said = json.loads(zygote.stdout.readline())
+        assert status == 0, f"its traceback is in the captured stderr; it printed {said!r}"
+        return str(said).splitlines()
+
+    return run
+
+
+def test_the_group_lasts_as_long_as_the_context(run: Run) -> None:
+    """With the environment of torchrun, over the interface of the head's address; at the end it is gone."""
+    lines = run(
+        """
+        with process_group(place()):
+            print(dist.get_backend(), dist.get_rank(), dist.get_world_size(), total())
+            names = "MASTER_ADDR WORLD_SIZE RANK LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GLOO_SOCKET_IFNAME"
+            print(*(os.environ[name] for name in names.split()))
+            assert int(os.environ["MASTER_PORT"]) > 0
+        print(dist.is_initialized())
+        """
+    )
+
+    assert lines == ["gloo 0 1 1.0", "127.0.0.1 1 0 0 1 0 lo", "False"]
+
+
+def test_the_plugin_leaves_a_single_rank_alone(run: Run) -> None:
+    """On one node it makes no group; the decorator does."""
+    assert run("with around_workers(place()): print(dist.is_initialized(), 'RANK' in os.environ)") == ["False False"]
+
+
+def test_a_second_init_is_harmless_whoever_holds_the_function(run: Run) -> None:
+    """Taken before or after, with the backend that is there, none, or one that this machine cannot use: one warning."""
+    lines = run(
+        """
+        with process_group(place()), warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            init_process_group()
+            init_process_group("gloo", rank=0, world_size=1)
+            dist.init_process_group(backend="nccl")
+            dist.init_process_group("cpu:gloo,cuda:nccl", init_method="env://")
+            print(total(), dist.get_backend())
+        print(*(warning.message for warning in seen), sep="|")
+        """
+    )
+
+    assert lines == [
+        "1.0 gloo",
+        "init_process_group(): the group is there already (gloo, rank 0 of 1) and is kept: this call does nothing.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("rank=3, world_size=1", "init_process_group(rank=3): in the group of this pool this process has rank 0."),
+        ("world_size=4, rank=0", "init_process_group(world_size=4): in the group of this pool this process has world_"),
+        ("'mpi'", ""),  # a backend that this build of torch lacks: nothing that could be meant
+        ("'fake'", "The process group of this pool uses gloo, and fake is asked for. Name the backend where the group"),
+    ],
+)
+def test_a_second_init_that_asks_for_something_else(arguments: str, message: str, run: Run) -> None:
+    """A conflict is an error that says what there is and where to say otherwise."""
+    lines = run(
+        f"""
+        import torch.testing._internal.distributed.fake_pg  # a backend that this machine could use
+        with process_group(place()):
+            try:
+                init_process_group({arguments})
+            except ConfigError as error:
+                print(error)
+        """
+    )
+
+    assert "".join(lines).startswith(message)
+    assert len(lines) == bool(message)
+
+
+def test_user_code_cannot_end_the_group_of_later_calls(run: Run) -> None:
+    """It may end groups of its own."""
+    lines = run(
+        """
+        with process_group(place()):
+            own = dist.new_group([0])
+            destroy_process_group(own)
+            warnings.simplefilter("ignore")
+            destroy_process_group()
+            dist.destroy_process_group(dist.group.WORLD)
+            print(total())
+        """
+    )
+
+    assert lines == ["1.0"]
+
+
+def test_torch_has_its_functions_back_afterwards(run: Run) -> None:
+    """After the context both do what they did before, with the documentation they had."""
+    lines = run(
+        """
+        import inspect
+        before = inspect.signature(init_process_group)
+        with process_group(place()):
+            assert inspect.signature(init_process_group) == before
+        init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        print(total())
+        try:
+            init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        except ValueError as error:
+            print(error)
+        destroy_process_group()
+        print(dist.is_initialized())
+        """
+    )
+
+    assert lines == ["1.0", "trying to initialize the default process group twice!", "False"]
+
+
+def test_a_group_that_is_there_is_used(run: Run) -> None:
+    """Plugin and decorator together make one group, and the outer one ends it."""
+    lines = run(
+        """
+        with process_group(place()):
+            with process_group(place()):
+                print(total())
+            print(total())
+        """
+    )
+
+    assert lines == ["1.0", "1.0"]
+
+
+def test_nccl_without_a_gpu_is_an_error_that_says_so(run: Run) -> None:
+    """Before anything waits for anybody."""
+    lines = run(
+        """
+        try:
+            with process_group(place(), backend="nccl"):
+                pass
+        except PluginError as error:
+            print(error)
+        """,
+        CUDA_VISIBLE_DEVICES="",
+    )
+
+    assert len(lines) == 1
+    assert lines[0].startswith("torch: the backend nccl needs a GPU, and node 0 has none that CUDA can use.")
+
+
+def test_ranks_on_one_machine_share_its_processors(run: Run) -> None:
+    """Each gets its part, at least one; what the user has set stays."""
+    code = """
+        peers = (Peer(node=0, private_ip="127.0.0.1"), Peer(node=1, private_ip="127.0.0.1"))
+        from skyward.plugins._torch import _share_processors
+        _share_processors(place(total_nodes=2, peers=peers, workers_per_node=2))
+        print(os.environ["OMP_NUM_THREADS"], torch.get_num_threads())
+        """
+    part = max(1, len(os.sched_getaffinity(0)) // 4)
+
+    assert run(code) == [f"{part} {part}"]
+    assert run(code, OMP_NUM_THREADS="3")[0].split()[0] == "3"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "backend"),
+    [(["a", "b"], "nccl"), (["a", "a"], "gloo"), (["a", "b", "b"], "gloo"), ([None, None], "nccl")],
+)
+def test_ranks_that_share_a_gpu_use_gloo(gpus: list[str | None], backend: str) -> None:
+    """NCCL refuses them with "invalid usage". A torch that does not tell which GPU it uses is taken to have its own."""
+    assert suitable(gpus, None) == backend
+
+
+def test_nccl_for_ranks_that_share_a_gpu_is_an_error_that_says_so() -> None:
+    """It names them."""
+    assert suitable(["a", "b"], "nccl") == "nccl"
+    with pytest.raises(PluginError, match=r"a GPU for each rank, and the ranks 0, 2 share one\. Give each its own"):
+        suitable(["a", "b", "a"], "nccl")
+
+
+def test_each_rank_tells_the_others_which_gpu_it_has(run: Run) -> None:
+    """And takes the backend that suits all; with a stand-in for CUDA and for the other rank."""
+    lines = run(
+        """
+        import types
+        from skyward.plugins import _torch
+        torch.cuda.is_available = lambda: True
+        torch.cuda.device_count = lambda: 1
+        torch.cuda.set_device = lambda device: None
+        torch.cuda.get_device_properties = lambda device: types.SimpleNamespace(uuid="1234")
+        _torch.gather = lambda value, name, timeout_s: [value, "1234"]
+        with process_group(place()):
+            print(dist.get_backend(), total())
+        """
+    )
+
+    assert lines == ["gloo 1.0"]
