@@ -14,8 +14,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from skyward.builder.cache import cache_path, read, write
 from skyward.builder.files.copied import Files, digest_of
+from skyward.builder.folders import cache_path, read, write
 from skyward.builder.packages.metadata import located
 from skyward.builder.store import EngineImages, ImageFacts
 from skyward.errors import BuildError, ConfigError, ImageError

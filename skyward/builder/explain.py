@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from skyward.builder.cache import cache_path, read, write
+from skyward.builder.folders import cache_path, read, write
 from skyward.image import Layer, Plan
 
 

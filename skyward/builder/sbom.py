@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import quote
 
 from skyward._version import __version__
-from skyward.builder.cache import cache_path, read, write
+from skyward.builder.folders import cache_path, read, write
 from skyward.builder.store import EngineImages
 from skyward.image import TIME, Package, Plan
 

@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from skyward.builder import ensure, plan_for
-from skyward.builder.cache import cache_folder, home
-from skyward.builder.contents import file_of_use, is_known, note_use
 from skyward.builder.events import Event, Report, note, readable, warn
 from skyward.builder.explain import layer_sizes
+from skyward.builder.folders import cache_folder, home
 from skyward.builder.packages.metadata import located
 from skyward.builder.site.indexes import settings_files
-from skyward.builder.store import ListedImages
+from skyward.builder.store import ListedImages, file_of_use, is_known, note_use
 from skyward.cli.main import record_unchanged
 from skyward.cli.output import Output, Result
 from skyward.engine import EngineAddress, Images, find_engine

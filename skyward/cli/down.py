@@ -23,7 +23,7 @@ from typing import Any
 
 import click
 
-from skyward.builder.scratch import sweep
+from skyward.builder.folders import sweep
 from skyward.cli.output import show_table
 from skyward.cli.places import Place, ask_all, forget, identifiers, kept_at, names_of_pools, place_options
 from skyward.cli.results import bring_here, give_back

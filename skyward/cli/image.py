@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from skyward.builder.contents import forget_use, last_use, source_of
 from skyward.builder.events import readable
+from skyward.builder.store import forget_use, last_use, source_of
 from skyward.cli.output import show_table
 from skyward.engine import Images, Removal, find_engine
 from skyward.errors import ConfigError, ImageError, ImageNotFoundError

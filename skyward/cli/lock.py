@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from skyward.builder.packages.lock_file import Entry, read_lock_file, shown, write_lock_file
-from skyward.builder.planning import check_lock, lock_for
+from skyward.builder.plans import check_lock, lock_for
 from skyward.builder.store import ListedImages
 from skyward.cli.build import declared_in
 from skyward.cli.output import Output

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from skyward.builder.contents import is_known
+from skyward.builder.store import is_known
 from skyward.cli.build import ABSENT, EXISTS, UNKNOWN, BuildTarget, Found, Wanted
 from skyward.cli.output import Output
 from skyward.errors import ConfigError, EngineError, ImageError
@@ -60,7 +60,7 @@ def _state(plan: Plan, target: BuildTarget) -> tuple[str, str, str]:
 
 def show_dockerfile(wanted: Wanted, target: BuildTarget, output: Output) -> int:
     """Show the Dockerfile, each instruction after who asked for it. Asks neither engine nor index nor registry."""
-    from skyward.builder.planning import draft_for
+    from skyward.builder.plans import draft_for
 
     plan = draft_for(
         target.image_for(wanted), python=local_minor(), platform=target.platform_for(wanted), root=wanted.declared.root
@@ -155,7 +155,7 @@ def show_base(reference: str, store: EngineImages, platform: str, *, as_json: bo
         EngineError: the engine refuses.
     """
     from skyward.builder.base import facts_of_base, why_unfit
-    from skyward.builder.planning import resolve_base
+    from skyward.builder.plans import resolve_base
 
     base, python = resolve_base(reference, store), local_minor()
     assert base.facts

@@ -1,6 +1,6 @@
 """`deliver`: the image of a pool made available to the engines that run it, built and pushed where it has to be.
 
-An engine has an image if the image's content is what was built or is in the registry (`skyward.builder.contents`);
+An engine has an image if the image's content is what was built or is in the registry (`skyward.builder.store`);
 that it has the tag is not enough. After a delivery to machines each of them is asked what it has.
 """
 
@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from skyward.builder import ensure, plan_for
-from skyward.builder.contents import is_known, known_contents, note_content, note_use
 from skyward.builder.events import Report, note
-from skyward.builder.store import EngineImages, ImageFacts, facts_of
+from skyward.builder.store import EngineImages, ImageFacts, facts_of, is_known, known_contents, note_content, note_use
 from skyward.delivery import stream
 from skyward.delivery.checks import check_verifiable
 from skyward.engine import EngineAddress, Images

@@ -24,7 +24,7 @@ class RegistryImage:
 
     Attributes:
         reference: `repository@digest`.
-        content: digest of what runs, see `skyward.builder.contents`.
+        content: digest of what runs, see `skyward.builder.store`.
         auth: credentials for the registry, in the form in which an engine takes them.
     """
 

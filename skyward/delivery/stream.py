@@ -12,8 +12,8 @@ from ipaddress import ip_address
 from tempfile import TemporaryFile
 from typing import IO
 
-from skyward.builder.cache import cache_folder
 from skyward.builder.events import Report, note, readable, share, warn
+from skyward.builder.folders import cache_folder
 from skyward.engine import Images
 from skyward.engine.address import EngineAddress
 from skyward.engine.images import Archive, Pull, load, read, save

@@ -227,8 +227,7 @@ class PoolContainers:
 
     def _check_image(self, launch: Launch, tag: str) -> None:
         """Compare the engine's image with the one that was delivered."""
-        from skyward.builder.contents import is_known, known_contents  # sky.Local() never loads the builder
-        from skyward.builder.store import facts_of
+        from skyward.builder.store import facts_of, is_known, known_contents  # sky.Local() never loads the builder
 
         found = self.engine.image(tag)
         if found and known_contents(tag) and not is_known(tag, facts_of(found)):

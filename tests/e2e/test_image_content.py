@@ -11,13 +11,12 @@ import pytest
 
 import skyward as sky
 from skyward.builder import ensure, plan_for
-from skyward.builder.contents import note_content
 from skyward.builder.events import Event
 from skyward.builder.registry import existence
 from skyward.builder.registry.existence import Exists
 from skyward.builder.registry.pushing import push
 from skyward.builder.registry.reference import with_tag
-from skyward.builder.store import EngineImages
+from skyward.builder.store import EngineImages, note_content
 from skyward.delivery.registry import put_in_registry
 from skyward.engine import find_engine
 from skyward.errors import ImageError

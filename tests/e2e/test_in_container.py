@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import skyward as sky
-from skyward.builder.cache import cache_path
+from skyward.builder.folders import cache_path
 from tests.conftest import ROOT
 
 PROGRAM = """

@@ -209,7 +209,7 @@ def test_a_new_version_of_skyward_costs_its_own_layer(
     files = tuple(
         (path, data + b"\n# a patch\n" if path == "skyward/_version.py" else data) for path, data in runner_files()
     )
-    monkeypatch.setattr("skyward.builder.planning.runner_digest", lambda: WORD)
+    monkeypatch.setattr("skyward.builder.plans.runner_digest", lambda: WORD)
     monkeypatch.setattr("skyward.builder.docker.build.runner_files", lambda: files)
     assert built(_image()).tag != first.tag
     assert _kinds(built) == {RUNNER}

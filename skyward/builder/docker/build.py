@@ -18,14 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from skyward.builder.base import copy_base, images_of
-from skyward.builder.cache import why_not_writable
 from skyward.builder.docker.command import BuildCommand, find_command, run, run_there
 from skyward.builder.docker.output import BuildahProgress, Progress, base_failure, build_failure
 from skyward.builder.events import Report
 from skyward.builder.files.copied import copy_to, digest_of, runner_files, with_usual_modes
+from skyward.builder.folders import scratch_folder, why_not_writable
 from skyward.builder.registry.auth import Logins, config_folder, login, logins_for
 from skyward.builder.registry.reference import parse_reference
-from skyward.builder.scratch import scratch_folder
 from skyward.builder.site.index_server import FolderServer
 from skyward.builder.site.settings import read_site, site_script, without_folders
 from skyward.errors import ConfigError

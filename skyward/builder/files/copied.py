@@ -15,8 +15,8 @@ from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from skyward.builder.cache import cache_path, drop_old, read, write
 from skyward.builder.files.included import included_files
+from skyward.builder.folders import cache_path, drop_old, read, write
 from skyward.builder.packages.metadata import LocalPackage
 from skyward.errors import BuildError, ConfigError, ImageError
 from skyward.image import Copied

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from skyward.builder.cache import cache_path, home, newest, read, write
+from skyward.builder.folders import cache_path, home, newest, read, write
 from skyward.builder.packages.metadata import BuildSystem
 from skyward.builder.packages.pylock import packages_of
 from skyward.builder.site.indexes import host_indexes, mirrors

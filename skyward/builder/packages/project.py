@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from skyward.builder.cache import uv_variables
+from skyward.builder.folders import uv_variables
 from skyward.builder.packages.metadata import in_words
 from skyward.builder.packages.pip_files import EXPORTS
 from skyward.builder.packages.pylock import (

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from skyward.builder.cache import home
 from skyward.builder.files.copied import sha256_of
+from skyward.builder.folders import home
 from skyward.builder.packages.metadata import LocalPackage, entry_for, locked_package
 from skyward.builder.site.indexes import folder_of, host_indexes, is_default
 from skyward.errors import ConfigError, ImageError

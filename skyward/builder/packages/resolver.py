@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zipfile import BadZipFile, ZipFile
 
-from skyward.builder.cache import uv_variables
+from skyward.builder.folders import scratch_folder, uv_variables
 from skyward.builder.packages.metadata import (
     BuildSystem,
     build_system,
@@ -30,7 +30,6 @@ from skyward.builder.packages.metadata import (
     wheel_metadata,
 )
 from skyward.builder.packages.pylock import is_source
-from skyward.builder.scratch import scratch_folder
 from skyward.builder.site.index_server import FolderServer
 from skyward.builder.site.settings import UvSettings, read_site, uv_settings, with_sources
 from skyward.errors import ConfigError, ImageError, SkywardError

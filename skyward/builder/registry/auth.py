@@ -25,9 +25,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from skyward.builder.cache import home
+from skyward.builder.folders import home, scratch_folder
 from skyward.builder.registry.reference import DOCKER_HUB, Reference
-from skyward.builder.scratch import scratch_folder
 from skyward.errors import RegistryError
 
 _HUB_KEY = "https://index.docker.io/v1/"  # under which Docker keeps the credentials of its hub

@@ -22,7 +22,6 @@ from urllib.parse import urljoin, urlsplit
 import requests
 from requests import PreparedRequest, Response, Session
 
-from skyward.builder.contents import content_digest
 from skyward.builder.registry.auth import Credentials, registry_credentials
 from skyward.builder.registry.http import (
     LONGEST_S,
@@ -40,6 +39,7 @@ from skyward.builder.registry.http import (
     with_patience,
 )
 from skyward.builder.registry.reference import DIGEST, DOCKER_HUB, Reference
+from skyward.builder.store import content_digest
 from skyward.errors import RegistryError
 
 MANIFEST_TYPES = ("application/vnd.oci.image.manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json")
@@ -419,7 +419,7 @@ class ImageManifest:
 
     @property
     def content(self) -> str:
-        """Digest of what runs, see `skyward.builder.contents`."""
+        """Digest of what runs, see `skyward.builder.store`."""
         config = self.config
         layers = config["rootfs"]["diff_ids"]
         return content_digest(layers, config.get("config") or {}, config["os"], config["architecture"])

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from time import time
 
-from skyward.builder.cache import cache_path, drop_old, read, remove, write
-from skyward.builder.contents import known_contents, note_content
 from skyward.builder.events import Report, note
+from skyward.builder.folders import cache_path, drop_old, read, remove, write
 from skyward.builder.registry.reference import DIGEST, Reference, parse_reference
+from skyward.builder.store import known_contents, note_content
 from skyward.errors import RegistryError
 
 TRUST_S = 24 * 3600.0  # a tag that is an identity never changes its meaning, but its image may be deleted
@@ -28,7 +28,7 @@ class Exists:
     Attributes:
         digest: of its manifest for the platform asked for.
         reference: `repository@digest`, which nodes run.
-        content: digest of what runs, see `skyward.builder.contents`.
+        content: digest of what runs, see `skyward.builder.store`.
     """
 
     digest: str
@@ -95,7 +95,7 @@ def check(reference: str, *, platform: str, trust_s: float = TRUST_S) -> Exists 
 def check_content(tag: str, reference: str, *, platform: str, report: Report) -> Exists | Absent | Unknown:
     """Ask a registry for the image of a tag of ours, and count another image under that name as absent.
 
-    Where nothing is noted for the tag (see `skyward.builder.contents`), what the registry has is noted: clients that
+    Where nothing is noted for the tag (see `skyward.builder.store`), what the registry has is noted: clients that
     have not built an image take it from whoever may push to the repository.
 
     Args:

@@ -37,8 +37,8 @@ from urllib3.exceptions import InvalidHeader, LocationParseError, MaxRetryError,
 from urllib3.util import Retry, parse_url
 from urllib3.util.ssl_ import create_urllib3_context
 
-from skyward.builder.cache import home
 from skyward.builder.events import Report, note
+from skyward.builder.folders import home
 from skyward.builder.registry.reference import Reference, is_loopback
 from skyward.builder.site.settings import ca_bundle
 from skyward.errors import RegistryError

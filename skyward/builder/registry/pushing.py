@@ -66,7 +66,7 @@ class Pushed:
         digest: of its manifest.
         size_bytes: of all its layers as the registry keeps them.
         sent_bytes: of the layers that the registry did not have.
-        content: digest of what runs, see `skyward.builder.contents`.
+        content: digest of what runs, see `skyward.builder.store`.
     """
 
     reference: str

@@ -23,8 +23,8 @@ from typing import Self
 from urllib.parse import quote, unquote, urljoin, urlsplit
 from zipfile import BadZipFile, ZipFile
 
-from skyward.builder.cache import cache_path, read, write
 from skyward.builder.files.copied import sha256_of
+from skyward.builder.folders import cache_path, read, write
 from skyward.model.image import package_name
 
 _ENDINGS = (".whl", ".tar.gz", ".zip")

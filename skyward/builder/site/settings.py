@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from skyward.builder.cache import home as home_folder
+from skyward.builder.folders import home as home_folder
 from skyward.builder.site.indexes import (
     PYTHON_MIRROR,
     Indexes,

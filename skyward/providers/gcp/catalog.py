@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from skyward.builder.cache import cache_path, read, write
+from skyward.builder.folders import cache_path, read, write
 from skyward.errors import ProviderError
 from skyward.providers.base import PoolRequest
 from skyward.providers.cloud.base import MachineOffer, MachineType, Market, at_once

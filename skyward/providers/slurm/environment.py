@@ -10,7 +10,7 @@ from tempfile import TemporaryFile
 
 from skyward.builder.events import Report, note, readable
 from skyward.builder.files.copied import runner_files
-from skyward.builder.planning import plan_for, plan_on_machine
+from skyward.builder.plans import plan_for, plan_on_machine
 from skyward.engine import EngineAddress, Images, find_engine
 from skyward.engine.images import save
 from skyward.errors import ConfigError, ImageError, ProviderError

@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from skyward.builder import cache, ensure, sbom
-from skyward.builder.contents import forget_use, is_known, last_use, note_content, note_use
+from skyward.builder import ensure, folders, sbom
 from skyward.builder.events import Event, warn
 from skyward.builder.explain import recall, remember
 from skyward.builder.files.copied import sha256_of
@@ -24,7 +23,7 @@ from skyward.builder.registry.existence import _recall
 from skyward.builder.registry.existence import remember as remember_existence
 from skyward.builder.registry.reference import parse_reference
 from skyward.builder.site.index_server import _own_token
-from skyward.builder.store import EngineImages, ImageFacts
+from skyward.builder.store import EngineImages, ImageFacts, forget_use, is_known, last_use, note_content, note_use
 from skyward.engine.images import ImageFiles
 from skyward.image import Lock
 from skyward.model.image import Image
@@ -55,7 +54,7 @@ class Store(EngineImages):
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     warn.cache_clear()
-    cache._refused.cache_clear()
+    folders._refused.cache_clear()
 
 
 def _use_everything(tmp_path: Path) -> None:
@@ -63,9 +62,9 @@ def _use_everything(tmp_path: Path) -> None:
     (tmp_path / "a.whl").write_bytes(b"x")
     assert len(sha256_of(tmp_path / "a.whl")) == 64
     assert len(_own_token()) == 32
-    _write(cache.cache_path("locks", "a.json"), REQUEST, Lock())
-    _read(cache.cache_path("locks", "a.json"))
-    assert isinstance(cache.newest(cache.cache_path("locks"), "*.json"), list)
+    _write(folders.cache_path("locks", "a.json"), REQUEST, Lock())
+    _read(folders.cache_path("locks", "a.json"))
+    assert isinstance(folders.newest(folders.cache_path("locks"), "*.json"), list)
     remember("name", PLAN)
     recall("name")
     remember_existence(REFERENCE, "linux/amd64", "sha256:d", "sha256:d", "sha256:c")
@@ -104,7 +103,7 @@ def _no_home(monkeypatch: pytest.MonkeyPatch, _: Path) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.setattr(os, "getuid", lambda: 4_000_000)  # a number without an account
-    monkeypatch.setattr(cache, "NOWHERE", Path("/proc/self/nowhere"))
+    monkeypatch.setattr(folders, "NOWHERE", Path("/proc/self/nowhere"))
 
 
 @pytest.mark.parametrize("spoil", [_full, _not_a_folder, _read_only, _of_another_user, _no_home])
@@ -119,7 +118,7 @@ def test_a_cache_that_cannot_be_written(
     spoil(monkeypatch, tmp_path)
     _use_everything(tmp_path)
     (line,) = caplog.messages
-    assert line.startswith(f"the cache {cache.cache_path()} cannot be used: ")
+    assert line.startswith(f"the cache {folders.cache_path()} cannot be used: ")
     assert not (tmp_path / "~").exists()
     assert list(tmp_path.rglob(".*")) == []
 
@@ -138,7 +137,7 @@ def test_files_that_say_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture
 
 def test_a_file_that_cannot_be_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """As if it were not there; a line says so."""
-    place = cache.cache_path("locks", "a.json")
+    place = folders.cache_path("locks", "a.json")
     place.mkdir(parents=True)  # a folder in its place: no right of root's helps
     assert _read(place) is None
     assert "cannot be used: Is a directory" in caplog.messages[0]
@@ -146,15 +145,15 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, caplog: pytest.LogCaptureFix
 
 def test_many_writers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Each text is whole, and nothing else is left."""
-    place, texts = cache.cache_path("locks", "a.json"), [str(n) * 50_000 for n in range(8)]
+    place, texts = folders.cache_path("locks", "a.json"), [str(n) * 50_000 for n in range(8)]
     threads = [
-        threading.Thread(target=lambda text=text: [cache.write(place, text) for _ in range(10)]) for text in texts
+        threading.Thread(target=lambda text=text: [folders.write(place, text) for _ in range(10)]) for text in texts
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert cache.read(place) in texts
+    assert folders.read(place) in texts
     assert list(place.parent.iterdir()) == [place]
     assert caplog.messages == []
 
@@ -162,25 +161,25 @@ def test_many_writers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
 def test_uv_goes_without_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it cannot write to it, or must not since it is another user's; else it has its own."""
     monkeypatch.delenv("UV_CACHE_DIR", raising=False)
-    assert cache.uv_variables() == {}
+    assert folders.uv_variables() == {}
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache/uv/CACHEDIR"))
     (tmp_path / "cache/uv/CACHEDIR").write_text("")
-    assert cache.uv_variables() == {"UV_NO_CACHE": "1"}
+    assert folders.uv_variables() == {"UV_NO_CACHE": "1"}
     monkeypatch.delenv("UV_CACHE_DIR")
     _of_another_user(monkeypatch, tmp_path)
-    assert cache.uv_variables() == {"UV_NO_CACHE": "1"}
+    assert folders.uv_variables() == {"UV_NO_CACHE": "1"}
 
 
 def test_who_is_waited_for(tmp_path: Path) -> None:
     """A process that waited for another's build says so and by whom, and not that it built."""
     from filelock import FileLock
 
-    folder = cache.cache_folder()
+    folder = folders.cache_folder()
     assert folder
     told: list[Event] = []
     lock = FileLock(folder / f"build-{PLAN.identity[:3]}.lock")
     lock.acquire()
-    cache.write(folder / f"build-{PLAN.identity[:3]}.json", f'{{"pid": 4711, "tag": "{PLAN.tag}"}}')
+    folders.write(folder / f"build-{PLAN.identity[:3]}.json", f'{{"pid": 4711, "tag": "{PLAN.tag}"}}')
 
     def tell(event: Event) -> None:
         told.append(event)
@@ -193,7 +192,7 @@ def test_who_is_waited_for(tmp_path: Path) -> None:
     assert (told[1].kind, told[1].by) == ("waited", "another process (pid 4711)")
     assert told[1].line.startswith(f"{PLAN.tag} was built by another process (pid 4711); waited ")
     assert len(told) == 2
-    kept = cache.read(folder / f"build-{PLAN.identity[:3]}.json")
+    kept = folders.read(folder / f"build-{PLAN.identity[:3]}.json")
     assert kept is not None
     assert "4711" in kept  # whoever waits next is told of the one that built, not of one that waited
 
@@ -201,7 +200,7 @@ def test_who_is_waited_for(tmp_path: Path) -> None:
 def test_old_notes_go_whatever_others_do_meanwhile(tmp_path: Path) -> None:
     """Those of a month ago; another process renames its draft, or drops the same note, at any moment."""
     for name in ("registry", "hashes"):
-        folder = cache.cache_path(name)
+        folder = folders.cache_path(name)
         folder.mkdir(parents=True)
         for each, at in (("old", 1.0), ("fresh", time.time())):
             (folder / each).write_text("x")
@@ -213,5 +212,5 @@ def test_old_notes_go_whatever_others_do_meanwhile(tmp_path: Path) -> None:
     sha256_of(tmp_path / "a.whl")
 
     for name in ("registry", "hashes"):
-        found = {path.name for path in cache.cache_path(name).iterdir()}
+        found = {path.name for path in folders.cache_path(name).iterdir()}
         assert len(found) == 3 and {".draft", "fresh"} < found

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from skyward.builder.contents import content_digest, is_known, known_contents, note_content
-from skyward.builder.store import ImageFacts
+from skyward.builder.store import ImageFacts, content_digest, is_known, known_contents, note_content
 
 LAYERS = ["sha256:1", "sha256:2"]
 # of one image: from engine 20.10, from a newer one with images in containerd, from a registry

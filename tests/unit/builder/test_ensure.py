@@ -14,11 +14,10 @@ from pathlib import Path
 import pytest
 
 from skyward.builder import ImageFacts, ensure
-from skyward.builder.contents import note_content
 from skyward.builder.docker.build import write_context
 from skyward.builder.events import Event, as_lines
 from skyward.builder.files.copied import digest_of
-from skyward.builder.store import EngineImages
+from skyward.builder.store import EngineImages, note_content
 from skyward.errors import BuildError, ConfigError, EngineError
 from skyward.image import Copied
 from skyward.image.lock import Lock, Package

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from skyward.builder.scratch import scratch_folder, sweep
+from skyward.builder.folders import scratch_folder, sweep
 from skyward.errors import ConfigError
 
 
@@ -41,7 +41,7 @@ def test_a_folder_is_private_and_goes(temp: Path) -> None:
 def test_a_killed_owner(temp: Path, kind: str) -> None:
     """While its owner lives a folder stays; after SIGKILL the next one who needs a folder removes it."""
     code = (
-        "import tempfile, time; from skyward.builder.scratch import scratch_folder\n"
+        "import tempfile, time; from skyward.builder.folders import scratch_folder\n"
         f"tempfile.tempdir = {str(temp)!r}\n"
         f"with scratch_folder({kind!r}) as folder:\n"
         "    (folder / 'deep').mkdir(); (folder / 'deep/secret').write_text('canary'); (folder / 'deep').chmod(0o500)\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from skyward.builder.contents import forget_use, last_use, note_use
+from skyward.builder.store import forget_use, last_use, note_use
 
 TAG = "skyward:sky-1-0123456789abcdef"
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from skyward.builder.contents import note_content
+from skyward.builder.store import note_content
 from tests.unit.cli.conftest import Skyward
 from tests.unit.engine.fake import FakeEngine
 

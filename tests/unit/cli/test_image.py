@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from skyward.builder.contents import last_use, note_use
+from skyward.builder.store import last_use, note_use
 from tests.unit.cli.conftest import Skyward
 from tests.unit.engine.fake import FakeEngine
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from skyward.builder.contents import note_content
 from skyward.builder.packages.resolver import find_uv
 from skyward.builder.registry import existence
 from skyward.builder.registry.reference import parse_reference
+from skyward.builder.store import note_content
 from skyward.model.image_fields import platform_of
 from tests.unit.cli.conftest import Skyward
 from tests.unit.engine.fake import FakeEngine

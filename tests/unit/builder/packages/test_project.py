@@ -11,7 +11,7 @@ import uv
 
 from skyward.builder.packages.lock import Request, lock_requirements
 from skyward.builder.packages.requirements import Resolved, resolve_files
-from skyward.builder.planning import draft_for
+from skyward.builder.plans import draft_for
 from skyward.builder.site.index_server import FolderServer
 from skyward.errors import ConfigError
 from skyward.image import Lock
