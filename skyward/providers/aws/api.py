@@ -121,14 +121,13 @@ def policy() -> dict[str, Any]:
     It allows to create only what has a pool's tag, and to change and delete only that. Which actions take which
     resources and conditions: https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2.html
     """
-    images = ["arn:aws:ec2:*::image/*", "arn:aws:ec2:*:*:image/*"]
     machine = _ours("instance", "volume", "network-interface", "spot-instances-request")  # what a launch makes
     group, rule = _ours("security-group"), _ours("security-group-rule")
     makes = ["RunInstances", "CreateSecurityGroup", "AuthorizeSecurityGroupIngress"]
     rows: tuple[tuple[str, Sequence[str], Sequence[str], Mapping[str, Any]], ...] = (
         ("Look", [*(f"ec2:Describe{each}" for each in _LOOKS_AT), "pricing:GetProducts"], ["*"], {}),
         ("FindMachineImages", ["ssm:GetParameter"], ["arn:aws:ssm:*::parameter/aws/service/*"], {}),
-        ("LaunchFromAndInto", ["ec2:RunInstances"], [*images, *_ours("subnet")], {}),
+        ("LaunchFromAndInto", ["ec2:RunInstances"], ["arn:aws:ec2:*::image/*", *_ours("image", "subnet")], {}),
         ("LaunchIntoGroupsOfPools", ["ec2:RunInstances"], group, _IS_A_POOLS),
         ("LaunchMachinesOfPools", ["ec2:RunInstances"], machine, _BECOMES_A_POOLS),
         ("MakeGroupsIn", ["ec2:CreateSecurityGroup"], _ours("vpc"), {}),

@@ -12,7 +12,7 @@ from skyward.errors import ProviderError
 from skyward.providers.aws.api import Api
 from skyward.providers.base import PoolRequest
 from skyward.providers.cloud.base import MachineOffer, MachineType, Market, at_once
-from skyward.providers.cloud.cost import suitable, with_accelerator
+from skyward.providers.cloud.cost import of_accelerator, suitable
 
 _log = logging.getLogger(__name__)
 # families that have a GPU, by its common name
@@ -37,10 +37,8 @@ def find_types(api: Api, request: PoolRequest) -> list[MachineType]:
         ProviderError: the region has no such type, or it has too few GPUs or another architecture.
     """
     machine, platform = request.machine, request.platform
-    families = _CPU_FAMILIES[platform]
-    if request.accelerator is not None and not machine:
-        example = "the instance type (machine='p5.48xlarge')"
-        families = with_accelerator(_FAMILIES, request.accelerator.name, "sky.AWS()", example)
+    example = "the instance type (machine='p5.48xlarge')"
+    families = of_accelerator(_FAMILIES, request, _CPU_FAMILIES[platform], "sky.AWS()", example)
     names = [machine] if machine else [f"{family}.*" for family in families]
     filters = [{"Name": "instance-type", "Values": names}, {"Name": "bare-metal", "Values": ["false"]}]
     listed = list(map(_machine_type, api.all("ec2", "describe_instance_types", "InstanceTypes", Filters=filters)))
@@ -119,7 +117,5 @@ def _spot_prices(api: Api, types: Sequence[str]) -> Mapping[tuple[str, str], flo
     """USD per hour at present, by type and zone."""
     asked = {"InstanceTypes": list(types), "ProductDescriptions": ["Linux/UNIX", "Linux/UNIX (Amazon VPC)"]}
     pages = api.all("ec2", "describe_spot_price_history", "SpotPriceHistory", StartTime=datetime.now(UTC), **asked)
-    prices: dict[tuple[str, str], float] = {}
-    for found in pages:  # the newest first
-        prices.setdefault((found["InstanceType"], found["AvailabilityZone"]), float(found["SpotPrice"]))
-    return prices
+    # the newest of each comes first in them
+    return {(each["InstanceType"], each["AvailabilityZone"]): float(each["SpotPrice"]) for each in [*pages][::-1]}

@@ -124,17 +124,32 @@ class Ec2:
         return FirstStart(read_notice=_READ_NOTICE, open_metadata=has_profile, commands=[_STOP_ECS_AGENT])
 
     @cached_property
-    def _network(self) -> Network:
-        return find_network(self.api)
+    def network(self) -> Network:
+        """The default network of the region.
+
+        Raises:
+            ProviderError: there is none.
+        """
+        filters = [{"Name": "default-for-az", "Values": ["true"]}]
+        found = list(self.api.all("ec2", "describe_subnets", "Subnets", Filters=filters))
+        if not found:
+            raise ProviderError(
+                f"{self.region} has no default subnets. Make them (`aws ec2 create-default-vpc`), or name another "
+                "region."
+            )
+        vpc = str(found[0]["VpcId"])
+        described = self.api.call("ec2", "describe_vpcs", VpcIds=[vpc])["Vpcs"][0]
+        subnets = {each["AvailabilityZone"]: each["SubnetId"] for each in found if each["VpcId"] == vpc}
+        return Network(vpc, described["CidrBlock"], subnets)
 
     def offers(self, request: PoolRequest, markets: Sequence[Market]) -> Sequence[MachineOffer]:
         """The offers for a pool."""
-        zones = list(self._network.subnets)
+        zones = list(self.network.subnets)
         return find_offers(self.api, find_types(self.api, request), zones, markets)
 
     def launcher(self, request: PoolRequest, room_gb: int) -> Ec2Launcher:
         """Look up machine image, network, and the address of this client."""
-        return Ec2Launcher(self.api, self._settings, self._network, request, room_gb)
+        return Ec2Launcher(self.api, self._settings, self.network, request, room_gb)
 
     def instances(self, pool: str | None = None) -> Sequence[Instance]:
         """The machines of a pool, or of all pools, also those that end or have just ended."""
@@ -149,8 +164,7 @@ class Ec2:
 
     def others(self, pool: str | None = None) -> Sequence[Resource]:
         """The security groups of a pool, or of all pools."""
-        found = [(each["GroupId"], tags(each)) for each in groups(self.api, pool)]
-        return [leftover("security group", group, noted.get("pool", ""), noted) for group, noted in found]
+        return [leftover("security group", each["GroupId"], tags(each)) for each in groups(self.api, pool)]
 
     def remove(self, name: str) -> bool:
         """Delete a security group; False if it is in use: network interfaces outlive their machines by some seconds."""
@@ -191,8 +205,9 @@ def groups(api: Api, pool: str | None = None) -> list[dict[str, Any]]:
 
 
 def tags(resource: Mapping[str, Any]) -> dict[str, str]:
-    """What the tags of a resource say, without the beginning of their names."""
-    return {each["Key"].removeprefix(TAG): str(each["Value"]) for each in resource.get("Tags", ())}
+    """What our tags of a resource say, without the beginning of their names."""
+    ours = (each for each in resource.get("Tags", ()) if each["Key"].startswith(TAG))
+    return {each["Key"].removeprefix(TAG): str(each["Value"]) for each in ours}
 
 
 def tagged(pool: str, *kinds: str, hourly: float | None = None) -> list[dict[str, Any]]:
@@ -221,11 +236,10 @@ class Ec2Launcher:
 
     def prepare(self) -> None:
         """Make the pool's security group: port 22 from the client, everything among the pool's machines."""
-        name, about = f"skyward-{self._pool}", f"Machines of the skyward pool {self._pool}"
-        asked = {"GroupName": name, "Description": about, "VpcId": self._network.vpc}
-        tagging = tagged(self._pool, "security-group")
+        about = {"GroupName": f"skyward-{self._pool}", "Description": f"Machines of the skyward pool {self._pool}"}
+        about["VpcId"], tagging = self._network.vpc, tagged(self._pool, "security-group")
         try:
-            made = self._api.call("ec2", "create_security_group", TagSpecifications=tagging, **asked)
+            made = self._api.call("ec2", "create_security_group", TagSpecifications=tagging, **about)
         except RefusedError as error:
             if error.code != "InvalidGroup.Duplicate":  # made by an earlier attempt whose answer was lost
                 raise
@@ -233,11 +247,9 @@ class Ec2Launcher:
         self._group = str(made["GroupId"])
         version = "Ipv6" if ":" in self._client else "Ip"
         ranges = {f"{version}Ranges": [{f"Cidr{version}": self._client, "Description": "client of the pool"}]}
-        pairs = [{"GroupId": self._group, "Description": "machines of the pool"}]
-        rules = [
-            {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, **ranges},
-            {"IpProtocol": "-1", "UserIdGroupPairs": pairs},
-        ]
+        pool = {"GroupId": self._group, "Description": "machines of the pool"}
+        ssh = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, **ranges}
+        rules = [ssh, {"IpProtocol": "-1", "UserIdGroupPairs": [pool]}]
         tagging = tagged(self._pool, "security-group-rule")
         ingress = {"GroupId": self._group, "IpPermissions": rules, "TagSpecifications": tagging}
         with ignoring("InvalidPermission.Duplicate"):
@@ -292,24 +304,6 @@ class Network(NamedTuple):
     vpc: str
     cidr: str
     subnets: dict[str, str]
-
-
-def find_network(api: Api) -> Network:
-    """The default network.
-
-    Raises:
-        ProviderError: the region has none.
-    """
-    filters = [{"Name": "default-for-az", "Values": ["true"]}]
-    found = list(api.all("ec2", "describe_subnets", "Subnets", Filters=filters))
-    if not found:
-        raise ProviderError(
-            f"{api.region} has no default subnets. Make them (`aws ec2 create-default-vpc`), or name another region."
-        )
-    vpc = str(found[0]["VpcId"])
-    described = api.call("ec2", "describe_vpcs", VpcIds=[vpc])["Vpcs"][0]
-    subnets = {each["AvailabilityZone"]: each["SubnetId"] for each in found if each["VpcId"] == vpc}
-    return Network(vpc, described["CidrBlock"], subnets)
 
 
 def find_image(api: Api, settings: AWS, request: PoolRequest, room_gb: int) -> tuple[str, Mapping[str, Any]]:

@@ -346,10 +346,10 @@ def notes(pool: str) -> dict[str, str]:
     return {"pool": pool, "owner": ProcessId.of(os.getpid()).for_people, "user": current_user()}
 
 
-def leftover(kind: str, name: str, pool: str, noted: Mapping[str, object]) -> Resource:
+def leftover(kind: str, name: str, noted: Mapping[str, object]) -> Resource:
     """Something of a pool that is no machine, with what is written on it; anybody at the cloud may write there."""
     times = (_number(noted.get(key)) for key in ("began", "seen"))
-    owner, user = str(noted.get("owner", "")), str(noted.get("user", ""))
+    pool, owner, user = (str(noted.get(key, "")) for key in ("pool", "owner", "user"))
     seen = max((each for each in times if each is not None), default=None)
     return Resource(pool=pool, node=-1, name=name, state=kind, owner=owner, user=user, seen=seen)
 

@@ -106,18 +106,21 @@ def within_budget(offers: Sequence[MachineOffer], nodes: int, max_hourly_cost: f
     return affordable
 
 
-def with_accelerator(known: Mapping[str, T], name: str, provider: str, example: str) -> T:
-    """What a cloud knows about an accelerator.
+def of_accelerator(known: Mapping[str, T], request: PoolRequest, otherwise: T, provider: str, example: str) -> T:
+    """What a cloud knows about the accelerator of a pool; without one, or with the name of a machine, it need not.
 
     Raises:
-        ConfigError: it has none of that name.
+        ConfigError: it knows none of that name.
     """
-    if name not in known:
+    asked = request.accelerator
+    if asked is None or (request.machine and asked.name not in known):
+        return otherwise
+    if asked.name not in known:
         raise ConfigError(
-            f"{provider} knows no machine with the accelerator {name!r}; it knows {', '.join(sorted(known))}. Or name "
-            f"{example}."
+            f"{provider} knows no machine with the accelerator {asked.name!r}; it knows {', '.join(sorted(known))}. Or "
+            f"name {example}."
         )
-    return known[name]
+    return known[asked.name]
 
 
 def suitable(listed: Sequence[MachineType], request: PoolRequest, region: str) -> list[MachineType]:

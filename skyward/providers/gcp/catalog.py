@@ -17,7 +17,7 @@ from skyward.builder.folders import cache_path, read, write
 from skyward.errors import ProviderError
 from skyward.providers.base import PoolRequest
 from skyward.providers.cloud.base import MachineOffer, MachineType, Market, at_once
-from skyward.providers.cloud.cost import suitable, with_accelerator
+from skyward.providers.cloud.cost import of_accelerator, suitable
 from skyward.providers.gcp.api import Api
 from skyward.system import time
 
@@ -78,10 +78,8 @@ def find_offers(api: Api, request: PoolRequest, markets: Sequence[Market]) -> li
 
 def _gpu(request: PoolRequest) -> tuple[str, tuple[str, ...]]:
     """Family and names of the pool's GPU; empty where it asks for none."""
-    if request.accelerator is None:
-        return "", ()
     example = "the machine type (machine='a3-highgpu-8g')"
-    return with_accelerator(_GPUS, request.accelerator.name, "sky.GCP()", example)
+    return of_accelerator(_GPUS, request, ("", ()), "sky.GCP()", example)
 
 
 def _types(api: Api, request: PoolRequest, zone: str) -> list[_Listed]:

@@ -194,7 +194,7 @@ def _rules_name(pool: str) -> str:
 
 
 def _rules(name: str, noted: Mapping[str, object]) -> Resource:
-    return leftover("firewall rules", name, name.removeprefix("skyward-"), noted)
+    return leftover("firewall rules", name, {**noted, "pool": name.removeprefix("skyward-")})
 
 
 def _describe(pool: str, **more: str | float | None) -> str:

@@ -18,7 +18,7 @@ from skyward.errors import PoolClosedError, ProviderError
 from skyward.model.resource import Resource
 from skyward.model.spec import Accelerator
 from skyward.providers.aws.api import Api
-from skyward.providers.aws.provider import AWS, Ec2, Ec2Launcher, find_image, find_network, groups, parameter
+from skyward.providers.aws.provider import AWS, Ec2, Ec2Launcher, find_image, groups, parameter
 from skyward.providers.base import PoolRequest
 from skyward.providers.cloud import allocation
 from skyward.providers.cloud import base as cloud_base
@@ -81,7 +81,7 @@ class Crowded(Api):
         if action == "run_instances":
             self.asked.append(arguments)
             subnet = arguments["NetworkInterfaces"][0]["SubnetId"]
-            zone = next(zone for zone, known in find_network(self).subnets.items() if known == subnet)
+            zone = next(zone for zone, known in ec2(self).network.subnets.items() if known == subnet)
             if (arguments.get("InstanceMarketOptions", {}).get("MarketType", "on-demand"), zone) in self.full:
                 raise RefusedError("no", self.code)
         return self.account.call(service, action, **arguments)

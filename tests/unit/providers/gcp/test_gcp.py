@@ -139,6 +139,12 @@ def test_what_there_is_not_is_refused(
         offers(**asked)
 
 
+def test_a_named_machine_may_have_an_accelerator_that_is_not_known(project: ComputeApi) -> None:
+    """As the message about unknown ones says."""
+    (first, *_) = offers(accelerator="MI300X", machine="g2-standard-4")
+    assert (first.type.name, first.type.gpus) == ("g2-standard-4", 1)
+
+
 # the launch -----------------------------------------------------------------------------------------------------
 
 
