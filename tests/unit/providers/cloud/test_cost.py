@@ -1,17 +1,22 @@
-"""The cost of a pool's machines, as it is reported."""
+"""What machines cost: the order in which offers are tried, what is reported, and the budget and its end."""
 
 from __future__ import annotations
 
 import re
 import threading
+import time
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+import skyward as sky
 from skyward.builder.events import Event
+from skyward.errors import BudgetSpentError, ConfigError, PoolClosedError, ProviderError
 from skyward.providers.cloud import cost
-from skyward.providers.cloud.base import MachineOffer, MachineType
+from skyward.providers.cloud.base import MachineOffer, MachineType, Market
+from skyward.providers.cloud.cost import GUARD_LATER_S, Budget, CostMeter, in_order, priced, strategy_of, within_budget
 
 TYPE = MachineType(name="m6i.large", cpus=2, memory_gb=8, platform="linux/amd64")
 OFFER = MachineOffer(type=TYPE, market="spot", zone="us-east-1a", hourly=0.1)
@@ -58,3 +63,136 @@ def test_each_machine_is_counted_from_its_launch_to_its_end(monkeypatch: pytest.
     counted.end()
 
     assert said == ["1 x m6i.large, 1 x m6a.large for 60.0 min, about 0.350 USD"]
+
+
+DOLLAR = replace(OFFER, hourly=1.0)
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time of the meter, which does not pass by itself."""
+    clock = [100.0]
+    frozen: Any = SimpleNamespace(monotonic=lambda: clock[0])
+    monkeypatch.setattr(cost, "time", frozen)
+    return clock
+
+
+def test_what_is_left_depends_on_what_runs(now: list[float]) -> None:
+    """Machines that are added shorten the time, those that end lengthen it; what was spent stays spent."""
+    meter = CostMeter(lambda _: None)
+    budget = Budget(4.0, "p", meter, lambda _: None, lambda _: None)
+    assert budget.left_s(DOLLAR, 2) == 7200
+    assert budget.guard_s(DOLLAR, 2) == 7200 + GUARD_LATER_S
+    assert budget.left_s() > 1e7
+    meter.start(DOLLAR, ["a", "b"])
+    now[0] += 3600
+    assert budget.left_s() == 3600
+    assert budget.left_s(DOLLAR, 2) == 1800
+    meter.stop("a")
+    assert budget.left_s() == 7200
+    budget.check()
+    now[0] += 7200
+    assert budget.left_s() == 0
+    with pytest.raises(BudgetSpentError, match=r"Pool p has spent its budget of 4 USD after .* larger budget="):
+        budget.check()
+
+
+def test_it_warns_at_four_fifths_and_ends_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost, "_LOOK_S", 0.02)
+    said, ended = list[str](), list[str]()
+    done = threading.Event()
+
+    def spent(text: str) -> None:
+        ended.append(text)
+        done.set()
+
+    meter = CostMeter(lambda _: None)
+    budget = Budget(1.5 / 3600, "p", meter, lambda event: said.append(str(event)), spent)
+    meter.start(DOLLAR, ["a"])
+    budget.begin()
+
+    assert done.wait(60)
+    time.sleep(0.2)
+    meter.end()
+    assert len(ended) == 1
+    assert len(said) == 1
+    assert "of its budget of 0.000416667 USD; its machines will be ended in about 0 s" in said[0]
+    assert ended[0].startswith("Pool p has spent its budget of 0.000416667 USD after")
+
+
+def test_a_pool_that_ends_before_hears_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = list[str]()
+    meter = CostMeter(lambda _: None)
+    budget = Budget(0.5 / 3600, "p", meter, lambda _: None, ended.append)
+    meter.start(DOLLAR, ["a"])
+    budget.begin()
+    budget.end()
+    time.sleep(1.0)
+    meter.end()
+    assert ended == []
+
+
+def test_only_known_prices_can_be_kept_within_a_budget() -> None:
+    unknown = replace(DOLLAR, hourly=None)
+    assert priced([unknown, DOLLAR]) == [DOLLAR]
+    assert priced([]) == []
+    with pytest.raises(ProviderError, match=r"budget= needs prices.* Nothing was launched"):
+        priced([unknown])
+
+
+@pytest.mark.parametrize("budget", [0, -1, "5"])
+def test_a_budget_is_a_number_above_zero(budget: Any) -> None:
+    with pytest.raises(ConfigError, match="budget= takes a number above 0"):
+        sky.ComputePool(sky.AWS("us-east-1"), budget=budget)
+
+
+def test_what_rents_nothing_has_no_budget() -> None:
+    with pytest.raises(ConfigError, match=r"budget= is for providers of rented machines; sky.Local rents none"):
+        sky.ComputePool(sky.Local(), budget=5.0)
+    assert issubclass(BudgetSpentError, PoolClosedError)
+
+
+SMALL = MachineType(name="small", cpus=2, memory_gb=4, platform="linux/amd64")
+LARGE = MachineType(name="large", cpus=4, memory_gb=8, platform="linux/amd64")
+
+
+def offer(of: MachineType, market: Market, zone: str, hourly: float | None) -> MachineOffer:
+    return MachineOffer(type=of, market=market, zone=zone, hourly=hourly)
+
+
+SPOT = [offer(SMALL, "spot", "b", 0.4), offer(SMALL, "spot", "a", 0.5)]
+SPOT += [offer(LARGE, "spot", "a", 1.1), offer(LARGE, "spot", "b", 1.2)]
+PLAIN = [offer(SMALL, "on-demand", "a", 1.0), offer(SMALL, "on-demand", "b", 1.0)]
+UNPRICED = [offer(LARGE, "on-demand", "a", None)]
+
+
+@pytest.mark.parametrize(
+    ("allocation", "expected"),
+    [
+        (None, SPOT + PLAIN + UNPRICED),
+        ("spot-if-available", SPOT + PLAIN + UNPRICED),
+        ("cheapest", SPOT[:2] + PLAIN + SPOT[2:] + UNPRICED),
+    ],
+)
+def test_offers_are_tried_in_the_order_of_the_allocation(allocation: str | None, expected: list[MachineOffer]) -> None:
+    """The cheapest first within a market, those of unknown price last, the others as the cloud has them."""
+    given: list[Any] = UNPRICED + PLAIN + SPOT[::-1]
+    assert in_order(given, strategy_of(allocation)) == expected
+
+
+def test_an_unknown_allocation_is_refused() -> None:
+    """The message lists the known ones."""
+    with pytest.raises(ConfigError, match=r"one of 'spot-if-available', .* found 'free'"):
+        strategy_of("free")
+
+
+def test_a_budget_is_for_all_machines_together() -> None:
+    """What is dearer is not tried; if all is, the cheapest is named."""
+    offers = [offer(SMALL, "spot", "a", 0.4), offer(LARGE, "spot", "a", 1.1)]
+
+    assert [each.type for each in within_budget(offers, 2, 0.8)] == [SMALL]
+    assert within_budget(offers, 2, None) == offers
+    with pytest.raises(ProviderError, match=r"nothing was launched\. The cheapest is 3 x small \(spot\) in a for 1\.2"):
+        within_budget(offers, 3, 1.19)
+    with pytest.raises(ProviderError, match="The cheapest is not known"):
+        within_budget(UNPRICED, 1, 100.0)
