@@ -30,7 +30,7 @@ from skyward.nodes.local_host import usable_gpus
 from skyward.plugins import torch as torch_plugin
 from skyward.providers import Docker, Local
 from skyward.runner.config import GPUS_VAR
-from skyward.runner.nvml import Gpus
+from skyward.runner.usage import Gpus
 
 CUDA = "cuda"
 _SPIN_S = 600.0
@@ -133,7 +133,7 @@ def containers() -> str:
         import resource
         import shutil
 
-        from skyward.runner.nvml import Gpus
+        from skyward.runner.usage import Gpus
 
         locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
         return [name for _, name in Gpus().names], shutil.disk_usage("/dev/shm").total, str(locked)

@@ -360,7 +360,7 @@ def usable_gpus() -> tuple[tuple[str, str], ...] | None:
     if chosen is None:
         called = list(map(str, range(count)))
     else:
-        from skyward.runner.nvml import listed
+        from skyward.runner.usage import listed
 
         called = listed(chosen)
     return tuple((each, "") for each in called)
@@ -369,7 +369,7 @@ def usable_gpus() -> tuple[tuple[str, str], ...] | None:
 @functools.cache
 def _by_nvml(chosen: str | None) -> tuple[tuple[str, str], ...]:
     """What NVML lists: also where /proc has nothing, as in WSL."""
-    from skyward.runner.nvml import Gpus  # a pool without GPUs never needs ctypes
+    from skyward.runner.usage import Gpus  # a pool without GPUs never needs ctypes
 
     return Gpus(visible=chosen).names
 

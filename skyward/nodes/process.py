@@ -17,8 +17,8 @@ from skyward.nodes.local_host import gpus_of
 from skyward.nodes.node import Exit, Launch, exit_of
 from skyward.nodes.process_id import ProcessId
 from skyward.nodes.run_directory import note_process, noted_process
+from skyward.runner.children import wait_unreaped
 from skyward.runner.config import GPUS_VAR
-from skyward.runner.ending import wait_unreaped
 from skyward.system import socket, threading, time
 from skyward.wire.frames import dial
 

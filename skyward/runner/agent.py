@@ -24,19 +24,15 @@ from skyward.model.instance import (
     PROCESSES_VAR,
     InstanceInfo,
 )
-from skyward.runner import stacks
-from skyward.runner.acceptor import Acceptor
-from skyward.runner.child_output import ChildOutput
-from skyward.runner.children import Child, Ended
-from skyward.runner.clients import Client
+from skyward.runner.children import Child, ChildOutput, Ended, OomCounter
+from skyward.runner.clients import Acceptor, Client
 from skyward.runner.config import RunnerSettings, rank_environment
-from skyward.runner.memory import OomCounter
+from skyward.runner.diagnosis import UdpProbe, dump_file, read_dump
 from skyward.runner.output_log import log_name, unfinished
-from skyward.runner.signals import on_signals
 from skyward.runner.takeover import Takeover, cleaner
-from skyward.runner.udp_probe import UdpProbe
 from skyward.runtime.masking import Masks
 from skyward.system import Empty, SimpleQueue, socket, threading, time
+from skyward.system.process_end import on_signals
 from skyward.wire.frames import Connection, Frame, listen, tune
 from skyward.wire.handshake import accept, agent_endpoint, versions
 from skyward.wire.messages import Kind, decode, encode
@@ -263,7 +259,7 @@ class Agent:
         """Start a worker process again; None when the node is ending."""
         if child.address and child.address.startswith("unix:"):
             (self._run_dir / child.address.removeprefix("unix:")).unlink(missing_ok=True)
-        stacks.dump_file(child.start).unlink(missing_ok=True)
+        dump_file(child.start).unlink(missing_ok=True)
         with self._lock:
             self._takeover.wait_start(child.start.index)
             if self._stopping:
@@ -382,7 +378,7 @@ class Agent:
     def _dump(self, child: Child | None, order: dict[str, int]) -> None:
         """Let a worker that does not answer write its stack, and send that to the client (a thread of its own)."""
         if child is not None and child.address:
-            text = stacks.read_dump(stacks.dump_file(child.start), child.signal, _DUMP_S)
+            text = read_dump(dump_file(child.start), child.signal, _DUMP_S)
             with self._lock:
                 self._tell_all(Frame(Kind.DUMPED, 0, encode({**order, "text": text})))
 

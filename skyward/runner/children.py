@@ -1,7 +1,8 @@
-"""The worker processes of an agent: start, output, exit."""
+"""The worker processes of an agent: start, output below Python, exit, and whether memory ran out."""
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import signal
@@ -9,16 +10,25 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from skyward.runner.config import WorkerStart
-from skyward.runner.ending import wait_unreaped
-from skyward.runner.line_buffer import Lines, Ring
 from skyward.system import select, socket, threading, time
 from skyward.wire.messages import STDERR, STDOUT
 
+if TYPE_CHECKING:
+    from skyward.runtime.masking import Masks  # the agent imports it while its workers start
+
 _CHUNK = 64 * 1024
 _DRAIN_S = 0.1  # how long output is read after the end: a process that left the group may hold the pipes open for ever
+PARTIAL_S = 0.1  # how long the start of a line waits for its rest
+_PARTIAL_CHARS = 64 * 1024  # a longer line is passed on in pieces
+_RING_BYTES = 64 * 1024
+_TAIL_BYTES = 8 * 1024
+_TAIL_LINES = 20
+_MEMBERSHIP = Path("/proc/self/cgroup")
+_CGROUPS = Path("/sys/fs/cgroup")
 
 
 class Ended(NamedTuple):
@@ -160,6 +170,165 @@ class Child:
             pass  # nothing is left of it, or only processes that changed their user and are out of reach
 
 
+def wait_unreaped(pid: int) -> None:
+    """Block until a child has ended, and leave it to be reaped: until then nobody else can get its number."""
+    if sys.platform == "darwin":  # Python has no waitid there before 3.13
+        queue = select.kqueue()
+        try:
+            ended = select.kevent(pid, select.KQ_FILTER_PROC, select.KQ_EV_ADD, select.KQ_NOTE_EXIT)
+            queue.control([ended], 1)
+        except ProcessLookupError:
+            return  # it has ended already
+        finally:
+            queue.close()
+    else:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+
+
 def _timeout_ms(moments: list[float | None]) -> int | None:
     due = [moment for moment in moments if moment is not None]
     return max(0, int((min(due) - time.monotonic()) * 1000) + 1) if due else None
+
+
+# what they write ------------------------------------------------------------------------------------------------------
+
+
+class Ring:
+    """The last 64 KiB of what was written."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def add(self, data: bytes) -> None:
+        """Append, and forget what is too old."""
+        self._data += data
+        del self._data[:-_RING_BYTES]
+
+    def tail(self) -> str:
+        """The last 20 lines, at most 8 KiB."""
+        lines = bytes(self._data[-_TAIL_BYTES:]).splitlines(keepends=True)
+        return b"".join(lines[-_TAIL_LINES:]).decode("utf-8", "replace")
+
+
+class Lines:
+    """Makes text of a stream of bytes: whole lines where possible, never a part of a character."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._partial = ""
+        self._since = 0.0
+
+    def feed(self, data: bytes, now: float) -> str:
+        """Take bytes in; returns the text that is complete."""
+        had = bool(self._partial)
+        text = self._partial + self._decoder.decode(data)
+        cut = len(text) if len(text) - text.rfind("\n") > _PARTIAL_CHARS else text.rfind("\n") + 1
+        self._partial = text[cut:]
+        if cut or not had:
+            self._since = now
+        return text[:cut]
+
+    def due(self) -> float | None:
+        """When the start of a line has waited long enough; None if there is none."""
+        return self._since + PARTIAL_S if self._partial else None
+
+    def flush(self) -> str:
+        """The start of a line, complete or not."""
+        text, self._partial = self._partial, ""
+        return text
+
+    def finish(self) -> str:
+        """All that is left, the bytes of a character that was cut off included."""
+        return self.flush() + self._decoder.decode(b"", final=True)
+
+
+class ChildOutput:
+    """Takes the text of a worker's descriptors, in the thread that reads them: masks, records and sends it.
+
+    Args:
+        masks: the secrets of the client of now.
+        keep: writes stream and text to this host's disk.
+        tell: sends them to the client.
+    """
+
+    def __init__(
+        self, masks: Callable[[], Masks], keep: Callable[[int, str], None], tell: Callable[[int, str], None]
+    ) -> None:
+        self._masks, self._keep, self._tell = masks, keep, tell
+        self._held: dict[int, str] = {}  # what may be the beginning of a secret, by stream
+        self._begun = set[int]()  # the streams whose last line has no end
+
+    def add(self, stream: int, text: str) -> None:
+        """Take what has been written."""
+        masks = self._masks()
+        if masks:
+            text, held = masks.split(self._held.pop(stream, "") + text)
+            if held:
+                self._held[stream] = held
+        self._pass_on(stream, text)
+
+    def finish(self) -> None:
+        """Take the end: what comes next is of another process, and begins a line."""
+        for stream, held in self._held.items():
+            self._pass_on(stream, self._masks().conceal(held))
+        for stream in tuple(self._begun):
+            self._pass_on(stream, "\n")
+
+    def _pass_on(self, stream: int, text: str) -> None:
+        if text:
+            (self._begun.discard if text.endswith("\n") else self._begun.add)(stream)
+            self._keep(stream, text)
+            self._tell(stream, text)
+
+
+# lack of memory -------------------------------------------------------------------------------------------------------
+
+
+class OomCounter:
+    """Counts the kernel's kills in this node's cgroup; where the kernel does not tell, it never sees any."""
+
+    def __init__(self, membership: Path = _MEMBERSHIP, cgroups: Path = _CGROUPS) -> None:
+        self._lock = threading.Lock()
+        self._file = next((path for path in _candidates(membership, cgroups) if _kills(path) is not None), None)
+        self._seen = self._read()
+
+    def take(self) -> bool:
+        """Whether there was a kill since the last look; each kill is reported to one caller only."""
+        with self._lock:
+            before, self._seen = self._seen, self._read()
+            return self._seen > before
+
+    def _read(self) -> int:
+        return (_kills(self._file) or 0) if self._file else 0
+
+
+def _candidates(membership: Path, cgroups: Path) -> list[Path]:
+    """Files that may hold the counter, the likeliest first.
+
+    A container may see its own cgroup at the root of the mount and yet be told its path on the host, so that both the
+    path and the root are tried.
+    """
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return []
+    found: list[Path] = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            mount, name = cgroups / "memory", "memory.oom_control"
+        elif not controllers:
+            mount, name = cgroups, "memory.events"
+        else:
+            continue
+        found += (mount / path.lstrip("/") / name, mount / name)
+    return found
+
+
+def _kills(path: Path) -> int | None:
+    """The value of `oom_kill` in this file; None if the file is not there or does not say."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)

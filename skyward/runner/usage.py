@@ -1,24 +1,27 @@
-"""The resources that a node uses: CPUs, memory, network, GPUs; read from cgroups (v2 or v1) and /proc when asked.
+"""The resources that a node uses: CPUs, memory, network, GPUs; read when asked.
 
-A container is its cgroup. A node that is processes among others of its machine is the tree of its agent's processes.
+CPUs and memory come from cgroups (v2 or v1) and /proc: a container is its cgroup, and a node that is processes among
+others of its machine is the tree of its agent's processes. GPUs are those that NVIDIA's driver tells of through its
+library NVML.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from skyward.runner.config import GPUS_VAR
-from skyward.runner.nvml import Gpus
 from skyward.system import time
 
 _SHORTEST_S = 0.25  # over which a rate is taken
 _LONGEST_S = 10.0
 _CGROUPS = Path("/sys/fs/cgroup")
 _PROC = Path("/proc")
-_TICKS, _PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+_LIBRARY = "libnvidia-ml.so.1"
+_TEXT_BYTES = 96
 
 
 class _Sample(NamedTuple):
@@ -82,18 +85,22 @@ class UsageMeter:
 
     def _read_tree(self) -> tuple[float, int]:
         """Of this process and all that it, and they, have started and that still run."""
+        ticks, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
         cpu_s, memory, left = 0.0, 0, [os.getpid()]
         while left:
             folder = self._proc / str(left.pop())
             try:
                 fields = (folder / "stat").read_text().rpartition(")")[2].split()
                 pages = int((folder / "statm").read_text().split()[1])
-                left += [int(child) for child in (_children(folder))]
+                left += map(int, _children(folder))
             except (OSError, IndexError):
                 continue  # it has just ended
-            cpu_s += sum(map(int, fields[11:15])) / _TICKS  # its own time and that of children that have ended
-            memory += pages * _PAGE
+            cpu_s += sum(map(int, fields[11:15])) / ticks  # its own time and that of children that have ended
+            memory += pages * page
         return cpu_s, memory
+
+
+# CPUs, memory, network ------------------------------------------------------------------------------------------------
 
 
 class _V2:
@@ -185,3 +192,85 @@ def _machine_memory(proc: Path) -> int | None:
     except OSError:
         return None
     return int(line.split()[1]) * 1024
+
+
+# GPUs -----------------------------------------------------------------------------------------------------------------
+
+
+def listed(visible: str) -> list[str]:
+    """The GPUs that a `CUDA_VISIBLE_DEVICES` names, up to the first -1 or nothing, which end it."""
+    names = [name.strip() for name in visible.split(",")]
+    end = next((place for place, name in enumerate(names) if name in ("", "-1")), len(names))
+    return names[:end]
+
+
+class _Utilization(ctypes.Structure):
+    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))  # percent
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+
+class Gpus:
+    """The GPUs that this process sees. The library stays loaded: its start takes a fraction of a second.
+
+    Args:
+        library: NVML.
+        visible: a `CUDA_VISIBLE_DEVICES` that chooses some of them, by index or by the beginning of their UUIDs; None
+            for all.
+
+    Attributes:
+        names: of each, with how `CUDA_VISIBLE_DEVICES` has called it, else by its index.
+    """
+
+    def __init__(self, library: str = _LIBRARY, visible: str | None = None) -> None:
+        self.names: tuple[tuple[str, str], ...] = ()
+        self._handles: list[ctypes.c_void_p] = []
+        try:
+            self._nvml = ctypes.CDLL(library)
+        except OSError:
+            return  # no driver
+        count = ctypes.c_uint()
+        if self._nvml.nvmlInit_v2() or self._nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
+            return  # the driver is not running, or refuses this process
+        there = {}
+        for index in range(count.value):
+            handle = ctypes.c_void_p()
+            if not self._nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)):
+                there[str(index)] = handle
+        chosen = list(there.items()) if visible is None else self._chosen(visible, there)
+        self._handles = [handle for _, handle in chosen]
+        self.names = tuple((called, self._text("Name", handle)) for called, handle in chosen)
+
+    def read(self) -> list[dict[str, Any]]:
+        """Of each: `name`, `utilization` (0 to 1), `memory` and `memory_limit` in bytes; None for what is not told."""
+        pairs = zip(self.names, self._handles, strict=True)
+        return [{"name": name, **self._read(handle)} for (_, name), handle in pairs]
+
+    def _chosen(self, visible: str, there: dict[str, ctypes.c_void_p]) -> list[tuple[str, ctypes.c_void_p]]:
+        """As CUDA reads the variable: what comes after the first name of no GPU does not count."""
+        found = []
+        for called in listed(visible):
+            handle = there.get(called)
+            if handle is None and called.startswith("GPU-"):
+                handle = next((each for each in there.values() if self._text("UUID", each).startswith(called)), None)
+            if handle is None:
+                break
+            found.append((called, handle))
+        return found
+
+    def _text(self, what: str, handle: ctypes.c_void_p) -> str:
+        text = ctypes.create_string_buffer(_TEXT_BYTES)
+        self._nvml[f"nvmlDeviceGet{what}"](handle, text, _TEXT_BYTES)
+        return text.value.decode(errors="replace")
+
+    def _read(self, handle: ctypes.c_void_p) -> dict[str, Any]:
+        use, memory = _Utilization(), _Memory()
+        knows_use = not self._nvml.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(use))
+        knows_memory = not self._nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
+        return {
+            "utilization": use.gpu / 100 if knows_use else None,
+            "memory": memory.used if knows_memory else None,
+            "memory_limit": memory.total if knows_memory else None,
+        }

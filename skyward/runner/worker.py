@@ -18,11 +18,11 @@ from typing import Any, TextIO
 
 from skyward.errors import SkywardError, WireError, explained
 from skyward.model.instance import CODE_DIR, ENV_VAR, SETUP, InstanceInfo
-from skyward.runner import checkpoints, cuda, local_modules, node_logging, stacks, terminal
+from skyward.runner import checkpoints, cuda, diagnosis, local_modules, node_logging, terminal
 from skyward.runner import shared_values as shared
-from skyward.runner.acceptor import Acceptor
 from skyward.runner.calls import Calls, failure
 from skyward.runner.checkpoints import CheckpointClient
+from skyward.runner.clients import Acceptor
 from skyward.runner.config import WorkerStart, read_place
 from skyward.runner.forked import end_child, on_fork
 from skyward.runner.gather import GatherClient
@@ -198,7 +198,7 @@ class Worker:
         """Send the stack of a call, or of the set-up; called in another thread than theirs."""
         busy = (slot for slot in self._slots if slot.running == call and (call != SETUP or self._setting_up))
         slot = next(busy, None)
-        self._send(Frame(Kind.STACKS, call, encode(stacks.describe(slot.thread) if slot else {})), waits=False)
+        self._send(Frame(Kind.STACKS, call, encode(diagnosis.describe(slot.thread) if slot else {})), waits=False)
 
     def _run_slot(self, slot: Slot, work: Inbox | SimpleQueue[Frame | None]) -> None:
         slot.attach()
@@ -393,7 +393,7 @@ def _start(control: socket.socket) -> Worker:
     lines = control.makefile("r", encoding="utf-8")
     start = WorkerStart(**json.loads(lines.readline()))
     listener, address = listen(Path(start.run_dir), f"w{start.index}.{start.generation}.sock")
-    stacks.prepare_dump(stacks.dump_file(start))
+    diagnosis.prepare_dump(diagnosis.dump_file(start))
     place = read_place()
     about = {"node": place.node, "rank": place.global_worker_index, "generation": start.generation}
     log = OutputLog(Path(start.run_dir), log_name(start.index), start.log_bytes, _say, **about)

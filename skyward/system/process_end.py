@@ -1,4 +1,4 @@
-"""The end of this process, and actions that are put off to a thread of their own.
+"""The end of this process: signals that ask for it, and actions that are put off to a thread of their own.
 
 A simulation replaces this module too: the processes it simulates are not real ones.
 """
@@ -7,15 +7,39 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
+import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from queue import SimpleQueue
 
 _queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
 _thread: threading.Thread | None = None
 _registered = False
+
+
+def on_signals(numbers: Iterable[int], action: Callable[[int], object]) -> None:
+    """Have something done at each of these signals, in a thread of its own, at once. Called in the main thread, once.
+
+    A handler of Python's runs in the main thread, between two of its instructions. One that comes while that thread is
+    giving the interpreter's lock away, on its way into a wait, is noted, and runs when the wait is over: with several
+    busy threads that was one SIGTERM in five. What the interpreter writes to a descriptor, in the signal itself, is not
+    late.
+    """
+    near, far = socket.socketpair()
+    far.setblocking(False)
+    signal.set_wakeup_fd(far.fileno(), warn_on_full_buffer=False)
+    for number in numbers:
+        signal.signal(number, lambda *_: None)
+
+    def hear() -> None:
+        with far:  # kept open for as long as signals may come
+            while heard := near.recv(1):
+                action(heard[0])
+
+    threading.Thread(target=hear, name="signals", daemon=True).start()
 
 
 def before_end(action: Callable[[], None]) -> None:

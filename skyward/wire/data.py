@@ -15,7 +15,7 @@ from types import FunctionType
 from typing import Any, BinaryIO
 
 from skyward.wire.datatypes import MAKERS, Maker, reduce
-from skyward.wire.restricted import Buffer, NotDataError, opened
+from skyward.wire.payload import Buffer, NotDataError, opened
 
 
 class Pickler(pickle.Pickler):

@@ -27,7 +27,7 @@ from collections.abc import Callable
 from typing import Any
 
 from skyward.wire import arrays
-from skyward.wire.restricted import NotDataError
+from skyward.wire.payload import NotDataError
 
 Maker = Callable[..., Any]
 _LATER = {list, dict, set, int, float, str, tuple}  # factories of a defaultdict

@@ -55,7 +55,7 @@ class Kind(IntEnum):
     CHECKPOINT = 48  # JSON {"request", "name", "rank", "op", ...}, see `_pool.calls.checkpoints`; id = call
     STALE = 40  # a fresh process takes over; calls that this one holds and does not answer have not begun; id = a call
     LOG = 47  # JSON of a log record (see `runner.node_logging`); id = call, NO_CALL when unknown
-    STACKS = 41  # id of the STACK; JSON of `runner.stacks.describe`, empty when the call does not run
+    STACKS = 41  # id of the STACK; JSON of `runner.diagnosis.describe`, empty when the call does not run
     TERMINAL = 42  # the call asks for the client's terminal: JSON {"question", "what", "where", "wants_source"}
     TERMINAL_TEXT = 43  # UTF-8 text for the terminal that the call has
     READ_LINE = 44  # the call waits for a line typed there: JSON {"question"}; answered by ANSWER
@@ -66,7 +66,7 @@ class Kind(IntEnum):
     KILL = 51  # JSON {"worker", "generation"}: end this worker at once; it is started again
     SHUTDOWN = 52  # JSON {"grace_s": s}: leave hooks, end workers, exit
     DUMP = 53  # JSON {"worker", "generation"}: let a worker that does not answer write its stack
-    PROBE = 55  # JSON of a step of `runner.udp_probe`, or the step "usage"; answered by PROBED with the same id
+    PROBE = 55  # JSON of a step of `runner.diagnosis`, or the step "usage"; answered by PROBED with the same id
     MASK = 57  # JSON {"values"}: the secrets that are masked in what is written below Python
     TAKE = 60  # have a kept node: JSON {"compute_pool", "lease_s", "environment"}; answered by TAKEN
     KEEP = 61  # give it back: JSON {"keep_s", "grace_s"}: end the workers, start fresh ones; answered by KEPT

@@ -1,48 +1,58 @@
 """Functions, arguments, results and exceptions as bytes, and back.
 
 Pickle protocol 5 through cloudpickle, so that what lives in `__main__` travels by value; large buffers stay out of the
-pickle and are never copied here. Only call `loads` and `load_exception` on what an authenticated peer sent.
+pickle and are never copied here. So do large byte strings, such as whole files, which are none of pickle's buffers.
+Only call `loads` and `load_exception` on what an authenticated peer sent.
 """
 
 from __future__ import annotations
 
-import errno
+import copyreg
 import gc
 import hashlib
 import io
-import os
 import pickle
-import shutil
+import struct
 import sys
-import tempfile
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from types import CodeType, FunctionType, NoneType
-from typing import Any, ClassVar, Protocol
+from typing import Any, BinaryIO, ClassVar, Protocol
 
 import cloudpickle
 
 from skyward.errors import SerializationError
-from skyward.model.instance import CODE_DIR, ENV_VAR
-from skyward.wire import exceptions, restricted, segments, tensors
-from skyward.wire.advice import advice_on
+from skyward.wire import exceptions, reasons, tensors
 from skyward.wire.exceptions import said
-from skyward.wire.unpicklable import path_of
 
 OUT_OF_BAND = 64 * 1024  # bytes; smaller buffers cost more as a separate part of a message than as a copy
+_LARGE = 1 << 20  # bytes; the pickler hands strings of 64 KiB and more to `write` as they are, and frames of about that
 _GC_PAUSE = 64 * 1024  # bytes; loading 5 MB of small dicts takes 87 ms, 36 of them without the cyclic collector
 _SCALARS = frozenset({int, float, complex, bool, str, NoneType})
 _PLAIN_ITEMS = 32  # looking at more costs more than the general pickler does
-
 _ARRAYS = frozenset({"ndarray", "memmap"})  # by themselves numpy pickles them as writable where they are no plain array
-
 _LARGEST_ERROR = 16_000_000  # bytes of a pickled exception; a larger one travels as text
-
 _NO_FILE = "<dynamic-code>"  # https://github.com/cloudpipe/cloudpickle/pull/560, for equal pickles
 _reduce_code = cloudpickle.Pickler.dispatch_table[CodeType]
-
+REMEDY = (
+    "A pool with results='data' takes built-in values, arrays of numpy and pandas, tensors of PyTorch, dataclasses, "
+    "named tuples and enumerations that this program has itself. Convert it on the node, or open the pool with "
+    "results='any' if its nodes may run code here."
+)
 Buffer = bytes | bytearray | memoryview
+
+
+class NotDataError(ValueError):
+    """Something is no data; the text completes "The result of f() holds ..."."""
+
+
+class Conceals(Protocol):
+    """Masks secrets in texts."""
+
+    def conceal(self, text: str, /) -> str: ...
+
+
+# what is pickled in another way ---------------------------------------------------------------------------------------
 
 
 def _code_with_file(code: CodeType) -> tuple[Any, ...]:
@@ -73,247 +83,6 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
         elif kind.__name__ in _ARRAYS and _loses_its_flag(obj, kind):
             return _read_only, (_without_file(obj),)
         return super().reducer_override(obj)
-
-
-def dumps(
-    obj: object, *, what: str = "A value", pickler: Callable[..., pickle.Pickler] = Pickler
-) -> tuple[bytes, list[memoryview]]:
-    """Pickle `obj`. Large buffers and byte strings are returned beside the pickle, as views of the original memory:
-    what changes them before they are sent changes what is sent.
-
-    An error calls the object `what`, which starts a sentence. `pickler` makes a pickler that replaces some objects.
-
-    Raises:
-        SerializationError: something in it cannot be pickled.
-    """
-    if _plain(obj, 3):
-        return pickle.dumps(obj, 5), []
-    file = segments.Writer()
-    buffers: list[memoryview] = []
-
-    def in_band(buffer: pickle.PickleBuffer) -> bool:
-        view = buffer.raw()
-        if view.nbytes < OUT_OF_BAND:
-            return True
-        buffers.append(view)
-        return False
-
-    try:
-        pickler(file, 5, in_band).dump(obj)
-    except restricted.NotDataError as error:
-        raise SerializationError(f"{what} holds {error}. {restricted.REMEDY}") from error
-    except Exception as error:  # reducers are other people's code and may raise anything
-        raise _unpicklable(what, obj, error) from _cause(error)
-    return file.head(), file.large + buffers
-
-
-def dumps_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any], *, of: str) -> tuple[bytes, list[memoryview]]:
-    """Pickle the arguments of the function named `of`; `loads` gives `(args, kwargs)`.
-
-    Raises:
-        SerializationError: one of them cannot be pickled; the message says which.
-    """
-    try:
-        return dumps((args, kwargs), what=f"The arguments of {of}()")
-    except SerializationError as error:
-        whole = error
-    named = [(f"Argument {i + 1}", arg) for i, arg in enumerate(args)]
-    named += [(f"Argument {name!r}", arg) for name, arg in kwargs.items()]
-    for name, arg in named:  # the first that fails by itself raises with its own name
-        dumps(arg, what=f"{name} of {of}() (a {type(arg).__name__})")
-    raise whole
-
-
-def dumps_function(fn: Callable[..., Any]) -> tuple[bytes, bytes]:
-    """Pickle a function: a 16-byte digest of its content, and the pickle.
-
-    Raises:
-        SerializationError: it, or something it refers to, cannot be pickled.
-    """
-    name = getattr(fn, "__qualname__", None) or repr(fn)
-    try:
-        data = _pickle(fn)
-    except Exception as error:  # see dumps
-        inner = path_of(fn, _pickle)
-        found = f"{inner.removeprefix('.')}, which it uses, gives {said(error)}" if inner else said(error)
-        advice = "create what cannot be sent (locks, connections, open files) inside the function."
-        if inner.startswith(".get_ipython"):
-            advice = (
-                "`!`, `%` and get_ipython() are the notebook's own, which nodes have not. Use subprocess in functions."
-            )
-        raise SerializationError(
-            f"Function {name}() cannot be pickled: {found}. It is sent with the variables it uses: {advice}"
-        ) from _cause(error)
-    return hashlib.blake2b(data, digest_size=16).digest(), data
-
-
-def loads(data: Buffer, buffers: Sequence[Buffer] = (), *, what: str = "A payload", only_data: bool = False) -> Any:
-    """Unpickle what `dumps` made. The result uses the memory of `buffers`: arrays are writable if the buffers are.
-
-    An error calls the object `what`, which starts a sentence. `only_data`: take only what `data.Pickler` has made, and
-    run no code whoever has made it.
-
-    Raises:
-        SerializationError: it cannot be unpickled here, mostly for want of a module; or it is not only data.
-    """
-    pause = len(data) >= _GC_PAUSE and gc.isenabled()
-    try:
-        if pause:
-            gc.disable()
-        if only_data:
-            return _load_data(data, buffers)
-        if segments.is_split(data):
-            file, rest = segments.joined(data, buffers)
-            return pickle.Unpickler(file, buffers=rest).load()
-        return pickle.loads(data, buffers=buffers)
-    except restricted.NotDataError as error:
-        raise SerializationError(f"{what} holds {error}. {restricted.REMEDY}") from error
-    except ModuleNotFoundError as error:
-        raise SerializationError(_missing(what, error)) from error
-    except (exceptions.Stopping, KeyboardInterrupt):
-        raise
-    except BaseException as error:  # constructors are other people's code and may raise anything
-        raise SerializationError(f"{what} cannot be unpickled {_where(error)}: {said(error)}.") from error
-    finally:
-        if pause:
-            gc.enable()
-
-
-def _load_data(data: Buffer, buffers: Sequence[Buffer]) -> Any:
-    try:
-        return restricted.load(data, buffers)
-    except restricted.NamesError:
-        from skyward.wire.data import load  # its imports take longer than most results
-
-        return load(data, buffers)
-
-
-class Conceals(Protocol):
-    """Masks secrets in texts."""
-
-    def conceal(self, text: str, /) -> str: ...
-
-
-def dump_exception(error: BaseException, masks: Conceals | None = None) -> bytes:
-    """Pickle an exception raised by user code, with the text of its traceback and of its own causes.
-
-    Texts are masked, also those that the exception was made of.
-
-    Never fails: what cannot be pickled, or could end the client (`SystemExit` and the like), travels as text.
-    """
-    record = exceptions.Record.of(error)
-    record = record._replace(notes=(*record.notes, *exceptions.tried(lambda: _advice(error, record), lambda _: ())))
-    conceal = masks.conceal if masks is not None else str
-    if masks is not None:
-        record = exceptions.masked(record, error, conceal)
-    if record.ordinary and not record.problem:
-        record = exceptions.tried(
-            lambda: record._replace(data=_pickled(error, record)),
-            lambda problem: record._replace(problem=conceal(said(problem))),
-        )
-    return pickle.dumps(tuple(record), 5)
-
-
-def _advice(error: BaseException, record: exceptions.Record) -> tuple[str, ...]:
-    """What to do about an exception that was raised on a node, if that is known."""
-    notes = []
-    if isinstance(error, FileNotFoundError) and CODE_DIR in Path(str(error.filename)).parts:
-        notes.append("Of local modules only Python files are sent: add other files to Image(includes=[...]).")
-    if ENV_VAR in os.environ:
-        if isinstance(error, ModuleNotFoundError):
-            notes.append(_remedy(error))
-        if advice := advice_on(record.text):
-            notes.append(advice)
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            notes.append(_full(error))
-    return tuple(notes)
-
-
-def _pickled(error: BaseException, record: exceptions.Record) -> bytes:
-    """The exception, which can be rebuilt here: one that cannot would not be there either."""
-    data = _pickle(error)
-    if len(data) > _LARGEST_ERROR:
-        raise ValueError(f"it takes {len(data) / 1e6:.0f} MB, and at most {_LARGEST_ERROR / 1e6:.0f} are sent")
-    error = pickle.loads(data)
-    if issubclass(type(error), BaseException):  # the client says what else its class makes
-        record._replace(trace="").complete(error)
-    return data
-
-
-def _rebuilt(data: bytes, record: exceptions.Record) -> BaseException:
-    error = pickle.loads(data)
-    if not issubclass(type(error), BaseException):
-        raise TypeError(f"Its class makes a {type(error).__name__} of it")
-    record.complete(error)
-    return error  # type: ignore[no-any-return]
-
-
-def load_record(data: Buffer) -> exceptions.Record:
-    """What `dump_exception` has made, as texts; nothing in it is run, and what is no such record is told in one."""
-    try:
-        found = restricted.load(data)
-        kinds = (str, str, str, bool, tuple, bytes | None, str)
-        if type(found) is not tuple or len(found) != len(kinds) or not all(map(isinstance, found, kinds)):
-            raise ValueError("it is not one")
-        record = exceptions.Record(*found)
-        return record._replace(notes=tuple(map(str, record.notes)))
-    except Exception as error:  # whatever is in it
-        return exceptions.Record("an exception", "", "", ordinary=True, problem=f"its record is broken: {said(error)}")
-
-
-def load_exception(data: Buffer, *, only_data: bool = False) -> BaseException:
-    """The exception that `dump_exception` was given, its remote traceback as its cause.
-
-    A `RemoteError` with its type's name, text and traceback where the exception itself cannot be rebuilt, or is not to
-    be: `only_data` unpickles none, and rebuilds none but skyward's own, from their texts.
-    """
-    record = load_record(data)
-    if only_data:
-        return record.as_text()
-    if record.data is None:
-        return record.as_remote_error()
-    try:
-        return _rebuilt(record.data, record)
-    except (exceptions.Stopping, KeyboardInterrupt):
-        raise
-    except BaseException as problem:  # constructors are other people's code
-        return record._replace(problem=said(problem)).as_remote_error()
-
-
-def noted(error: BaseException, note: str) -> BaseException:
-    """The exception with a note added, also when its class forbids attributes to be set."""
-    exceptions.tried(lambda: exceptions.add_note(error, note), lambda _: None)
-    return error
-
-
-def _pickle(obj: object) -> bytes:
-    file = io.BytesIO()
-    Pickler(file, 5).dump(obj)
-    return file.getvalue()
-
-
-def _plain(obj: object, depth: int) -> bool:
-    """Whether `obj` is small and made of exact built-in types only, so that the plain pickler does as well."""
-    kind = type(obj)
-    if kind in _SCALARS:
-        return True
-    if kind is bytes:
-        return len(obj) < segments.LARGE  # type: ignore[arg-type]
-    if depth and (kind is tuple or kind is list):
-        items: Any = obj
-    elif depth and kind is dict:
-        items = obj.values()  # type: ignore[attr-defined]
-        for key in obj:  # type: ignore[attr-defined]
-            if type(key) is not str:
-                return False
-    else:
-        return False
-    if len(items) > _PLAIN_ITEMS:
-        return False
-    for item in items:  # noqa: SIM110 - all() with a generator takes three times as long, on the way of every call
-        if type(item) not in _SCALARS and not _plain(item, depth - 1):
-            return False
-    return True
 
 
 def decorated(fn: FunctionType) -> tuple[str, str] | None:
@@ -364,71 +133,325 @@ def _view(buffer: Any, form: str, shape: tuple[int, ...]) -> memoryview:
     return view.cast("B").cast(form, shape) if 0 not in shape else view  # type: ignore[call-overload]
 
 
-_STAYS = (
-    "Locks, connections, open files and threads stay where they are: make it where it is used, or give what it is made "
-    "of."
-)
+# values ---------------------------------------------------------------------------------------------------------------
 
 
-def _unpicklable(what: str, obj: object, error: Exception) -> SerializationError:
-    """The error for a value, or for the part of it that cannot be pickled."""
-    inner = path_of(obj, _pickle)
-    found = f"{inner} of it gives {said(error)}" if inner else said(error)
-    if "cannot pickle 'generator'" in found:
-        remedy = " Give it as a list: list(...) makes one."
-    elif isinstance(error, TypeError | NotImplementedError) and "client only" not in found:
-        remedy = f" {_STAYS}"
+def dumps(
+    obj: object, *, what: str = "A value", pickler: Callable[..., pickle.Pickler] = Pickler
+) -> tuple[bytes, list[memoryview]]:
+    """Pickle `obj`. Large buffers and byte strings are returned beside the pickle, as views of the original memory:
+    what changes them before they are sent changes what is sent.
+
+    An error calls the object `what`, which starts a sentence. `pickler` makes a pickler that replaces some objects.
+
+    Raises:
+        SerializationError: something in it cannot be pickled.
+    """
+    if _plain(obj, 3):
+        return pickle.dumps(obj, 5), []
+    file = _Writer()
+    buffers: list[memoryview] = []
+
+    def in_band(buffer: pickle.PickleBuffer) -> bool:
+        view = buffer.raw()
+        if view.nbytes < OUT_OF_BAND:
+            return True
+        buffers.append(view)
+        return False
+
+    try:
+        pickler(file, 5, in_band).dump(obj)
+    except NotDataError as error:
+        raise SerializationError(f"{what} holds {error}. {REMEDY}") from error
+    except Exception as error:  # reducers are other people's code and may raise anything
+        raise reasons.unpicklable(what, obj, error, _pickle) from reasons.cause_of(error)
+    return file.head(), file.large + buffers
+
+
+def dumps_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any], *, of: str) -> tuple[bytes, list[memoryview]]:
+    """Pickle the arguments of the function named `of`; `loads` gives `(args, kwargs)`.
+
+    Raises:
+        SerializationError: one of them cannot be pickled; the message says which.
+    """
+    try:
+        return dumps((args, kwargs), what=f"The arguments of {of}()")
+    except SerializationError as error:
+        whole = error
+    named = [(f"Argument {i + 1}", arg) for i, arg in enumerate(args)]
+    named += [(f"Argument {name!r}", arg) for name, arg in kwargs.items()]
+    for name, arg in named:  # the first that fails by itself raises with its own name
+        dumps(arg, what=f"{name} of {of}() (a {type(arg).__name__})")
+    raise whole
+
+
+def dumps_function(fn: Callable[..., Any]) -> tuple[bytes, bytes]:
+    """Pickle a function: a 16-byte digest of its content, and the pickle.
+
+    Raises:
+        SerializationError: it, or something it refers to, cannot be pickled.
+    """
+    try:
+        data = _pickle(fn)
+    except Exception as error:  # see dumps
+        raise reasons.unpicklable_function(fn, error, _pickle) from reasons.cause_of(error)
+    return hashlib.blake2b(data, digest_size=16).digest(), data
+
+
+def _plain(obj: object, depth: int) -> bool:
+    """Whether `obj` is small and made of exact built-in types only, so that the plain pickler does as well."""
+    kind = type(obj)
+    if kind in _SCALARS:
+        return True
+    if kind is bytes:
+        return len(obj) < _LARGE  # type: ignore[arg-type]
+    if depth and (kind is tuple or kind is list):
+        items: Any = obj
+    elif depth and kind is dict:
+        items = obj.values()  # type: ignore[attr-defined]
+        for key in obj:  # type: ignore[attr-defined]
+            if type(key) is not str:
+                return False
     else:
-        remedy = ""
-    return SerializationError(f"{what} cannot be pickled: {found}.{remedy}")
+        return False
+    if len(items) > _PLAIN_ITEMS:
+        return False
+    for item in items:  # noqa: SIM110 - all() with a generator takes three times as long, on the way of every call
+        if type(item) not in _SCALARS and not _plain(item, depth - 1):
+            return False
+    return True
 
 
-def _cause(error: Exception) -> Exception | None:
-    """The error of a pickler, if its frames say where in the user's code it was raised."""
-    trace = error.__traceback__
-    while trace is not None:
-        module = str(trace.tb_frame.f_globals.get("__name__"))
-        if module.partition(".")[0] not in ("skyward", "cloudpickle", "copyreg", "pickle"):
-            return error
-        trace = trace.tb_next
-    return None
+def _pickle(obj: object) -> bytes:
+    file = io.BytesIO()
+    Pickler(file, 5).dump(obj)
+    return file.getvalue()
 
 
-def _where(error: BaseException) -> str:
-    """Where something was unpickled: on the node or here, and the module whose import failed."""
-    imported, trace = "", error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code.co_name == "<module>":
-            name = trace.tb_frame.f_globals.get("__name__")
-            imported = f", as importing {name} failed in line {trace.tb_lineno} of {trace.tb_frame.f_code.co_filename}"
-        trace = trace.tb_next
-    return ("on the node" if ENV_VAR in os.environ else "here") + imported
+def loads(data: Buffer, buffers: Sequence[Buffer] = (), *, what: str = "A payload", only_data: bool = False) -> Any:
+    """Unpickle what `dumps` made. The result uses the memory of `buffers`: arrays are writable if the buffers are.
+
+    An error calls the object `what`, which starts a sentence. `only_data`: take only what `data.Pickler` has made, and
+    run no code whoever has made it.
+
+    Raises:
+        SerializationError: it cannot be unpickled here, mostly for want of a module; or it is not only data.
+    """
+    pause = len(data) >= _GC_PAUSE and gc.isenabled()
+    try:
+        if pause:
+            gc.disable()
+        if only_data:
+            return _load_data(data, buffers)
+        if _is_split(data):
+            file, rest = _joined(data, buffers)
+            return pickle.Unpickler(file, buffers=rest).load()
+        return pickle.loads(data, buffers=buffers)
+    except NotDataError as error:
+        raise SerializationError(f"{what} holds {error}. {REMEDY}") from error
+    except ModuleNotFoundError as error:
+        raise SerializationError(reasons.missing_module(what, error)) from error
+    except (exceptions.Stopping, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # constructors are other people's code and may raise anything
+        raise SerializationError(f"{what} cannot be unpickled {reasons.where_of(error)}: {said(error)}.") from error
+    finally:
+        if pause:
+            gc.enable()
 
 
-def _missing(what: str, error: ModuleNotFoundError) -> str:
-    if ENV_VAR in os.environ:
-        return f"{what} cannot be unpickled on the node. {_remedy(error)}"
-    return f"{what} needs the module {error.name!r}, which is not installed here. Install it, or return plain data."
+def _load_data(data: Buffer, buffers: Sequence[Buffer]) -> Any:
+    try:
+        return _load_built_in(data, buffers)
+    except _NamesError:
+        from skyward.wire.data import load  # its imports take longer than most results
+
+        return load(data, buffers)
 
 
-def _remedy(error: ModuleNotFoundError) -> str:
-    return (
-        f"The image has no module {error.name!r}: add the package that provides it to Image(pip=[...]), or its file to "
-        "Image(includes=[...]). Nodes of sky.Local() have no image, but the packages that this program has."
+# exceptions -----------------------------------------------------------------------------------------------------------
+
+
+def dump_exception(error: BaseException, masks: Conceals | None = None) -> bytes:
+    """Pickle an exception raised by user code, with the text of its traceback and of its own causes.
+
+    Texts are masked, also those that the exception was made of.
+
+    Never fails: what cannot be pickled, or could end the client (`SystemExit` and the like), travels as text.
+    """
+    record = exceptions.Record.of(error)
+    record = record._replace(
+        notes=(*record.notes, *exceptions.tried(lambda: reasons.advice_on(error, record.text), lambda _: ()))
     )
+    conceal = masks.conceal if masks is not None else str
+    if masks is not None:
+        record = exceptions.masked(record, error, conceal)
+    if record.ordinary and not record.problem:
+        record = exceptions.tried(
+            lambda: record._replace(data=_pickled(error, record)),
+            lambda problem: record._replace(problem=conceal(said(problem))),
+        )
+    return pickle.dumps(tuple(record), 5)
 
 
-def _full(error: OSError) -> str:
-    """Which of a node's file systems has no room left, and how it gets some."""
-    asked = [Path(name).parent for name in (error.filename,) if isinstance(name, str)]
-    for folder in (*asked, Path("/dev/shm"), Path(tempfile.gettempdir()), Path.cwd()):
-        try:
-            usage = shutil.disk_usage(folder)
-        except OSError:  # it is not there
-            continue
-        if usage.free < usage.total / 100:
-            size = f"{folder} on this node is full, {usage.total / 1e9:.3g} GB in all."
-            if folder == Path("/dev/shm"):
-                return f"{size} It has half of the node's memory: ask for more by memory=, or write less."
-            return f"{size} Write less, or free some on its machine, in containers by `docker system prune`."
-    return "A file system of this node had no room left: write less, or free some on its machine."
+def _pickled(error: BaseException, record: exceptions.Record) -> bytes:
+    """The exception, which can be rebuilt here: one that cannot would not be there either."""
+    data = _pickle(error)
+    if len(data) > _LARGEST_ERROR:
+        raise ValueError(f"it takes {len(data) / 1e6:.0f} MB, and at most {_LARGEST_ERROR / 1e6:.0f} are sent")
+    error = pickle.loads(data)
+    if issubclass(type(error), BaseException):  # the client says what else its class makes
+        record._replace(trace="").complete(error)
+    return data
+
+
+def load_exception(data: Buffer, *, only_data: bool = False) -> BaseException:
+    """The exception that `dump_exception` was given, its remote traceback as its cause.
+
+    A `RemoteError` with its type's name, text and traceback where the exception itself cannot be rebuilt, or is not to
+    be: `only_data` unpickles none, and rebuilds none but skyward's own, from their texts.
+    """
+    record = load_record(data)
+    if only_data:
+        return record.as_text()
+    if record.data is None:
+        return record.as_remote_error()
+    try:
+        return _rebuilt(record.data, record)
+    except (exceptions.Stopping, KeyboardInterrupt):
+        raise
+    except BaseException as problem:  # constructors are other people's code
+        return record._replace(problem=said(problem)).as_remote_error()
+
+
+def load_record(data: Buffer) -> exceptions.Record:
+    """What `dump_exception` has made, as texts; nothing in it is run, and what is no such record is told in one."""
+    try:
+        found = _load_built_in(data)
+        kinds = (str, str, str, bool, tuple, bytes | None, str)
+        if type(found) is not tuple or len(found) != len(kinds) or not all(map(isinstance, found, kinds)):
+            raise ValueError("it is not one")
+        record = exceptions.Record(*found)
+        return record._replace(notes=tuple(map(str, record.notes)))
+    except Exception as error:  # whatever is in it
+        return exceptions.Record("an exception", "", "", ordinary=True, problem=f"its record is broken: {said(error)}")
+
+
+def _rebuilt(data: bytes, record: exceptions.Record) -> BaseException:
+    error = pickle.loads(data)
+    if not issubclass(type(error), BaseException):
+        raise TypeError(f"Its class makes a {type(error).__name__} of it")
+    record.complete(error)
+    return error  # type: ignore[no-any-return]
+
+
+def noted(error: BaseException, note: str) -> BaseException:
+    """The exception with a note added, also when its class forbids attributes to be set."""
+    exceptions.tried(lambda: exceptions.add_note(error, note), lambda _: None)
+    return error
+
+
+# pickles of built-in values -------------------------------------------------------------------------------------------
+
+
+class _NamesError(ValueError):
+    """A pickle names something that is no built-in value."""
+
+
+def _load_built_in(data: Buffer, buffers: Sequence[Buffer] = ()) -> Any:
+    """The value of a pickle of built-in values only, at full speed; `data` reads those that hold arrays and the like.
+
+    Nothing that a pickle names is looked up, so there is nothing that it could call.
+
+    Raises:
+        _NamesError: it names something.
+        Exception: it is broken.
+    """
+    copyreg.clear_extension_cache()  # the one way from a pickle to an object that does not ask `find_class`
+    file, rest = opened(data, buffers)
+    return _Unpickler(file, buffers=rest).load()
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str, /) -> Any:
+        raise _NamesError(f"{str(module)[:80]}.{str(name)[:80]}")
+
+
+# pickles with byte strings beside them --------------------------------------------------------------------------------
+
+
+_MARK = 0  # no pickle starts with it
+_COUNT = struct.Struct("<BI")
+_PLACE = struct.Struct("<Q")
+
+
+class _Writer:
+    """The file a pickler writes to."""
+
+    def __init__(self) -> None:
+        self._small: list[bytes] = []
+        self._length = 0
+        self._places: list[int] = []
+        self.large: list[memoryview] = []
+
+    def write(self, part: bytes | memoryview) -> int:
+        """Take a part of the pickle."""
+        if type(part) is bytes and len(part) >= _LARGE:
+            self._places.append(self._length)
+            self.large.append(memoryview(part))
+        else:  # what is not a byte string is memory that the pickler will use again
+            self._small.append(bytes(part))
+            self._length += len(part)
+        return len(part)
+
+    def head(self) -> bytes:
+        """The pickle, or what is left of it, with the places of the parts in `large`."""
+        if not self.large:
+            return b"".join(self._small)
+        places = b"".join(map(_PLACE.pack, self._places))
+        return b"".join((_COUNT.pack(_MARK, len(self.large)), places, *self._small))
+
+
+def _is_split(head: Buffer) -> bool:
+    """Whether some of this pickle's parts are in buffers."""
+    return len(head) > 0 and head[0] == _MARK
+
+
+def _joined(head: Buffer, buffers: Sequence[Buffer]) -> tuple[io.BufferedReader, Sequence[Buffer]]:
+    """A file that reads like the whole pickle, and the buffers that are not parts of it."""
+    view = memoryview(head)
+    _, count = _COUNT.unpack_from(view)
+    body = _COUNT.size + count * _PLACE.size
+    parts, start = [], body
+    for index in range(count):
+        (place,) = _PLACE.unpack_from(view, _COUNT.size + index * _PLACE.size)
+        parts += [view[start : body + place], memoryview(buffers[index]).cast("B")]
+        start = body + place
+    return io.BufferedReader(_Parts([*parts, view[start:]])), buffers[count:]
+
+
+def opened(data: Buffer, buffers: Sequence[Buffer]) -> tuple[BinaryIO, Sequence[Buffer]]:
+    """A file that reads like the whole pickle, and the buffers beside it."""
+    return _joined(data, buffers) if _is_split(data) else (io.BytesIO(data), buffers)
+
+
+class _Parts(io.RawIOBase):
+    """Reads pieces of memory one after the other."""
+
+    def __init__(self, parts: list[memoryview]) -> None:
+        super().__init__()
+        self._parts = parts[::-1]
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview, /) -> int:  # type: ignore[override] # the reader passes nothing else
+        while self._parts and not len(self._parts[-1]):
+            self._parts.pop()
+        if not self._parts:
+            return 0
+        part = self._parts[-1]
+        count = min(len(buffer), len(part))
+        buffer[:count] = part[:count]
+        self._parts[-1] = part[count:]
+        return count

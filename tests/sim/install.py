@@ -43,7 +43,9 @@ def _install() -> None:
     system = ModuleType("skyward.system")
     system.__path__ = []
     later, process_end = ModuleType("skyward.system.futures"), ModuleType("skyward.system.process_end")
-    vars(process_end).update(before_end=_nothing, soon=_nothing)  # a simulated process has no end of Python's
+    vars(process_end).update(
+        before_end=_nothing, soon=_nothing, on_signals=_nothing
+    )  # a simulated process has no end of Python's
     vars(system).update(
         threading=_threading,
         time=_time,

@@ -2,7 +2,7 @@
 
 A network that swallows packets in one direction breaks no connection: senders repeat themselves for a quarter of an
 hour, receivers wait, and each framework's own limit blames whoever noticed first. So agents try it, by datagrams (see
-`runner.udp_probe`), while the client reaches both. A direction counts as lost only if it has worked before in this
+`runner.diagnosis`), while the client reaches both. A direction counts as lost only if it has worked before in this
 pool, or the other one does: networks that let no datagrams through at all are not judged.
 """
 

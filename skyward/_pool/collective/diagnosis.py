@@ -143,7 +143,7 @@ class HangDetector:
         self._last: dict[int, float] = {}
 
     def note(self, rank: int, now: float, sample: dict[str, Any]) -> None:
-        """A worker has told where its call is (`runner.stacks.describe`)."""
+        """A worker has told where its call is (`runner.diagnosis.describe`)."""
         self._last[rank] = now
         since = self._since.get(rank)
         if not sample.get("waits"):

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from skyward.errors import WireError
 from skyward.model.instance import EXIT_CONFIG, EXIT_LEASE, WORK_FOLDER
 from skyward.model.rights import WORK_DIR
-from skyward.runner.acceptor import Acceptor, shut
+from skyward.runner.clients import Acceptor, shut
 from skyward.runner.entry.launch import (
     end_group_with,
     exit_status,
@@ -34,8 +34,8 @@ from skyward.runner.entry.launch import (
     kill_group,
     start_runner,
 )
-from skyward.runner.signals import on_signals
 from skyward.system import Empty, SimpleQueue, socket, threading, time
+from skyward.system.process_end import on_signals
 from skyward.wire.frames import dial, tune
 from skyward.wire.tls import Identity, plain_end, splice
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from skyward.model.instance import CHANNEL_VAR, ENV_VAR, KEY_FILE, RUN_DIR_VAR, SETTINGS_VAR
 from skyward.model.rights import ACCOUNT, HOME
-from skyward.runner.ending import wait_unreaped
+from skyward.runner.children import wait_unreaped
 from skyward.system import socket
 
 _PORTS = (10_000, 20_000)  # below those that the kernel gives to connections, and those where Swarm tasks listen

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from skyward.runner.acceptor import Acceptor
+from skyward.runner.clients import Acceptor
 
 
 def test_a_connection_is_refused_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:

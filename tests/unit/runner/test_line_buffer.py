@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from skyward.runner.line_buffer import PARTIAL_S, Lines, Ring
+from skyward.runner.children import PARTIAL_S, Lines, Ring
 
 
 def test_lines_are_passed_on_whole() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from skyward.runner.memory import OomCounter
+from skyward.runner.children import OomCounter
 
 V2 = "0::/user.slice/session-1.scope\n"
 V1 = "9:name=systemd:/\n4:cpu,cpuacct:/\n3:memory:/docker/abc\n0::/\n"

@@ -8,7 +8,7 @@ import sys
 
 PROGRAM = """
 import os, signal, threading
-from skyward.runner.signals import on_signals
+from skyward.system.process_end import on_signals
 
 def work():
     while True:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from skyward.model.instance import InstanceInfo
-from skyward.runner import calls, stacks
+from skyward.runner import calls, diagnosis
 from skyward.runner.config import WorkerStart
 from skyward.runner.slots import Slot
 from skyward.wire import payload
@@ -60,7 +60,7 @@ def test_frames_are_told_with_their_lines() -> None:
         inner()
 
     with thread_in(outer) as ident:
-        first, second = stacks.describe(ident), stacks.describe(ident)
+        first, second = diagnosis.describe(ident), diagnosis.describe(ident)
         gate.release()
     assert [(name.rpartition(".")[2], source) for _, _, name, source in first["frames"]][-2:] == [
         ("outer", "inner()"),
@@ -69,7 +69,7 @@ def test_frames_are_told_with_their_lines() -> None:
     assert {frame[0] for frame in first["frames"][-2:]} == {__file__}
     assert not first["waits"]
     assert (first["place"], first["switches"]) == (second["place"], second["switches"])
-    assert stacks.describe(ident) == {}  # it has ended
+    assert diagnosis.describe(ident) == {}  # it has ended
 
 
 def test_a_thread_that_goes_on_is_seen_to_move() -> None:
@@ -81,9 +81,9 @@ def test_a_thread_that_goes_on_is_seen_to_move() -> None:
             time.sleep(0.01)
 
     with thread_in(naps) as ident:
-        first = stacks.describe(ident)
+        first = diagnosis.describe(ident)
         time.sleep(0.1)
-        second = stacks.describe(ident)
+        second = diagnosis.describe(ident)
         over.set()
     assert second["switches"] > first["switches"]
 
@@ -125,7 +125,7 @@ def test_a_framework_waits_in_some_of_its_modules(module: str, waits: bool) -> N
     gate = threading.Lock()
     gate.acquire()
     with thread_in(in_module(module, "def work():\n    gate.acquire()\n", gate=gate)) as ident:
-        assert stacks.describe(ident)["waits"] is waits
+        assert diagnosis.describe(ident)["waits"] is waits
         gate.release()
 
 
@@ -136,7 +136,7 @@ def test_a_users_line_waits_in_a_method_of_a_frameworks_object(kind: str, text: 
     thing = type("Work", (Waits,), {"__module__": kind})()
     function = in_module("train", f"def work():\n    work_ = thing\n    {text}\n", thing=thing)
     with thread_in(function) as ident:
-        sample = stacks.describe(ident)
+        sample = diagnosis.describe(ident)
         thing.gate.release()
     assert sample["waits"] is (kind != "collections")
 
@@ -149,7 +149,7 @@ def test_other_calls_in_a_line_with_a_frameworks_object_do_not_count(tmp_path: P
     function = in_module("train", "def work():\n    gate.acquire(True, tensor.x)\n", gate=gate, tensor=tensor)
     tensor.x = 3
     with thread_in(function) as ident:
-        assert stacks.describe(ident)["waits"] is False
+        assert diagnosis.describe(ident)["waits"] is False
         gate.release()
 
 
@@ -158,8 +158,8 @@ def test_a_process_that_holds_the_lock_writes_its_frames(tmp_path: Path) -> None
     start = WorkerStart(index=1, generation=2, slots=1, run_dir=str(tmp_path), key="")
     program = f"""
 import ctypes, pathlib
-from skyward.runner import calls, stacks
-stacks.prepare_dump(pathlib.Path({str(stacks.dump_file(start))!r}))
+from skyward.runner import calls, diagnosis
+diagnosis.prepare_dump(pathlib.Path({str(diagnosis.dump_file(start))!r}))
 def spin():
     print("spinning", flush=True)
     library = ctypes.PyDLL(None)
@@ -171,7 +171,7 @@ spin()
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "spinning\n"
-            texts = [stacks.read_dump(stacks.dump_file(start), process.send_signal, WAITS_S) for _ in range(2)]
+            texts = [diagnosis.read_dump(diagnosis.dump_file(start), process.send_signal, WAITS_S) for _ in range(2)]
             assert process.poll() is None
         finally:
             process.kill()
@@ -181,12 +181,12 @@ spin()
 
 
 def test_a_process_that_is_gone_has_written_nothing(tmp_path: Path) -> None:
-    assert stacks.read_dump(tmp_path / "none.stack", lambda _number: None, WAITS_S) == ""
+    assert diagnosis.read_dump(tmp_path / "none.stack", lambda _number: None, WAITS_S) == ""
 
 
 def test_the_signal_is_not_one_that_programs_use() -> None:
     """Users' SIGUSR1 and SIGUSR2 stay theirs."""
-    assert signal.SIGRTMIN < stacks.DUMP_SIGNAL < signal.SIGRTMAX
+    assert signal.SIGRTMIN < diagnosis.DUMP_SIGNAL < signal.SIGRTMAX
 
 
 @pytest.mark.parametrize(("by_runner", "somewhere"), [(True, False), (False, True)])
@@ -206,7 +206,7 @@ def test_a_call_that_has_failed_is_nowhere(by_runner: bool, somewhere: bool) -> 
             payload.dump_exception(SlowToTell())
 
     with thread_in(tell) as ident:
-        assert bool(stacks.describe(ident)) == somewhere
+        assert bool(diagnosis.describe(ident)) == somewhere
         gate.set()
 
 
@@ -254,7 +254,7 @@ def test_a_rank_that_is_not_in_a_call_is_nowhere(step: str, innermost: str | Non
     arguments, _ = payload.dumps_arguments((Slow(gate, step if step == "argument" else ""),), {}, of="work")
     frame = Frame(Kind.CALL, 7, CALL_HEAD.pack(1, 0) + arguments)
     with thread_in(partial(served.run, frame, Slot(), lambda _frame: None)) as ident:
-        sample = stacks.describe(ident)
+        sample = diagnosis.describe(ident)
         gate.set()
     found = [name.rpartition(".")[2] for _, _, name, _ in sample.get("frames", ())]
     assert (innermost in found) if innermost else (sample == {})

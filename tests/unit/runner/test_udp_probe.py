@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from skyward.runner import udp_probe
-from skyward.runner.udp_probe import UdpProbe
+from skyward.runner import diagnosis
+from skyward.runner.diagnosis import UdpProbe
 
 HERE = "127.0.0.1"
 SECRET = "ab" * 16
@@ -17,7 +17,7 @@ SECRET = "ab" * 16
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(udp_probe, "_PAUSE_S", 0.001)
+    monkeypatch.setattr(diagnosis, "_PAUSE_S", 0.001)
 
 
 @pytest.fixture

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from skyward.runner import usage
-from skyward.runner.nvml import Gpus
-from skyward.runner.usage import UsageMeter
+from skyward.runner.usage import Gpus, UsageMeter
 from tests.nvml import library
 
 NETWORK = """Inter-|   Receive                                                |  Transmit

@@ -1,7 +1,8 @@
-"""The stack of a running call: the frames of its thread, and whether that thread waits for other ranks.
+"""What a client asks of a node to find out why ranks wait: where a call is, and whether datagrams reach the others.
 
-It is read by another thread of the same process, which works as long as the call does not hold the interpreter's lock;
-waiting in a collective releases it. When it is held, a signal makes the process write its frames all the same.
+The stack of a call is read by another thread of the same process, which works as long as the call does not hold the
+interpreter's lock; waiting in a collective releases it. When it is held, a signal makes the process write its frames
+all the same.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import contextlib
 import dis
 import faulthandler
 import hashlib
+import hmac
 import linecache
 import os
 import signal
+import struct
 import sys
 from collections.abc import Callable
 from functools import lru_cache
@@ -21,13 +24,15 @@ from types import CodeType, FrameType
 from typing import Any
 
 from skyward.runner.config import WorkerStart
-from skyward.system import threading, time
+from skyward.system import select, socket, threading, time
 from skyward.wire import payload
 
 if sys.platform == "darwin":  # one that user code hardly takes for itself
     DUMP_SIGNAL = signal.SIGINFO
 else:
     DUMP_SIGNAL = signal.SIGRTMAX - 2
+
+
 _DEPTH = 60  # frames told, the innermost ones
 _POLL_S = 0.02
 _BELOW = (str(Path(__file__).parent), "<frozen runpy>", threading.__file__)  # files whose frames are below every call
@@ -39,6 +44,13 @@ _WAITING_PLACES = (
     "tensorflow.python.eager", "tensorflow.python.distribute",
 )  # fmt: skip
 _FRAMEWORKS = ("torch", "jax", "jaxlib", "tensorflow")
+_SENT = 10  # datagrams for each other node: a network that loses some still lets others through
+_PAUSE_S = 0.05
+_NODE = struct.Struct("!I")
+_LARGEST = 64  # bytes; of ours 36
+
+
+# where a call is ------------------------------------------------------------------------------------------------------
 
 
 def describe(thread: int) -> dict[str, Any]:
@@ -64,35 +76,6 @@ def describe(thread: int) -> dict[str, Any]:
         "cpu_s": time.process_time(),
         "switches": _switches(thread),
     }
-
-
-def prepare_dump(path: Path) -> None:
-    """Let `DUMP_SIGNAL` append the main thread's frames to a file, also while the interpreter's lock is held."""
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    faulthandler.register(DUMP_SIGNAL, file=file, all_threads=False)
-
-
-def dump_file(start: WorkerStart) -> Path:
-    """The file that this worker process writes its frames to."""
-    return Path(start.run_dir) / f"w{start.index}.{start.generation}.stack"
-
-
-def read_dump(path: Path, send_signal: Callable[[int], None], limit_s: float) -> str:
-    """Make a process write its frames, in which `prepare_dump` was called; what it wrote within the limit."""
-    written = ""
-    try:
-        before = path.stat().st_size
-        send_signal(DUMP_SIGNAL)
-        deadline = time.monotonic() + limit_s
-        while time.monotonic() < deadline:
-            time.sleep(_POLL_S)
-            text = path.read_bytes()[before:].decode("utf-8", "replace")
-            if text and text == written:
-                break  # it has stopped growing
-            written = text
-    except FileNotFoundError:
-        pass  # the process has ended meanwhile
-    return written
 
 
 def _has_failed(innermost: FrameType) -> bool:
@@ -176,3 +159,121 @@ def _switches(thread: int) -> int:
     except OSError:
         return -1  # a system without /proc
     return int(status.partition("\nvoluntary_ctxt_switches:")[2].split(maxsplit=1)[0])
+
+
+# where one is that holds the interpreter's lock -----------------------------------------------------------------------
+
+
+def prepare_dump(path: Path) -> None:
+    """Let `DUMP_SIGNAL` append the main thread's frames to a file, also while the interpreter's lock is held."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    faulthandler.register(DUMP_SIGNAL, file=file, all_threads=False)
+
+
+def dump_file(start: WorkerStart) -> Path:
+    """The file that this worker process writes its frames to."""
+    return Path(start.run_dir) / f"w{start.index}.{start.generation}.stack"
+
+
+def read_dump(path: Path, send_signal: Callable[[int], None], limit_s: float) -> str:
+    """Make a process write its frames, in which `prepare_dump` was called; what it wrote within the limit."""
+    written = ""
+    try:
+        before = path.stat().st_size
+        send_signal(DUMP_SIGNAL)
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+            text = path.read_bytes()[before:].decode("utf-8", "replace")
+            if text and text == written:
+                break  # it has stopped growing
+            written = text
+    except FileNotFoundError:
+        pass  # the process has ended meanwhile
+    return written
+
+
+# who is reached -------------------------------------------------------------------------------------------------------
+
+
+class UdpProbe:
+    """One node's part in trials whether what it sends reaches the others, for each direction separately; one at a time.
+
+    A connection needs both directions, so it cannot tell which of them fails. Here a node opens a port, sends datagrams
+    to those of all others, and then says whose have come. The client leads every step, so that all have sent before any
+    of them counts. Nothing that arrives is answered or passed on, and what does not bear the trial's secret is dropped.
+    """
+
+    def __init__(self, node: int) -> None:
+        self._node = node
+        self._lock = threading.RLock()  # a step may be asked for while one that took too long still runs
+        self._socket: socket.socket | None = None
+        self._secret = b""
+        self._heard: set[int] = set()
+
+    def take(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Do a step, and give its answer.
+
+        `open` {"address", "secret"} answers {"port"}, 0 where this node has no such address; `send` {"peers"}, a list
+        of [node, address, port], takes half a second; `close` answers {"heard"}, the nodes whose datagrams have come.
+        """
+        with self._lock:
+            match order["step"]:
+                case "open":
+                    return {"port": self._open(order["address"], bytes.fromhex(order["secret"]))}
+                case "send":
+                    self._send(order["peers"])
+                    return {}
+                case "close":
+                    return {"heard": self.close()}
+            raise ValueError(f"step {order['step']!r}")
+
+    def close(self) -> list[int]:
+        """Give up the port; the nodes that were heard."""
+        with self._lock:
+            if self._socket is not None:
+                self._collect(0.0)
+                self._socket.close()
+                self._socket = None
+            return sorted(self._heard)
+
+    def _open(self, address: str, secret: bytes) -> int:
+        self.close()
+        self._secret, self._heard = secret, set()
+        listener = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        try:
+            listener.bind((address, 0))  # that address alone; one that is translated on its way here is nobody's
+        except OSError:
+            listener.close()
+            return 0
+        except BaseException:  # an address of another type than text
+            listener.close()
+            raise
+        self._socket = listener
+        port: int = listener.getsockname()[1]
+        return port
+
+    def _send(self, peers: list[tuple[int, str, int]]) -> None:
+        word = self._secret + _NODE.pack(self._node)
+        for _ in range(_SENT):
+            for _node, address, port in peers:
+                try:
+                    if self._socket is not None:
+                        self._socket.sendto(word, (address, port))
+                except OSError:
+                    continue  # no route, or refused: it will not be heard, which is what is to be found out
+            self._collect(_PAUSE_S)
+
+    def _collect(self, wait_s: float) -> None:
+        """Note who is heard from, for so long."""
+        end = time.monotonic() + wait_s
+        while self._socket is not None:
+            ready, _, _ = select.select([self._socket], [], [], max(0.0, end - time.monotonic()))
+            if not ready:
+                return
+            try:
+                word = self._socket.recv(_LARGEST)
+            except OSError:
+                continue  # word of a datagram of ours that was refused
+            if len(word) == len(self._secret) + _NODE.size and hmac.compare_digest(word[: -_NODE.size], self._secret):
+                self._heard.add(*_NODE.unpack(word[-_NODE.size :]))
