@@ -184,7 +184,7 @@ def kubernetes_role(namespace: str) -> int:
     cluster. It grants nobody anything before a RoleBinding names it. Nothing is asked of the cluster and nothing is
     changed there.
     """
-    from skyward.providers.kubernetes.manifest import role
+    from skyward.providers.kubernetes.documents import role
 
     click.echo(role(namespace))
     return 0

@@ -157,7 +157,7 @@ class _ContainerStream:
     def __init__(self, execution: Execution) -> None:
         self._execution = execution
         self._said = bytearray()
-        self._lock, self.closed = threading.Lock(), threading.Event()
+        self.closed = threading.Event()
 
     def send(self, data: bytes) -> None:
         self._execution.send(data)
@@ -174,10 +174,7 @@ class _ContainerStream:
         return self._said.decode(errors="replace").strip()
 
     def close(self) -> None:
-        with self._lock:
-            if self.closed.is_set():
-                return
-            self.closed.set()
+        self.closed.set()
         self._execution.close()
 
 

@@ -201,8 +201,7 @@ class Machine:
         """Why its connection has ended, to complete "Node 1 ..."; "" if it has not."""
         if not self.connection.ended.wait(_REASON_S):
             return ""
-        why = self.connection.why or "without a reason given"
-        return f"is out of reach: the SSH connection to {self.name} ended ({why})"
+        return f"is out of reach: the SSH connection to {self.name} ended ({self.connection.why})"
 
     def close(self) -> None:
         """Remove the pool's containers there, have the watchdog remove the rest, and end the connection.
@@ -238,8 +237,7 @@ class Machine:
         self.connection.kill()
 
     def _on_end(self) -> None:
-        why = self.connection.why or "without a reason given"
-        self._give_up(f"is lost: the SSH connection to {self.name} ended ({why})")
+        self._give_up(f"is lost: the SSH connection to {self.name} ended ({self.connection.why})")
 
     def _give_up(self, reason: str) -> None:
         with self._lock:

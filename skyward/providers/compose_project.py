@@ -1,4 +1,7 @@
-"""The project of a compose file: brought up and down by Docker Compose, inspected through the engine."""
+"""The project of a compose file: brought up and down by Docker Compose, inspected through the engine.
+
+Its containers wait to become nodes; they are taken, reached and given back through the engine alone.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +37,30 @@ _UP_LIMIT_S, _DOWN_LIMIT_S = 600.0, 120.0
 _GRACE_S = 2  # for containers to end by themselves
 _ASK_S = 3.0  # how often the engine is asked whether it is frozen: compose would wait for ever
 _LAST_LINES = 15
+_TAKE = (COMMAND[0], "-m", "skyward.runner.entry.standby", "take")
+_RELAY = (COMMAND[0], "-m", "skyward.runner.entry.relay")
+_GREETING_S = 30.0  # a Python that starts on a busy machine
+_END_S = 10.0  # how long a node may take to end and to tidy up
+_CHUNK = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class Standby:
+    """A container that waits to become a node.
+
+    Attributes:
+        container: its id.
+        name: its name.
+        address: its IP address on the network it shares with the others.
+        image: what it was made from.
+        gpus: how many NVIDIA GPUs it has for itself.
+    """
+
+    container: str
+    name: str
+    address: str
+    image: str
+    gpus: int = 0
 
 
 @dataclass(frozen=True)
@@ -208,36 +235,10 @@ def _standby(container: Mapping[str, Any]) -> Standby:
     gpus = labels.get(GPUS, "0")
     if not gpus.isdigit():
         raise ProviderError(f"Container {name} has the label {GPUS}={gpus}, which is not a number of GPUs.")
-    return Standby(container["Id"], name, address, container["Image"], labels[POOL], int(gpus))
+    return Standby(container["Id"], name, address, container["Image"], int(gpus))
 
 
-_PYTHON = COMMAND[0]
-_TAKE = (_PYTHON, "-m", "skyward.runner.entry.standby", "take")
-_RELAY = (_PYTHON, "-m", "skyward.runner.entry.relay")
-_GREETING_S = 30.0  # a Python that starts on a busy machine
-_END_S = 10.0  # how long a node may take to end and to tidy up
-_CHUNK = 1 << 18
-
-
-@dataclass(frozen=True, slots=True)
-class Standby:
-    """A container that waits to become a node.
-
-    Attributes:
-        container: its id.
-        name: its name.
-        address: its IP address on the network it shares with the others.
-        image: what it was made from.
-        owner: identifier of the pool that brought it up; "standby" if that was a person.
-        gpus: how many NVIDIA GPUs it has for itself.
-    """
-
-    container: str
-    name: str
-    address: str
-    image: str
-    owner: str
-    gpus: int = 0
+# its containers as nodes ---------------------------------------------------------------------------------------------
 
 
 class Taken:

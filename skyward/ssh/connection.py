@@ -121,8 +121,9 @@ class SshConnection(ABC):
 
     @property
     def why(self) -> str:
-        """Why it ended, as a sentence's part; "" where no reason was given."""
-        return self._said.strip().splitlines()[-1].strip().rstrip(".") if self._said.strip() else ""
+        """Why it ended, as a sentence's part."""
+        said = self._said.strip()
+        return said.splitlines()[-1].strip().rstrip(".") if said else "without a reason given"
 
     @property
     def problem(self) -> str:
@@ -130,7 +131,7 @@ class SshConnection(ABC):
         meaning = self.host.meaning(self._said)
         if meaning:
             return f"{meaning[0].upper()}{meaning[1:]}"
-        return f"The SSH connection ended: {self.why or 'ssh gave no reason'}."
+        return f"The SSH connection ended: {self.why if self._said.strip() else 'ssh gave no reason'}."
 
     def wait_line(self, timeout_s: float) -> str | None:
         """The next line that the session's command printed; None at its end, or if none comes in time."""
@@ -223,16 +224,24 @@ def _way(host: SshHost, jumps: Sequence[str] | None, depth: int) -> list[str]:
         jumps = [] if named == "none" else named.split(",")
     if not jumps:
         return words
-    if depth >= MOST_JUMPS:
-        raise ProviderError(f"The SSH configuration leads to {host.name} in a circle of jump hosts.")
-    jump = SshHost.parse(jumps[-1] if "://" in jumps[-1] else f"ssh://{jumps[-1]}")
-    jump = replace(jump, known_hosts=host.known_hosts)
+    jump = replace(last_jump(host, jumps, depth), known_hosts=host.known_hosts)
     jump = replace(jump, way=tuple(_way(jump, jumps[:-1] or None, depth + 1)))
     proxy = " ".join(
         shlex.quote(word if word == _TARGET else word.replace("%", "%%"))
         for word in jump.command(options=("-W", _TARGET))
     )
     return [*words, "-o", f"ProxyCommand={proxy}", "-o", "ProxyUseFdpass=no"]
+
+
+def last_jump(host: SshHost, jumps: Sequence[str], depth: int) -> SshHost:
+    """The jump host that is next to a machine; `depth` machines come after that one.
+
+    Raises:
+        ProviderError: jumps lead in a circle.
+    """
+    if depth >= MOST_JUMPS:
+        raise ProviderError(f"The SSH configuration leads to {host.name} in a circle of jump hosts.")
+    return SshHost.parse(jumps[-1] if "://" in jumps[-1] else f"ssh://{jumps[-1]}")
 
 
 def configuration(host: SshHost) -> dict[str, str]:

@@ -26,7 +26,7 @@ from paramiko.ssh_exception import AuthenticationException, SSHException
 
 from skyward.errors import ProviderError
 from skyward.model.ssh import SshHost
-from skyward.ssh.connection import ALIVE_S, CONNECT_S, END_S, MOST_JUMPS, SILENT, SshConnection
+from skyward.ssh.connection import ALIVE_S, CONNECT_S, END_S, MOST_JUMPS, SILENT, SshConnection, last_jump
 from skyward.system import socket, threading, time
 
 _CHUNK = 2**15  # a packet of SSH holds as much
@@ -384,10 +384,7 @@ def route(host: SshHost, jumps: Sequence[str] | None = None, depth: int = 0) -> 
         jumps = [] if named.lower() == "none" else [each.strip() for each in named.split(",")]
     if not jumps:
         return (hop,)
-    if depth >= MOST_JUMPS:
-        raise ProviderError(f"The SSH configuration leads to {host.name} in a circle of jump hosts.")
-    jump = SshHost.parse(jumps[-1] if "://" in jumps[-1] else f"ssh://{jumps[-1]}")
-    jump = replace(jump, known_hosts=None if host.trusts_jumps else host.known_hosts)
+    jump = replace(last_jump(host, jumps, depth), known_hosts=None if host.trusts_jumps else host.known_hosts)
     return (*route(jump, jumps[:-1] or None, depth + 1), hop)
 
 

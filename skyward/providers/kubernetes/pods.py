@@ -18,9 +18,9 @@ from skyward.nodes.claimed import Claim, ClaimedProcess, claim, end, identities,
 from skyward.nodes.container import COMMAND, NODE, POOL
 from skyward.nodes.node import Exit, Launch, exit_of
 from skyward.nodes.process_id import ProcessId
-from skyward.providers.kubernetes import manifest, reasons
+from skyward.providers.kubernetes import documents
 from skyward.providers.kubernetes.api import STATUS, STDERR, ChannelSocket, ClusterApi, Document, execute, forward
-from skyward.providers.kubernetes.manifest import PodRequest
+from skyward.providers.kubernetes.documents import PodRequest
 from skyward.runner.entry.claimed import STOP, keep_alive, ports
 from skyward.system import socket, threading, time
 from skyward.system.futures import ThreadPoolExecutor
@@ -87,7 +87,7 @@ class Pods:
         ended: threading.Event,
     ) -> None:
         self._api, self._request, self._room_s, self._report, self._ended = api, request, room_s, report, ended
-        self._owner, self._owned = owner["metadata"]["name"], manifest.owner_reference(owner)
+        self._owner, self._owned = owner["metadata"]["name"], documents.owner_reference(owner)
         self._numbers = itertools.count()
         self._lock = threading.Lock()  # guards what follows
         self._pods: list[Pod] = []
@@ -106,7 +106,7 @@ class Pods:
         pods = []
         for identity in client:
             number = next(self._numbers)
-            name = manifest.pod_name(self._request.pool, number)
+            name = documents.pod_name(self._request.pool, number)
             pods.append(Pod(number, name, identity, identity.context(server=False)))
         with self._lock:
             self._check_open()
@@ -114,8 +114,8 @@ class Pods:
 
         def create(pod: Pod, identity: Identity) -> None:
             self._check_open()
-            self._api.create("secrets", manifest.pod_secret(self._request.pool, pod.number, identity, self._owned))
-            self._api.create("pods", manifest.pod(self._request, pod.number, me, self._owned, avoided))
+            self._api.create("secrets", documents.pod_secret(self._request.pool, pod.number, identity, self._owned))
+            self._api.create("pods", documents.pod(self._request, pod.number, me, self._owned, avoided))
 
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix=f"skyward-{self._request.pool}-make") as threads:
             list(threads.map(create, pods, theirs))
@@ -178,7 +178,7 @@ class Pods:
             raise NodeStartError(f"The pod {pod.name} was deleted by somebody else before it was a node.")
         pod.machine = str(document["spec"].get("nodeName", ""))
         pod.address = str(document["status"].get("podIP", ""))
-        problem = reasons.start_problem(document, _of(pod, events), waited_s, self._room_s)
+        problem = documents.start_problem(document, _of(pod, events), waited_s, self._room_s)
         if isinstance(problem, NodeStartError):
             lines = self._api.log(pod.name)
             said = f"Its last lines:\n{lines}" if lines else "It printed nothing."
@@ -197,7 +197,7 @@ class Pods:
     def _say(self, missing: Sequence[Pod], found: dict[str, Document], events: list[Document], said: str) -> str:
         """Tell what is waited for, when that has changed."""
         parts = [
-            f"{pod.name}: {reasons.waits(found[pod.name], _of(pod, events))}" for pod in missing if pod.name in found
+            f"{pod.name}: {documents.waits(found[pod.name], _of(pod, events))}" for pod in missing if pod.name in found
         ]
         text = f"waiting for pods, {'; '.join(parts)}"
         if text != said:
@@ -353,8 +353,8 @@ class PodProcess(ClaimedProcess):
         try:
             while True:
                 document, events = self._pods.state(self._pod)
-                if reasons.is_over(document) or time.monotonic() > deadline or code not in (None, _KILLED):
-                    return reasons.how_ended(document, events, code)
+                if documents.is_over(document) or time.monotonic() > deadline or code not in (None, _KILLED):
+                    return documents.how_ended(document, events, code)
                 time.sleep(_ASK_S)
         except ProviderError as error:
             return Exit(code=code, text=f"is lost: its connection ended, and the cluster cannot be asked ({error})")
@@ -383,7 +383,7 @@ class PodAccess(NodeAccess):
             document = self._api.get("pods", self._name)
         except SkywardError as error:
             return f"is gone: {str(error).rstrip('.')}"
-        return reasons.how_ended(document, []).text if reasons.is_over(document) else ""
+        return documents.how_ended(document, []).text if documents.is_over(document) else ""
 
 
 class _PodStream:

@@ -27,9 +27,9 @@ from skyward.nodes.node import Host, Launch, RunnerNode
 from skyward.nodes.process_id import USER, ProcessId
 from skyward.nodes.run_directory import sweep_orphans
 from skyward.providers.base import Allocation, Capabilities, PoolRequest, Provider
-from skyward.providers.kubernetes import manifest
+from skyward.providers.kubernetes import documents
 from skyward.providers.kubernetes.api import ClusterAddress, ClusterApi, Document
-from skyward.providers.kubernetes.manifest import KIND
+from skyward.providers.kubernetes.documents import KIND
 from skyward.providers.kubernetes.pods import Pod, PodAccess, PodProcess, Pods
 from skyward.providers.reaper import Reaper
 from skyward.system import threading, time
@@ -222,20 +222,20 @@ class KubernetesAllocation(Allocation):
         with self._lock:
             self.check_open()
             self._reaper = Reaper(self._provider, pool)
-            owner = api.create("secrets", manifest.owner_secret(pool, ProcessId.of(os.getpid())))
+            owner = api.create("secrets", documents.owner_secret(pool, ProcessId.of(os.getpid())))
             pull = ""
             if delivered.auth:
-                owned = manifest.owner_reference(owner)
-                secret = manifest.pull_secret(pool, delivered.auth, delivered.reference, owned)
+                owned = documents.owner_reference(owner)
+                secret = documents.pull_secret(pool, delivered.auth, delivered.reference, owned)
                 pull = str(api.create("secrets", secret)["metadata"]["name"])
         wanted = self._wanted(delivered.reference, delivered.user, pull)
         return Pods(api, wanted, owner, self._provider.room_s, request.report, self.ended), delivered.reference
 
-    def _wanted(self, image: str, image_user: str, pull: str) -> manifest.PodRequest:
+    def _wanted(self, image: str, image_user: str, pull: str) -> documents.PodRequest:
         """What every pod of this pool asks for."""
         request, provider = self.request, self._provider
         assert self._api
-        return manifest.PodRequest(
+        return documents.PodRequest(
             pool=request.pool_id,
             image=image,
             platform=request.image.platform or request.platform,

@@ -143,8 +143,7 @@ class Login:
         """Why it cannot be asked any more, to complete "Node 1 ..."; "" if it can."""
         connection = self._connection
         if connection is not None and connection.ended.is_set():
-            why = connection.why or "without a reason given"
-            return f"is unreachable: the SSH connection to the login node {self.address.name} ended ({why})"
+            return f"is unreachable: the SSH connection to the login node {self.address.name} ended ({connection.why})"
         return ""
 
     def close(self) -> None:

@@ -267,8 +267,7 @@ class Manager:
         """Why the manager cannot be asked any more, to complete "Node 1 ..."; "" if it can."""
         machine = self._machine
         if machine is not None and machine.connection.ended.is_set():
-            why = machine.connection.why or "without a reason given"
-            return f"is unreachable: the SSH connection to the manager {machine.name} ended ({why})"
+            return f"is unreachable: the SSH connection to the manager {machine.name} ended ({machine.connection.why})"
         try:
             self.engine.dial(DIAL_S).close()
         except EngineMissingError:

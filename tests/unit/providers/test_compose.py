@@ -171,7 +171,7 @@ def test_an_engine_that_freezes_ends_compose(file: Path, tmp_path: Path, monkeyp
 
 def test_a_pool_takes_nodes_that_have_its_gpus(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those without are left to others; too few are refused, with the command for more."""
-    running = [Standby(f"c{n}", f"node{n}", "10.0.0.2", "x", "standby", gpus) for n, gpus in ((0, 0), (1, 2), (2, 2))]
+    running = [Standby(f"c{n}", f"node{n}", "10.0.0.2", "x", gpus) for n, gpus in ((0, 0), (1, 2), (2, 2))]
     taken = list[str]()
     file.write_text(compose_file(2, gpus=2))
     monkeypatch.setattr(Project, "is_up", lambda _: True)

@@ -14,7 +14,7 @@ import pytest
 import skyward as sky
 from skyward.errors import ConfigError, NodeStartError, ProviderError
 from skyward.nodes.process_id import ProcessId
-from skyward.providers.kubernetes import manifest, reasons
+from skyward.providers.kubernetes import documents
 from skyward.providers.kubernetes.api import ChannelSocket
 from skyward.wire.tls import Identity
 
@@ -22,13 +22,13 @@ OWNED = {"apiVersion": "v1", "kind": "Secret", "name": "skyward-1f2e", "uid": "u
 ME = ProcessId.of(os.getpid())
 
 
-def request(**settings: Any) -> manifest.PodRequest:
+def request(**settings: Any) -> documents.PodRequest:
     usual = {"pool": "1f2e", "image": "r/x@sha256:1", "platform": "linux/amd64", "lease_s": 60.0}
-    return manifest.PodRequest(**{**usual, **settings})
+    return documents.PodRequest(**{**usual, **settings})
 
 
 def pod(*, avoided: tuple[str, ...] = (), **settings: Any) -> dict[str, Any]:
-    return manifest.pod(request(**settings), 3, ME, OWNED, avoided)
+    return documents.pod(request(**settings), 3, ME, OWNED, avoided)
 
 
 def state(phase: str = "Pending", **status: Any) -> dict[str, Any]:
@@ -102,8 +102,8 @@ def test_a_patch_is_merged() -> None:
 def test_secrets_are_owned_and_hold_what_is_secret() -> None:
     """The pod's document holds nothing of it."""
     identity = Identity("CERT", "KEY", "PEER")
-    secret = manifest.pod_secret("1f2e", 3, identity, OWNED)
-    pull = manifest.pull_secret("1f2e", {"username": "u", "password": "p"}, "r.example.com/x@sha256:1", OWNED)
+    secret = documents.pod_secret("1f2e", 3, identity, OWNED)
+    pull = documents.pull_secret("1f2e", {"username": "u", "password": "p"}, "r.example.com/x@sha256:1", OWNED)
     login = json.loads(base64.b64decode(pull["data"][".dockerconfigjson"]))["auths"]["r.example.com"]
 
     assert secret["metadata"]["ownerReferences"] == pull["metadata"]["ownerReferences"] == [OWNED]
@@ -114,7 +114,7 @@ def test_secrets_are_owned_and_hold_what_is_secret() -> None:
 
 def test_the_role_is_of_one_namespace() -> None:
     """And asks for no verb on everything."""
-    text = manifest.role("team")
+    text = documents.role("team")
 
     assert "kind: Role\n" in text and "namespace: team" in text
     assert "*" not in text and "nodes" not in text
@@ -136,7 +136,7 @@ def test_the_role_is_of_one_namespace() -> None:
 )
 def test_why_a_pod_does_not_come(document: dict[str, Any], events: list[dict[str, Any]], said: str) -> None:
     """One sentence, with the cluster's words."""
-    problem = reasons.start_problem(document, events, waited_s=9.0, room_s=8.0)
+    problem = documents.start_problem(document, events, waited_s=9.0, room_s=8.0)
 
     assert problem is not None and said in str(problem)
 
@@ -146,12 +146,12 @@ def test_what_is_waited_for() -> None:
     full = state(conditions=[{"type": "PodScheduled", "reason": "Unschedulable", "message": "full"}])
     grows = [{"reason": "TriggeredScaleUp", "message": "pod triggered scale-up", "type": "Normal"}]
 
-    assert reasons.start_problem(full, grows, 60.0, 8.0) is None
-    assert "triggered scale-up" in reasons.waits(full, grows)
-    assert reasons.start_problem(waiting("ErrImagePull", "i/o timeout"), [], 9.0, 8.0) is None
-    assert reasons.start_problem(waiting("ContainerCreating", ""), [], 300.0, 8.0) is None
-    assert "still Pending" in str(reasons.start_problem(waiting("ContainerCreating", ""), [], 601.0, 8.0))
-    assert isinstance(reasons.start_problem(state("Failed"), [], 1.0, 8.0), NodeStartError)
+    assert documents.start_problem(full, grows, 60.0, 8.0) is None
+    assert "triggered scale-up" in documents.waits(full, grows)
+    assert documents.start_problem(waiting("ErrImagePull", "i/o timeout"), [], 9.0, 8.0) is None
+    assert documents.start_problem(waiting("ContainerCreating", ""), [], 300.0, 8.0) is None
+    assert "still Pending" in str(documents.start_problem(waiting("ContainerCreating", ""), [], 601.0, 8.0))
+    assert isinstance(documents.start_problem(state("Failed"), [], 1.0, 8.0), NodeStartError)
 
 
 def test_how_a_pod_has_ended() -> None:
@@ -161,12 +161,12 @@ def test_how_a_pod_has_ended() -> None:
         "Running", conditions=[{"type": "Ready", "status": "False"}], containerStatuses=[{"state": {"running": {}}}]
     )
 
-    assert reasons.how_ended(state("Failed", containerStatuses=[killed]), []).oom
-    assert "preempted" in reasons.how_ended(None, [{"reason": "Preempted", "message": "by team/big"}]).text
-    assert "deleted by somebody else" in reasons.how_ended(None, []).text
-    assert reasons.how_ended(state("Running"), [], 1).text == "ended with exit status 1"
-    assert "kube1 is not ready" in reasons.how_ended(unready, []).text
-    assert "its connection to kube1 ended" in reasons.how_ended(state("Running"), []).text
+    assert documents.how_ended(state("Failed", containerStatuses=[killed]), []).oom
+    assert "preempted" in documents.how_ended(None, [{"reason": "Preempted", "message": "by team/big"}]).text
+    assert "deleted by somebody else" in documents.how_ended(None, []).text
+    assert documents.how_ended(state("Running"), [], 1).text == "ended with exit status 1"
+    assert "kube1 is not ready" in documents.how_ended(unready, []).text
+    assert "its connection to kube1 ended" in documents.how_ended(state("Running"), []).text
 
 
 def frame(content: bytes, kind: int = 2) -> bytes:
