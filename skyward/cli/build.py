@@ -20,7 +20,7 @@ import click
 
 from skyward.builder import ensure, plan_for
 from skyward.builder.events import Event, Report, note, readable, warn
-from skyward.builder.explain import layer_sizes
+from skyward.builder.explain import layer_sizes, recall, remember
 from skyward.builder.folders import cache_folder, home
 from skyward.builder.packages.metadata import located
 from skyward.builder.site.indexes import settings_files
@@ -321,7 +321,9 @@ def _build(wanted: Wanted, target: BuildTarget, output: Output) -> int:
                 _push(plan, reference, target, result, report)
         _describe(plan, reference, target, result, report)
     note_use(plan.tag, str(Path(wanted.name).absolute()))
-    _remember(wanted, plan)
+    last = recall(wanted.key(plan))
+    if last is None or last.tag != plan.tag:
+        remember(wanted.key(plan), plan)
     output.result(wanted.name, result)
     if not (result.built or result.waited_for or target.upgrade or target.sbom or target.sign):
         until = float("inf")
@@ -331,15 +333,6 @@ def _build(wanted: Wanted, target: BuildTarget, output: Output) -> int:
             until = existence.trusted_until(reference, platform=plan.platform)
         target.found.append(Found(wanted.declared, plan, result.id, until=until))
     return EXISTS
-
-
-def _remember(wanted: Wanted, plan: Plan) -> None:
-    """Keep what this image is made of, to explain the next build of it."""
-    from skyward.builder.explain import recall, remember
-
-    last = recall(wanted.key(plan))
-    if last is None or last.tag != plan.tag:
-        remember(wanted.key(plan), plan)
 
 
 def _on_engine(plan: Plan, target: BuildTarget, reference: str | None, result: Result, report: Report) -> None:

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -38,8 +39,6 @@ from skyward.runs.find import FoundRun, ListedRun, find_exactly, list_runs
 from skyward.runs.follow import GRACE_S, Losses, stop
 from skyward.runs.keys import remove_key
 from skyward.runs.place import SshRuns, ThisMachine
-
-Fail = Callable[[str, str, SkywardError], None]  # what could not be done, to which run, and why
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,20 +84,20 @@ def command(
     sweep()  # what clients that were killed in a build have left
     told, found = _Told(as_json), list[Found]()
     hosts = [host for place in places if isinstance(place.provider, SSH) for host in place.provider.hosts]
-    left = end_runs(pools, hosts, as_json=as_json, fail=told.run_failure)
+    left = _end_runs(pools, hosts, told)
     named = identifiers(left)
     for place, answer in ask_all(places) if left or everything else ():
         if isinstance(answer, SkywardError):
-            told.failure(f"{place.name} cannot be asked", None, place, answer)
+            told.failure(f"{place.name} cannot be asked", answer, pool=None, where=place.name)
         else:
             found += _pools_at(place, answer)
     chosen = _all_of(found, everyone, told) if everything else [each for each in found if each.pool in named.values()]
     if everything:
-        runs = detached_runs(hosts, None if everyone else current_user())
+        runs = _detached_runs(hosts, None if everyone else current_user())
         if not (runs or found or told.failures or as_json):
             click.echo("no pool and no detached run was found", err=True)
         _agree(chosen, runs, told, is_agreed=is_agreed)
-        end_runs([run.record.id for run in runs], hosts, as_json=as_json, fail=told.run_failure)
+        _end_runs([run.record.id for run in runs], hosts, told)
         chosen = [each for each in chosen if _is_there(each)] if runs else chosen
     for each in chosen:
         _end(each, told)
@@ -108,7 +107,9 @@ def command(
     if told.failures:
         raise ProviderError("\n".join(["What was left may still run:", *told.failures]))
     if told.absent:
-        told.suggest([*(each.pool for each in found), *names_of_runs(), *names_of_pools()])
+        told.suggest(
+            [*(each.pool for each in found), *(record.id for record in ThisMachine().records()), *names_of_pools()]
+        )
     return int(bool(told.absent))
 
 
@@ -176,7 +177,8 @@ def _end(found: Found, told: _Told) -> None:
     try:
         found.place.provider.destroy(found.pool)
     except SkywardError as error:
-        told.failure(f"pool {found.pool} at {found.place.name} could not be ended", found.pool, found.place, error)
+        what = f"pool {found.pool} at {found.place.name} could not be ended"
+        told.failure(what, error, pool=found.pool, where=found.place.name)
     else:
         forget(found.pool)
         told.end(found)
@@ -224,66 +226,43 @@ class _Told:
             where = f" here; it is kept on {kept_at}, whose hosts --ssh names" if kept_at else ""
             click.echo(f"pool {pool}: nothing of it was found{where}", err=True)
 
-    def run_failure(self, what: str, run: str, error: SkywardError) -> None:
+    def failure(self, what: str, error: SkywardError, **about: str | None) -> None:
         self.failures.append(f"{what}: {error}")
         if self.as_json:
-            _say("error", run=run, kind=type(error).__name__, message=str(error))
-
-    def failure(self, what: str, pool: str | None, place: Place, error: SkywardError) -> None:
-        self.failures.append(f"{what}: {error}")
-        if self.as_json:
-            _say("error", pool=pool, where=place.name, kind=type(error).__name__, message=str(error))
+            _say("error", **about, kind=type(error).__name__, message=str(error))
 
 
 def _say(event: str, **about: Any) -> None:
     click.echo(json.dumps({"event": event, **about}, ensure_ascii=False))
 
 
-def end_runs(names: Sequence[str], hosts: Sequence[SshHost], *, as_json: bool, fail: Fail) -> list[str]:
+def _end_runs(names: Sequence[str], hosts: Sequence[SshHost], told: _Told) -> list[str]:
     """End those of these names that are runs; the pools that are left to end: all other names, and the pools that ended
     runs had, which are there if a program could not end them itself.
-
-    Args:
-        names: of runs and pools.
-        hosts: machines on which runs may be, beside those that records of this machine name.
-        as_json: print objects of JSON.
-        fail: is told what could not be done.
     """
     pools = []
     for name in names:
+        printer = Printer(as_json=told.as_json, run=name)
         try:
             found = find_exactly(name) or _on_hosts(name, hosts)
-            if found is None:
-                pools.append(name)
-            else:
-                pools += _end_run(found, Printer(as_json=as_json, run=name), as_json=as_json)
-        except HostLostError as error:
-            if not _end_unheard(name, Printer(as_json=as_json, run=name), as_json=as_json):
-                fail(f"run {name} could not be ended", name, error)
+            pools += [name] if found is None else _end_run(found, printer, told)
         except SkywardError as error:
-            fail(f"run {name} could not be ended", name, error)
+            if not (isinstance(error, HostLostError) and _end_unheard(name, printer, told)):
+                told.failure(f"run {name} could not be ended", error, run=name)
     return pools
 
 
-def detached_runs(hosts: Sequence[SshHost], user: str | None) -> list[ListedRun]:
+def _detached_runs(hosts: Sequence[SshHost], user: str | None) -> list[ListedRun]:
     """The detached runs that go on, here, where records of this machine point to, and on these machines.
 
-    One whose machine does not answer can be ended where its machines are rented.
-
-    Args:
-        hosts: machines to look at.
-        user: who has started them, as "name@host"; None for anybody.
+    One whose machine does not answer can be ended where its machines are rented. `user` is who has started them, as
+    "name@host"; None is anybody.
     """
     found = (run for run in list_runs(hosts).runs if run.record.detached and user in (None, run.record.user))
     return [run for run in found if run.state.phase == "running" or run.record.rented is not None]
 
 
-def names_of_runs() -> list[str]:
-    """The runs that this machine has a record of."""
-    return [record.id for record in ThisMachine().records()]
-
-
-def _end_unheard(name: str, printer: Printer, *, as_json: bool) -> bool:
+def _end_unheard(name: str, printer: Printer, told: _Told) -> bool:
     """End the rented machines of a run whose driver's machine does not answer; whether it has such machines."""
     here = ThisMachine()
     record = here.record(name)
@@ -293,7 +272,7 @@ def _end_unheard(name: str, printer: Printer, *, as_json: bool) -> bool:
 
     end_rented(record.rented)
     here.mark_collected(record)
-    if as_json:
+    if told.as_json:
         printer.event("ended", where=record.place, state="killed", status=None)
     else:
         click.echo(f"run {name} ended at {record.place}, which did not answer: its machines are given back")
@@ -303,42 +282,33 @@ def _end_unheard(name: str, printer: Printer, *, as_json: bool) -> bool:
 def _on_hosts(name: str, hosts: Sequence[SshHost]) -> FoundRun | None:
     """The run, if one of these machines has it. A name may be a pool's: who looks for that tells of lost machines."""
     for host in hosts:
-        try:
-            found = find_exactly(name, [host])
-        except HostLostError:
-            continue
-        if found is not None:
-            return found
+        with suppress(HostLostError):
+            if found := find_exactly(name, [host]):
+                return found
     return None
 
 
-def _end_run(found: FoundRun, printer: Printer, *, as_json: bool) -> list[str]:
+def _end_run(found: FoundRun, printer: Printer, told: _Told) -> list[str]:
     """End a run; the pools that it had."""
-    try:
-        return _ended(found, printer, as_json=as_json)
-    finally:
-        found.place.close()
-
-
-def _ended(found: FoundRun, printer: Printer, *, as_json: bool) -> list[str]:
     record, place = found.record, found.place
     losses = Losses(place.name, record.id, printer.note)
-    before = losses.outlast(lambda: place.state(record))
-    if not before.is_final and not as_json:
-        printer.note(f"asking {record.id} to end; it has {GRACE_S:g} s to end its pools")
-    state = stop(place, record, losses)
-    if state.phase == "killed" and found.is_known_here and isinstance(place, SshRuns):
-        remove_key(place.host, record.id)  # its driver could not
-    if as_json:
-        printer.event("ended", where=place.name, state=state.phase, status=state.status)
-    elif before.is_final:
-        click.echo(f"run {record.id} had ended before at {place.name} ({state.text})")
-    else:
-        click.echo(f"run {record.id} ended at {place.name}{' (killed)' if state.phase == 'killed' else ''}")
-    if record.rented is not None and found.is_known_here:
+    with closing(place):
+        before = losses.outlast(lambda: place.state(record))
+        if not before.is_final and not told.as_json:
+            printer.note(f"asking {record.id} to end; it has {GRACE_S:g} s to end its pools")
+        state = stop(place, record, losses)
+        if state.phase == "killed" and found.is_known_here and isinstance(place, SshRuns):
+            remove_key(place.host, record.id)  # its driver could not
+        if told.as_json:
+            printer.event("ended", where=place.name, state=state.phase, status=state.status)
+        elif before.is_final:
+            click.echo(f"run {record.id} had ended before at {place.name} ({state.text})")
+        else:
+            click.echo(f"run {record.id} ended at {place.name}{' (killed)' if state.phase == 'killed' else ''}")
+        if record.rented is None or not found.is_known_here:
+            return [facts.path for facts in losses.outlast(lambda: place.files(f"{record.id}/{POOLS}"))]
         bring_here(found, state, losses, printer)
         if state.phase == "killed":
             give_back(record, record.rented, printer)
             ThisMachine().mark_collected(record)
         return []
-    return [facts.path for facts in losses.outlast(lambda: place.files(f"{record.id}/{POOLS}"))]

@@ -23,6 +23,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -82,11 +83,10 @@ def logs(
     known = set[int]()
     try:
         for found in runs:
-            try:
-                _show(found, wanted, begin, nodes=nodes, goes_on=goes_on, as_json=as_json)
-                known |= set() if node is None else _nodes_of(found, pool)
-            finally:
-                found.place.close()
+            with closing(found.place):
+                known |= _show(found, wanted, begin, nodes=nodes, goes_on=goes_on, as_json=as_json)
+                if node is not None and node not in known:
+                    known |= _ready_nodes(found, pool)
     except KeyboardInterrupt:
         if not goes_on:
             raise
@@ -97,19 +97,13 @@ def logs(
     return 0
 
 
-def _nodes_of(found: FoundRun, pool: str | None) -> set[int]:
-    """The numbers of the nodes that a run has had, or that a pool of it has: those that were ready, or have printed."""
-    told = (entry.fields for name in ("events", "nodes") for entry in found.place.entries(found.record.id, name))
-    return {
-        fields["node"] for fields in told if isinstance(fields.get("node"), int) and pool in (None, fields.get("pool"))
-    }
-
-
 def _show(
     found: FoundRun, wanted: Mapping[str, Any], begin: float, *, nodes: bool, goes_on: bool, as_json: bool
-) -> None:
+) -> set[int]:
+    """Print what a run has printed; the nodes that have printed something, of the pool that is wanted."""
     printer = Printer(as_json=as_json, run=found.record.id)
     lines = Lines(printer)
+    seen = set[int]()
     try:
         of_nodes = nodes or bool(wanted) or not found.place.segments(f"{found.record.id}/output")
         for entry in _entries(found, "nodes" if of_nodes else "output", printer, goes_on=goes_on):
@@ -118,8 +112,21 @@ def _show(
                 printer.note(f"{entry.skipped} bytes are gone before this: the oldest go when a record is full.")
             if fields.get("t", begin) >= begin and all(fields.get(name) == value for name, value in wanted.items()):
                 (lines if of_nodes and not as_json else printer).entry(fields)
+            seen |= _node_in(fields, wanted.get("pool"))
     finally:
         lines.finish()
+    return seen
+
+
+def _ready_nodes(found: FoundRun, pool: str | None) -> set[int]:
+    """The nodes that a run has had in all its pools, or in one."""
+    ready = (_node_in(entry.fields, pool) for entry in found.place.entries(found.record.id, "events"))
+    return set[int]().union(*ready)
+
+
+def _node_in(fields: Mapping[str, Any], pool: str | None) -> set[int]:
+    node = fields.get("node")
+    return {node} if isinstance(node, int) and pool in (None, fields.get("pool")) else set()
 
 
 class Lines:

@@ -10,10 +10,11 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path, PurePosixPath
 from shutil import rmtree
+from typing import NamedTuple
 
 from packaging.requirements import Requirement
 
@@ -21,7 +22,6 @@ from skyward._pool.code.bundle import bundle_modules, bundle_paths
 from skyward.builder.events import Report
 from skyward.builder.sources.declared import Declared
 from skyward.builder.sources.imports import imports_in
-from skyward.builder.sources.script import pools_in_script
 from skyward.delivery.deliver import ImageTarget, Prepared, deliver, description, write_prepared
 from skyward.engine import ContainerSpec, Engine, EngineAddress
 from skyward.errors import ConfigError, ProviderError
@@ -32,7 +32,7 @@ from skyward.model.spec import Cluster, ClusterSpec
 from skyward.nodes.process_id import USER
 from skyward.nodes.run_directory import runtime_base, temporary_base
 from skyward.plugins.registry import declared_image
-from skyward.records.run import RunRecord
+from skyward.records.run import Rental, RunRecord
 from skyward.runs.driver import CACHE_FOLDER, HOME_FOLDER, PROGRAM_FOLDER, STARTED, Launch, write_launch
 from skyward.runs.place import RUN_LABEL
 
@@ -40,43 +40,83 @@ _PYTHON = "/opt/venv/bin/python"
 _EXTRAS = ("ssh",)  # drivers have no SSH client of the system
 
 
-def as_container(
-    launch: Launch,
-    source: Path,
-    address: EngineAddress,
-    variables: Mapping[str, str],
-    report: Report,
-    *,
-    registry: str | None = None,
-) -> RunRecord:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detached:
+    """A program that is to run elsewhere, with what it takes along.
+
+    Attributes:
+        launch: the program.
+        images: those of its pools, as it declares them.
+        files: its files.
+        variables: environment variables that it gets; they may be secrets.
+        report: receives progress.
+    """
+
+    launch: Launch
+    images: Sequence[Declared]
+    files: Pack
+    variables: Mapping[str, str] = field(repr=False)
+    report: Report
+
+    def record(self, rented: Rental | None = None) -> RunRecord:
+        """Its record, begun now, as the driver's host has it."""
+        record = self.launch.record(detached=True)
+        return replace(record, place="docker", container=f"skyward-run-{record.id}", rented=rented)
+
+    def deliver(self, to_pools: ImageTarget, to_driver: ImageTarget) -> Delivered:
+        """Deliver the images of its pools to where they run, and its driver's to where that runs.
+
+        Raises:
+            ConfigError: skyward is not installed here as a package, so what a driver needs is not known.
+            ImageError: an image cannot be had.
+            EngineError: the engine refuses.
+        """
+        found: dict[str, Prepared] = {}
+        for declared in self.images:
+            image, cluster = compiled_for(declared)
+            made = deliver(image, cluster, to_pools, self.report)
+            found[description(image, cluster.spec)] = Prepared.of(made.tag, made.user, made.reference)
+        image, cluster = _driver_image(self.images[0])
+        return Delivered(found, deliver(image, cluster, to_driver, self.report).tag)
+
+    def write(self, folder: Path, record: RunRecord, delivered: Delivered) -> None:
+        """Write the directory of a run whose driver is to be started: the program, its variables, and its images."""
+        record.write(folder)
+        self.files.write(folder / PROGRAM_FOLDER)
+        write_launch(folder, self.files.words, self.variables)
+        write_prepared(folder, delivered.images)
+
+
+class Delivered(NamedTuple):
+    """The images of a program's pools, by their descriptions, and the tag of its driver's."""
+
+    images: Mapping[str, Prepared]
+    driver: str
+
+
+def as_container(program: Detached, address: EngineAddress, *, registry: str | None = None) -> RunRecord:
     """Build the images of a program's pools and of its driver, and start the driver.
 
     Args:
-        launch: the program.
-        source: its file.
+        program: with what it takes along.
         address: of the engine that runs the driver, as its pools name it.
-        variables: environment variables that it gets.
-        report: receives progress.
         registry: repository through which the images of its pools go; None where that engine runs them.
 
     Raises:
-        ConfigError: its images, or what it needs, cannot be known before it runs.
+        ConfigError: what the driver needs cannot be known.
         ImageError: an image cannot be had.
         EngineError: the engine refuses.
         ProviderError: the driver ended before the program ran.
     """
-    images = pools_in_script(source)
-    files = pack(launch, source, images)
     engine = Engine.connect(address.url)
-    delivered = deliver_images(images, ImageTarget(engine=address, registry=registry), report)
-    image = deliver_driver(images, ImageTarget(engine=address), report)
-    record = replace(launch.record(detached=True), place="docker", container=container_name(launch.id))
-    folder = launch.folder
+    to_driver = ImageTarget(engine=address)
+    delivered = program.deliver(replace(to_driver, registry=registry), to_driver)
+    record, folder = program.record(), program.launch.folder
     try:
-        write_run(folder, record, files, variables, delivered)
+        program.write(folder, record, delivered)
         shared = {runtime_base(), temporary_base()}
         own = {name: os.environ[name] for name in ("XDG_RUNTIME_DIR", "TMPDIR") if os.environ.get(name)}
-        spec = driver_container(record, folder, image, address.path, shared, own, own_user(address.path))
+        spec = driver_container(record, folder, delivered.driver, address.path, shared, own, _own_user(address.path))
         start_driver(engine, spec, record)
     except BaseException:
         rmtree(folder, ignore_errors=True)
@@ -167,41 +207,22 @@ def _searching(folder: Path) -> Iterator[None]:
         sys.path.remove(str(folder))
 
 
-def deliver_images(images: Sequence[Declared], target: ImageTarget, report: Report) -> dict[str, Prepared]:
-    """Deliver the images of pools, as the program declares them, to where they are run; by their descriptions."""
-    found: dict[str, Prepared] = {}
-    for declared in images:
-        image, cluster = compiled_for(declared)
-        delivered = deliver(image, cluster, target, report)
-        found[description(image, cluster.spec)] = Prepared.of(delivered.tag, delivered.user, delivered.reference)
-    return found
-
-
-def deliver_driver(images: Sequence[Declared], target: ImageTarget, report: Report) -> str:
-    """Deliver the image of the driver: the first pool's, with the packages that skyward's client needs; its tag.
-
-    It has the program's packages in the versions that its functions have, and skyward's own code, as each image does.
-
-    Args:
-        images: as the program declares them.
-        target: where the driver runs.
-        report: receives progress.
-
-    Raises:
-        ConfigError: skyward is not installed here as a package, so what it needs is not known.
-    """
-    image, cluster = compiled_for(images[0])
-    plain = replace(image, includes=(), bake=False, lock=None, verify=None)
-    image = with_origin(plain, plain.pip_install(*_client_requirements()), "skyward's client")
-    return deliver(image, cluster, target, report).tag
-
-
 def compiled_for(declared: Declared) -> tuple[Image, Cluster]:
     """The image of a pool with what its plugins add, and what it is compiled for."""
     platform = declared.image.platform or platform_of(declared.architecture)
     python = local_minor() if declared.image.python == "auto" else declared.image.python
     image = declared_image(declared, platform=platform, python=python)
     return image, Cluster(spec=ClusterSpec(platform=platform, python=python))
+
+
+def _driver_image(first: Declared) -> tuple[Image, Cluster]:
+    """The image of the driver: the first pool's, with the packages that skyward's client needs.
+
+    It has the program's packages in the versions that its functions have, and skyward's own code, as each image does.
+    """
+    image, cluster = compiled_for(first)
+    plain = replace(image, includes=(), bake=False, lock=None, verify=None)
+    return with_origin(plain, plain.pip_install(*_client_requirements()), "skyward's client"), cluster
 
 
 def _client_requirements() -> list[str]:
@@ -221,21 +242,6 @@ def _client_requirements() -> list[str]:
             requirement.marker = None
             found.append(str(requirement))
     return found
-
-
-def write_run(
-    folder: Path, record: RunRecord, files: Pack, variables: Mapping[str, str], images: Mapping[str, Prepared]
-) -> None:
-    """Write the directory of a run whose driver is to be started: the program, its variables, and its images."""
-    record.write(folder)
-    files.write(folder / PROGRAM_FOLDER)
-    write_launch(folder, files.words, variables)
-    write_prepared(folder, images)
-
-
-def container_name(run_id: str) -> str:
-    """The name of the driver's container."""
-    return f"skyward-run-{run_id}"
 
 
 def driver_container(
@@ -265,7 +271,7 @@ def driver_container(
     return ContainerSpec(
         image=image,
         command=(_PYTHON, "-m", "skyward.runs.driver", str(folder)),
-        name=container_name(record.id),
+        name=str(record.container),
         labels={RUN_LABEL: record.id, USER: record.user},
         env={
             "DOCKER_HOST": f"unix://{socket}",
@@ -284,7 +290,7 @@ def driver_container(
     )
 
 
-def own_user(socket: Path) -> str:
+def _own_user(socket: Path) -> str:
     """The number of this user; their group is that of the engine's socket, where only that opens it to them."""
     user, about = os.geteuid(), socket.stat()
     group = os.getegid() if user in (0, about.st_uid) else about.st_gid

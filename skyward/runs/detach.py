@@ -11,11 +11,11 @@ from shutil import rmtree
 
 from skyward.builder.events import Report
 from skyward.builder.sources.imports import find_module
-from skyward.builder.sources.script import DeclaredPool, declared_pools
+from skyward.builder.sources.script import DeclaredPool, declared_pools, pools_in_script
 from skyward.engine import find_engine
 from skyward.errors import ConfigError, ProviderError
 from skyward.records.run import FOLDER_VARIABLE, RunRecord
-from skyward.runs.container import as_container
+from skyward.runs.container import Detached, as_container, pack
 from skyward.runs.driver import STARTED, Launch, write_launch
 
 _NOT_HANDED = (FOLDER_VARIABLE, "SKYWARD_DOCKER_CLI")  # of this process, and of this machine
@@ -70,23 +70,22 @@ def detach(launch: Launch, variables: Sequence[str], keep_s: float | None, repor
             "program without --detach."
         )
     handed = _variables(variables, pools)
-    if rents:
-        from skyward.runs.on_machines import on_rented_machines
-
-        if local := next((use for pool in pools for use in pool.providers if use.name == "Local"), None):
-            raise ConfigError(f"{local.where}: a detached run on rented machines has no pool of sky.Local beside them.")
-        return on_rented_machines(launch, source, pools, handed, keep_s, report)
-    if elsewhere[0].name == "SSH":
-        from skyward.runs.on_machines import on_first_host, one_provider
-
-        return on_first_host(launch, source, one_provider(elsewhere), handed, report)
-    if elsewhere[0].name == "Swarm":
-        from skyward.runs.on_machines import on_manager
-
-        return on_manager(launch, source, elsewhere, handed, report)
+    if rents and (local := next((use for pool in pools for use in pool.providers if use.name == "Local"), None)):
+        raise ConfigError(f"{local.where}: a detached run on rented machines has no pool of sky.Local beside them.")
+    images = pools_in_script(source)
+    files = pack(launch, source, images)
+    program = Detached(launch=launch, images=images, files=files, variables=handed, report=report)
     first = elsewhere[0]
-    address = find_engine(first.kwargs.get("base_url") or next(iter(first.args), None))
-    return as_container(launch, source, address, handed, report)
+    if first.name == "Docker":
+        address = find_engine(first.kwargs.get("base_url") or next(iter(first.args), None))
+        return as_container(program, address)
+    from skyward.runs import on_machines
+
+    if rents:
+        return on_machines.on_rented_machines(program, pools, keep_s)
+    if first.name == "SSH":
+        return on_machines.on_first_host(program, on_machines.one_provider(elsewhere))
+    return on_machines.on_manager(program, elsewhere)
 
 
 def _variables(wanted: Sequence[str], pools: Sequence[DeclaredPool]) -> dict[str, str]:

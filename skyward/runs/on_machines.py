@@ -10,16 +10,16 @@ import socket
 import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
-from skyward.builder.events import Report, note
-from skyward.builder.sources.declared import Declared, ProviderUse
-from skyward.builder.sources.script import DeclaredPool, pools_in_script
-from skyward.delivery.deliver import ImageTarget, Prepared
+from skyward.builder.events import note
+from skyward.builder.sources.declared import ProviderUse
+from skyward.builder.sources.script import DeclaredPool
+from skyward.delivery.deliver import ImageTarget
 from skyward.engine import find_engine
 from skyward.errors import ConfigError, SkywardError
 from skyward.model.image_fields import platform_of
@@ -31,19 +31,7 @@ from skyward.providers import extensions
 from skyward.providers.base import PoolRequest
 from skyward.providers.ssh import SSH, SshAllocation, SshNodeHost
 from skyward.records.run import Rental, RunRecord
-from skyward.runs.container import (
-    Pack,
-    as_container,
-    compiled_for,
-    container_name,
-    deliver_driver,
-    deliver_images,
-    driver_container,
-    pack,
-    start_driver,
-    write_run,
-)
-from skyward.runs.driver import Launch
+from skyward.runs.container import Delivered, Detached, as_container, compiled_for, driver_container, start_driver
 from skyward.runs.keys import add_key, address_of, known_keys, line_of, make_key, remove_key, run_script
 from skyward.ssh.connection import KNOWN_HOSTS_FILE, write_handed
 
@@ -71,54 +59,34 @@ rm -rf "${XDG_STATE_HOME:-$HOME/.local/state}/skyward/runs/$1"
 _LOGIN = "DOCKER_AUTH_CONFIG"
 
 
-def on_first_host(
-    launch: Launch,
-    source: Path,
-    provider: SSH,
-    variables: Mapping[str, str],
-    report: Report,
-    to_pools: ImageTarget | None = None,
-) -> RunRecord:
+def on_first_host(program: Detached, provider: SSH, to_pools: ImageTarget | None = None) -> RunRecord:
     """Deliver the images of a program's pools to their hosts, and start its driver on the first of them.
 
     Args:
-        launch: the program.
-        source: its file.
+        program: with what it takes along.
         provider: of the hosts that the driver reaches, its own first.
-        variables: environment variables that it gets.
-        report: receives progress.
         to_pools: where the program's pools run their images; None for these hosts.
 
     Raises:
-        ConfigError: its images, or what it needs, cannot be known before it runs.
+        ConfigError: what it needs cannot be known before it runs.
         ImageError: an image cannot be had.
         EngineError: an engine refuses.
         ProviderError: a host cannot be used, or the driver ended before the program ran.
     """
-    images = pools_in_script(source)
-    files = pack(launch, source, images)
-    addresses = {host.name: address_of(host) for host in provider.hosts}
-    known = [line for host in provider.hosts for line in known_keys(host, addresses[host.name])]
-    record = replace(launch.record(detached=True), place="docker", container=container_name(launch.id))
-    request = PoolRequest(pool_id=token_hex(4), nodes=len(provider.hosts), lease_s=_LEASE_S, report=report)
+    hosts = {host.name: address_of(host) for host in provider.hosts}
+    known = [line for host in provider.hosts for line in known_keys(host, hosts[host.name])]
+    record = program.record()
+    request = PoolRequest(pool_id=token_hex(4), nodes=len(provider.hosts), lease_s=_LEASE_S, report=program.report)
     allocation = provider.open(request)
     assert isinstance(allocation, SshAllocation)
     with closing(allocation):
         allocation.acquire()
         machines = sorted(allocation.machines, key=lambda machine: provider.hosts.index(machine.host))
-        given = Given(
-            record=record,
-            files=files,
-            variables=variables,
-            images=deliver_images(images, to_pools or allocation.target(machines), report),
-            driver=deliver_driver(images, allocation.target(machines[:1]), report),
-            hosts=addresses,
-            known=known,
-        )
-        start_there(machines, given, report)
+        delivered = program.deliver(to_pools or allocation.target(machines), allocation.target(machines[:1]))
+        _start_there(machines, program, record, delivered, hosts, known)
     host = provider.hosts[0]
     pointer = replace(record, place=host.name, key=host.key, known_hosts=host.known_hosts)
-    pointer.write(launch.folder)
+    pointer.write(program.launch.folder)
     return pointer
 
 
@@ -135,9 +103,7 @@ def one_provider(uses: Sequence[ProviderUse]) -> SSH:
     return SSH(*dict.fromkeys(host for use in uses for host in use.args), **settings[0])
 
 
-def on_manager(
-    launch: Launch, source: Path, uses: Sequence[ProviderUse], variables: Mapping[str, str], report: Report
-) -> RunRecord:
+def on_manager(program: Detached, uses: Sequence[ProviderUse]) -> RunRecord:
     """Deliver the images of a program's pools to their registry, and start its driver on the swarm's manager.
 
     As `on_first_host` does, with uses of sky.Swarm; it is also a ConfigError that the registry wants a login which the
@@ -146,13 +112,12 @@ def on_manager(
     swarm = _swarm(uses)
     registry, manager = swarm.registry, swarm.manager.host
     if registry:
-        _check_login(registry, variables)
+        _check_login(registry, program.variables)
     if manager is None:
-        address = find_engine(swarm.manager.url)
-        return as_container(launch, source, address, variables, report, registry=registry)
+        return as_container(program, find_engine(swarm.manager.url), registry=registry)
     to_registry = ImageTarget(engine=find_engine(), registry=registry) if registry else None
     machine = SSH(manager.name, key=manager.key, known_hosts=manager.known_hosts)
-    return on_first_host(launch, source, machine, variables, report, to_registry)
+    return on_first_host(program, machine, to_registry)
 
 
 def _swarm(uses: Sequence[ProviderUse]) -> Swarm:
@@ -177,23 +142,13 @@ def _check_login(registry: str, variables: Mapping[str, str]) -> None:
         )
 
 
-def on_rented_machines(
-    launch: Launch,
-    source: Path,
-    pools: Sequence[DeclaredPool],
-    variables: Mapping[str, str],
-    keep_s: float | None,
-    report: Report,
-) -> RunRecord:
+def on_rented_machines(program: Detached, pools: Sequence[DeclaredPool], keep_s: float | None) -> RunRecord:
     """Rent the machines of a program's pools, and start its driver on the first of them.
 
     Args:
-        launch: the program.
-        source: its file.
+        program: with what it takes along.
         pools: its pools on rented machines, all with the same provider.
-        variables: environment variables that it gets.
         keep_s: how long the driver's machine stays after the run's end if nobody fetches the results; None for an hour.
-        report: receives progress.
 
     Raises:
         ConfigError: what it needs cannot be known before it runs, or its pools ask for different machines.
@@ -201,39 +156,26 @@ def on_rented_machines(
         EngineError: an engine refuses.
         ProviderError: machines cannot be had, or the driver ended before the program ran; they are given back.
     """
-    images = pools_in_script(source)
-    files = pack(launch, source, images)
-    provider, request = _provider(pools), _request(pools, images, report)
+    provider, request = _provider(pools), _request(pools, program)
     provider.check(request)
-    region = provider.cloud().region
     rented = Rental(
-        provider=f"{type(provider).__name__}:{region}",
+        provider=f"{type(provider).__name__}:{provider.cloud().region}",
         pool=request.pool_id,
         keep_s=KEEP_S if keep_s is None else keep_s,
     )
-    record = launch.record(detached=True)
-    record = replace(record, place="docker", container=container_name(launch.id), rented=rented)
+    record, folder = program.record(rented), program.launch.folder
     with closing(provider.rent(request)) as allocation:
         machines = [host.machine for host in allocation.acquire() if isinstance(host, SshNodeHost)]
         reach = allocation.on_machines
-        delivered = deliver_images(images, reach.target(machines), report)
-        driver = deliver_driver(images, reach.target(machines[:1]), report)
-        launch.folder.mkdir(mode=0o700, parents=True)
-        keys = allocation.copy_keys(launch.folder)
-        given = Given(
-            record=record,
-            files=files,
-            variables=variables,
-            images=delivered,
-            driver=driver,
-            hosts={machine.address: SshHost(host=machine.address, user=machine.host.user) for machine in machines},
-            known=_known_inside(keys, machines),
-        )
-        start_there(machines, given, report)
-        host = machines[0].host
-        pointer = replace(record, place=host.name, key=str(keys.login_key), known_hosts=str(keys.known_hosts))
-        pointer.write(launch.folder)
-        report(note(_cost(allocation.hourly_cost, len(machines), rented)))
+        delivered = program.deliver(reach.target(machines), reach.target(machines[:1]))
+        folder.mkdir(mode=0o700, parents=True)
+        keys = allocation.copy_keys(folder)
+        hosts = {machine.address: SshHost(host=machine.address, user=machine.host.user) for machine in machines}
+        _start_there(machines, program, record, delivered, hosts, _known_inside(keys, machines))
+        place = machines[0].host.name
+        pointer = replace(record, place=place, key=str(keys.login_key), known_hosts=str(keys.known_hosts))
+        pointer.write(folder)
+        program.report(note(_cost(allocation.hourly_cost, len(machines), rented)))
         allocation.hand_over()
     return pointer
 
@@ -253,7 +195,7 @@ def _provider(pools: Sequence[DeclaredPool]) -> CloudProvider:
     return provider
 
 
-def _request(pools: Sequence[DeclaredPool], images: Sequence[Declared], report: Report) -> PoolRequest:
+def _request(pools: Sequence[DeclaredPool], program: Detached) -> PoolRequest:
     """What is rented: as many machines as the largest pool has, of the one kind that all ask for."""
     from skyward._pool import config
     from skyward.providers.cloud.provider import CloudProvider
@@ -272,7 +214,7 @@ def _request(pools: Sequence[DeclaredPool], images: Sequence[Declared], report: 
             )
         nodes = max(nodes, Nodes.of(pool.machines.get("nodes", 1)).desired)
     given = first.machines
-    image, _ = compiled_for(images[0])
+    image, _ = compiled_for(program.images[0])
     return PoolRequest(
         pool_id=token_hex(4),
         nodes=nodes,
@@ -286,7 +228,7 @@ def _request(pools: Sequence[DeclaredPool], images: Sequence[Declared], report: 
         allocation=given.get("allocation"),
         max_hourly_cost=config.positive("max_hourly_cost", given.get("max_hourly_cost")),
         budget=config.positive("budget", given.get("budget")),
-        report=report,
+        report=program.report,
     )
 
 
@@ -320,60 +262,48 @@ def end_rented(rented: Rental) -> None:
     extensions().load(name)(region).destroy(rented.pool)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
-    """What a driver gets.
-
-    Attributes:
-        record: of the run, as the driver's host has it.
-        files: the program.
-        variables: environment variables of the program; they may be secrets.
-        images: those that were delivered to its hosts, by their descriptions.
-        driver: tag of the driver's image.
-        hosts: where its hosts reach each other, by the names that the program has for them; the driver's first.
-        known: lines of a known_hosts file for these.
-    """
-
-    record: RunRecord
-    files: Pack
-    variables: Mapping[str, str] = field(repr=False)
-    images: Mapping[str, Prepared]
-    driver: str
-    hosts: Mapping[str, SshHost]
-    known: Sequence[str]
-
-
-def start_there(machines: Sequence[Machine], given: Given, report: Report) -> None:
+def _start_there(
+    machines: Sequence[Machine],
+    program: Detached,
+    record: RunRecord,
+    delivered: Delivered,
+    hosts: Mapping[str, SshHost],
+    known: Sequence[str],
+) -> None:
     """Have the machines accept the run's key, put the run's directory on the first, and start the driver there.
 
     Args:
-        machines: in the order of `given.hosts`.
-        given: to the driver.
-        report: receives progress.
+        machines: in the order of `hosts`.
+        program: with what it takes along.
+        record: of the run, as the driver's host has it.
+        delivered: images that the machines have.
+        hosts: where they reach each other, by the names that the program has for them; the driver's first.
+        known: lines of a known_hosts file for these.
 
     Raises:
         EngineError: the engine there refuses.
         ProviderError: a machine cannot be used, or the driver ended before the program ran; nothing is left there.
     """
-    first, run_id = machines[0], given.record.id
+    first, run_id = machines[0], record.id
+    there = first.connection.through
     with ExitStack() as undo:
         with private_directory() as base:
             folder = base / "run"
-            write_run(folder, given.record, given.files, given.variables, given.images)
-            write_handed(folder, given.hosts)
-            (folder / KNOWN_HOSTS_FILE).write_text("".join(f"{line}\n" for line in given.known))
+            program.write(folder, record, delivered)
+            write_handed(folder, hosts)
+            (folder / KNOWN_HOSTS_FILE).write_text("".join(f"{line}\n" for line in known))
             public = make_key(folder, run_id)
-            seen, group = _look(first, next(iter(given.hosts.values())))
+            seen, group = _look(first, next(iter(hosts.values())))
             for machine in machines:
                 undo.callback(_quietly, partial(remove_key, machine.connection.through, run_id))
                 add_key(machine.connection.through, run_id, line_of(public, seen))
-            undo.callback(_quietly, partial(run_script, first.connection.through, _DROP, run_id))
-            there = run_script(first.connection.through, _PLACE, run_id, given=_archive(folder))
-        report(note(f"starting the driver on {first.name}"))
-        there_folder, socket_there = Path(there.strip().splitlines()[-1]), Path(first.facts.socket)
-        user = f"{first.facts.user[0]}:{first.facts.user[1] if first.facts.user[0] == 0 else group}"
-        spec = driver_container(given.record, there_folder, given.driver, socket_there, (), {}, user)
-        start_driver(first.engine, spec, given.record)
+            undo.callback(_quietly, partial(run_script, there, _DROP, run_id))
+            place = run_script(there, _PLACE, run_id, given=_archive(folder)).strip().splitlines()[-1]
+        program.report(note(f"starting the driver on {first.name}"))
+        number, own_group = first.facts.user
+        user = f"{number}:{own_group if number == 0 else group}"
+        spec = driver_container(record, Path(place), delivered.driver, Path(first.facts.socket), (), {}, user)
+        start_driver(first.engine, spec, record)
         undo.pop_all()
 
 
