@@ -28,8 +28,8 @@ from skyward._pool.named import NamedPool
 from skyward._pool.nodes.manager import NodeManager
 from skyward._pool.nodes.node_client import NodeClient
 from skyward._pool.nodes.node_table import NodeTable
-from skyward._pool.nodes.setup import WorkerSetup
-from skyward._pool.nodes.worker_output import place_of
+from skyward._pool.nodes.starting import WorkerSetup
+from skyward._pool.nodes.worker_client import place_of
 from skyward._pool.progress import Progress
 from skyward._pool.services import Checkpoints
 from skyward._pool.signals import Terminated, uninterrupted

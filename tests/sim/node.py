@@ -19,7 +19,7 @@ from skyward._pool.code import functions as pool_functions
 from skyward._pool.code.bundle import CodeBundle
 from skyward._pool.collective import call as pool_gang
 from skyward._pool.nodes import node_client as pool_node
-from skyward._pool.nodes import setup as pool_setup
+from skyward._pool.nodes import starting as pool_setup
 from skyward._pool.nodes import worker_client as pool_worker
 from skyward._pool.progress import Counting, Progress
 from skyward.errors import NodeStartError, PoolClosedError

@@ -5,19 +5,22 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from skyward._pool.code.bundle import modules_of
-from skyward.runner.shared_values import DIGEST_BYTES, own_copy, shared
+from skyward.runner.shared_values import DIGEST_BYTES, KEEP, LEAVE, TAKE, own_copy, shared
 from skyward.system.futures import Future
 from skyward.wire import payload
+from skyward.wire.frames import Frame
+from skyward.wire.messages import Kind
 
 if TYPE_CHECKING:
     from skyward._pool.code.functions import Function, Functions
+    from skyward._pool.nodes.worker_client import WorkerClient
 
 BUDGET = 512 * 1024 * 1024  # bytes of values that are kept, here and on a node, although no call needs them now
 SHARED_FROM = 64 * 1024  # bytes; smaller ones cost less inside the call than as a message of their own
@@ -174,3 +177,55 @@ def _address(obj: Any) -> tuple[Any, ...]:
     if hasattr(obj, "address"):
         return obj.address, obj.size
     return (id(obj),)  # a subclass of arrays may hold more than its data
+
+
+@dataclass(slots=True)
+class _Held:
+    """A value that a node holds: its size, the worker that was sent it, and all workers that know of it."""
+
+    nbytes: int
+    source: WorkerClient
+    holders: list[WorkerClient]
+
+
+class SharedValueIndex:
+    """The shared values that the workers of one node hold. Used under the dispatcher's lock.
+
+    Args:
+        processes: how many worker processes the node has; several of them take a value from the first that got it.
+        budget: bytes it may hold beyond what the calls it has been sent need; the least recently used go first.
+    """
+
+    def __init__(self, processes: int = 1, budget: int = BUDGET) -> None:
+        self._how, self._budget = LEAVE if processes > 1 else KEEP, budget
+        self._held: OrderedDict[bytes, _Held] = OrderedDict()  # by digest, the least recently used first
+
+    def messages(self, worker: WorkerClient, values: Iterable[SharedValue]) -> Iterator[Frame]:
+        """What this worker must be sent before a call that needs these values, the call being in its `outstanding`."""
+        for value in values:
+            held = self._held.get(value.digest)
+            if held is None or not held.source.alive:  # one that died may have left nothing for its neighbours
+                others = [holder for holder in held.holders if holder.alive and holder is not worker] if held else []
+                self._held[value.digest] = _Held(value.nbytes, worker, [worker, *others])
+                yield Frame(Kind.SHARED, 0, bytes((self._how,)) + value.digest + value.head, value.buffers)
+                self._make_room()
+            elif worker not in held.holders:
+                held.holders.append(worker)
+                yield Frame(Kind.SHARED, 0, bytes((TAKE,)) + value.digest)
+            self._held.move_to_end(value.digest)
+
+    def _make_room(self) -> None:
+        excess = sum(held.nbytes for held in self._held.values()) - self._budget
+        if excess <= 0:
+            return
+        workers = {worker.rank: worker for held in self._held.values() for worker in held.holders if worker.alive}
+        calls = [task for worker in workers.values() for task in worker.outstanding.values()]
+        needed = {value.digest for task in calls for value in task.shared}
+        for digest in [digest for digest in self._held if digest not in needed]:
+            if excess <= 0:
+                return
+            held = self._held.pop(digest)
+            excess -= held.nbytes
+            for holder in held.holders:
+                if holder.alive:
+                    holder.post_frame(Frame(Kind.FORGET, 0, digest))

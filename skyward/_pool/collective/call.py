@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from skyward._pool.collective import diagnosis
-from skyward._pool.collective.connectivity import Pair, PartitionDetector
-from skyward._pool.collective.diagnosis import PROBE_S, STUCK_S, Blame, Failure, HangDetector
+from skyward._pool.collective.diagnosis import PROBE_S, STUCK_S, Blame, Failure, HangDetector, PartitionDetector
 from skyward._pool.collective.worker_group import WorkerGroup
 from skyward._pool.dispatcher import Dispatcher
+from skyward._pool.nodes.node_table import Pair
 from skyward._pool.services import GatherCoordinator
 from skyward._pool.signals import uninterrupted
 from skyward._pool.task import Broadcast, Task

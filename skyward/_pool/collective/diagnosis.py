@@ -17,9 +17,11 @@ from itertools import zip_longest
 from signal import SIGABRT
 from typing import Any, NamedTuple
 
+from skyward._pool.nodes.node_table import ConnectivityMatrix, Pair
 from skyward._pool.task import Task
 from skyward.errors import CollectiveHangError, PartitionError, TaskError, WorkerLostError
 from skyward.system import time
+from skyward.system.futures import Future
 from skyward.wire import payload
 from skyward.wire.exceptions import Record
 from skyward.wire.frames import Frame
@@ -27,6 +29,7 @@ from skyward.wire.messages import RESULT_HEAD, Kind
 
 PROBE_S = 1.0  # between two looks at the ranks that still run
 STUCK_S = 10.0  # how long none of them may have moved
+QUIET_S = 0.9  # how long none of them may have moved before the network is looked at
 _SPENT = 0.02  # of one processor: what a process that only waits may use
 _SENT = "/.skyward-code/"  # before the path of a module that came from the client
 _USERS = 3  # of the user's own frames that are shown
@@ -163,6 +166,35 @@ def _moved(before: dict[str, Any], after: dict[str, Any], elapsed_s: float) -> b
         return True
     spent: float = after["cpu_s"] - before["cpu_s"]
     return spent > _SPENT * (elapsed_s + 1.0)
+
+
+class PartitionDetector:
+    """The paths between the nodes of one call's ranks. They are tried while none of the ranks moves, and once before,
+    to know which of them work at all.
+
+    Attributes:
+        on: whether there is a network between them.
+    """
+
+    def __init__(self, paths: ConnectivityMatrix) -> None:
+        self._paths = paths
+        self._trial: Future[frozenset[Pair]] | None = None
+        self._suspected: frozenset[Pair] = frozenset()
+        self.on = paths.spans_hosts
+
+    def look(self, still_s: float) -> frozenset[Pair]:
+        """To be called again and again, with how long no rank has moved.
+
+        Returns the directions that failed in two trials, one after the other, while none moved.
+        """
+        if not self.on or (self._trial is not None and not self._trial.done()):
+            return frozenset()
+        quiet = still_s >= QUIET_S
+        failing = self._trial.result() if self._trial is not None and quiet else frozenset()
+        confirmed, self._suspected, self._trial = failing & self._suspected, failing, None
+        if not confirmed and (quiet or not self._paths.is_tried):
+            self._trial = self._paths.begin()
+        return confirmed
 
 
 # where ranks were ---------------------------------------------------------------------------------------------------

@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from skyward._pool.background import Timers
-from skyward._pool.collective.connectivity import ConnectivityMatrix
 from skyward._pool.collective.diagnosis import is_noticed
 from skyward._pool.config import PoolConfig
 from skyward._pool.dispatcher import Dispatcher
 from skyward._pool.nodes.node_client import NodeClient
-from skyward._pool.nodes.node_table import NodeTable
-from skyward._pool.nodes.setup import WorkerSetup
+from skyward._pool.nodes.node_table import ConnectivityMatrix, NodeTable
+from skyward._pool.nodes.starting import WorkerSetup
 from skyward._pool.nodes.worker_client import WorkerClient
 from skyward.errors import PluginError, PoolClosedError, PoolError, SkywardError, WorkerLostError
 from skyward.system import threading, time

@@ -2,5 +2,5 @@
 
 `node_client.py` notices that a node or a worker has ended, and why; `worker_client.py` knows which of its calls had
 begun; `dispatcher.py` and `scheduler.py` settle them; `manager.py` gets another node for the slot in `node_table.py`,
-tells the other nodes its address (`topology.py`), and has its workers set up (`setup.py`).
+tells the other nodes its address and has its workers set up (`starting.py`).
 """

@@ -15,10 +15,9 @@ from skyward._pool.config import PoolConfig
 from skyward._pool.console import Printer
 from skyward._pool.dispatcher import Dispatcher
 from skyward._pool.named import NamedPool
-from skyward._pool.nodes.node_client import BEAT_S, DISMISSED, NodeClient
-from skyward._pool.nodes.node_starter import NodeStarter, discard
+from skyward._pool.nodes.node_client import BEAT_S, DISMISSED, NodeClient, PoolLink
 from skyward._pool.nodes.node_table import NodeSlot, NodeTable
-from skyward._pool.nodes.pool_link import PoolLink
+from skyward._pool.nodes.starting import NodeStarter, discard
 from skyward._pool.signals import uninterrupted
 from skyward.errors import BudgetSpentError, PoolClosedError, PoolError
 from skyward.model.instance import EXIT_DISMISSED
@@ -357,7 +356,7 @@ class NodeManager:
     def hurry(self) -> None:
         """Remove the nodes that `close` waits for; that ends it."""
         for node in self._closing:
-            threading.Thread(target=node.hurry, name="skyward-hurry", daemon=True).start()
+            threading.Thread(target=node.remove, name="skyward-hurry", daemon=True).start()
 
     def release(self) -> None:
         """Remove what is left of the pool, and wait for attempts that are under way, which end by that."""

@@ -5,23 +5,24 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from skyward._pool import named
+from skyward._pool.background import Callbacks
+from skyward._pool.code.shared_arguments import SharedValueIndex
+from skyward._pool.console import Printer
+from skyward._pool.dispatcher import Dispatcher
 from skyward._pool.named import Order
-from skyward._pool.nodes import log_records
-from skyward._pool.nodes.ending import ended_in_words
-from skyward._pool.nodes.pool_link import PoolLink
-from skyward._pool.nodes.worker_client import Fate, LostError, SharedValueIndex, WorkerClient
-from skyward._pool.nodes.worker_output import WorkerOutput
+from skyward._pool.nodes.worker_client import WorkerClient, WorkerOutput, log_level
 from skyward._pool.services import ALONE, refuse
-from skyward._pool.task import Task
 from skyward._pool.terminal import terminal
-from skyward.errors import SkywardError, WireError, WorkerLostError
+from skyward.errors import SkywardError, WireError
 from skyward.model.instance import EXIT_DISMISSED, SETUP
 from skyward.model.spec import Worker
 from skyward.nodes.node import Exit, Host, Node
+from skyward.records.pools import PoolRecord
 from skyward.system import socket, threading, time
 from skyward.system.futures import Future, InvalidStateError
 from skyward.system.futures import TimeoutError as FutureTimeoutError
@@ -37,12 +38,23 @@ _REASON_S = 2.0  # how long the reason of a worker's end is waited for; it is us
 _DRAIN_S = 1.0  # how long the connections of an ended node's workers may take to end by themselves
 _LAST_WORDS_S = 1.0  # how long what an ended node has said is read; it is here already
 DISMISSED = "was ended by another client (skyward down)"
-_DOING = {Fate.WAITED: "waited there", Fate.RAN: "ran there", Fate.MAY_HAVE_RUN: "had been sent there"}
-_IN_DOUBT = (
-    " Whether {name}() has run is not known, and it is not called again, since its function does not say that it may "
-    "run twice (@sky.compute(retries=1))."
-)
 _unless_closed = suppress(InvalidStateError)  # a pool that is closed has failed the set-ups under way itself
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLink:
+    """What a node shares with its pool."""
+
+    dispatcher: Dispatcher
+    printer: Printer
+    callbacks: Callbacks
+    record: PoolRecord
+    worker_started: Callable[[NodeClient, WorkerClient], None]  # sets up a worker that was started again
+    worker_lost: Callable[[WorkerClient], None]  # is told that a worker has ended, after its calls have been settled
+    node_gone: Callable[[NodeClient], None]  # is told that a node is gone, after its calls have been settled
+    dismissed: Callable[[], None]  # is told that another client has ended the pool
+    secrets: tuple[str, ...] = field(default=(), repr=False)  # values that its nodes mask in what they print
+    only_data: bool = False  # whether exceptions of its nodes come as text
 
 
 class NodeClient:
@@ -113,7 +125,7 @@ class NodeClient:
         if self._closing:  # after the line above, since what ends the node first says so and then settles its workers
             connection.close()
             raise WireError(f"Node {self.index} is being ended.")
-        worker.post_frame(Frame(Kind.LOGGING, 0, encode({"level": log_records.level()})))
+        worker.post_frame(Frame(Kind.LOGGING, 0, encode({"level": log_level()})))
         if self._document:
             worker.post_frame(Frame(Kind.PLACE, 0, self._document.encode()))
         worker.flush()
@@ -170,9 +182,9 @@ class NodeClient:
         setup = self.setups[worker.rank]
         if not setup.done() and self._workers[worker.index] is worker:  # not that of the one that has replaced it
             with _unless_closed:
-                setup.set_exception(self._lost(worker, report, "its plugins were set up"))
+                setup.set_exception(worker.lost(report, self.gone, "its plugins were set up"))
         is_known = worker.all_received and (report is not None or self._end_is_known())
-        self._pool.dispatcher.lose(worker, self._lost_running(worker, report), is_known=is_known)
+        self._pool.dispatcher.lose(worker, worker.lost_running(report, self.gone), is_known=is_known)
         self._pool.worker_lost(worker)
 
     def _end_is_known(self) -> bool:
@@ -261,7 +273,7 @@ class NodeClient:
         with self._changed:
             self.gone = exit_
             self._changed.notify_all()
-        removal = self._spawn(self._remove)
+        removal = self._spawn(self.remove)
         self._await_readers()
         removal.join()
         self.removed.set()
@@ -277,7 +289,8 @@ class NodeClient:
                     worker.connection.stop_reading()
                 self._changed.wait(_DRAIN_S)
 
-    def _remove(self) -> None:
+    def remove(self) -> None:
+        """End the node at once; another thread that waits for it in `close` reports what cannot be removed."""
         try:
             self._node.remove()
         except SkywardError:
@@ -310,44 +323,6 @@ class NodeClient:
             with self._changed:
                 self._changed.wait_for(lambda: self.gone is not None, 2 * _REASON_S)
         return report if self.gone is None else None
-
-    def _lost_running(self, worker: WorkerClient, report: dict[str, Any] | None) -> LostError:
-        def lost(task: Task, fate: Fate) -> WorkerLostError:
-            name = task.function.name
-            doubt = _IN_DOUBT.format(name=name) if fate is Fate.MAY_HAVE_RUN else ""
-            return self._lost(worker, report, f"{name}() {_DOING[fate]}", doubt)
-
-        return lost
-
-    def _lost(
-        self, worker: WorkerClient, report: dict[str, Any] | None, doing: str, doubt: str = ""
-    ) -> WorkerLostError:
-        facts: dict[str, Any] = report or {}
-        if report is None:
-            gone = self.gone or Exit(code=None)
-            facts = {"code": gone.code, "signal": gone.signal, "oom": gone.oom}
-            subject = f"Node {self.index} was lost"
-            how = gone.text or ended_in_words(gone.code, gone.signal, gone.oom)
-        else:
-            rank = "" if worker.is_one_of_several_ranks else f" (rank {worker.rank})"  # the former name it themselves
-            subject = f"The worker process on {worker}{rank} ended"
-            how = ended_in_words(facts.get("code"), facts.get("signal"), bool(facts.get("oom")))
-            if worker.ordered_to_end:
-                how = f"the pool ended it, because {worker.ordered_to_end}"
-        heard = tuple(worker.tail)
-        lines = [*heard, *(line for line in str(facts.get("log") or "").splitlines() if line not in heard)][-20:]
-        message = f"{subject} while {doing}: {how}.{doubt}"
-        if lines:
-            message += " Its last output:\n" + "\n".join(f"  {line}" for line in lines)
-        return WorkerLostError(
-            message,
-            node=self.index,
-            rank=worker.rank,
-            exit_code=facts.get("code"),
-            signal=facts.get("signal"),
-            oom=bool(facts.get("oom")),
-            log="\n".join(lines),
-        )
 
     # what the pool asks of it ----------------------------------------------------------------------------------
 
@@ -405,7 +380,7 @@ class NodeClient:
         return dumped
 
     def probe(self, order: dict[str, Any]) -> Future[dict[str, Any]]:
-        """Let the agent do a step of a trial of the network between nodes (`collective.connectivity`), or "usage"."""
+        """Let the agent do a step of a trial of the network between nodes (`ConnectivityMatrix`), or "usage"."""
         number = next(self._numbers)
         answer = self._steps[number] = Future[dict[str, Any]]()
         self._post(Frame(Kind.PROBE, number, encode(order)))
@@ -440,7 +415,7 @@ class NodeClient:
         """Settle the calls of a node that was closed."""
         self.gone = Exit(code=0, text=text)
         for worker in self.workers:
-            self._pool.dispatcher.lose(worker, self._lost_running(worker, None), is_known=True)
+            self._pool.dispatcher.lose(worker, worker.lost_running(None, self.gone), is_known=True)
 
     def close(self, grace_s: float) -> None:
         """Let the node leave its plugins and end; whatever is not gone after `grace_s` is removed."""
@@ -470,10 +445,6 @@ class NodeClient:
         for connection in (*(worker.connection for worker in self.workers), self._agent):
             connection.close()
         return kept
-
-    def hurry(self) -> None:
-        """End the node while another thread waits for it in `close`, which reports what cannot be removed."""
-        self._remove()
 
     def let_go(self) -> None:
         """In a forked process: close its copies of the descriptors, and nothing else."""

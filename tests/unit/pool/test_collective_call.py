@@ -10,7 +10,7 @@ import pytest
 
 from skyward._pool.background import Timers
 from skyward._pool.collective import call as module
-from skyward._pool.collective import connectivity as partition
+from skyward._pool.collective import diagnosis
 from skyward._pool.collective.call import CollectiveCall
 from skyward._pool.collective.worker_group import WorkerGroup
 from skyward._pool.services import GatherCoordinator
@@ -291,7 +291,7 @@ CUT = frozenset({(0, 1)})
 
 def test_ranks_that_do_not_reach_each_other_are_found(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """No rank has failed or returned: the network is looked at while they wait. All of them are started afresh."""
-    monkeypatch.setattr(partition, "QUIET_S", 0.1)
+    monkeypatch.setattr(diagnosis, "QUIET_S", 0.1)
     monkeypatch.setattr(module, "PROBE_S", 0.05)
     call = Call(make(workers=2), group=FakeGroup(CUT, CUT))
     deadline = time.monotonic() + WAITS_S
@@ -312,7 +312,7 @@ def test_ranks_that_do_not_reach_each_other_are_found(make: Make, monkeypatch: p
 
 def test_ranks_that_move_are_not_suspected(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the network does to datagrams, what goes on is left alone."""
-    monkeypatch.setattr(partition, "QUIET_S", 0.1)
+    monkeypatch.setattr(diagnosis, "QUIET_S", 0.1)
     monkeypatch.setattr(module, "PROBE_S", 0.05)
     call = Call(make(workers=2), group=FakeGroup(*[CUT] * 100))
     for step in range(10):

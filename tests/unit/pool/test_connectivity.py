@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from skyward._pool.collective import connectivity
-from skyward._pool.collective.connectivity import QUIET_S, ConnectivityMatrix, Pair, PartitionDetector, Trial, tried
+from skyward._pool.collective.diagnosis import QUIET_S, PartitionDetector
+from skyward._pool.nodes import node_table
 from skyward._pool.nodes.node_client import NodeClient
-from skyward._pool.nodes.node_table import NodeTable
+from skyward._pool.nodes.node_table import ConnectivityMatrix, NodeTable, Pair, Trial, tried
 
 ALL = {(0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1)}
 
@@ -64,8 +64,8 @@ class Node:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connectivity, "_ANSWER_S", 0.05)
-    monkeypatch.setattr(connectivity, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(node_table, "_ANSWER_S", 0.05)
+    monkeypatch.setattr(node_table, "_AGAIN_S", 0.0)
 
 
 def paths_of(network: Network) -> ConnectivityMatrix:

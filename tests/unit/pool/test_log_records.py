@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from skyward._pool.background import Callbacks
-from skyward._pool.nodes import log_records
-from skyward._pool.nodes.log_records import LogRecords
+from skyward._pool.nodes.worker_client import LogRecords, log_level, takes_records
 
 FIELDS = {"name": "train", "level": 30, "path": "/a.py", "lineno": 3, "function": "f", "t": 1e9 + 0.25, "trace": ""}
 
@@ -33,9 +32,9 @@ def handle(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[logg
 
 def test_handlers_get_records_in_order_with_their_place(handle: Callable[[Any], None]) -> None:
     taken: list[logging.LogRecord] = []
-    assert not log_records.wanted()
+    assert not takes_records()
     handle(taken.append)
-    assert log_records.wanted()
+    assert takes_records()
     callbacks = Callbacks()
     records = LogRecords(callbacks)
     for n in range(100):
@@ -68,6 +67,6 @@ def test_a_handler_that_fails_loses_its_record_only(handle: Callable[[Any], None
 def test_the_level_is_that_of_the_clients_program(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging.getLogger(), "level", logging.INFO)
     logging.getLogger("skyward.output").manager._clear_cache()  # type: ignore[attr-defined]
-    assert log_records.level() == logging.INFO
+    assert log_level() == logging.INFO
     monkeypatch.setattr(logging.getLogger("skyward.output"), "level", logging.DEBUG)
-    assert log_records.level() == logging.DEBUG
+    assert log_level() == logging.DEBUG

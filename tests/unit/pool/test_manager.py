@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from skyward._pool.nodes import manager as module
-from skyward._pool.nodes import node_starter, node_table
+from skyward._pool.nodes import node_table, starting
 from skyward._pool.nodes.manager import NodeManager
 from skyward._pool.nodes.node_table import NodeTable
 from skyward.errors import NodeStartError, PoolClosedError, PoolError, ProviderError, SkywardError
@@ -173,8 +173,8 @@ class Rig:
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Rig]]:
     made: list[Rig] = []
-    monkeypatch.setattr(node_starter, "NodeClient", FakeNode)
-    monkeypatch.setattr(node_starter, "Topology", lambda *_: FakeTopology())
+    monkeypatch.setattr(starting, "NodeClient", FakeNode)
+    monkeypatch.setattr(starting, "Topology", lambda *_: FakeTopology())
     monkeypatch.setattr(node_table, "WAITS_S", (0.0, 0.01, 0.02, 0.03, 0.04))
     monkeypatch.setattr(module, "_LOOK_S", 0.01)
 

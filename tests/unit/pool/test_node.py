@@ -45,10 +45,8 @@ def test_a_loss_is_told_with_its_reason_first(make: Make) -> None:
     """What is not known, and what to do about it, comes after what has happened."""
     pool = make()
     (task,) = pool.submit(1)
-    node = NodeClient(0, cast(Any, None), cast(Any, None), Worker(), cast(Any, None), key=b"k")
-    node.gone = Exit(code=None, text="its host gpu1 is lost")
 
-    tell = node._lost_running(pool.workers[0], None)
+    tell = pool.workers[0].lost_running(None, Exit(code=None, text="its host gpu1 is lost"))
 
     assert str(tell(task, Fate.RAN)) == "Node 0 was lost while work() ran there: its host gpu1 is lost."
     assert str(tell(task, Fate.MAY_HAVE_RUN)) == (

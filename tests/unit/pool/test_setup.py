@@ -15,7 +15,7 @@ import skyward as sky
 from skyward._pool.background import Timers
 from skyward._pool.code import bundle
 from skyward._pool.nodes.node_client import NodeClient
-from skyward._pool.nodes.setup import WorkerSetup
+from skyward._pool.nodes.starting import WorkerSetup
 from skyward._pool.nodes.worker_client import WorkerClient
 from skyward.errors import PluginError, WorkerLostError
 from skyward.wire import payload

@@ -15,8 +15,8 @@ import pytest
 
 from skyward._pool.code import shared_arguments as module
 from skyward._pool.code.functions import Functions
-from skyward._pool.code.shared_arguments import Packed, SharedArguments, SharedValue
-from skyward._pool.nodes.worker_client import SharedValueIndex, WorkerClient
+from skyward._pool.code.shared_arguments import Packed, SharedArguments, SharedValue, SharedValueIndex
+from skyward._pool.nodes.worker_client import WorkerClient
 from skyward._pool.task import Task
 from skyward.errors import SerializationError
 from skyward.runner.shared_values import KEEP, LEAVE, TAKE, Values

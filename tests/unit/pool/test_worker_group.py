@@ -11,13 +11,13 @@ from typing import Any, cast
 
 import pytest
 
-from skyward._pool.collective import connectivity
 from skyward._pool.collective import worker_group as module
 from skyward._pool.collective.worker_group import Abort, WorkerGroup
 from skyward._pool.config import PoolConfig
+from skyward._pool.nodes import node_table
 from skyward._pool.nodes.node_client import NodeClient
 from skyward._pool.nodes.node_table import NodeTable
-from skyward._pool.nodes.setup import WorkerSetup
+from skyward._pool.nodes.starting import WorkerSetup
 from skyward._pool.nodes.worker_client import WorkerClient
 from skyward.errors import PluginError, PoolError, SkywardError, WorkerLostError
 from skyward.wire.frames import Frame
@@ -142,7 +142,7 @@ def test_the_network_between_nodes_is_waited_for(ranks: Ranks, monkeypatch: pyte
         entered.append(len(ranks.setup.entered))
         return network.pop(0)
 
-    monkeypatch.setattr(connectivity, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(node_table, "_AGAIN_S", 0.0)
     monkeypatch.setattr(ranks.group.paths, "failing", failing)
     ranks.group.paths.lost = frozenset({(0, 1)})
     ranks.ends(1)
