@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
 
 from skyward.errors import ConfigError, ProviderError, WireError
 from skyward.nodes.node import Exit, Launch, RunnerNode, exit_of
@@ -22,6 +22,9 @@ from skyward.runner.entry.claimed import CLAIM, EXIT, HEADER, OPEN, START, STOP,
 from skyward.system import socket, threading
 from skyward.wire.frames import tune
 from skyward.wire.tls import Identity, end_point, plain_end
+
+if TYPE_CHECKING:
+    from skyward.ssh.connection import SshConnection
 
 DIAL_S = 5.0
 _END_S = 10.0
@@ -174,15 +177,23 @@ def new_certificate(name: str, *, user: str, extra: str) -> tuple[str, str]:
     return certificate.public_bytes(serialization.Encoding.PEM).decode(), private.decode()
 
 
-def dial_directly(address: str, port: int) -> socket.socket:
-    """A connected socket to a program that listens for its client.
+def dial_program(address: str, port: int, connection: SshConnection | None) -> socket.socket:
+    """A connected socket to a program that listens for its client: directly, or through an SSH connection.
 
     Raises:
         OSError: nothing listens there, or it cannot be reached.
     """
-    sock = socket.create_connection((address, port), timeout=DIAL_S)
-    tune(sock)
-    keep_alive(sock)
+    if connection is None:
+        sock = socket.create_connection((address, port), timeout=DIAL_S)
+        tune(sock)
+        keep_alive(sock)
+        return sock
+    host = f"[{address}]" if ":" in address else address
+    try:
+        sock = connection.dial(f"{host}:{port}")
+    except (ProviderError, WireError) as error:
+        raise ConnectionError(str(error)) from error
+    sock.settimeout(DIAL_S)
     return sock
 
 

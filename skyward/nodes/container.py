@@ -31,6 +31,11 @@ _FIRST_LOOK_S = 3.0  # after that, an engine without news of a container is aske
 _GIB = 1024**3
 
 
+def owner_labels(owner: ProcessId) -> dict[str, str]:
+    """Labels, or annotations, that tell whose something is."""
+    return {USER: current_user(), OWNER: owner.for_people, OWNER_ID: owner.text}
+
+
 class RunDirectory(Protocol):
     """A node's run directory, on this or another machine."""
 
@@ -138,9 +143,7 @@ class PoolContainers:
     ) -> Container:
         settings = self._settings_of(launch)
         self._check_image(launch, settings.reference)
-        owner = ProcessId.of(os.getpid())
-        own = {POOL: launch.pool, NODE: str(launch.node), USER: current_user()}
-        own |= {OWNER: owner.for_people, OWNER_ID: owner.text}
+        own = {POOL: launch.pool, NODE: str(launch.node), **owner_labels(ProcessId.of(os.getpid()))}
         return self.engine.run(
             ContainerSpec(
                 image=settings.reference,

@@ -10,8 +10,7 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from skyward.builder.store import EngineImages
-from skyward.engine import Engine, Images
+from skyward.engine import Engine
 from skyward.engine.container import limits_by
 from skyward.errors import EngineError, SkywardError
 from skyward.model.rights import Rights
@@ -92,11 +91,6 @@ class Machine:
     def info(self) -> Mapping[str, Any]:
         """What its engine reports of itself."""
         return self.engine.info
-
-    @property
-    def images(self) -> EngineImages:
-        """The images of its engine."""
-        return EngineImages(Images(self.engine_address))
 
     def go(self, name: str | None = None, *, adopts: bool = False) -> None:
         """Make the pool's directory there, and watch connection and engine from now on.

@@ -11,9 +11,9 @@ from typing import Any
 from skyward.errors import NodeStartError, ProviderError
 from skyward.model.rights import ACCOUNT_ID, WORK_DIR
 from skyward.model.spec import Accelerator
-from skyward.nodes.container import COMMAND, OWNER, OWNER_ID, POOL
+from skyward.nodes.container import COMMAND, POOL, owner_labels
 from skyward.nodes.node import Exit, exit_of
-from skyward.nodes.process_id import USER, ProcessId, current_user
+from skyward.nodes.process_id import ProcessId
 from skyward.providers.kubernetes.api import Document
 from skyward.runner.entry.claimed import ADDRESS_VAR, POD_IDENTITY, POD_SECRETS, POD_VAR
 from skyward.wire.tls import Identity
@@ -119,7 +119,7 @@ def pod_name(pool: str, number: int) -> str:
 
 def owner_secret(pool: str, owner: ProcessId) -> dict[str, Any]:
     """The Secret that owns all of a pool. It holds nothing: pods and Secrets are all that a pool needs a right for."""
-    return _secret(f"skyward-{pool}", pool, "pool", {"annotations": _who(owner)})
+    return _secret(f"skyward-{pool}", pool, "pool", {"annotations": owner_labels(owner)})
 
 
 def pod_secret(pool: str, number: int, identity: Identity, owned: Mapping[str, Any]) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def pod(
         "metadata": {
             "name": pod_name(request.pool, number),
             "labels": {POOL: request.pool},
-            "annotations": _who(owner),
+            "annotations": owner_labels(owner),  # labels could not hold every name
             "ownerReferences": [owned],
         },
         "spec": {
@@ -327,11 +327,6 @@ def role(namespace: str) -> str:
     for resource, verbs in RULES:
         lines += ['  - apiGroups: [""]', f"    resources: [{resource}]", f"    verbs: [{', '.join(verbs)}]"]
     return "\n".join(lines)
-
-
-def _who(owner: ProcessId) -> dict[str, str]:
-    """Annotations: labels could not hold every name."""
-    return {USER: current_user(), OWNER: owner.for_people, OWNER_ID: owner.text}
 
 
 def _encoded(text: str) -> str:

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from skyward.errors import ConfigError, ProviderError, WireError
+from skyward.errors import ConfigError, ProviderError
 from skyward.model.image_fields import PLATFORMS
 from skyward.model.ssh import SshHost
-from skyward.nodes.claimed import DIAL_S, dial_directly
+from skyward.nodes.claimed import dial_program
 from skyward.providers.base import PoolRequest
 from skyward.ssh.connection import CONNECT_S, connect
 from skyward.system import socket, threading
@@ -129,15 +129,7 @@ class Login:
         Raises:
             OSError: nothing listens there, or it cannot be reached.
         """
-        if self._connection is None:
-            return dial_directly(address, port)
-        host = f"[{address}]" if ":" in address else address
-        try:
-            sock = self._connection.dial(f"{host}:{port}")
-        except (ProviderError, WireError) as error:
-            raise ConnectionError(str(error)) from error
-        sock.settimeout(DIAL_S)
-        return sock
+        return dial_program(address, port, self._connection)
 
     def why_gone(self) -> str:
         """Why it cannot be asked any more, to complete "Node 1 ..."; "" if it can."""

@@ -11,18 +11,18 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from http.client import HTTPException
-from pathlib import Path, PurePosixPath
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 from urllib.parse import quote, urlencode
 
 from skyward.engine.address import EngineAddress, find_engine
 from skyward.engine.connection import SocketLine
 from skyward.engine.failures import advice_on, translate
-from skyward.errors import ConfigError, EngineMissingError, ProviderError, WireError
+from skyward.errors import ConfigError, EngineMissingError, ProviderError
 from skyward.model.image_fields import PLATFORMS
 from skyward.model.spec import Accelerator
 from skyward.model.ssh import SshHost
-from skyward.nodes.claimed import DIAL_S, dial_directly
+from skyward.nodes.claimed import DIAL_S, dial_program
 from skyward.nodes.ssh_host import Machine
 from skyward.providers.base import PoolRequest
 from skyward.ssh.connection import handed_hosts
@@ -59,13 +59,10 @@ class SwarmApi:
         """The machines of the swarm."""
         return list(self._ask("GET", "/nodes", "list the machines of its swarm"))
 
-    def services(self, label: str) -> Sequence[Document]:
-        """The services with a label, as `name` or `name=value`."""
-        return list(self._ask("GET", f"/services{_labelled(label)}", "list services"))
-
-    def secrets(self, label: str) -> Sequence[Document]:
-        """The secrets with a label, without their content, which the engine gives to nobody."""
-        return list(self._ask("GET", f"/secrets{_labelled(label)}", "list secrets"))
+    def labelled(self, kind: Literal["service", "secret"], label: str) -> Sequence[Document]:
+        """The services, or secrets, with a label, as `name` or `name=value`; the engine gives no secret's content."""
+        query = urlencode({"filters": json.dumps({"label": [label]})})
+        return list(self._ask("GET", f"/{kind}s?{query}", f"list {kind}s"))
 
     def tasks(self, service_name: str) -> Sequence[Document]:
         """The tasks of a service, including those that have ended and those left of a service just removed."""
@@ -102,13 +99,9 @@ class SwarmApi:
             path = f"/services/{service['ID']}/update?version={version}"
             self._ask("POST", path, f"start the tasks of service {service_name} again", {**spec, "TaskTemplate": task})
 
-    def remove_service(self, ident: str) -> None:
-        """Remove a service, which ends its tasks; nothing happens if it is gone."""
-        self._ask("DELETE", f"/services/{ident}", f"remove service {ident}", may_be_gone=True)
-
-    def remove_secret(self, ident: str) -> None:
-        """Remove a secret; nothing happens if it is gone."""
-        self._ask("DELETE", f"/secrets/{ident}", f"remove secret {ident}", may_be_gone=True)
+    def remove(self, kind: Literal["service", "secret"], ident: str) -> None:
+        """Remove a service, which ends its tasks, or a secret; nothing happens if it is gone."""
+        self._ask("DELETE", f"/{kind}s/{ident}", f"remove {kind} {ident}", may_be_gone=True)
 
     def last_lines(self, task: str) -> str:
         """The last lines that a task has printed; "" where its machine does not answer."""
@@ -153,10 +146,6 @@ class SwarmApi:
         if response.status >= 400:
             raise translate(action, self.url, _message(answer, response.reason))
         return json.loads(answer or b"null")
-
-
-def _labelled(label: str) -> str:
-    return "?" + urlencode({"filters": json.dumps({"label": [label]})})
 
 
 def _message(answer: bytes, otherwise: str) -> str:
@@ -245,15 +234,7 @@ class Manager:
         Raises:
             OSError: nothing listens there, or it cannot be reached.
         """
-        if self._machine is None:
-            return dial_directly(address, port)
-        host = f"[{address}]" if ":" in address else address
-        try:
-            sock = self._machine.dial(PurePosixPath("/"), f"tcp:{host}:{port}")
-        except (ProviderError, WireError) as error:
-            raise ConnectionError(str(error)) from error
-        sock.settimeout(DIAL_S)
-        return sock
+        return dial_program(address, port, self._machine.connection if self._machine else None)
 
     def machines(self) -> dict[str, Document]:
         """The machines of the swarm, by id.

@@ -341,14 +341,15 @@ def clear(api: SwarmApi, pool: str) -> None:
         EngineError: the manager refuses or does not answer.
     """
     label = f"{POOL}={pool}"
-    names = [str(service["Spec"]["Name"]) for service in api.services(label)]
-    for service in api.services(label):
-        api.remove_service(str(service["ID"]))
+    services = api.labelled("service", label)
+    names = [str(service["Spec"]["Name"]) for service in services]
+    for service in services:
+        api.remove("service", str(service["ID"]))
     deadline = time.monotonic() + _TASKS_S
     while any(_ending(api, name) for name in names) and time.monotonic() < deadline:
         time.sleep(_LOOK_S)  # what a machine that is gone still has ends by its lease
-    for secret in api.secrets(label):
-        api.remove_secret(str(secret["ID"]))
+    for secret in api.labelled("secret", label):
+        api.remove("secret", str(secret["ID"]))
 
 
 def settle(api: SwarmApi, pool: str) -> None:
@@ -380,7 +381,7 @@ def sweep(api: SwarmApi) -> None:
         EngineError: the manager refuses or does not answer.
     """
     living = set()
-    for service in api.services(POOL):
+    for service in api.labelled("service", POOL):
         pool = str(service["Spec"]["Labels"][POOL])
         living.add(pool)
         slots = range(1, _replicas(service) + 1)
@@ -388,10 +389,10 @@ def sweep(api: SwarmApi) -> None:
         histories = [of_slot(tasks, slot) for slot in slots]
         if all(history and history[-1]["Status"]["State"] == "complete" for history in histories):
             clear(api, pool)
-    for secret in api.secrets(POOL):
+    for secret in api.labelled("secret", POOL):
         if secret["Spec"]["Labels"][POOL] not in living and _age_s(secret) > _FRESH_S:
             try:
-                api.remove_secret(str(secret["ID"]))
+                api.remove("secret", str(secret["ID"]))
             except EngineError:
                 continue  # a service that has just been made uses it
 
@@ -404,7 +405,7 @@ def described(api: SwarmApi) -> Iterator[Resource]:
     """
     machines = {node["ID"]: str(node["Description"]["Hostname"]) for node in api.nodes()}
     living = set()
-    for service in api.services(POOL):
+    for service in api.labelled("service", POOL):
         spec = service["Spec"]
         living.add(spec["Labels"][POOL])
         tasks = api.tasks(str(spec["Name"]))
@@ -420,7 +421,7 @@ def described(api: SwarmApi) -> Iterator[Resource]:
                 ident=str(task["ID"]) if task else "",
                 host=machines.get(task.get("NodeID", ""), "") if task else "",
             )
-    for secret in api.secrets(POOL):
+    for secret in api.labelled("secret", POOL):
         if secret["Spec"]["Labels"][POOL] not in living:
             yield _resource(secret, node=-1, name=str(secret["Spec"]["Name"]), state="secret", ident=str(secret["ID"]))
 

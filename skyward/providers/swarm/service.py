@@ -17,9 +17,9 @@ from skyward.builder.events import Report, note
 from skyward.errors import EngineError, NodeStartError, PoolClosedError, ProviderError
 from skyward.model.rights import DEFAULT
 from skyward.nodes.claimed import Claim, ClaimedProcess, claim, end, open_through
-from skyward.nodes.container import COMMAND, OWNER, OWNER_ID, POOL
+from skyward.nodes.container import COMMAND, POOL, owner_labels
 from skyward.nodes.node import Exit, Launch, exit_of
-from skyward.nodes.process_id import USER, ProcessId, current_user
+from skyward.nodes.process_id import ProcessId
 from skyward.providers.swarm.manager import Document, Manager, address_of, name_of_machine
 from skyward.runner.entry.claimed import RESTART, SLOT_VAR, TASK_SECRET, TASK_VAR, ports
 from skyward.system import socket, threading, time
@@ -89,7 +89,7 @@ def of_slot(tasks: Sequence[Document], slot: int) -> list[Document]:
 
 def labels_of(pool: str, owner: ProcessId) -> dict[str, str]:
     """Labels of service and secret. Containers have none of them: the engine would only replace a removed one."""
-    return {POOL: pool, USER: current_user(), OWNER: owner.for_people, OWNER_ID: owner.text}
+    return {POOL: pool, **owner_labels(owner)}
 
 
 def secret_text(tasks: Sequence[Identity]) -> str:
@@ -268,7 +268,7 @@ class TaskClaimer:
     def _look(self, slots: Collection[int], given_up: Collection[str]) -> View:
         """What the manager says of the tasks now."""
         tasks = self._manager.api.tasks(name_of(self._pool))
-        if not tasks and not self._manager.api.services(f"{POOL}={self._pool}"):
+        if not tasks and not self._manager.api.labelled("service", f"{POOL}={self._pool}"):
             raise PoolClosedError(f"Pool {self._pool} was ended by another client: its service is gone.")
         return View({slot: of_slot(tasks, slot) for slot in sorted(slots)}, self._manager.machines(), given_up)
 
