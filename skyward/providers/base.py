@@ -324,3 +324,17 @@ class Provider(ABC):
             ProviderError: there is no way from here; says why.
         """
         raise ProviderError(f"sky.{type(self).__name__} has no way into a node for another process ({node['name']}).")
+
+
+def check_delivery(title: str, build: object, registry: str | None) -> None:
+    """Check how a provider, of this name for users, has images built and brought to its machines.
+
+    Raises:
+        ConfigError: a value is wrong.
+    """
+    if build not in ("local", "remote"):
+        raise ConfigError(f"{title}: build must be 'local' or 'remote'; found {build!r}.")
+    if registry is not None:
+        from skyward.builder.registry.reference import parse_reference
+
+        parse_reference(registry)

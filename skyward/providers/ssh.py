@@ -29,7 +29,7 @@ from skyward.nodes.container import POOL, describe, dismiss_all
 from skyward.nodes.node import Host, Launch, Node, RunnerNode
 from skyward.nodes.run_directory import PoolDirectory, private_directory, runtime_base, sweep_orphans
 from skyward.nodes.ssh_host import Machine
-from skyward.providers.base import Allocation, Capabilities, PoolRequest, Provider
+from skyward.providers.base import Allocation, Capabilities, PoolRequest, Provider, check_delivery
 from skyward.ssh.connection import handed_hosts
 from skyward.ssh.preflight import (
     AT_ONCE,
@@ -110,12 +110,7 @@ class SSH(Provider):
         set_(self, "hosts", tuple(self.host(each) for each in given))
         if not given or len(set(self.hosts)) < len(given):
             raise ConfigError(f"sky.SSH() takes the names of one or more hosts, each once; found {list(given)!r}.")
-        if build not in ("local", "remote"):
-            raise ConfigError(f"sky.SSH: build must be 'local' or 'remote'; found {build!r}.")
-        if registry is not None:
-            from skyward.builder.registry.reference import parse_reference
-
-            parse_reference(registry)
+        check_delivery("sky.SSH", build, registry)
 
     def host(self, named: str | SshHost) -> SshHost:
         """A host, with the key and known host keys of this provider.

@@ -65,9 +65,7 @@ class CloudAllocation(Allocation):
         super().__init__(request)
         self._provider, self._cloud = provider, cloud
         self._meter = CostMeter(request.report)
-        self._budget: Budget | None = None
-        if request.budget is not None:
-            self._budget = Budget(request.budget, request.pool_id, self._meter, request.report, self._budget_spent)
+        self._budget = Budget(request.budget, request.pool_id, self._meter, request.report, self._budget_spent)
         self._rented: dict[Host, _Rented] = {}
         self._trusted: dict[str, str] = {}  # the host key that each machine has generated, by address
         self._lock = threading.Lock()
@@ -136,8 +134,7 @@ class CloudAllocation(Allocation):
             PoolClosedError: the pool has ended, or another client has ended it.
         """
         self.check_open()
-        if self._budget is not None:
-            self._budget.check()
+        self._budget.check()
         with self._lock:
             old = self._rented[lost] if lost is not None else None
         if old is not None and old.is_usable:
@@ -166,9 +163,8 @@ class CloudAllocation(Allocation):
         """Generate the pool's keys and start its reaper; from then on the launcher may create things."""
         pool = self.request.pool_id
         self._cleanup.callback(self._end_meter)
-        if self._budget is not None:
-            self._cleanup.callback(self._budget.end)
-            self._budget.begin()
+        self._cleanup.callback(self._budget.end)
+        self._budget.begin()
         sweep_orphans()
         directory = PoolDirectory.create(f"{pool}.{self._provider.name}", runtime_base())
         self._cleanup.callback(directory.remove)
@@ -191,13 +187,10 @@ class CloudAllocation(Allocation):
         start, budget = self._cloud.first_start, self._budget
 
         def told(offer: MachineOffer) -> str:
-            limit = None if budget is None else budget.guard_s(offer, nodes)
+            limit = budget.guard_s(offer, nodes)
             return user_data(self._keys.login_public, first, request.lease_s, start, limit)
 
-        def longest(offer: MachineOffer) -> float | None:
-            return None if budget is None else budget.longest_s(offer)
-
-        batch = Batch(pool=request.pool_id, nodes=nodes, user_data=told, longest_s=longest, number=number)
+        batch = Batch(pool=request.pool_id, nodes=nodes, user_data=told, longest_s=budget.longest_s, number=number)
         offer, instances = launch(self._cloud, self._launcher, batch, offers, request.report)
         self._meter.start(offer, (each.id for each in instances))
         self._share_budget()
@@ -279,13 +272,12 @@ class CloudAllocation(Allocation):
 
     def _share_budget(self) -> None:
         """Tell all machines when the budget is spent, as far as that is known now: they end themselves then."""
-        if self._budget is None:
-            return
         with self._lock:
             hosts = [each.host for each in self._rented.values() if not each.host.machine.is_gone]
         for host in hosts:
             try:
-                host.machine.watchdog.until(self._budget.guard_s())
+                if (left_s := self._budget.guard_s()) is not None:
+                    host.machine.watchdog.until(left_s)
             except SkywardError as error:
                 _log.debug("%s", error)  # it is being lost; its guard goes by what it knows
 
@@ -295,8 +287,7 @@ class CloudAllocation(Allocation):
         try:
             yield
         except SkywardError:
-            if self._budget is not None:
-                self._budget.check()
+            self._budget.check()
             raise
 
     def _budget_spent(self, text: str) -> None:

@@ -255,22 +255,26 @@ class Budget:
     """The USD that a pool may spend.
 
     Args:
-        usd: how many.
+        usd: how many; None for no limit.
         pool: identifier of the pool.
         meter: counts what it spends.
         report: receives the warning.
         spent: is told once, in a sentence, that nothing is left, in a thread of its own.
     """
 
-    def __init__(self, usd: float, pool: str, meter: CostMeter, report: Report, spent: Callable[[str], None]) -> None:
-        self._usd, self._pool, self._meter, self._report, self._spent = usd, pool, meter, report, spent
+    def __init__(
+        self, usd: float | None, pool: str, meter: CostMeter, report: Report, spent: Callable[[str], None]
+    ) -> None:
+        self._usd, self._is_limited = math.inf if usd is None else usd, usd is not None
+        self._pool, self._meter, self._report, self._spent = pool, meter, report, spent
         self._ended = threading.Event()
         self._began = time.monotonic()
 
     def begin(self) -> None:
         """Watch it from now on."""
         self._began = time.monotonic()
-        threading.Thread(target=self._watch, name=f"skyward-{self._pool}-budget", daemon=True).start()
+        if self._is_limited:
+            threading.Thread(target=self._watch, name=f"skyward-{self._pool}-budget", daemon=True).start()
 
     def end(self) -> None:
         """Watch it no more."""
@@ -282,12 +286,14 @@ class Budget:
         left = max(0.0, self._usd - self._meter.spent())
         return min(_LONGEST_S, left / hourly * 3600) if hourly else _LONGEST_S
 
-    def guard_s(self, offer: MachineOffer | None = None, nodes: int = 0) -> float:
-        """Seconds after which a machine ends itself."""
-        return math.ceil(self.left_s(offer, nodes) + GUARD_LATER_S)
+    def guard_s(self, offer: MachineOffer | None = None, nodes: int = 0) -> float | None:
+        """Seconds after which a machine ends itself; None without a limit."""
+        return math.ceil(self.left_s(offer, nodes) + GUARD_LATER_S) if self._is_limited else None
 
-    def longest_s(self, offer: MachineOffer) -> float:
-        """Seconds after which one machine of an offer has spent it alone."""
+    def longest_s(self, offer: MachineOffer) -> float | None:
+        """Seconds after which one machine of an offer has spent it alone; None without a limit."""
+        if not self._is_limited:
+            return None
         left = max(0.0, self._usd - self._meter.spent())
         return min(_LONGEST_S, math.ceil(left / (offer.hourly or math.inf) * 3600 + GUARD_LATER_S))
 

@@ -18,7 +18,7 @@ from skyward.model.rights import Rights
 from skyward.model.ssh import SshHost
 from skyward.nodes.access import NodeAccess
 from skyward.nodes.run_directory import pool_directories
-from skyward.providers.base import Allocation, Capabilities, Offer, PoolRequest, Provider
+from skyward.providers.base import Allocation, Capabilities, Offer, PoolRequest, Provider, check_delivery
 from skyward.providers.cloud.allocation import CloudAllocation
 from skyward.providers.cloud.base import Cloud, destroy, find
 from skyward.providers.cloud.boot import USER, PoolKeys
@@ -47,17 +47,12 @@ class CloudProvider(Provider):
 
     def __post_init__(self) -> None:
         title = f"sky.{type(self).__name__}"
-        region: object = getattr(self, "region", None)
+        region: object = self.region
         if region is not None and not isinstance(region, str):
             raise ConfigError(f"{title}: region is a string, the provider's name for it; found {region!r}.")
-        if self.build not in ("local", "remote"):
-            raise ConfigError(f"{title}: build must be 'local' or 'remote'; found {self.build!r}.")
         if self.disk_gb is not None and self.disk_gb <= 0:
             raise ConfigError(f"{title}: disk_gb is a number of GB above 0; found {self.disk_gb!r}.")
-        if self.registry is not None:
-            from skyward.builder.registry.reference import parse_reference
-
-            parse_reference(self.registry)
+        check_delivery(title, self.build, self.registry)
         object.__setattr__(self, "privileges", Rights.of(title, self.user, self.privileges).privileges)
 
     @abstractmethod
