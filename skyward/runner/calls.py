@@ -17,7 +17,7 @@ from skyward.errors import PluginError, TaskError
 from skyward.model.instance import InstanceInfo
 from skyward.runner import cuda, local_modules
 from skyward.runner.forked import end_child
-from skyward.runner.slots import Interrupted, Slot
+from skyward.runner.threads import Interrupted, Slot
 from skyward.runtime import environment, masking
 from skyward.runtime.in_process import run_coroutine
 from skyward.runtime.output import task_output

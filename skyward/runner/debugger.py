@@ -14,8 +14,8 @@ from types import FrameType, ModuleType, TracebackType
 from typing import Any, NoReturn, cast
 
 from skyward.errors import TaskCancelledError
-from skyward.runner.slots import Interrupted
 from skyward.runner.terminal import TerminalClient
+from skyward.runner.threads import Interrupted
 
 _OURS = "skyward"
 

@@ -49,7 +49,7 @@ class TerminalClient:
 
     Args:
         send: hands a frame to the client; returns whether an answer can come.
-        running: as in `gather.GatherClient`.
+        running: as in `exchange.GatherClient`.
         shield: holds interrupts of the calling thread's call back in its block.
 
     Attributes:

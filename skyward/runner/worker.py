@@ -18,17 +18,15 @@ from typing import Any, TextIO
 
 from skyward.errors import SkywardError, WireError, explained
 from skyward.model.instance import CODE_DIR, ENV_VAR, SETUP, InstanceInfo
-from skyward.runner import checkpoints, cuda, diagnosis, local_modules, node_logging, terminal
+from skyward.runner import cuda, diagnosis, local_modules, node_logging, terminal
 from skyward.runner import shared_values as shared
 from skyward.runner.calls import Calls, failure
-from skyward.runner.checkpoints import CheckpointClient
 from skyward.runner.clients import Acceptor
 from skyward.runner.config import WorkerStart, read_place
+from skyward.runner.exchange import CHECKPOINTS, CheckpointClient, GatherClient
 from skyward.runner.forked import end_child, on_fork
-from skyward.runner.gather import GatherClient
-from skyward.runner.inbox import Inbox
 from skyward.runner.output_log import OutputLog, log_name
-from skyward.runner.slots import IDLE, Interrupted, MainSlot, Slot, ThreadSlot
+from skyward.runner.threads import IDLE, Inbox, Interrupted, MainSlot, Slot, ThreadSlot
 from skyward.runtime import checkpoint, environment, group, output
 from skyward.system import SimpleQueue, socket, threading, time
 from skyward.wire.frames import Connection, Frame, listen, tune
@@ -66,7 +64,7 @@ class Worker:
         group.install(self._gathers.gather)
         self._terminal = terminal.TerminalClient(self._ask, self._current, self._shield)
         terminal.install(self._terminal)
-        self._checkpoints = CheckpointClient(self._ask, self._current, Path.cwd() / checkpoints.DIRECTORY)
+        self._checkpoints = CheckpointClient(self._ask, self._current, Path.cwd() / CHECKPOINTS)
         checkpoint.install(self._checkpoints)
         self._answered: dict[int, Callable[[Frame], None]] = {  # takes the client's answer, by its kind
             Kind.GATHERED: self._gathers.take,

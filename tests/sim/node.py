@@ -27,9 +27,9 @@ from skyward.model.instance import ENV_VAR, InstanceInfo
 from skyward.model.resource import Resource
 from skyward.nodes.node import Announcement, Exit, Launch, parse_announcement
 from skyward.providers import base
-from skyward.runner import agent, calls, slots, worker
-from skyward.runner import gather as exchange
+from skyward.runner import agent, calls, exchange, worker
 from skyward.runner import shared_values as shared
+from skyward.runner import threads as slots
 from skyward.runner.children import Ended
 from skyward.runner.config import RunnerSettings, WorkerStart, rank_environment
 from skyward.wire.frames import listen

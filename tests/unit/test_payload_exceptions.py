@@ -15,7 +15,7 @@ import pytest
 
 import skyward as sky
 from skyward.errors import ConfigError, RemoteError, RemoteTraceback, SerializationError, WorkerLostError
-from skyward.runner.slots import Interrupted
+from skyward.runner.threads import Interrupted
 from skyward.runtime.masking import Masks
 from skyward.wire import payload
 

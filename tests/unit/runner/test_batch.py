@@ -11,7 +11,7 @@ import pytest
 from skyward.model.instance import InstanceInfo
 from skyward.runner import calls as runner_calls
 from skyward.runner.calls import Calls
-from skyward.runner.slots import Interrupted, Slot
+from skyward.runner.threads import Interrupted, Slot
 from skyward.runtime import environment
 from skyward.wire import payload
 from skyward.wire.batch import COUNT, Packer, Unpacker

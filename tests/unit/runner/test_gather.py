@@ -13,7 +13,7 @@ import pytest
 
 from skyward.errors import PluginError, SerializationError
 from skyward.model.instance import SETUP
-from skyward.runner.gather import GatherClient
+from skyward.runner.exchange import GatherClient
 from skyward.wire import payload
 from skyward.wire.frames import Buffer, Frame
 from skyward.wire.messages import Kind, decode, encode

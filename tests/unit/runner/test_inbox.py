@@ -10,7 +10,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from skyward.runner.inbox import LONG_S, Inbox
+from skyward.runner.threads import LONG_S, Inbox
 from skyward.wire.frames import Connection, Frame
 
 CALL, NOTE = 1, 2

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from skyward.runner import slots
-from skyward.runner.slots import IDLE, Interrupted, MainSlot, Slot, ThreadSlot
+from skyward.runner import threads
+from skyward.runner.threads import IDLE, Interrupted, MainSlot, Slot, ThreadSlot
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_an_interrupt_is_repeated_until_it_is_heeded(main_slot: MainSlot, monkey
         time.sleep(10)
     timer.join()
     heeded = sent[0]
-    time.sleep(3 * slots._REPEAT_S)
+    time.sleep(3 * threads._REPEAT_S)
     assert sent[0] == heeded >= 3
 
 

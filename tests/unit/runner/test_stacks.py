@@ -19,7 +19,7 @@ import pytest
 from skyward.model.instance import InstanceInfo
 from skyward.runner import calls, diagnosis
 from skyward.runner.config import WorkerStart
-from skyward.runner.slots import Slot
+from skyward.runner.threads import Slot
 from skyward.wire import payload
 from skyward.wire.frames import Frame
 from skyward.wire.messages import CALL_HEAD, Kind

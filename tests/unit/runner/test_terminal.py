@@ -8,8 +8,8 @@ from types import FrameType
 
 import pytest
 
-from skyward.runner.slots import MainSlot
 from skyward.runner.terminal import TerminalClient
+from skyward.runner.threads import MainSlot
 from skyward.wire.frames import Frame
 from skyward.wire.messages import Kind, decode, encode
 

@@ -16,7 +16,7 @@ from skyward._pool.code.functions import Functions
 from skyward.errors import ConfigError, PluginError
 from skyward.model.instance import ENV_VAR, InstanceInfo
 from skyward.runner.calls import Calls
-from skyward.runner.slots import Slot
+from skyward.runner.threads import Slot
 from skyward.runtime import environment
 from skyward.wire import payload
 from skyward.wire.frames import Frame

@@ -1,0 +1,268 @@
+"""What calls exchange with the client over the connection that they came by: values of all ranks, and checkpoints.
+
+The thread of the call sleeps until an answer is there; whoever reads the socket hands it over. It is woken as well when
+the client is gone and when the worker is to end, so that nobody waits for an answer that cannot come.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import tempfile
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from skyward.errors import CheckpointError, PluginError
+from skyward.model.instance import SETUP
+from skyward.runtime.checkpoint import Store
+from skyward.runtime.checkpoint_store import CHUNK, Commit, FileFacts
+from skyward.system import threading
+from skyward.wire import payload
+from skyward.wire.frames import Buffer, Frame
+from skyward.wire.messages import Kind, decode, encode
+
+CHECKPOINTS = ".skyward-checkpoints"  # below the node's working directory
+_UNDER_WAY = 8  # pieces of files
+K = TypeVar("K")
+
+
+class _Wait:
+    """A request that has been sent and not yet answered."""
+
+    def __init__(self) -> None:
+        self._done = threading.Event()
+        self._answer: Frame | str = ""
+
+    def end(self, answer: Frame | str) -> None:
+        """Take the answer; a string says why there is none."""
+        self._answer = answer
+        self._done.set()
+
+    def result(self) -> Frame | str:
+        """Block until it is answered."""
+        self._done.wait()
+        return self._answer
+
+
+class _Requests(Generic[K]):
+    """The requests of one worker process, by what their answers tell them apart.
+
+    Args:
+        send: hands a frame to the client; returns whether an answer can come.
+        running: the id of the call that the calling thread belongs to, `SETUP` while plugins are set up, None
+            otherwise; and the ids of all that run.
+    """
+
+    def __init__(
+        self, send: Callable[[Frame], bool], running: Callable[[], tuple[int | None, Collection[int]]]
+    ) -> None:
+        self._send, self._running = send, running
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._waits: dict[K, _Wait] = {}
+
+    def take(self, frame: Frame) -> None:
+        """Hand an answer to the thread that waits for it; does nothing if it does not any more."""
+        document = decode(frame.head)
+        with self._lock:
+            wait = self._waits.pop(self._key(frame.id, document), None)
+        if wait is not None:
+            wait.end(document.get("error") or frame)
+
+    def abandon(self, why: str) -> None:
+        """Let every request that waits fail: no answer will come."""
+        with self._lock:
+            waits, self._waits = tuple(self._waits.values()), {}
+        for wait in waits:
+            wait.end(why)
+
+    def _ask(self, key: K, frame: Frame) -> _Wait:
+        """Send a request; the answer is to be waited for."""
+        wait = _Wait()
+        with self._lock:
+            self._waits[key] = wait
+        if not self._send(frame):
+            self.abandon("the client is gone, or this worker is to end.")
+        return wait
+
+    def _key(self, call: int, answer: dict[str, Any]) -> K:
+        raise NotImplementedError
+
+
+# gathers --------------------------------------------------------------------------------------------------------------
+
+
+class GatherClient(_Requests[tuple[int, int]]):
+    """The gathers of one worker process, known by call and round."""
+
+    def __init__(
+        self, send: Callable[[Frame], bool], running: Callable[[], tuple[int | None, Collection[int]]]
+    ) -> None:
+        super().__init__(send, running)
+        self._rounds: dict[int, int] = {}  # gathers so far, by call
+
+    def gather(self, value: Any, name: str, timeout_s: float | None) -> list[Any]:
+        """The values of all ranks; see `skyward.runtime.group.gather`."""
+        if os.getpid() != self._process:
+            raise PluginError(
+                f"gather({name!r}) was called in a process forked from a worker; only the worker itself can gather."
+            )
+        call, all_running = self._running()
+        if call is None:
+            raise PluginError(
+                f"gather({name!r}) was called where no call and no set-up of plugins runs, or in a thread that belongs "
+                "to none of several calls. Call it in the call's own thread."
+            )
+        data, buffers = payload.dumps(value, what=f"The value of gather({name!r})")
+        with self._lock:
+            self._rounds = {known: count for known, count in self._rounds.items() if known in all_running}
+            number = self._rounds[call] = self._rounds.get(call, 0) + 1
+        head = encode({"name": name, "round": number, "timeout_s": timeout_s})
+        try:
+            answer = self._ask((call, number), Frame(Kind.GATHER, call, head, [data, *buffers])).result()
+        finally:
+            with self._lock:
+                self._waits.pop((call, number), None)
+        if isinstance(answer, str):
+            raise PluginError(f"gather({name!r}): {answer}")
+        return _values(answer, name)
+
+    def begin_setup(self) -> None:
+        """Count the gathers of a set-up from one, as the other ranks do."""
+        with self._lock:
+            self._rounds.pop(SETUP, None)
+
+    def _key(self, call: int, answer: dict[str, Any]) -> tuple[int, int]:
+        return call, answer["round"]
+
+
+def _values(answer: Frame, name: str) -> list[Any]:
+    """The ranks' values out of the buffers of an answer, which holds a pickle and its buffers for each."""
+    values, start = [], 0
+    for parts in decode(answer.head)["parts"]:
+        data, *buffers = answer.buffers[start : start + parts]
+        values.append(payload.loads(data, buffers, what=f"A value of gather({name!r})"))
+        start += parts
+    return values
+
+
+# checkpoints ----------------------------------------------------------------------------------------------------------
+
+
+class CheckpointClient(_Requests[int]):
+    """The checkpoints of one worker process: reads and writes of the client's store.
+
+    Args:
+        send, running: see `_Requests`.
+        root: where their directories are made.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[Frame], bool],
+        running: Callable[[], tuple[int | None, Collection[int]]],
+        root: Path,
+    ) -> None:
+        super().__init__(send, running)
+        self._root = root
+        self._numbers = itertools.count(1)
+
+    def store(self, name: str, rank: int | None) -> Store:
+        """See `skyward.runtime.checkpoint.Worker`."""
+        return _RemoteStore(self, self._call(name), {"name": name, "rank": rank})
+
+    def directory(self) -> Path:
+        """See `skyward.runtime.checkpoint.Worker`."""
+        self._root.mkdir(mode=0o700, exist_ok=True)
+        for left in self._root.iterdir():
+            if _is_gone(int(left.name.partition(".")[0])):
+                shutil.rmtree(left, ignore_errors=True)  # another worker of the node may do the same
+        return Path(tempfile.mkdtemp(dir=self._root, prefix=f"{os.getpid()}."))
+
+    def ask(self, call: int, document: Mapping[str, Any], data: Sequence[Buffer] = ()) -> _Wait:
+        """Send a request; the answer is to be waited for."""
+        number = next(self._numbers)
+        return self._ask(number, Frame(Kind.CHECKPOINT, call, encode({**document, "request": number}), data))
+
+    def abandon(self, why: str) -> None:
+        """See `_Requests.abandon`."""
+        super().abandon(f"A checkpoint could not be read or written: {why}")
+
+    def _key(self, _call: int, answer: dict[str, Any]) -> int:
+        return answer["request"]  # type: ignore[no-any-return]
+
+    def _call(self, name: str) -> int:
+        call, _ = self._running() if os.getpid() == self._process else (None, ())
+        if call is None or call == SETUP:
+            raise CheckpointError(
+                f"checkpoint({name!r}) was called where no call runs, in a process forked from a worker, or in a "
+                "thread that belongs to none of several calls. Call it in the call's own thread."
+            )
+        return call
+
+
+def _is_gone(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+class _RemoteStore:
+    """The client's store of one checkpoint, for one call.
+
+    Some pieces of files are under way at once, so that a long way to the client costs no waiting for each.
+    """
+
+    def __init__(self, client: CheckpointClient, call: int, named: Mapping[str, Any]) -> None:
+        self._client, self._call, self._named = client, call, named
+        self._writes: deque[_Wait] = deque()
+        self._reads: deque[tuple[str, int, _Wait]] = deque()  # path, offset
+
+    def last(self) -> Commit:
+        return Commit.of_json(_answered(self._ask({"op": "last"}))[0]["commit"])
+
+    def read(self, commit: Commit, path: str, offset: int) -> bytes:
+        if not self._reads or self._reads[0][:2] != (path, offset):
+            self._reads.clear()
+        ahead = offset + CHUNK * len(self._reads)
+        while len(self._reads) < _UNDER_WAY and ahead < commit.files[path].size:
+            asked = {"op": "read", "number": commit.number, "path": path, "offset": ahead}
+            self._reads.append((path, ahead, self._ask(asked)))
+            ahead += CHUNK
+        return bytes(_answered(self._reads.popleft()[2])[1][0]) if self._reads else b""
+
+    def begin(self, files: Mapping[str, FileFacts], folders: Sequence[str]) -> Sequence[str]:
+        self._writes.clear()
+        document = Commit(0, files, folders).to_json()
+        missing: list[str] = _answered(self._ask({"op": "begin", "commit": document}))[0]["missing"]
+        return missing
+
+    def write(self, path: str, data: bytes) -> None:
+        self._writes.append(self._ask({"op": "write", "path": path}, [data]))
+        if len(self._writes) >= _UNDER_WAY:
+            _answered(self._writes.popleft())
+
+    def finish(self) -> int:
+        while self._writes:
+            _answered(self._writes.popleft())
+        return int(_answered(self._ask({"op": "finish"}))[0]["number"])
+
+    def _ask(self, document: Mapping[str, Any], data: Sequence[Buffer] = ()) -> _Wait:
+        return self._client.ask(self._call, {**self._named, **document}, data)
+
+
+def _answered(wait: _Wait) -> tuple[dict[str, Any], Sequence[Buffer]]:
+    """The client's answer.
+
+    Raises:
+        CheckpointError: the client could not do it, or is gone.
+    """
+    answer = wait.result()
+    if isinstance(answer, str):
+        raise CheckpointError(answer)
+    return decode(answer.head), answer.buffers
