@@ -172,7 +172,7 @@ def modules_of(obj: Any, *, by_value: bool) -> Iterator[str]:
     """The modules that an object needs; a pickler reduces it, by value or else by reference."""
     kind = type(obj)
     if issubclass(kind, ModuleType):
-        yield _namespace(obj)["__name__"]
+        yield namespace(obj)["__name__"]
         return
     name = obj.__module__ if hasattr(obj, "__module__") else kind.__module__
     if isinstance(name, str):
@@ -198,7 +198,7 @@ def imported_by_main(names: dict[str, Any]) -> Iterator[str]:
     for value in list(names.values()):
         kind = type(value)
         if issubclass(kind, ModuleType):
-            yield _namespace(value)["__name__"]
+            yield namespace(value)["__name__"]
         else:
             yield str(value.__module__ if kind is FunctionType or issubclass(kind, type) else kind.__module__)
 
@@ -259,7 +259,7 @@ def _loaded(name: str) -> _Module | None:
     module = sys.modules.get(name)
     if module is None or not issubclass(type(module), ModuleType):
         return None
-    names = _namespace(module)
+    names = namespace(module)
     file, folders = names.get("__file__"), names.get("__path__")
     return _Module(Path(file) if file else None, None if folders is None else tuple(folders))
 
@@ -293,7 +293,7 @@ def _is_local(file: Path) -> bool:
     return not inside and not _INSTALLED.intersection((*file.parts, *Path(real).parts)) and file.is_file()
 
 
-def _namespace(module: ModuleType) -> dict[str, Any]:
+def namespace(module: ModuleType) -> dict[str, Any]:
     """A module's names, past any `__getattribute__` of its own, which may load it."""
     names: dict[str, Any] = ModuleType.__getattribute__(module, "__dict__")
     return names

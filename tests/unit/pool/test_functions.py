@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from skyward._pool.code import watch
+from skyward._pool.code import dependencies
 from skyward._pool.code.functions import Function, Functions
 from skyward.wire import payload
 
@@ -165,7 +165,7 @@ def test_what_cannot_be_compared_is_told_once(program: dict[str, Any]) -> None:
     """A large value may change inside; the program is told which, and that assigning it anew helps."""
     told: list[str] = []
     functions = Functions(tell=told.append)
-    program["data"], program["words"] = np.zeros(watch.MOST_BYTES), list(range(watch.MOST_ENTRIES + 1))
+    program["data"], program["words"] = np.zeros(dependencies.MOST_BYTES), list(range(dependencies.MOST_ENTRIES + 1))
     exec("def f(): return data.sum(), len(words)", program)
     first = functions.get(program["f"])
 

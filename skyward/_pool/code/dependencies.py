@@ -1,8 +1,12 @@
-"""Tells whether what travels with a function is still what it was when the function was pickled.
+"""What travels with a function, as it is when the function is pickled: values, and local modules.
 
 A function of `__main__` travels with the globals it uses, those of the functions and classes it uses included, and with
-what it closes over. All of that is looked at once, when the function is pickled; at each call it is compared with what
-was found, name by name and entry by entry, by identity.
+what it closes over: `Walk` looks at all of that once.
+
+A module has one content on all nodes until it is loaded anew here: by `importlib.reload`, by an import after it was
+deleted from `sys.modules`, or by IPython's autoreload, which changes functions where they are. What this program has
+not imported yet is compared by its file: it would import that as it is now. Of a module whose file was edited after
+this program imported it, nodes would run other code than this, which is told.
 """
 
 from __future__ import annotations
@@ -13,23 +17,28 @@ import functools
 import io
 import pickle
 import re
+import sys
 import types
+import warnings
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.machinery import SourceFileLoader
 from itertools import repeat
-from operator import attrgetter, is_
+from operator import is_
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from cloudpickle.cloudpickle import _extract_code_globals, _should_pickle_by_reference
 
+from skyward._pool import display
+from skyward._pool.code.bundle import namespace, read_module
 from skyward.wire import payload
 
 MOST_ENTRIES = 1000  # of all collections and objects that one function uses; comparing an entry takes 20 ns
 MOST_BYTES = 4096  # of the pickle of an object that can be compared in no other way
-_MISSING = object()
-_codes = attrgetter("__code__")
-_defaults = attrgetter("__defaults__")
-_keyword_defaults = attrgetter("__kwdefaults__")
+MISSING = object()
 _FIXED = frozenset(
     {int, float, complex, bool, str, bytes, range, slice, types.NoneType, types.EllipsisType, types.NotImplementedType}
     | {types.ModuleType, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType}
@@ -41,67 +50,10 @@ _OF_CLASSES = frozenset({"__dict__", "__weakref__", "__module__", "__doc__", "_a
     "__dataclass_fields__",
     "__dataclass_params__",
 }
+_WRAPPED = 8  # decorators around one function that are looked through
 
 
-class Watch:
-    """What one function travels with.
-
-    Args:
-        fn: the function, which has just been pickled.
-
-    Attributes:
-        beyond: the globals, by name, inside which changes are not seen, each with what it is.
-    """
-
-    __slots__ = ("_cells", "_codes", "_empty", "_entries", "_functions", "_small", "_spaces", "_tensors", "beyond")
-
-    def __init__(self, fn: Callable[..., Any]) -> None:
-        found = _Walk()
-        found.look_at(fn)
-        self._spaces = [
-            (space, (*names,), [space.get(name, _MISSING) for name in names]) for space, names in found.spaces.values()
-        ]
-        self._functions = found.functions
-        self._codes = [(get, list(map(get, found.functions))) for get in (_codes, _defaults, _keyword_defaults)]
-        self._cells = [(cell, _contents(cell)) for cell in found.cells]
-        self._entries, self._empty = found.entries, found.empty
-        self._small = found.small
-        self._tensors = found.tensors
-        self.beyond: dict[str, str] = found.beyond
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing that could change."""
-        return not (self._functions or self._entries or self._empty or self._small or self._tensors)
-
-    def unchanged(self) -> bool:
-        """Whether everything is as it was."""
-        try:
-            for space, names, values in self._spaces:
-                if not all(map(is_, map(space.get, names, repeat(_MISSING)), values)):
-                    return False
-            for get, values in self._codes:
-                if not all(map(is_, map(get, self._functions), values)):
-                    return False
-            for cell, content in self._cells:
-                if _contents(cell) is not content:
-                    return False
-            if any(self._empty):
-                return False
-            for entries, values in self._entries:
-                if len(entries) != len(values) or not all(map(is_, entries, values)):
-                    return False
-            return not (self._small or self._tensors) or self._content_is_unchanged()
-        except RuntimeError:  # another thread changes a collection
-            return False
-
-    def _content_is_unchanged(self) -> bool:
-        return all(tensor._version == version for tensor, version in self._tensors) and all(
-            _pickled(obj) == data for obj, data in self._small
-        )
-
-
-class _Walk:
+class Walk:
     """Everything that a function travels with, each object once."""
 
     def __init__(self) -> None:
@@ -167,7 +119,7 @@ class _Walk:
                 self._todo.append((used, space[used]))
         for cell in fn.__closure__ or ():
             self.cells.append(cell)
-            self._also(name, (_contents(cell),))
+            self._also(name, (contents_of(cell),))
         self._also(name, fn.__defaults__ or ())
         self._also(name, (fn.__kwdefaults__ or {}).values())
         self._mapping(name, fn.__dict__)
@@ -212,7 +164,7 @@ class _Walk:
             self._miss(name, tensor)
 
     def _opaque(self, name: str, obj: Any) -> None:
-        data = _pickled(obj)
+        data = small_pickle(obj)
         if data is None:
             self._miss(name, obj)
         else:
@@ -235,7 +187,7 @@ class _Slots(Collection[Any]):
         return len(self._names)
 
     def __iter__(self) -> Iterator[Any]:
-        return (getattr(self._obj, name, _MISSING) for name in self._names)
+        return (getattr(self._obj, name, MISSING) for name in self._names)
 
 
 _WRAPPERS: Mapping[type, tuple[str, ...]] = {
@@ -249,11 +201,11 @@ _WRAPPERS: Mapping[type, tuple[str, ...]] = {
 }
 
 
-def _contents(cell: types.CellType) -> Any:
+def contents_of(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
     except ValueError:  # not set yet
-        return _MISSING
+        return MISSING
 
 
 def _is_plain(kind: type) -> bool:
@@ -286,7 +238,7 @@ class _Bounded(io.BytesIO):
         return super().write(data)
 
 
-def _pickled(obj: Any) -> bytes | None:
+def small_pickle(obj: Any) -> bytes | None:
     """The pickle of an object; None if it is large, or cannot be made by Python's own pickler."""
     file, buffers = _Bounded(), list[memoryview]()
 
@@ -301,3 +253,173 @@ def _pickled(obj: Any) -> bytes | None:
     except Exception:  # reducers are other people's code; what is not compared is said to be so
         return None
     return b"".join([file.getvalue(), *buffers])
+
+
+# local modules -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class LoadedModule:
+    """A local module whose file was read.
+
+    Attributes:
+        name, file: which module it is, and where its code stands.
+        data: the content of the file when the module was seen first in its present state.
+        module: the module as this program has imported it; None where it has not.
+    """
+
+    name: str
+    file: Path
+    data: bytes = field(repr=False)
+    module: ModuleType | None
+    _spec: object = field(repr=False)
+    _stamp: tuple[int, int] | None = field(repr=False)
+    _live: list[object] = field(repr=False)
+    _cell: int = 0
+
+    @classmethod
+    def read(cls, name: str, file: Path) -> LoadedModule:
+        """The module as it is now.
+
+        Raises:
+            SerializationError: its file cannot be read.
+        """
+        module = sys.modules.get(name)
+        stamp = _stamp(file) if module is None else None
+        data = read_module(name, file, "")
+        space = space_of(module)
+        return cls(name, file, data, module, space.get("__spec__"), stamp, list(_live(space)), display.cells_begun)
+
+    def is_current(self) -> bool:
+        """Whether this program has not loaded the module since it was read, nor changed its file before an import."""
+        module = sys.modules.get(self.name)
+        if module is not self.module:
+            return False
+        if module is None:
+            return _stamp(self.file) == self._stamp
+        space = space_of(module)
+        if space.get("__spec__") is not self._spec:
+            return False
+        if self._cell == display.cells_begun:
+            return True
+        self._cell = display.cells_begun
+        return _same(list(_live(space)), self._live)
+
+
+class LoadedModules:
+    """The local modules of one pool; of those that are equal to what was sent before, the same object is the content.
+
+    Args:
+        tell: is told of modules whose file is not what this program has imported.
+
+    Attributes:
+        latest: the content of each file that nodes are to have, by its path there.
+    """
+
+    def __init__(self, tell: Callable[[str], object]) -> None:
+        self._tell = tell
+        self.latest: dict[str, bytes] = {}
+        self._known: dict[str, LoadedModule] = {}
+
+    def get(self, name: str, file: Path, path: str) -> LoadedModule:
+        """A module, read again if it has changed; `path` is where nodes have its file.
+
+        Raises:
+            SerializationError: its file cannot be read.
+        """
+        known = self._known.get(name)
+        if known is None or known.file != file or not known.is_current():
+            known = LoadedModule.read(name, file)
+            if known.module is not None and _is_edited(space_of(known.module), known._live, known.data):
+                self._tell(_warning(known.module))
+            if self.latest.get(path) != known.data:
+                self.latest[path] = known.data
+            known.data = self.latest[path]
+            self._known[name] = known
+        return known
+
+
+def space_of(module: ModuleType | None) -> dict[str, Any]:
+    """The names of a module; none of one that is not imported."""
+    return {} if module is None else namespace(module)
+
+
+def _live(names: Mapping[str, Any]) -> Iterator[object]:
+    """What running a module anew, or changing its functions where they are, changes: its values, and their code."""
+    for value in list(names.values()):
+        yield value
+        yield from _codes(value)
+        if isinstance(value, type):
+            for member in list(vars(value).values()):
+                yield member
+                yield from _codes(member)
+
+
+def _codes(value: Any) -> Iterator[object]:
+    """The code of a function, also under decorators that tell what they wrap."""
+    for _ in range(_WRAPPED):
+        value = getattr(value, "__func__", value) if isinstance(value, staticmethod | classmethod) else value
+        if isinstance(value, FunctionType):
+            yield value.__code__
+            yield value.__defaults__
+        try:
+            value = object.__getattribute__(value, "__dict__").get("__wrapped__")
+        except AttributeError:
+            return
+        if value is None:
+            return
+        yield value
+
+
+def _same(some: list[object], others: list[object]) -> bool:
+    return len(some) == len(others) and all(map(is_, some, others))
+
+
+def _stamp(file: Path) -> tuple[int, int] | None:
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
+
+
+def _is_edited(names: dict[str, Any], live: Iterable[object], source: bytes) -> bool:
+    """Whether functions of an imported module are not those of its file.
+
+    Python keeps no source of what it has imported. So the code of its functions is compared with what the file
+    compiles to; an edit that changes values alone, and moves no function, is not found. Functions that the file has no
+    more may be left from before a reload. Modules of loaders that change the code of a file, as that of pytest does,
+    are not compared.
+
+    Args:
+        names: the module's.
+        live: what they stand for, the code of functions among it.
+        source: the content of its file now.
+    """
+    file = names.get("__file__")
+    if type(getattr(names.get("__spec__"), "loader", None)) is not SourceFileLoader or not isinstance(file, str):
+        return False
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of the file: told when it was imported
+            there = set(_all_codes(compile(source, file, "exec", dont_inherit=True)))
+    except (SyntaxError, ValueError):
+        return True  # this is not what was imported
+    by_name = {code.co_qualname for code in there}
+    codes = [each for each in live if isinstance(each, CodeType) and each.co_filename == file]
+    return any(code.co_qualname in by_name and code not in there for code in codes)
+
+
+def _all_codes(code: CodeType) -> Iterable[CodeType]:
+    """A code object, and those inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _all_codes(constant)
+
+
+def _warning(module: ModuleType) -> str:
+    """What is said of such a module."""
+    return (
+        f"{module.__name__} ({module.__file__}) was edited after this program imported it: nodes run the file as it is "
+        "now, this program what it has imported. Load it again, with importlib.reload or by starting anew."
+    )
