@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from skyward.builder.explain import explain, memory_of, recall
 from skyward.builder.store import is_known
 from skyward.cli.build import ABSENT, EXISTS, UNKNOWN, BuildTarget, Found, Wanted
 from skyward.cli.output import Output
@@ -81,8 +82,6 @@ def _annotated(plan: Plan, name: str) -> str:
 
 def show_changes(wanted: Wanted, target: BuildTarget, output: Output) -> int:
     """Say what differs from the last build of this file here, and which layers that costs."""
-    from skyward.builder.explain import explain, memory_of, recall
-
     with output.listening(wanted.name):
         plan = target.plan(wanted)
     last = recall(wanted.key(plan))

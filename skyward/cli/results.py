@@ -222,7 +222,7 @@ def attach(run: str, as_json: bool, hosts: Sequence[SshHost]) -> int:
         printer.event("end", status=state.status, ended=state.ended, reason=state.reason)
     else:
         _tell_end(found, state, printer)
-    return exit_status(state)
+    return state.status or 0
 
 
 def _show_all(found: FoundRun, printer: Printer, losses: Losses) -> RunState:
@@ -249,12 +249,6 @@ def _tell_end(found: FoundRun, state: RunState, printer: Printer) -> None:
     status = "" if state.status is None else f" with status {state.status}"
     why = f": {state.reason}" if state.reason else ""
     printer.note(f"{found.record.id} ended{status}{took}{why}")
-
-
-def exit_status(state: RunState) -> int:
-    """The exit status of a command that stands for the run: the program's, 128 + n where signal n ended it."""
-    status = state.status or 0
-    return 128 - status if status < 0 else status
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,20 +303,19 @@ def result(run: str, into: Path | None, as_json: bool, hosts: Sequence[SshHost])
     found = find_run(run, hosts)
     record, printer = found.record, Printer(as_json=as_json, run=found.record.id)
     losses = Losses(found.place.name, record.id, printer.note)
-    try:
+    with closing(found.place):
         state = losses.outlast(lambda: found.place.state(record))
         place = bring_here(found, state, losses, printer)
-        values = tuple(each for each in _files(place, record, "saved", losses) if _suffix(each))
-        outcome = _Outcome(found, state, place, values, _files(place, record, "files", losses), losses)
+        values = [each for each in losses.outlast(lambda: place.files(f"{record.id}/saved")) if _suffix(each)]
+        files = losses.outlast(lambda: place.files(f"{record.id}/files"))
+        outcome = _Outcome(found, state, place, values, files, losses)
         (_say_json if as_json else _say)(outcome, printer)
         if into is not None:
             _fetch(outcome, into, printer)
             if as_json:
                 printer.event("fetched", path=str(into))
             else:
-                printer.note(f"values and files are in {into}" if values or outcome.files else "nothing was fetched")
-    finally:
-        found.place.close()
+                printer.note(f"values and files are in {into}" if values or files else "nothing was fetched")
     return 0
 
 
@@ -348,10 +341,6 @@ def give_back(record: RunRecord, rented: Rental, printer: Printer) -> None:
         printer.note(f"the machines of {record.id} end by themselves, since they could not be ended from here: {error}")
     else:
         printer.note(f"the machines of {record.id} at {rented.provider} are given back")
-
-
-def _files(place: RunPlace, record: RunRecord, folder: str, losses: Losses) -> Sequence[FileFacts]:
-    return losses.outlast(lambda: place.files(f"{record.id}/{folder}"))
 
 
 def _suffix(value: FileFacts) -> str:

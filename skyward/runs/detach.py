@@ -24,7 +24,6 @@ _OF_VOLUMES = (
     *("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"),
 )
 _RENTING = frozenset({"AWS", "GCP"})
-_DRIVER = "skyward.runs.driver"
 
 
 def detach(launch: Launch, variables: Sequence[str], keep_s: float | None, report: Report) -> RunRecord:
@@ -117,20 +116,10 @@ def _as_process(launch: Launch) -> RunRecord:
     record.write(folder)
     write_launch(folder, launch.words)
     said = folder / "driver.log"
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        _DRIVER,
-        str(folder),
-    ]  # -P: no modules of the directory that this is called in
+    command = [sys.executable, "-P", "-m", "skyward.runs.driver", str(folder)]  # -P: no modules of this directory
     with open(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as errors:
         process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            start_new_session=True,
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
         )
     assert process.stdout
     try:
