@@ -402,17 +402,15 @@ class SshAllocation(Allocation):
         Raises:
             SkywardError: a machine does not answer; what it runs ends by its lease.
         """
-        failures = []
-        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="skyward-host") as threads:
-            machines = tuple(self.machines)
-            keeps = [not machine.directories.keys().isdisjoint(nodes) for machine in machines]
-            pairs = zip(machines, keeps, strict=True)
-            tries = [threads.submit(*((each.leave, keep_s) if kept else (each.close,))) for each, kept in pairs]
-            failures = [error for error in (done.exception() for done in tries) if error is not None]
-        if self._directory is not None:
-            self._directory.remove()
-        if failures:
-            raise failures[0]
+
+        def end(machine: Machine) -> None:
+            if machine.directories.keys().isdisjoint(nodes):
+                machine.close()
+            else:
+                machine.leave(keep_s)
+
+        for _, error in self._end(end):
+            raise error
 
     def release(self) -> None:
         """End everything on all machines; the first failure is raised when all have been tried.
@@ -420,21 +418,25 @@ class SshAllocation(Allocation):
         Raises:
             ProviderError: containers may be left, which end by their lease.
         """
-        with self._lock:
-            machines = tuple(self.machines)
         failures = []
-        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="skyward-host") as threads:
-            for machine, done in [(machine, threads.submit(machine.close)) for machine in machines]:
-                error = done.exception()
-                if isinstance(error, SkywardError):
-                    failures.append(f"  {machine.name}  {error}")
-                elif error is not None:
-                    raise error
-        if self._directory is not None:
-            self._directory.remove()
+        for machine, error in self._end(Machine.close):
+            if not isinstance(error, SkywardError):
+                raise error
+            failures.append(f"  {machine.name}  {error}")
         if failures:
             told = f"Containers of pool {self.request.pool_id} may be left, and end by their lease:"
             raise ProviderError("\n".join([told, *failures]))
+
+    def _end(self, end: Callable[[Machine], None]) -> list[tuple[Machine, BaseException]]:
+        """End all machines side by side, and remove the directory here; what has failed, and where."""
+        with self._lock:
+            machines = tuple(self.machines)
+        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="skyward-host") as threads:
+            tries = [(machine, threads.submit(end, machine)) for machine in machines]
+            failed = [(machine, error) for machine, done in tries if (error := done.exception()) is not None]
+        if self._directory is not None:
+            self._directory.remove()
+        return failed
 
     def _beat(self) -> None:
         while not self.ended.wait(min(_BEAT_S, self.request.lease_s / 3)):

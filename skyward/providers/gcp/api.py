@@ -18,7 +18,7 @@ from skyward.providers.cloud.base import RefusedError, named
 from skyward.system import threading, time
 
 MIN_COUNT = "VM_MIN_COUNT_NOT_REACHED"  # of a launch as a whole; other errors say why
-_SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 _QUOTA = ("QUOTA_EXCEEDED", "quotaExceeded")
 _NOT_ALLOWED = ("forbidden", "PERMISSIONS_ERROR")
 _CALL_S, _RETRY_S = 150.0, 20.0  # Google answers a call that waits for an operation after two minutes
@@ -58,7 +58,7 @@ class Api:
         from google.auth.exceptions import DefaultCredentialsError
 
         try:
-            found: tuple[Any, str | None] = google.auth.default(scopes=[_SCOPE])
+            found: tuple[Any, str | None] = google.auth.default(scopes=[SCOPE])
         except DefaultCredentialsError as error:
             raise ConfigError(
                 f"sky.GCP() found no credentials: {error} Run `gcloud auth application-default login`, or name a key "

@@ -32,7 +32,7 @@ from skyward.providers.cloud.base import (
     while_open,
 )
 from skyward.providers.cloud.provider import CloudProvider
-from skyward.providers.gcp.api import MIN_COUNT, Api
+from skyward.providers.gcp.api import MIN_COUNT, SCOPE, Api
 from skyward.providers.gcp.catalog import attached, find_offers
 from skyward.system import time
 
@@ -289,12 +289,7 @@ class GcpLauncher:
         """What all machines of a launch have in common."""
         settings, offer, labels = self._settings, request.offer, {_POOL: self._pool}
         disk = "hyperdisk-balanced" if offer.type.name.startswith(_HYPERDISK) else "pd-balanced"
-        start = {
-            "source_image": self._image.self_link,
-            "disk_size_gb": self._disk_gb,
-            "disk_type": disk,
-            "labels": labels,
-        }
+        boots = {"source_image": self._image.self_link, "disk_size_gb": self._disk_gb, "disk_type": disk}
         interface: dict[str, Any] = {"subnetwork": self._subnet.self_link}
         if not settings.use_private_ip:
             interface["access_configs"] = [{"type_": "ONE_TO_ONE_NAT", "name": "External NAT"}]
@@ -309,18 +304,20 @@ class GcpLauncher:
         metadata = {"user-data": request.user_data, "block-project-ssh-keys": "TRUE", "enable-oslogin": "FALSE"}
         signed = settings.image is None and self._request.accelerator is None  # is every module of its kernel
         shield = {"enable_secure_boot": signed, "enable_vtpm": True, "enable_integrity_monitoring": True}
-        account, scopes = settings.service_account, ["https://www.googleapis.com/auth/cloud-platform"]
+        account = settings.service_account
         return {
             "machine_type": offer.type.name,
             "description": _describe(self._pool, hourly=offer.hourly),
             "labels": labels,
             "tags": {"items": [_rules_name(self._pool)]},
-            "disks": [{"boot": True, "auto_delete": True, "initialize_params": start}],
+            "disks": [{"boot": True, "auto_delete": True, "initialize_params": {**boots, "labels": labels}}],
             "network_interfaces": [interface],
             "metadata": {"items": [{"key": key, "value": value} for key, value in metadata.items()]},
             "scheduling": schedule,
             "guest_accelerators": attached(self._request, offer.type),
-            "service_accounts": [{"email": account, "scopes": scopes}] if account else [],
+            "service_accounts": [{"email": account, "scopes": [SCOPE]}]
+            if (account := settings.service_account)
+            else [],
             "shielded_instance_config": shield if offer.type.platform == "linux/amd64" else None,
         }
 
