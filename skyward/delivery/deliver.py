@@ -89,13 +89,18 @@ def deliver(image: Image, cluster: Cluster, target: ImageTarget, report: Report)
     if (ready := prepared_image(image, cluster.spec)) and (found := _where_wanted(ready, target, store)):
         return found
     plan = plan_for(image, store, python=cluster.spec.python, platform=image.platform or cluster.spec.platform)
-    delivery = _Delivery(plan, target, store, report)
+    docker_host = target.docker_host or target.engine.url
     if target.machines:
-        delivered = delivery.to_machines()
+        _ToMachines(plan, target, store, report).run()
+        delivered = Delivered(tag=plan.tag, user=plan.user)
     elif target.registry:
-        delivered = delivery.to_registry(target.registry)
+        from skyward.delivery.registry import put_in_registry  # brings requests, which most deliveries do not need
+
+        there = put_in_registry(plan, target.registry, store, report, docker_host)
+        delivered = Delivered(tag=plan.tag, reference=there.reference, auth=there.auth, user=plan.user)
     else:
-        delivered = delivery.to_engine()
+        facts = ensure(plan, store, report, docker_host=docker_host)
+        delivered = Delivered(tag=plan.tag, reference=facts.id, user=plan.user)
     note_use(plan.tag)
     return delivered
 
@@ -118,8 +123,8 @@ def _where_wanted(ready: Prepared, target: ImageTarget, store: EngineImages) -> 
     return Delivered(tag=ready.tag, reference=facts[0].id if facts[0] else "", user=ready.user)
 
 
-class _Delivery:
-    """One image on its way to one target."""
+class _ToMachines:
+    """One image on its way to machines."""
 
     def __init__(self, plan: Plan, target: ImageTarget, store: EngineImages, report: Report) -> None:
         self._plan, self._store, self._report = plan, store, report
@@ -127,21 +132,7 @@ class _Delivery:
         self._is_local = target.docker_host is None
         self._docker_host = target.docker_host or target.engine.url
 
-    def to_engine(self) -> Delivered:
-        """Build it unless the engine has it."""
-        plan = self._plan
-        facts = ensure(plan, self._store, self._report, docker_host=self._docker_host)
-        return Delivered(tag=plan.tag, reference=facts.id, user=plan.user)
-
-    def to_registry(self, registry: str) -> Delivered:
-        """Build and push it unless the registry has it."""
-        from skyward.delivery.registry import put_in_registry  # brings requests, which most deliveries do not need
-
-        plan = self._plan
-        found = put_in_registry(plan, registry, self._store, self._report, self._docker_host)
-        return Delivered(tag=plan.tag, reference=found.reference, auth=found.auth, user=plan.user)
-
-    def to_machines(self) -> Delivered:
+    def run(self) -> None:
         """Bring it to the machines that do not have it."""
         tag = self._plan.tag
         before = self._look(self._machines)
@@ -150,7 +141,6 @@ class _Delivery:
         if None in contents or len(contents) > 1 or self._plan.image.verify:
             expected = self._pull(before, self._registry) if self._registry else self._send(before)
             self._check(expected)
-        return Delivered(tag=tag, user=self._plan.user)
 
     def _look(self, machines: Sequence[Machine]) -> dict[Machine, ImageFacts | None]:
         """The image that each machine has under the tag."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import ssl
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -223,6 +223,21 @@ def claim(sock: socket.socket, context: ssl.SSLContext, name: str) -> Claim | No
         return None
     shown = end_point(tls.getpeercert(binary_form=True) or b"")
     return Claim(plain_end(tls, name), shown, int(greeting["port"]), bool(greeting["busy"]))
+
+
+def claim_at(
+    dial: Callable[[int], socket.socket], ports: Iterable[int], context: ssl.SSLContext, name: str
+) -> tuple[Claim, int] | None:
+    """Claim the program that listens at one of these ports, the first that is free; None if it does not answer yet."""
+    for port in ports:
+        try:
+            found = claim(dial(port), context, name)
+        except ssl.SSLCertVerificationError:
+            continue  # another program has this port; ours took the next one
+        except (OSError, ProviderError):
+            return None
+        return None if found is None else (found, port)
+    return None
 
 
 def open_through(

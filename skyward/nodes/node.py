@@ -252,13 +252,16 @@ class NodeOutput:
     Args:
         chunks: the output; iterated over until it ends, because a node that nobody reads blocks.
         name: name of the node, for the thread.
+
+    Attributes:
+        ended: whether there will be no more.
     """
 
     def __init__(self, chunks: Iterable[bytes], name: str) -> None:
         self._news = threading.Condition()
         self._announcement: Announcement | None = None
         self._failure: SkywardError | None = None
-        self._ended = False
+        self.ended = False
         self._lines: deque[str] = deque(maxlen=_LINES)
         self._thread = threading.Thread(target=self._read, args=(chunks,), name=f"{name}-output", daemon=True)
         self._thread.start()
@@ -270,15 +273,10 @@ class NodeOutput:
             SkywardError: the output cannot be read, or the announcement is not of this protocol.
         """
         with self._news:
-            self._news.wait_for(lambda: self._announcement or self._failure or self._ended, timeout_s)
+            self._news.wait_for(lambda: self._announcement or self._failure or self.ended, timeout_s)
             if self._failure:
                 raise self._failure
             return self._announcement
-
-    @property
-    def ended(self) -> bool:
-        """Whether there will be no more."""
-        return self._ended
 
     @property
     def tail(self) -> str:
@@ -302,7 +300,7 @@ class NodeOutput:
         except SkywardError as error:
             failure = error
         with self._news:
-            self._ended, self._failure = True, failure
+            self.ended, self._failure = True, failure
             self._news.notify_all()
 
     def _take(self, lines: list[bytes]) -> None:

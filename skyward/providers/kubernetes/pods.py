@@ -14,7 +14,7 @@ from skyward.builder.events import Report, note
 from skyward.errors import NodeStartError, PoolClosedError, ProviderError, SkywardError
 from skyward.model.resource import Resource
 from skyward.nodes.access import SESSION, NodeAccess
-from skyward.nodes.claimed import Claim, ClaimedProcess, claim, end, identities, open_through
+from skyward.nodes.claimed import Claim, ClaimedProcess, claim_at, end, identities, open_through
 from skyward.nodes.container import COMMAND, NODE, POOL
 from skyward.nodes.node import Exit, Launch, exit_of
 from skyward.nodes.process_id import ProcessId
@@ -207,16 +207,11 @@ class Pods:
     def _claim(self, pod: Pod, document: Document) -> None:
         """Claim a pod that runs, unless it does not answer yet."""
         pod.address = str(document["status"].get("podIP", ""))
-        for port in ports(self._request.pool, pod.number):
-            try:
-                found = claim(self._dial(pod, port), pod.context, f"{pod.name}-claim")
-            except ssl.SSLCertVerificationError:
-                continue  # another program has this port; ours took the next one
-            except (OSError, ProviderError):
-                return
-            if found is not None and not found.busy:
-                pod.claim, pod.port = found, port
-            return
+        found = claim_at(
+            partial(self._dial, pod), ports(self._request.pool, pod.number), pod.context, f"{pod.name}-claim"
+        )
+        if found is not None and not found[0].busy:
+            pod.claim, pod.port = found
 
     def _dial(self, pod: Pod, port: int) -> socket.socket:
         """A socket that leads to a pod's program.

@@ -71,6 +71,11 @@ class Job:
         """Seconds that it had before its time limit when the queue was last read."""
         return (self.seen.left_s if self.seen else None) or 0.0
 
+    @property
+    def notice_s(self) -> float:
+        """How long before its time limit that is told."""
+        return min(_NOTICE_S, (self.limit_s or 0.0) * _NOTICE_SHARE)
+
 
 class Jobs:
     """The jobs of one pool.
@@ -233,7 +238,7 @@ class Jobs:
     def _idle_s(self) -> float:
         """Until the next look where nothing is waited for: in time for the next job whose limit comes near."""
         notices = [
-            job.seen.left_s - _notice_s(job.limit_s) + 0.5
+            job.seen.left_s - job.notice_s + 0.5
             for job in self._jobs.values()
             if job.claim and not job.noticed and job.seen and job.seen.left_s is not None
         ]
@@ -332,7 +337,7 @@ class Jobs:
     def _tell_time(self, job: Job) -> None:
         """Tell of a job that is about to reach its time limit, once."""
         left = job.seen.left_s if job.seen and job.seen.state == "RUNNING" else None
-        if not job.noticed and left is not None and left <= _notice_s(job.limit_s):
+        if not job.noticed and left is not None and left <= job.notice_s:
             job.noticed = True
             self._on_time(job, left)
 
@@ -342,7 +347,7 @@ class Jobs:
         for job in jobs:
             if job.claim is None and not job.given_up and job.seen is not None and job.seen.waits:
                 why = f" ({job.seen.reason})" if job.seen.reason not in ("", "None") else ""
-                parts.append(f"job {job.id}{why}{_expected(job.seen.start, now)}")
+                parts.append(f"job {job.id}{why}{job.seen.expected(now)}")
         text = f"waiting in the queue: {', '.join(parts)}" if parts else ""
         if text and text != self._said:
             self._report(note(text))
@@ -409,18 +414,6 @@ class Jobs:
         for each in claims:
             end(each.session, STOP)
             each.session.close()
-
-
-def _notice_s(limit_s: float | None) -> float:
-    return min(_NOTICE_S, (limit_s or 0.0) * _NOTICE_SHARE)
-
-
-def _expected(start: float | None, now: float) -> str:
-    if start is None or not now:
-        return ""
-    minutes = max(0, round((start - now) / 60))
-    when = f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
-    return f", estimated to start in {when}"
 
 
 class SlurmProcess(ClaimedProcess):

@@ -93,6 +93,14 @@ class QueuedJob:
         """What to do about the reason for which it never runs."""
         return _ADVICE.get(self.reason, f"`scontrol show job` and the cluster's manual explain {self.reason}.")
 
+    def expected(self, now: float) -> str:
+        """When it is expected to start, for people; "" where that is not known. `now` is by the cluster's clock."""
+        if self.start is None or not now:
+            return ""
+        minutes = max(0, round((self.start - now) / 60))
+        when = f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
+        return f", estimated to start in {when}"
+
     @property
     def how_ended(self) -> str:
         """How it ended, to complete "Node 1 ..."."""

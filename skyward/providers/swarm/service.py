@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 from skyward.builder.events import Report, note
 from skyward.errors import EngineError, NodeStartError, PoolClosedError, ProviderError
 from skyward.model.rights import DEFAULT
-from skyward.nodes.claimed import Claim, ClaimedProcess, claim, end, open_through
+from skyward.nodes.claimed import Claim, ClaimedProcess, claim_at, end, open_through
 from skyward.nodes.container import COMMAND, POOL, owner_labels
 from skyward.nodes.node import Exit, Launch, exit_of
 from skyward.nodes.process_id import ProcessId
@@ -277,22 +277,17 @@ class TaskClaimer:
         task = view.running[slot]
         machine = view.machines[task["NodeID"]]
         address = address_of(machine)
-        for port in ports(self._pool, slot):
-            try:
-                found = claim(self._manager.dial(address, port), self._contexts[slot], f"skyward-{self._pool}-{slot}")
-            except ssl.SSLCertVerificationError:
-                continue  # another program has this port; the task took the next one
-            except OSError:
-                return None
-            if found is None:
-                return None
-            if task["ID"] in given_up:
-                end(found.session, RESTART)
-            if found.busy or task["ID"] in given_up:
-                found.session.close()
-                return None
-            return ClaimedTask(str(task["ID"]), slot, name_of_machine(machine), address, port, found)
-        return None
+        dial, where = partial(self._manager.dial, address), ports(self._pool, slot)
+        found = claim_at(dial, where, self._contexts[slot], f"skyward-{self._pool}-{slot}")
+        if found is None:
+            return None
+        claim, port = found
+        if task["ID"] in given_up:
+            end(claim.session, RESTART)
+        if claim.busy or task["ID"] in given_up:
+            claim.session.close()
+            return None
+        return ClaimedTask(str(task["ID"]), slot, name_of_machine(machine), address, port, claim)
 
     def connect(self, task: ClaimedTask, address: str) -> socket.socket:
         """A socket that leads to one that a node has announced.
