@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from skyward.builder.packages.resolver import find_uv
+from skyward.builder.packages.lock import find_uv
 
 RUNS = 9
 SCRIPT = """

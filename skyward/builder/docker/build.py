@@ -264,7 +264,7 @@ def _environment(command: BuildCommand, docker_host: str | None, folder: Path) -
     environment = {**os.environ, "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
     environment |= {"DOCKER_HOST": docker_host} if docker_host else {}
     # buildx keeps its state beside Docker's configuration, and builds nothing where it cannot
-    if command.is_buildx and "BUILDX_CONFIG" not in environment and why_not_writable(config_folder(os.environ)):
+    if command.is_buildx and "BUILDX_CONFIG" not in environment and why_not_writable(config_folder()):
         environment["BUILDX_CONFIG"] = str(folder / "buildx")
     return environment | ({} if command.is_buildx or command.is_podman else {"DOCKER_BUILDKIT": "1"})
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
+import threading
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from skyward.builder.packages.resolver import Resolved
 
 _FORMAT = 3
+_PARTS = ("target", "packages", "projects")  # of a lock, that are kept
 _PLATFORMS = {
     "linux/amd64": "x86_64-manylinux_2_",
     "linux/arm64": "aarch64-manylinux_2_",
@@ -40,6 +43,7 @@ _PLATFORMS = {
 _GLIBCS = (17, 28, *range(31, 41))  # the 2.x for which uv resolves (its option --python-platform)
 # where the base's is not known: what the wheels of the large frameworks ask for; Debian has it since 10
 _USUAL_GLIBC = 28
+_finding = threading.Lock()  # sysconfig, where uv looks, gives None for a setting while another thread first asks it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +233,23 @@ def build_packages(request: Request, target: str, name: str, system: BuildSystem
     return ()
 
 
+def find_uv() -> str:
+    """The uv that was installed with skyward, else one on PATH."""
+    try:
+        import uv
+
+        with _finding:
+            return uv.find_uv_bin()
+    except (ImportError, FileNotFoundError):
+        found = shutil.which("uv")
+    if found is None:
+        raise ImageError(
+            "Python requirements of an image are locked with uv, which is neither installed here as a package nor on "
+            "PATH. Install it: python -m pip install uv."
+        )
+    return found
+
+
 @lru_cache(maxsize=1)
 def uv_version() -> str:
     """The version of the uv that resolves here; "" for one that is not installed as a package."""
@@ -273,35 +294,22 @@ def _read(file: Path) -> _Kept | None:
         return None
     try:
         kept = json.loads(text)
-        projects = tuple((name, _from_json(build)) for name, build in kept["projects"])
-        lock = Lock(_from_json(kept["packages"]), projects=projects, target=kept["target"])
+        lock = Lock(**{name: parsed(kept[name]) for name in _PARTS})
         return _Kept(frozenset(kept["entries"]), kept["settings"], lock)
     except (ValueError, KeyError, TypeError, AttributeError):  # half written, or another version's: made again
         return None
 
 
-def _from_json(entries: Iterable[dict[str, Any]]) -> tuple[Package, ...]:
-    return tuple(
-        Package(
-            **{**entry, "hashes": tuple(entry["hashes"])}
-            | {"build": None if entry["build"] is None else _from_json(entry["build"])}
-        )
-        for entry in entries
-    )
-
-
-def _to_json(packages: Iterable[Package]) -> list[dict[str, Any]]:
-    return [
-        {name: getattr(package, name) for name in ("name", "pin", "hashes", "index", "size", "compiled")}
-        | {"build": None if package.build is None else _to_json(package.build)}
-        for package in packages
-    ]
-
-
 def _write(file: Path, request: Request, lock: Lock) -> None:
-    projects = [[name, _to_json(build)] for name, build in lock.projects]
-    kept = {"target": lock.target, "packages": _to_json(lock.packages), "projects": projects}
-    write(file, json.dumps({"entries": request.entries, "settings": request.settings, **kept}, indent=1))
+    parts = {name: part for name, part in asdict(lock).items() if name in _PARTS}
+    write(file, json.dumps({"entries": request.entries, "settings": request.settings, **parts}, indent=1))
+
+
+def parsed(value: Any) -> Any:
+    """A part of a lock, from lists and tables of packages."""
+    if isinstance(value, dict):
+        return Package(**{name: parsed(part) for name, part in value.items()})
+    return tuple(parsed(part) for part in value) if isinstance(value, list) else value
 
 
 def open_entries(entries: Iterable[str], rules: Rules) -> list[str]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from skyward.builder.packages.lock import Request
+from skyward.builder.packages.lock import Request, parsed
 from skyward.errors import ConfigError
 from skyward.image import Lock, Package
 
@@ -180,7 +180,7 @@ def _entry(table: Mapping[str, Any]) -> Entry:
         asked=table["asked"],
         base=base.get("digest", ""),
         is_pulled=base.get("pulled", False),
-        lock=Lock(**{name: _parsed(value) for name, value in table["lock"].items()}),
+        lock=Lock(**{name: parsed(value) for name, value in table["lock"].items()}),
     )
 
 
@@ -203,12 +203,6 @@ def _plain(value: Any) -> Any:
         known = {each.name: getattr(value, each.name) for each in fields(Package)}
         return {name: _plain(part) for name, part in known.items() if part not in (None, "", False)}
     return [_plain(part) for part in value] if isinstance(value, tuple) else value
-
-
-def _parsed(value: Any) -> Any:
-    if isinstance(value, dict):
-        return Package(**{name: _parsed(part) for name, part in value.items()})
-    return tuple(_parsed(part) for part in value) if isinstance(value, list) else value
 
 
 def _command(path: Path, more: str = "") -> str:

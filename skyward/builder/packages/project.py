@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from skyward.builder.folders import uv_variables
+from skyward.builder.packages.lock import find_uv
 from skyward.builder.packages.metadata import in_words
 from skyward.builder.packages.pip_files import EXPORTS
 from skyward.builder.packages.pylock import (
@@ -29,7 +30,6 @@ from skyward.builder.packages.pylock import (
     locked_for,
     read_pylock,
 )
-from skyward.builder.packages.resolver import find_uv
 from skyward.errors import ConfigError
 from skyward.model.image import package_name
 from skyward.model.image_fields import requirement, without_logins

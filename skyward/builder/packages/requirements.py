@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from skyward.builder.events import warn
 from skyward.builder.packages.lock import Rules
 from skyward.builder.packages.metadata import LocalPackage, dependencies_of, in_words, listed, local_package, located
 from skyward.builder.packages.pip_files import EXPORTS, Line, read_pip_file
+from skyward.builder.packages.project import Choice, located_project, lock_of, locked_project, read_project
 from skyward.builder.packages.pylock import Locked, Source, Target, default_groups, locked_for, read_pylock
 from skyward.errors import ConfigError
 from skyward.model import image_fields as fields
 from skyward.model.image import Image, local_path, package_name, requirement_name
 from skyward.model.image_fields import local_minor, platform_of
-
-if TYPE_CHECKING:
-    from skyward.builder.packages.project import Choice
 
 _PYLOCK = re.compile(r"pylock(\.[^.]+)?\.toml")
 
@@ -101,8 +98,6 @@ class _Reading:
         wanted = self._image.project
         if wanted is None:
             return
-        from skyward.builder.packages.project import Choice, located_project
-
         choice = Choice(groups=tuple(wanted.groups), extras=tuple(wanted.extras), package=wanted.package)
         folder = located(self._root, wanted.path)
         self._own = located_project(folder, choice.package)
@@ -127,10 +122,8 @@ class _Reading:
         """Dependency groups of the nearest project."""
         if not self._image.groups:
             return
-        from skyward.builder.packages.project import Choice, lock_of
-
         path = _nearest(self._root, self._image)
-        document = _project(path)
+        document = read_project(path.parent)
         groups = {package_name(name): texts for name, texts in document.get("dependency-groups", {}).items()}
         optional = {package_name(name) for name in document.get("project", {}).get("optional-dependencies", {})}
         if unknown := [name for name in self._image.groups if name not in {*groups, *optional}]:
@@ -162,18 +155,13 @@ class _Reading:
     def local(self) -> None:
         """Local wheels and projects, and what they need."""
         asked = {*self._image.pip, *(entry for entry, _ in self._found)}
-        entries = sorted(entry for entry in asked if local_path(entry) is not None)
-        if not entries:
-            return
-        from skyward.builder.packages.project import Choice, lock_of
-
-        for entry in entries:
+        for entry in sorted(entry for entry in asked if local_path(entry) is not None):
             folder = located(self._root, local_path(entry) or "")
             if folder in self._packages:
                 continue
             origin = f"your pip=[{entry!r}]"
             if (folder / "pyproject.toml").is_file():
-                document = _project(folder / "pyproject.toml")
+                document = read_project(folder)
                 if lock_of(folder):
                     extras = tuple(entry.removesuffix("]").rpartition("[")[2].split(",")) if "[" in entry else ()
                     self._take(self._locked(folder, Choice(extras=extras)), origin, {folder: entry})
@@ -186,13 +174,11 @@ class _Reading:
             self._found += needs
 
     def _project_file(self, path: Path, name: str) -> None:
-        from skyward.builder.packages.project import Choice, lock_of
-
         where = f"{name}, [project] dependencies"
         if lock_of(path.parent):
             self._take(self._locked(path.parent, Choice(itself=False)), where)
             return
-        table = _project(path)
+        table = read_project(path.parent)
         _check_says_needs(table, path)
         entries = _checked(dependencies_of(table.get("project", {}), ()), f"{path}, [project] dependencies")
         self._settings(table, path)
@@ -200,8 +186,6 @@ class _Reading:
         self._found += [(entry, where) for entry in entries]
 
     def _locked(self, folder: Path, choice: Choice) -> Locked:
-        from skyward.builder.packages.project import locked_project
-
         return locked_project(folder, choice, self._root, Target(self._python, self._platform))
 
     def _pylock(self, path: Path) -> Locked:
@@ -326,13 +310,6 @@ def _nearest(root: Path, image: Image) -> Path:
         if (folder / "pyproject.toml").is_file():
             return folder / "pyproject.toml"
     raise ConfigError(f"Image: groups={list(image.groups)!r}, but there is no pyproject.toml in {root} or above.")
-
-
-def _project(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}.") from None
 
 
 def _refuse_sources(document: dict[str, Any], entries: list[str], image: Image, path: Path) -> None:

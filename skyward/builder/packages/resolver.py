@@ -8,10 +8,8 @@ from __future__ import annotations
 import logging
 import os
 import re
-import shutil
 import subprocess
 import sys
-import threading
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from zipfile import BadZipFile, ZipFile
 
 from skyward.builder.folders import scratch_folder, uv_variables
+from skyward.builder.packages.lock import Request, find_uv
 from skyward.builder.packages.metadata import (
     BuildSystem,
     build_system,
@@ -42,11 +41,8 @@ from skyward.model.image_fields import without_logins
 if TYPE_CHECKING:
     from email.message import Message
 
-    from skyward.builder.packages.lock import Request
-
 _log = logging.getLogger(__name__)
 _LOCK, _CONSTRAINTS, _OVERRIDES = "pylock.toml", "constraints.txt", "overrides.txt"
-_finding = threading.Lock()  # sysconfig, where uv looks, gives None for a setting while another thread first asks it
 _KEPT = ("UV_CACHE_DIR", "UV_HTTP_RETRIES", "UV_KEYRING_PROVIDER", "UV_OFFLINE")
 _STOOD_IN = re.compile(r"\s+@\s+file://\S+/[^/\s-]+-([^/\s-]+)-py3-none-any\.whl")
 _SERVED = re.compile(r"http://127\.0\.0\.1:\d+/[0-9a-f]{32}")
@@ -179,23 +175,6 @@ def _stand_in(place: Path, package: Package) -> str:
         wheel.writestr(f"{info}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         wheel.writestr(f"{info}.dist-info/RECORD", "")
     return f"{package.name} @ {path.as_uri()}"
-
-
-def find_uv() -> str:
-    """The uv that was installed with skyward, else one on PATH."""
-    try:
-        import uv
-
-        with _finding:
-            return uv.find_uv_bin()
-    except (ImportError, FileNotFoundError):
-        found = shutil.which("uv")
-    if found is None:
-        raise ImageError(
-            "Python requirements of an image are locked with uv, which is neither installed here as a package nor on "
-            "PATH. Install it: python -m pip install uv."
-        )
-    return found
 
 
 def _needed(image: Image, found: dict[str, Any], extras: list[str]) -> list[str]:

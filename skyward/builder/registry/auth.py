@@ -91,7 +91,7 @@ def registry_credentials(registry: str) -> Credentials | None:
     """
     if not is_ecr(registry):
         return find_credentials(registry) or cloud_credentials(registry)
-    has_program = any(_named_program(config, registry) for config, _ in _configurations(os.environ))
+    has_program = any(_named_program(config, registry) for config, _ in _configurations())
     if (has_program or not _has_boto3()) and (found := find_credentials(registry)):
         return found
     return _ecr_token(registry)
@@ -100,7 +100,7 @@ def registry_credentials(registry: str) -> Credentials | None:
 # Docker's configuration -----------------------------------------------------------------------------------------------
 
 
-def find_credentials(registry: str, environ: Mapping[str, str] = os.environ) -> Credentials | None:
+def find_credentials(registry: str) -> Credentials | None:
     """The credentials in Docker's configuration for a registry; None for none.
 
     The variable DOCKER_AUTH_CONFIG, which holds the text of a configuration, comes before the file, as for the docker
@@ -110,31 +110,31 @@ def find_credentials(registry: str, environ: Mapping[str, str] = os.environ) -> 
     Raises:
         RegistryError: the configuration cannot be read, or a credential program is missing or fails.
     """
-    for config, origin in _configurations(environ):
+    for config, origin in _configurations():
         program = _named_program(config, registry) or config.get("credsStore")
-        found = _ask_configured(str(program), registry, origin, environ) if program else None
+        found = _ask_configured(str(program), registry, origin) if program else None
         if found := found or _from_auths(_object(config.get("auths")), registry, origin):
             return replace(found, configured=origin != _VARIABLE)
     return None
 
 
-def config_folder(environ: Mapping[str, str]) -> Path:
+def config_folder() -> Path:
     """The folder of Docker's configuration."""
-    folder = environ.get("DOCKER_CONFIG")
-    return Path(folder) if folder else Path(environ.get("HOME") or home()) / ".docker"
+    folder = os.environ.get("DOCKER_CONFIG")
+    return Path(folder) if folder else home() / ".docker"
 
 
-def _configurations(environ: Mapping[str, str]) -> Iterator[tuple[dict[str, Any], str]]:
+def _configurations() -> Iterator[tuple[dict[str, Any], str]]:
     """The configurations that count, and where each is from."""
-    if environ.get(_VARIABLE):
+    if given := os.environ.get(_VARIABLE):
         try:
-            yield _object(json.loads(environ[_VARIABLE])), _VARIABLE
+            yield _object(json.loads(given)), _VARIABLE
         except ValueError:
             raise RegistryError(
                 f"{_VARIABLE}, which holds credentials for registries, is not JSON.",
                 'Give it the form of Docker\'s config.json, {"auths": {...}}, or unset it.',
             ) from None
-    path = config_folder(environ) / "config.json"
+    path = config_folder() / "config.json"
     yield _read_config(path), str(path)
 
 
@@ -207,26 +207,26 @@ def _host(key: str) -> str:
 # credential programs --------------------------------------------------------------------------------------------------
 
 
-def _ask_configured(name: str, registry: str, origin: str, environ: Mapping[str, str]) -> Credentials | None:
+def _ask_configured(name: str, registry: str, origin: str) -> Credentials | None:
     """The answer of a credential program that a configuration names."""
     program = f"docker-credential-{name}"
-    if shutil.which(program, path=environ.get("PATH")) is None:
+    if shutil.which(program) is None:
         raise RegistryError(
             f"Docker's configuration {origin} names the credential program {program} for {registry}, "
             "which is not on PATH.",
             f"Install {program}, or remove its name ({name!r}) from that configuration and run "
             f"`docker login {registry}`.",
         )
-    return _ask_program(program, registry, environ)
+    return _ask_program(program, registry)
 
 
-def _ask_program(program: str, registry: str, environ: Mapping[str, str]) -> Credentials | None:
+def _ask_program(program: str, registry: str) -> Credentials | None:
     """The answer of a credential program; None if it knows nothing of the registry."""
     asked = f"The credential program {program}, asked for {registry},"
     # its own words are not shown: they may hold what it was asked for
     shown = re.sub(r"[^\w.:-]", "", registry)
     remedy = f"See what it says: echo {shown} | {program} get"
-    done = _run([program, "get"], asked, remedy, _PROGRAM_LIMIT_S, _key(registry), environ)
+    done = _run([program, "get"], asked, remedy, _PROGRAM_LIMIT_S, _key(registry))
     if done.returncode:
         if _NOT_FOUND in (done.stdout.strip() or done.stderr.strip()).lower():
             return None
@@ -242,12 +242,10 @@ def _ask_program(program: str, registry: str, environ: Mapping[str, str]) -> Cre
 
 
 def _run(
-    words: Sequence[str], asked: str, remedy: str, limit_s: int, told: str, environ: Mapping[str, str]
+    words: Sequence[str], asked: str, remedy: str, limit_s: int, told: str = ""
 ) -> subprocess.CompletedProcess[str]:
     try:
-        return subprocess.run(
-            words, input=told, capture_output=True, text=True, timeout=limit_s, check=False, env=dict(environ)
-        )
+        return subprocess.run(words, input=told, capture_output=True, text=True, timeout=limit_s, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         why = f"did not answer in {limit_s} s" if isinstance(error, subprocess.TimeoutExpired) else str(error)
         raise RegistryError(f"{asked} {why}.", remedy) from None
@@ -300,7 +298,7 @@ def cloud_credentials(registry: str) -> Credentials | None:
         if found := cloud.hosts.fullmatch(registry):
             program = next((name for name in cloud.programs if shutil.which(name)), None)
             if program:
-                return _ask_program(program, registry, os.environ)
+                return _ask_program(program, registry)
             if shutil.which(cloud.command[0]):
                 return _token(cloud, registry, found.groupdict().get("name") or "")
     return None
@@ -311,7 +309,7 @@ def _token(cloud: _Cloud, registry: str, name: str) -> Credentials:
     words = [word.format(name=name) for word in cloud.command]
     remedy = cloud.remedy.format(registry=registry, name=name)
     asked = f"`{' '.join(words)}`, asked for a token for {registry},"
-    done = _run(words, asked, remedy, _CLOUD_LIMIT_S, "", os.environ)
+    done = _run(words, asked, remedy, _CLOUD_LIMIT_S)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["nothing"])[-1]
         raise RegistryError(f"{asked} ended with status {done.returncode}: {last}.", remedy)
@@ -437,7 +435,7 @@ def login(logins: Logins) -> Iterator[dict[str, str]]:
     if not lacking:
         yield {}
         return
-    own = config_folder(os.environ)
+    own = config_folder()
     with scratch_folder("login") as folder:
         for path in own.iterdir() if own.is_dir() else ():
             if path.name != "config.json":

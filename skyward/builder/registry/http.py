@@ -20,7 +20,7 @@ import logging
 import os
 import ssl
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -138,15 +138,14 @@ class EngineCertificates:
         return context
 
 
-def engine_certificates(registry: str, environ: Mapping[str, str] = os.environ) -> EngineCertificates | None:
+def engine_certificates(registry: str) -> EngineCertificates | None:
     """The certificates for a registry in the engine's `certs.d`, also of an engine without root; None for none.
 
     Raises:
         RegistryError: a client's certificate has no key.
     """
-    own = Path(environ.get("HOME") or home())
-    settings = Path(environ.get("XDG_CONFIG_HOME") or own / ".config")
-    roots = (own / ".docker", settings / "docker", Path("/etc/docker"))
+    settings = Path(os.environ.get("XDG_CONFIG_HOME") or home() / ".config")
+    roots = (home() / ".docker", settings / "docker", Path("/etc/docker"))
     folders = tuple(folder for root in roots if (folder := root / "certs.d" / registry).is_dir())
     files = [path for folder in folders for path in sorted(folder.iterdir())]
     pairs = [(path, path.with_suffix(".key")) for path in files if path.suffix == ".cert"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from skyward.builder.packages.resolver import find_uv
+from skyward.builder.packages.lock import find_uv
 from skyward.builder.registry import existence
 from skyward.builder.registry.reference import parse_reference
 from skyward.builder.store import note_content

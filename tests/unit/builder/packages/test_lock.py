@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from skyward.builder.packages import resolver as resolving
-from skyward.builder.packages.lock import Request, lock_requirements
+from skyward.builder.packages.lock import Request, find_uv, lock_requirements
 from skyward.builder.site.index_server import FolderServer
 from skyward.errors import ConfigError, ImageError
 from skyward.image import Lock, with_origin
@@ -238,7 +237,7 @@ def test_pools_that_open_at_once_look_for_uv_one_after_the_other(monkeypatch: py
 
     monkeypatch.setattr(uv, "find_uv_bin", find)
     with ThreadPoolExecutor(8) as threads:
-        assert set(threads.map(lambda _: resolving.find_uv(), range(16))) == {"uv"}
+        assert set(threads.map(lambda _: find_uv(), range(16))) == {"uv"}
 
 
 def test_an_extra_that_a_package_does_not_have(wheels: Path) -> None:

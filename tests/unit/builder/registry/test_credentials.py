@@ -49,12 +49,13 @@ def test_auths(configure: Configure, config: dict[str, Any], registry: str, expe
     assert find_credentials(registry) == expected
 
 
-def test_no_configuration(tmp_path: Path) -> None:
+def test_no_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who never logged in is anonymous; without DOCKER_CONFIG the configuration is in ~/.docker."""
     assert find_credentials("r.io") is None
     (tmp_path / "home" / ".docker").mkdir()
     (tmp_path / "home" / ".docker" / "config.json").write_text(json.dumps({"auths": {"r.io": AUTH}}))
-    assert find_credentials("r.io", {"HOME": str(tmp_path / "home")}) == ANN
+    monkeypatch.delenv("DOCKER_CONFIG")
+    assert find_credentials("r.io") == ANN
 
 
 @pytest.mark.parametrize("text", ['{"auths": {"r.io": {"auth": "canary', '{"auths": {"r.io": {"auth": "canary!"}}}'])
