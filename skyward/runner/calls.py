@@ -15,8 +15,7 @@ from typing import Any, Protocol
 
 from skyward.errors import PluginError, TaskError
 from skyward.model.instance import InstanceInfo
-from skyward.runner import cuda, local_modules
-from skyward.runner.forked import end_child
+from skyward.runner.process import breaks_device, end_child, forget_replaced_modules, place_modules
 from skyward.runner.threads import Interrupted, Slot
 from skyward.runtime import environment, masking
 from skyward.runtime.in_process import run_coroutine
@@ -153,7 +152,7 @@ class Calls:
             raise
         except BaseException as error:  # user code may raise SystemExit and the like; the worker stays
             end_child(error)
-            slot.broke_device = cuda.is_lasting(error)
+            slot.broke_device = breaks_device(error)
             return failure(frame.id, error, start)
         finally:
             environment.end_call()
@@ -182,7 +181,7 @@ class Calls:
                 raise
             except BaseException as error:  # as of a call by itself
                 end_child(error)
-                slot.broke_device = cuda.is_lasting(error)
+                slot.broke_device = breaks_device(error)
                 return failure(call, error, start)._replace(buffers=[COUNT.pack(index)])
             finally:
                 environment.end_call()
@@ -211,7 +210,7 @@ class Calls:
     def _place_code(self) -> None:
         with self._placing:
             while self._code:
-                local_modules.write(*payload.loads(self._code[0].head, self._code[0].buffers))
+                place_modules(*payload.loads(self._code[0].head, self._code[0].buffers))
                 self._code.popleft()
 
     def _function(self, number: int) -> Callable[..., Any]:
@@ -228,7 +227,7 @@ class Calls:
             known = self._functions[number]
             if isinstance(known, bytes):
                 self._place_code()
-                local_modules.forget_replaced()
+                forget_replaced_modules()
                 fn: Callable[..., Any] = payload.loads(known, (), what="The function")
                 known = self._session.decorate(fn) if self._session else fn
                 self._functions[number] = known

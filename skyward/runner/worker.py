@@ -18,14 +18,14 @@ from typing import Any, TextIO
 
 from skyward.errors import SkywardError, WireError, explained
 from skyward.model.instance import CODE_DIR, ENV_VAR, SETUP, InstanceInfo
-from skyward.runner import cuda, diagnosis, local_modules, node_logging, terminal
+from skyward.runner import diagnosis, process, terminal
 from skyward.runner import shared_values as shared
 from skyward.runner.calls import Calls, failure
 from skyward.runner.clients import Acceptor
 from skyward.runner.config import WorkerStart, read_place
 from skyward.runner.exchange import CHECKPOINTS, CheckpointClient, GatherClient
-from skyward.runner.forked import end_child, on_fork
 from skyward.runner.output_log import OutputLog, log_name
+from skyward.runner.process import end_child, on_fork
 from skyward.runner.threads import IDLE, Inbox, Interrupted, MainSlot, Slot, ThreadSlot
 from skyward.runtime import checkpoint, environment, group, output
 from skyward.system import SimpleQueue, socket, threading, time
@@ -167,7 +167,7 @@ class Worker:
             case Kind.FORGET:
                 shared.values.forget(bytes(frame.head))
             case Kind.LOGGING:
-                node_logging.use(int(decode(frame.head)["level"]), self.log)
+                process.send_logs(int(decode(frame.head)["level"]), self.log)
             case Kind.SETUP | Kind.PLACE:
                 self._inbox.put(frame)  # both are the main thread's, between calls
             case _:
@@ -269,7 +269,7 @@ class Worker:
         if slot.broke_device or self._leaving or self._calls.is_grouped:
             return
         if all(each.running == IDLE for each in self._slots):
-            slot.broke_device = not cuda.give_back()
+            slot.broke_device = not process.free_device_memory()
 
     def _move(self, document: str) -> None:
         """Take the node's new place: its neighbours have changed."""
@@ -397,7 +397,7 @@ def _start(control: socket.socket) -> Worker:
     log = OutputLog(Path(start.run_dir), log_name(start.index), start.log_bytes, _say, **about)
     worker = Worker(start, place, log)
     shared.values.directory = Path.cwd() / shared.DIRECTORY
-    local_modules.directory = Path.cwd() / CODE_DIR
+    process.modules_directory = Path.cwd() / CODE_DIR
     output.install(worker)
 
     def abandon() -> None:

@@ -35,7 +35,7 @@ class Kind(IntEnum):
     CHECKPOINTED = 27  # answers a CHECKPOINT: JSON {"request", what was asked for} or {"request", "error"}; id = call
     FORGET = 20  # the digest of a shared value that no call sent before needs any more
     ANSWER = 22  # answers TERMINAL, READ_LINE: JSON {"question"} and "source", "line", "end", "interrupt" or "error"
-    LOGGING = 26  # JSON {"level"}: from which level on functions log; see `runner.node_logging`
+    LOGGING = 26  # JSON {"level"}: from which level on functions log; see `runner.process`
     BREAK_IN = 23  # let the call, which is being debugged, stop where it is
 
     # client -> worker, client -> agent
@@ -54,7 +54,7 @@ class Kind(IntEnum):
     GATHER = 39  # JSON {"name", "round", "timeout_s"}, pickled value in the buffers; id = call, or that of the SETUP
     CHECKPOINT = 48  # JSON {"request", "name", "rank", "op", ...}, see `_pool.calls.checkpoints`; id = call
     STALE = 40  # a fresh process takes over; calls that this one holds and does not answer have not begun; id = a call
-    LOG = 47  # JSON of a log record (see `runner.node_logging`); id = call, NO_CALL when unknown
+    LOG = 47  # JSON of a log record (see `runner.process`); id = call, NO_CALL when unknown
     STACKS = 41  # id of the STACK; JSON of `runner.diagnosis.describe`, empty when the call does not run
     TERMINAL = 42  # the call asks for the client's terminal: JSON {"question", "what", "where", "wants_source"}
     TERMINAL_TEXT = 43  # UTF-8 text for the terminal that the call has

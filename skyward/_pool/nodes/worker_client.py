@@ -359,7 +359,7 @@ class LogRecords:
         self._delivering = False
 
     def put(self, fields: Mapping[str, Any], **place: int | None) -> None:
-        """Take the fields of a record (see `runner.node_logging`), with `node`, `rank` and `call` as its attributes."""
+        """Take the fields of a record (see `runner.process`), with `node`, `rank` and `call` as its attributes."""
         record = _record(fields, place)
         with self._lock:
             if len(self._waiting) >= _MOST:

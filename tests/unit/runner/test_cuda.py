@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from skyward.runner import cuda
+from skyward.runner import process
 from skyward.wire import handshake, payload
 from skyward.wire.frames import Connection, Frame, dial
 from skyward.wire.messages import CALL_HEAD, RESULT_HEAD, Kind
@@ -102,8 +102,8 @@ def test_errors_after_which_cuda_works_no_more(error: Exception) -> None:
     own = ValueError("the model diverged")
     own.__cause__ = error
 
-    assert cuda.is_lasting(error)
-    assert cuda.is_lasting(own)
+    assert process.breaks_device(error)
+    assert process.breaks_device(own)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_errors_that_pass(error: Exception) -> None:
     """Too little memory and the like end nothing; nor does what only sounds like it."""
     error.__cause__ = error
 
-    assert not cuda.is_lasting(error)
+    assert not process.breaks_device(error)
 
 
 def test_a_call_that_fails_gives_memory_back(node: RunningNode, call: Connect) -> None:
@@ -164,7 +164,7 @@ def test_a_call_that_is_cancelled_gives_memory_back(node: RunningNode, call: Con
 
 def test_a_process_without_torch_is_left_alone() -> None:
     """Nothing is imported, and CUDA is not asked for where it was not used."""
-    assert cuda.give_back()
+    assert process.free_device_memory()
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from skyward.model.instance import InstanceInfo
-from skyward.runner import calls, local_modules
+from skyward.runner import calls, process
 from skyward.runner.calls import Calls
 from skyward.wire import payload
 from skyward.wire.frames import Frame
@@ -80,7 +80,7 @@ def test_modules_that_the_disk_does_not_take_are_an_error_until_it_does(
 ) -> None:
     """Of calls whose function is not loaded yet; the others go on, and so does the process."""
     directory = tmp_path / "code"
-    monkeypatch.setattr(local_modules, "directory", directory)
+    monkeypatch.setattr(process, "modules_directory", directory)
     monkeypatch.setattr(sys, "path", [*sys.path])
     directory.write_text("as good as a full disk")
     worker = Calls(InstanceInfo(node=0, total_nodes=1, head_addr="127.0.0.1", head_port=0))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from skyward.errors import WireError
-from skyward.runner import local_modules
+from skyward.runner import process
 
 PACKAGE = "of_a_baked_image"
 SENT = (
@@ -26,10 +26,10 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in (f"{PACKAGE}/__init__.py", f"{PACKAGE}/deep/__init__.py", f"{PACKAGE}/deep/table.csv", "beside.txt"):
         (baked / name).parent.mkdir(parents=True, exist_ok=True)
         (baked / name).write_text(f"raise ValueError({name!r})")
-    monkeypatch.setattr(local_modules, "BAKED_DIR", str(baked))
-    monkeypatch.setattr(local_modules, "_written", {})
-    monkeypatch.setattr(local_modules, "_is_replaced", False)
-    monkeypatch.setattr(local_modules, "directory", tmp_path / "code")
+    monkeypatch.setattr(process, "BAKED_DIR", str(baked))
+    monkeypatch.setattr(process, "_written", {})
+    monkeypatch.setattr(process, "_is_replaced", False)
+    monkeypatch.setattr(process, "modules_directory", tmp_path / "code")
     monkeypatch.setattr(sys, "path", [*sys.path, str(baked)])
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
     return tmp_path / "code"
@@ -37,7 +37,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_module_finds_the_baked_data_of_its_package(root: Path) -> None:
     """What is sent of a package does not hide what the image has of it, and counts where both have a file."""
-    local_modules.write(SENT)
+    process.place_modules(SENT)
     module = importlib.import_module(f"{PACKAGE}.deep")
 
     assert module.place == root / PACKAGE / "deep" / "__init__.py"
@@ -49,9 +49,9 @@ def test_a_second_worker_of_a_node_leaves_what_the_first_has_placed(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Workers share the directory: baked files do not come back over sent ones."""
-    local_modules.write(SENT)
-    monkeypatch.setattr(local_modules, "_written", {})
-    local_modules.write(SENT[:1])
+    process.place_modules(SENT)
+    monkeypatch.setattr(process, "_written", {})
+    process.place_modules(SENT[:1])
 
     assert (root / SENT[1][0]).read_bytes() == SENT[1][1]
 
@@ -61,15 +61,15 @@ def test_what_is_baked_is_linked_only_where_it_is_a_place_of_modules(
 ) -> None:
     """A machine without an image may have such a folder for something else."""
     monkeypatch.setattr(sys, "path", sys.path[:-1])
-    local_modules.write(SENT)
+    process.place_modules(SENT)
 
     assert not (root / "beside.txt").exists()
 
 
 def test_programs_may_be_executed(root: Path) -> None:
     """Those that are sent as programs, and also when they are sent again as modules that functions import."""
-    local_modules.write((("tools/a.py", b"#!/bin/sh\n"), ("tools/b.py", b"")), {"tools/a.py"})
-    local_modules.write((("tools/a.py", b"#!/bin/sh\nexit 3\n"),))
+    process.place_modules((("tools/a.py", b"#!/bin/sh\n"), ("tools/b.py", b"")), {"tools/a.py"})
+    process.place_modules((("tools/a.py", b"#!/bin/sh\nexit 3\n"),))
 
     assert os.access(root / "tools/a.py", os.X_OK)
     assert not os.access(root / "tools/b.py", os.X_OK)
@@ -79,4 +79,4 @@ def test_programs_may_be_executed(root: Path) -> None:
 def test_a_path_that_leads_out_is_refused(root: Path, name: str) -> None:
     """Nothing is written there."""
     with pytest.raises(WireError, match="outside its directory"):
-        local_modules.write(((name, b""),))
+        process.place_modules(((name, b""),))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from skyward.runner import node_logging
+from skyward.runner import process
 from skyward.runtime import masking
 from skyward.runtime.masking import Masks
 from skyward.runtime.output import muted, task_output
@@ -25,7 +25,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sent]:
     root = logging.getLogger()
     handlers, level, found = root.handlers[:], root.level, list[tuple[int | None, dict[str, Any]]]()
     root.handlers[:] = []
-    node_logging.use(logging.INFO, lambda call, record: found.append((call, record)))
+    process.send_logs(logging.INFO, lambda call, record: found.append((call, record)))
     yield found
     root.handlers[:] = handlers
     root.setLevel(level)
