@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 Display = Literal["auto", "quiet"]
 Results = Literal["any", "data"]
 N = TypeVar("N", bound=float | None)
+L = TypeVar("L", bound=str)
 C = TypeVar("C", bound=Callable[..., None])
 _GIB = 1024**3
 _BYTES = {
@@ -167,11 +168,11 @@ def image_of(value: Image | None, verify: str | None = None) -> Image:
     return replace(image, verify=key) if key != image.verify else image
 
 
-def display_of(value: str) -> Display:
-    """Check `display=`: how much a pool shows."""
-    if value not in ("auto", "quiet"):
-        raise ConfigError(f"display must be 'auto' or 'quiet'; found {value!r}.")
-    return "auto" if value == "auto" else "quiet"
+def one_of(name: str, value: L, *known: L) -> L:
+    """The value of a parameter that takes one of these words."""
+    if value not in known:
+        raise ConfigError(f"{name} must be {' or '.join(map(repr, known))}; found {value!r}.")
+    return value
 
 
 def folder_of(name: str, value: str | Path | None) -> Path | None:
@@ -185,13 +186,6 @@ def folder_of(name: str, value: str | Path | None) -> Path | None:
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{name}= names a directory; {folder} is not one.")
     return folder
-
-
-def results_of(value: str) -> Results:
-    """Check `results=`: which results a pool reads."""
-    if value not in ("any", "data"):
-        raise ConfigError(f"results must be 'any' or 'data'; found {value!r}.")
-    return "data" if value == "data" else "any"
 
 
 def accelerator_info(accelerator: Accelerator | None) -> AcceleratorInfo | None:

@@ -63,16 +63,14 @@ class NamedPool:
                 f"with `skyward down {self.name}`, or use another name."
             )
         self._before = record
-        self._record = replace(record, until=None) if record else self._fresh(new_id)
+        fresh = KeptPool(name=self.name, pool=new_id, provider=self._provider)
+        self._record = replace(record or fresh, until=None)
         if record is not None and record.until is not None and time.time() > record.until + _LATE_S:
             ended = time.strftime("%H:%M", time.localtime(record.until))
             self._tell(f"pool {self.name} was kept until {ended}, and its nodes have ended: starting others")
         self._kept = {node.index: node for node in self._record.nodes}
         self._record.write(self._folder)
         return self._record.pool
-
-    def _fresh(self, pool: str) -> KeptPool:
-        return KeptPool(name=self.name, pool=pool, provider=self._provider)
 
     def _claim(self) -> None:
         if self.name in _held:

@@ -76,10 +76,7 @@ class Progress:
     def tell(self, line: str) -> None:
         """Print a line that stays."""
         if not self._quiet:
-            try:
-                screen.write(sys.stderr, f"skyward: {line}\n")
-            except (OSError, ValueError):
-                pass  # the program's own output is closed, as a terminal is after SIGHUP
+            _print(line)
 
     def _begin(self, doing: str) -> None:
         self._rows = None if self._quiet else rows_of(sys.stderr)
@@ -131,7 +128,7 @@ class Counting:
             self._rows.set(self, ())
         elif self._told >= 0 and finished:
             taken_s = time.monotonic() - self._began
-            self._print(f"{self._name}: all {self._total} calls in {seconds(taken_s)}")
+            _print(f"{self._name}: all {self._total} calls in {seconds(taken_s)}")
 
     @property
     def wait_s(self) -> float:
@@ -165,7 +162,7 @@ class Counting:
             self._rows.set(self, [self._text(done, now)])
         elif now >= self._next_line and done != self._told:
             self._next_line, self._told = now + _NEXT_LINE_S, done
-            self._print(self._text(done, now))
+            _print(self._text(done, now))
 
     def _text(self, done: int, now: float) -> str:
         text = f"{self._name}: {done} of {self._total} calls"
@@ -174,11 +171,12 @@ class Counting:
         rate = done / (now - self._began)
         return f"{text}, {rate:.3g}/s, {seconds((self._total - done) / rate)} left"
 
-    def _print(self, text: str) -> None:
-        try:
-            screen.write(sys.stderr, f"skyward: {text}\n")
-        except (OSError, ValueError):
-            pass  # the program's own output is closed
+
+def _print(line: str) -> None:
+    try:
+        screen.write(sys.stderr, f"skyward: {line}\n")
+    except (OSError, ValueError):
+        pass  # the program's own output is closed, as a terminal is after SIGHUP
 
 
 def seconds(value: float) -> str:

@@ -56,7 +56,7 @@ _WRAPPED = 8  # decorators around one function that are looked through
 class Walk:
     """Everything that a function travels with, each object once."""
 
-    def __init__(self) -> None:
+    def __init__(self, fn: object) -> None:
         self.spaces: dict[int, tuple[Mapping[str, Any], dict[str, None]]] = {}
         self.functions: list[types.FunctionType] = []
         self.cells: list[types.CellType] = []
@@ -67,10 +67,7 @@ class Walk:
         self.beyond: dict[str, str] = {}
         self._left = MOST_ENTRIES
         self._seen: dict[int, Any] = {}  # by id; the objects are kept, so that no other gets theirs
-        self._todo: list[tuple[str, Any]] = []  # with the name of the global it was found under
-
-    def look_at(self, fn: object) -> None:
-        self._todo.append(("", fn))
+        self._todo: list[tuple[str, Any]] = [("", fn)]  # with the name of the global it was found under
         while self._todo:
             name, obj = self._todo.pop()
             if type(obj) not in _FIXED and id(obj) not in self._seen:
@@ -303,7 +300,8 @@ class LoadedModule:
         if self._cell == display.cells_begun:
             return True
         self._cell = display.cells_begun
-        return _same(list(_live(space)), self._live)
+        live = list(_live(space))
+        return len(live) == len(self._live) and all(map(is_, live, self._live))
 
 
 class LoadedModules:
@@ -369,10 +367,6 @@ def _codes(value: Any) -> Iterator[object]:
         if value is None:
             return
         yield value
-
-
-def _same(some: list[object], others: list[object]) -> bool:
-    return len(some) == len(others) and all(map(is_, some, others))
 
 
 def _stamp(file: Path) -> tuple[int, int] | None:

@@ -213,8 +213,7 @@ class Watch:
     __slots__ = ("_cells", "_codes", "_empty", "_entries", "_functions", "_small", "_spaces", "_tensors", "beyond")
 
     def __init__(self, fn: Callable[..., Any]) -> None:
-        found = Walk()
-        found.look_at(fn)
+        found = Walk(fn)
         self._spaces = [
             (space, (*names,), [space.get(name, MISSING) for name in names]) for space, names in found.spaces.values()
         ]

@@ -84,7 +84,7 @@ class CollectiveCall(Broadcast):
             PoolError: the pool has ended.
         """
         try:
-            while not self._send():
+            while not self.start():
                 self._group.wait_turn()
             self.wait()
         except BaseException:
@@ -93,20 +93,17 @@ class CollectiveCall(Broadcast):
             raise
         return self.error
 
-    def _send(self) -> bool:
-        with uninterrupted:
-            return self.start()
-
     def start(self) -> bool:
         """Send the call to all ranks, and look after it from now on; False if it is not its turn yet."""
-        if not self._group.register(self.abort):
-            return False
-        try:
-            self._dispatcher.submit(self._tasks.values())
-        except SkywardError:
-            self._group.unregister(self.abort)
-            raise
-        threading.Thread(target=self._attend, name="skyward-collective", daemon=True).start()
+        with uninterrupted:
+            if not self._group.register(self.abort):
+                return False
+            try:
+                self._dispatcher.submit(self._tasks.values())
+            except SkywardError:
+                self._group.unregister(self.abort)
+                raise
+            threading.Thread(target=self._attend, name="skyward-collective", daemon=True).start()
         return True
 
     def wait(self) -> None:

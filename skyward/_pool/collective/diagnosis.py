@@ -219,11 +219,6 @@ class StackFrame(NamedTuple):
         return f'  File "{file}", line {self.line}, in {self.name}' + (f"\n    {source}" if source else "")
 
 
-def of_sample(sample: Mapping[str, Any]) -> list[StackFrame]:
-    """The frames that a worker told, outermost first."""
-    return [StackFrame(*frame) for frame in sample.get("frames", ())]
-
-
 def of_dump(text: str) -> list[StackFrame]:
     """The frames that faulthandler wrote."""
     return _read(text.splitlines())[::-1]
@@ -303,7 +298,7 @@ class FailureReport:
         if rank in self.dumps:
             frames = of_dump(self.dumps[rank])
             return _at("did not answer; it was in code that holds the interpreter's lock", frames)
-        if frames := of_sample(self.samples.get(rank, {})):
+        if frames := [StackFrame(*frame) for frame in self.samples.get(rank, {}).get("frames", ())]:
             return f"was here:\n{excerpt(frames)}"
         return "was not in the call at that moment."
 
