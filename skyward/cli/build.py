@@ -205,20 +205,17 @@ def command(
     A FILE is an image in TOML, or a Python script or notebook: the pools and images it declares are found without
     running it. A directory is a Python project, installed as its lock has it.
     """
-    from skyward.cli.commands import STATUSES
-
     if bool(sources) == bool(base):
         raise click.UsageError("Name a FILE to build, or an image to look at with --check-base and no FILE.")
-    if zstd and not push:
-        raise ConfigError("--zstd is about what is pushed to a registry; it takes --push as well.")
-    if sign and not push:
-        raise ConfigError("--sign is about what is pushed to a registry; it takes --push as well.")
+    for option, given in (("--zstd", zstd), ("--sign", sign)):
+        if given and not push:
+            raise ConfigError(f"{option} is about what is pushed to a registry; it takes --push as well.")
     choice = {"groups": groups, "extras": extras, "package": package}
     if any(choice.values()) and not any(Path(source).is_dir() for source in sources):
         raise ConfigError("--group, --extra and --package choose what of a project is installed; name its directory.")
     output = Output(as_json=as_json)
     place = _place(on) if on else find_engine()
-    with output.errors(dict(STATUSES)), closing(Images(place)) as images:
+    with output.errors(), closing(Images(place)) as images:
         engine = ListedImages(images)
         if base:
             from skyward.cli.looks import show_base

@@ -77,12 +77,10 @@ def command(
     sky.Image(lock="train.lock"). Commit the locks. Builds and pools use them, and refuse them when the image asks for
     something else by then.
     """
-    from skyward.cli.commands import STATUSES
-
     if upgrade and newer:
         raise ConfigError("--upgrade takes the newest of all packages, --upgrade-package of one; give one of them.")
     output = Output(as_json=as_json)
-    with output.errors(dict(STATUSES)):
+    with output.errors():
         images = [each for source in sources for each in _locked(source)]
         files = dict.fromkeys(each.file for each in images)
         wanted = {file: [each for each in images if each.file == file] for file in files}

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from skyward.builder.events import Event, Report, as_lines, readable
+from skyward.cli.commands import status_of
 from skyward.errors import SkywardError
 
 if TYPE_CHECKING:
@@ -151,14 +152,14 @@ class Output:
         return as_lines(lambda line: click.echo(f"skyward: {line}", err=True))
 
     @contextmanager
-    def errors(self, status_of: Mapping[type[SkywardError], int]) -> Iterator[None]:
+    def errors(self) -> Iterator[None]:
         """Report an error as an event as well, and raise it again."""
         try:
             yield
         except SkywardError as error:
             if self.as_json:
-                status = next((status for kind, status in status_of.items() if isinstance(error, kind)), 1)
-                self._say("", {"event": "error", "kind": type(error).__name__, "message": str(error), "status": status})
+                about = {"kind": type(error).__name__, "message": str(error), "status": status_of(error)}
+                self._say("", {"event": "error", **about})
             raise
 
     def result(self, image: str, result: Result) -> None:
