@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 _SCRIPTS = Path(str(steps.__file__)).with_name("scripts")
 BASE_LABEL = "skyward.dockerfile"  # on bases built from a Dockerfile: its digest
+_OF_THIS_MACHINE = ("unix://", "npipe://", "tcp://127.", "tcp://localhost")  # engines that share its network
 _PORTS_THERE = range(46000, 61000)  # of a machine that builds for us: which of them are free only it knows
 _MOUNTED = re.compile(r"^(    --mount=type=bind,source=)([^,\n]+)", re.MULTILINE)  # of a step; commands begin with "["
 _MOUNT_POINTS = (
@@ -75,12 +76,10 @@ def build(
     """
     with _place(plan, docker_host, secrets) as place:
         write_context(place.folder / "context", plan)
-        words = [*place.words]
         progress = Progress(plan, report, secrets.values())
-        for name, value in plan.build_args:
-            words += ["--build-arg", f"{name}={value}"]
+        words = [word for name, value in plan.build_args for word in ("--build-arg", f"{name}={value}")]
         logins = logins_for([cache.place.registry] if cache else [], _registries([plan.base]))
-        code = _run([*words, "--tag", plan.tag], progress, place, docker_host, logins, alive, cache)
+        code = _run([*words, "--tag", plan.tag], progress, place, logins, alive, cache)
     if code:
         raise build_failure(plan, progress, code)
 
@@ -102,25 +101,27 @@ def build_base(
     progress = Progress(replace(plan, layers=()), report, secrets.values())
     with _place(plan, docker_host, secrets) as place:
         copy_base(place.folder, base)
-        words = [*place.words, *(["--target", base.target] if base.target else [])]
+        words = ["--target", base.target] if base.target else []
         words += ["--label", f"{BASE_LABEL}={base.digest}", "--tag", base.tag, "--file", "Dockerfile"]
         images = images_of((place.folder / "Dockerfile").read_text(encoding="utf-8", errors="replace"))
-        code = _run(words, progress, place, docker_host, logins_for(perhaps=_registries(images)), alive)
+        code = _run(words, progress, place, logins_for(perhaps=_registries(images)), alive)
     if code:
         raise base_failure(plan, progress, code)
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The folder and options of one build.
+    """The folder of one build, and what it is given.
 
     Attributes:
+        host: address of the engine, or the machine whose docker command builds; None for what the command here takes.
         folder: gets its context.
         words: options that every build has.
         secrets: what it is given besides, by name.
         folders: serves this machine's folders of packages.
     """
 
+    host: str | SshHost | None
     folder: Path
     words: tuple[str, ...]
     secrets: Mapping[str, bytes] = field(repr=False)
@@ -133,21 +134,23 @@ def _place(plan: Plan, docker_host: str | SshHost | None, secrets: Mapping[str, 
 
     A machine reached by SSH finds them at a port of its own.
     """
-    site = read_site()
-    by_ssh = isinstance(docker_host, SshHost) or (docker_host or "").startswith("ssh://")
-    if not by_ssh and not _is_here(docker_host):
+    site, host, there = read_site(), docker_host, None
+    if isinstance(host, str) and host.startswith("ssh://"):
+        host = SshHost.parse(host)
+    if isinstance(host, SshHost):
+        there = random.choice(_PORTS_THERE)  # noqa: S311 - no secret
+    elif host and not host.startswith(_OF_THIS_MACHINE):
         site = without_folders(site)
-    there = random.choice(_PORTS_THERE) if by_ssh else None  # noqa: S311 - no secret
     with scratch_folder("build") as folder, FolderServer(port_there=there) as server:
         values = {"skyward_site": site_script(site, plan, server.url).encode(), **secrets}
-        yield _Place(folder, ("--progress=plain", "--network=host", "--platform", plan.platform), values, server)
+        words = ("--progress=plain", "--network=host", "--platform", plan.platform)
+        yield _Place(host, folder, words, values, server)
 
 
 def _run(
     words: Sequence[str],
     progress: Progress,
     place: _Place,
-    docker_host: str | SshHost | None,
     logins: Logins,
     alive: Callable[[], object] | None,
     cache: SharedCache | None = None,
@@ -160,27 +163,21 @@ def _run(
     they got, and fetch again only files whose size or time has changed.
     """
     with_usual_modes(place.folder / "context")
-    if isinstance(docker_host, str) and docker_host.startswith("ssh://"):
-        docker_host = SshHost.parse(docker_host)
-    if isinstance(docker_host, SshHost):
+    words, host = [*place.words, *words], place.host
+    if isinstance(host, SshHost):
+        words += cache.words if cache else []
         forward = place.folders.forward
-        secrets, words = place.secrets, [*words, *(cache.words if cache else ())]
-        return run_there(docker_host, words, progress, place.folder, secrets=secrets, logins=logins, forward=forward)
-    command = find_command(docker_host=docker_host)
+        return run_there(host, words, progress, place.folder, secrets=place.secrets, logins=logins, forward=forward)
+    command = find_command(docker_host=host)
     shared = cache.words if cache and not command.is_podman else []  # Podman's command has another form of cache
     is_rootless = command.is_podman and os.geteuid() != 0
     handing = handed_over(place.secrets, place.folder, is_rootless_podman=is_rootless)
     with login(logins) as known, handing as given:
-        environment = {**_environment(command, docker_host, place.folder), **known}
+        environment = {**_environment(command, host, place.folder), **known}
         words = [*command.words, *_proxies(), *given, *shared, *words, str(place.folder / "context")]
         follower = BuildahProgress(progress) if command.is_podman else progress
         return run(
-            words,
-            follower,
-            folder=place.folder,
-            environment=environment,
-            alive=alive,
-            is_podman=command.is_podman,
+            words, follower, folder=place.folder, environment=environment, alive=alive, is_podman=command.is_podman
         )
 
 
@@ -191,13 +188,6 @@ def _registries(images: Iterable[str]) -> set[str]:
         with suppress(ConfigError):
             found.add(parse_reference(image).registry)
     return found
-
-
-def _is_here(docker_host: str | SshHost | None) -> bool:
-    """Whether the engine shares this machine's network."""
-    if isinstance(docker_host, SshHost):
-        return False
-    return not docker_host or docker_host.startswith(("unix://", "npipe://", "tcp://127.", "tcp://localhost"))
 
 
 def write_context(folder: Path, plan: Plan) -> None:

@@ -85,7 +85,7 @@ def locked_project(folder: Path, choice: Choice, root: Path, target: Target) -> 
         str(project.get("project", {}).get("requires-python", "")), f"{folder}/pyproject.toml", target
     )
     if lock.name == "pylock.toml":
-        return _from_pylock(lock, choice, root, target)
+        return from_pylock(lock, choice, root, target)
     _check_names(folder, project, lock, choice)
     indexes = frozenset(url for place in (folder, lock.parent) for url in _named_indexes(read_project(place)))
     _check_fresh(folder, lock, indexes)
@@ -144,7 +144,8 @@ def _is_member(folder: Path, place: Path) -> bool:
     return among(workspace.get("members", ())) and not among(workspace.get("exclude", ()))
 
 
-def _from_pylock(lock: Path, choice: Choice, root: Path, target: Target) -> Locked:
+def from_pylock(lock: Path, choice: Choice, root: Path, target: Target) -> Locked:
+    """What a `pylock.toml` has for a target; see `locked_project`."""
     document = read_pylock(lock)
     for kind, wanted in (("extras", choice.extras), ("dependency-groups", choice.groups)):
         known = {package_name(name) for name in document.get(kind, ())}

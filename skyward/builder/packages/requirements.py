@@ -12,8 +12,8 @@ from skyward.builder.events import warn
 from skyward.builder.packages.lock import Rules
 from skyward.builder.packages.metadata import LocalPackage, dependencies_of, in_words, listed, local_package, located
 from skyward.builder.packages.pip_files import EXPORTS, Line, read_pip_file
-from skyward.builder.packages.project import Choice, located_project, lock_of, locked_project, read_project
-from skyward.builder.packages.pylock import Locked, Source, Target, default_groups, locked_for, read_pylock
+from skyward.builder.packages.project import Choice, from_pylock, located_project, lock_of, locked_project, read_project
+from skyward.builder.packages.pylock import Locked, Target
 from skyward.errors import ConfigError
 from skyward.model import image_fields as fields
 from skyward.model.image import Image, local_path, package_name, requirement_name
@@ -63,7 +63,7 @@ class _Reading:
     """What the files of one image have said so far."""
 
     def __init__(self, image: Image, root: Path, python: str, platform: str) -> None:
-        self._image, self._root, self._python, self._platform = image, root, python, platform
+        self._image, self._root, self._target = image, root, Target(python, platform)
         self._found: list[tuple[str, str]] = []  # requirements, and who asks for each
         self._packages: dict[Path, LocalPackage] = {}
         self._rules = Rules()
@@ -110,7 +110,7 @@ class _Reading:
             if path.name == "pyproject.toml":
                 self._project_file(path, name)
             elif _PYLOCK.fullmatch(path.name):
-                self._take(self._pylock(path), name)
+                self._take(from_pylock(path, Choice(), self._root, self._target), name)
             else:
                 for line in read_pip_file(path, name, self._root):
                     self._line(line)
@@ -186,12 +186,7 @@ class _Reading:
         self._found += [(entry, where) for entry in entries]
 
     def _locked(self, folder: Path, choice: Choice) -> Locked:
-        return locked_project(folder, choice, self._root, Target(self._python, self._platform))
-
-    def _pylock(self, path: Path) -> Locked:
-        document = read_pylock(path)
-        source = Source(where=str(path), folder=path.parent, root=self._root, groups=default_groups(document))
-        return locked_for(document, source, Target(self._python, self._platform))
+        return locked_project(folder, choice, self._root, self._target)
 
     def _take(self, locked: Locked, origin: str, entries: dict[Path, str] | None = None) -> None:
         """Add what a lock has decided on."""
