@@ -55,48 +55,6 @@ class RefusedError(ProviderError):
         return self.code.lower().endswith("notfound")
 
 
-@contextmanager
-def ignoring(*codes: str) -> Iterator[None]:
-    """Go on where a call is refused with one of these codes."""
-    try:
-        yield
-    except RefusedError as error:
-        if error.code not in codes:
-            raise
-
-
-@contextmanager
-def while_open(pool: str, what: str) -> Iterator[None]:
-    """Renew what a pool has at its cloud, in sentences such as "security group".
-
-    Raises:
-        PoolClosedError: it is gone.
-    """
-    try:
-        yield
-    except RefusedError as error:
-        if not error.is_gone:
-            raise
-        raise PoolClosedError(f"Pool {pool} was ended by another client: its {what} is gone.") from error
-
-
-def named(found: object, what: str, example: str, variable: str) -> str:
-    """A region or project, wherever it was found.
-
-    Raises:
-        ConfigError: it was found nowhere; says how to name it.
-    """
-    if not found:
-        raise ConfigError(f"No {what} is named. Write {example}, or set {variable}.")
-    return str(found)
-
-
-def at_once(do: Callable[[T], R], given: Sequence[T]) -> list[R]:
-    """The results of calls of the cloud for each of these, made side by side."""
-    with ThreadPoolExecutor(_PARALLEL, thread_name_prefix="skyward-cloud") as threads:
-        return list(threads.map(do, given))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineType:
     """A type of machine.
@@ -341,6 +299,51 @@ class Launcher(Protocol):
         ...
 
 
+# for classes of clouds --------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def ignoring(*codes: str) -> Iterator[None]:
+    """Go on where a call is refused with one of these codes."""
+    try:
+        yield
+    except RefusedError as error:
+        if error.code not in codes:
+            raise
+
+
+@contextmanager
+def while_open(pool: str, what: str) -> Iterator[None]:
+    """Renew what a pool has at its cloud, in sentences such as "security group".
+
+    Raises:
+        PoolClosedError: it is gone.
+    """
+    try:
+        yield
+    except RefusedError as error:
+        if not error.is_gone:
+            raise
+        raise PoolClosedError(f"Pool {pool} was ended by another client: its {what} is gone.") from error
+
+
+def named(found: object, what: str, example: str, variable: str) -> str:
+    """A region or project, wherever it was found.
+
+    Raises:
+        ConfigError: it was found nowhere; says how to name it.
+    """
+    if not found:
+        raise ConfigError(f"No {what} is named. Write {example}, or set {variable}.")
+    return str(found)
+
+
+def at_once(do: Callable[[T], R], given: Sequence[T]) -> list[R]:
+    """The results of calls of the cloud for each of these, made side by side."""
+    with ThreadPoolExecutor(_PARALLEL, thread_name_prefix="skyward-cloud") as threads:
+        return list(threads.map(do, given))
+
+
 def notes(pool: str) -> dict[str, str]:
     """What is written on everything that is made for a pool: who has made it, for people to read."""
     return {"pool": pool, "owner": ProcessId.of(os.getpid()).for_people, "user": current_user()}
@@ -359,6 +362,9 @@ def _number(noted: object) -> float | None:
         return float(str(noted))
     except ValueError:
         return None
+
+
+# what exists of pools -------------------------------------------------------------------------------------------
 
 
 def find(cloud: Cloud) -> Sequence[Resource]:
