@@ -1,32 +1,68 @@
-"""What an image stands on: the facts of a base image, and bases that are built from the user's own Dockerfile.
+"""What a base image has (Python, user, C library ...), and whether an image can be built on it.
 
-The facts (Python, user, C library; `inspection.py` finds them) are cached by the image's id, and checked whether they
-suffice. The tag of a base that is built follows from its Dockerfile's text and from the files that it may copy.
+It is found out by the base's configuration and files, of which nothing is run, and noted by the base's id. A node can
+be started through an entry point only if that runs the command it is given: `runs_commands` decides that.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import posixpath
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from skyward.builder.files.copied import Files, digest_of
+from skyward.builder.dockerfile import reads_context
 from skyward.builder.folders import cache_path, read, write
-from skyward.builder.packages.metadata import located
 from skyward.builder.store import EngineImages, ImageFacts
-from skyward.errors import BuildError, ConfigError, ImageError
-from skyward.image import BaseBuild, BaseFacts, Plan
-from skyward.model.ignore import Ignore
-from skyward.model.image import Dockerfile
+from skyward.errors import ImageError
+from skyward.image import BaseFacts, Interpreter, Plan
+
+if TYPE_CHECKING:
+    from skyward.engine.images import ImageFiles
 
 _FORMAT = 2  # raised when what is found out changes
-# an instruction that reads the build context; everything else depends on the text alone
-_READS = re.compile(r"^\s*(?:ONBUILD\s+)?(?:(?:COPY|ADD)\s|RUN\s.*--mount=\S*type=bind)", re.IGNORECASE | re.MULTILINE)
-_FROM_STAGE = re.compile(r"--from=|,from=|=bind\S*from=", re.IGNORECASE)
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # the engine's own, where an image names none
+_MINORS = range(8, 16)  # of Python 3
+_NEEDED = ("sh", "cat", "chmod", "cp", "find", "grep", "mkdir", "sleep", "touch")
+_STOP_SIGNALS = ("", "SIGTERM", "TERM", "15")
+_MUSL = {"amd64": "x86_64", "arm64": "aarch64", "riscv64": "riscv64"}
+_LIBC = "lib/{machine}-linux-gnu/libc.so.6", "lib64/libc.so.6", "lib/libc.so.6"
+_CUDA_FILES = ("/usr/local/cuda/version.json", "/usr/local/cuda/version.txt")
+_VERSION = re.compile(r"python(3\.\d+)$")
+_GLIBC = re.compile(rb"GNU C Library [^\n]*? version (\d+\.\d+)")
+_SYSTEM = re.compile(r"""^PRETTY_NAME=["']?([^"'\n]+)""", re.MULTILINE)
+_SHELLS = {"sh", "bash", "dash", "ash", "zsh"}
+# programs that run the command after their own options, and those of their options that have a value
+_WRAPPERS = {
+    "catatonit": (),
+    "chpst": ("-u", "-n"),
+    "conda": ("-n", "-p", "--name", "--prefix", "--cwd"),
+    "dumb-init": ("-r", "--rewrite"),
+    "env": ("-u", "-C", "--unset", "--chdir"),
+    "gosu": (),
+    "mamba": ("-n", "-p", "--name", "--prefix", "--cwd"),
+    "micromamba": ("-n", "-p", "--name", "--prefix", "--cwd"),
+    "nice": ("-n", "--adjustment"),
+    "setpriv": (),
+    "stdbuf": ("-i", "-o", "-e"),
+    "su-exec": (),
+    "tini": ("-p", "-e"),
+    "tini-static": ("-p", "-e"),
+}
+_USER_FIRST = {"gosu", "su-exec"}
+_RUN_FIRST = {"conda", "mamba", "micromamba"}
+_NAMES = "|".join(map(re.escape, _WRAPPERS))
+# a command of a shell that is all the arguments, perhaps behind one of the programs above
+_RUNS_ARGUMENTS = re.compile(
+    rf"""(?:^|[;&|{{(]|\b(?:exec|then|else|do))\s*(?:exec\s+)?(?:[\w./-]*\b(?:{_NAMES})\s[^\n;&|]*?)?
+    (?:"\$@"|\$@|"\$\{{@\}}"|\$\{{@\}}|\$\*)\s*(?:$|[;&|}})])""",
+    re.MULTILINE | re.VERBOSE,
+)
 
 
 def facts_of_base(reference: str, facts: ImageFacts, store: EngineImages, platform: str) -> BaseFacts:
@@ -38,8 +74,6 @@ def facts_of_base(reference: str, facts: ImageFacts, store: EngineImages, platfo
     note = _note(facts.id, platform)
     with suppress(ValueError, KeyError, TypeError, AttributeError):  # none yet, half written, or of another version
         return BaseFacts.of(json.loads(read(note) or ""))
-    from skyward.builder.inspection import examine  # where it is noted, none of this is loaded
-
     whole = facts if facts.config is not None else store.inspect(reference)
     config = (whole.config if whole else None) or {}
     with store.files(reference) as files:
@@ -120,169 +154,151 @@ def _note(image: str, platform: str) -> Path:
     return cache_path("bases", f"{name[:32]}.json")
 
 
-def base_build(base: Dockerfile, root: Path, platform: str) -> BaseBuild:
-    """The build of a base.
+def examine(config: Mapping[str, Any], files: ImageFiles, platform: str) -> BaseFacts:
+    """The facts of a base.
 
     Args:
-        base: as the image names it.
-        root: what its paths are relative to.
-        platform: of the image.
+        config: the image's configuration, with the names that engines give its parts.
+        files: its files.
+        platform: it is for, such as "linux/amd64".
 
     Raises:
-        ConfigError: the Dockerfile or a file of its context cannot be read.
+        EngineError: the engine that has it refuses.
     """
-    file, context = located(root, base.path), located(root, base.context)
-    try:
-        text = file.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise ConfigError(f"Image: base names the Dockerfile {base.path!r}, but {file}: {error.strerror}.") from None
-    if not context.is_dir():
-        raise ConfigError(f"Image: base.context is {base.context!r}, but there is no directory {context}.")
-    files: Files = ()
-    if reads_context(text):
-        found = _walk(context, context, Ignore(_ignore_patterns(file, context)))
-        files = tuple((path.relative_to(context).as_posix(), str(path)) for path in found)
-    digest = _digest(base.target, platform, str(file), files)
-    return BaseBuild(
-        dockerfile=str(file),
-        target=base.target,
-        platform=platform,
-        digest=digest,
-        tag=f"skyward:base-{digest[:16]}",
-        files=files,
-        parent=parent_of(text, base.target),
-        user=named_user(text, base.target),
+    env = dict(pair.split("=", 1) for pair in config.get("Env") or () if "=" in pair)
+    folders = (env.get("PATH") or _PATH).split(":")
+    entrypoint = tuple(config.get("Entrypoint") or ())
+    system = _SYSTEM.search((files.read("/etc/os-release") or b"").decode(errors="replace"))
+    stop_signal, shell = config.get("StopSignal") or "", tuple(config.get("Shell") or ())
+    return BaseFacts(
+        user=config.get("User") or "",
+        home=env.get("HOME", ""),
+        entrypoint=entrypoint,
+        runs_commands=runs_commands(entrypoint, lambda program: _program(program, folders, files)),
+        healthcheck=((config.get("Healthcheck") or {}).get("Test") or ["NONE"]) != ["NONE"],
+        stop_signal="" if stop_signal in _STOP_SIGNALS else stop_signal,
+        shell=() if shell == ("/bin/sh", "-c") else shell,
+        onbuild=tuple(config.get("OnBuild") or ()),
+        pythons=tuple(_pythons(env, folders, files)),
+        libc=_libc(files, platform),
+        system=system[1] if system else "",
+        apt=_find("apt-get", folders, files) is not None,
+        cuda=_cuda(env, files),
+        missing=tuple(name for name in _NEEDED if _find(name, [*folders, *_PATH.split(":")], files) is None),
     )
 
 
-def copy_base(place: Path, base: BaseBuild) -> None:
-    """Copy a user's Dockerfile, and those files of its context that it may read, into a build's folder.
+def _find(name: str, folders: list[str], files: ImageFiles) -> str | None:
+    """The path of a program, found as a shell finds it."""
+    places = (posixpath.join(folder, name) for folder in dict.fromkeys(folders))
+    return next((place for place in places if files.find(place)), None)
 
-    Raises:
-        BuildError: they are no longer those that the base was named after.
+
+def _program(program: str, folders: list[str], files: ImageFiles) -> bytes | None:
+    path = program if program.startswith("/") else _find(program, folders, files)
+    return files.read(path) if path else None
+
+
+def _pythons(env: Mapping[str, str], folders: list[str], files: ImageFiles) -> Iterator[Interpreter]:
+    """Its Pythons in the order in which a build looks for them, each once."""
+    active = [posixpath.join(env[name], "bin") for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if env.get(name)]
+    names = ["python", "python3", *(f"python3.{minor}" for minor in _MINORS)]
+    places = [f"{folder}/python" for folder in ("/opt/venv/bin", *active)]
+    places += [posixpath.join(folder, name) for name in names for folder in dict.fromkeys(folders)]
+    seen = set()
+    for place in places:
+        target = files.find(place)
+        if target is None:
+            continue
+        found = _interpreter(place, target, files)
+        file = (found.environment, target.removeprefix("/usr"))  # /bin leads to /usr/bin
+        if file not in seen:  # one name is enough of a file that has several
+            seen.add(file)
+            yield found
+
+
+def _interpreter(place: str, target: str, files: ImageFiles) -> Interpreter:
+    """The version of a Python by its path and by the file that it leads to."""
+    environment = posixpath.dirname(posixpath.dirname(place))
+    settings = (files.read(posixpath.join(environment, "pyvenv.cfg")) or b"").decode(errors="replace")
+    version = re.search(r"^version(?:_info)? *= *(3\.\d+)", settings, re.MULTILINE) or _VERSION.search(target)
+    return Interpreter(path=place, version=version[1] if version else "", environment=environment if settings else "")
+
+
+def _libc(files: ImageFiles, platform: str) -> str:
+    architecture = platform.split("/")[1]
+    machine = _MUSL.get(architecture, architecture)
+    for place in _LIBC:
+        for root in ("/", "/usr/"):
+            content = files.read(root + place.format(machine=machine))
+            if content is not None:
+                version = _GLIBC.search(content)
+                return f"glibc {version[1].decode()}" if version else ""
+    return "musl" if files.find(f"/lib/ld-musl-{machine}.so.1") else ""
+
+
+def _cuda(env: Mapping[str, str], files: ImageFiles) -> str:
+    """The version that CUDA's own images name, else that of an installed toolkit."""
+    if env.get("CUDA_VERSION"):
+        return env["CUDA_VERSION"]
+    for place in _CUDA_FILES:
+        content = files.read(place)
+        if content:
+            text = content.decode(errors="replace")
+            if place.endswith(".json"):
+                text = str(json.loads(text).get("cuda", {}).get("version", ""))
+            found = re.search(r"\d+(\.\d+)+", text)
+            return found[0] if found else "of an unknown version"
+    return ""
+
+
+def runs_commands(entrypoint: Sequence[str], read: Callable[[str], bytes | None]) -> bool:
+    """Whether an entry point runs the command that it is given.
+
+    An init (`tini --`), a program such as `env`, and a script with `exec "$@"` do. What cannot be told is taken for a
+    program of its own.
+
+    Args:
+        entrypoint: as the image names it.
+        read: the content of a program in the image, by path or by name; None if it is not there.
     """
-    import shutil
-
-    context = place / "context"
-    context.mkdir()
-    shutil.copyfile(base.dockerfile, place / "Dockerfile")
-    for name, source in base.files:
-        target = context / name
-        if Path(source).is_dir() and not Path(source).is_symlink():
-            target.mkdir(parents=True, exist_ok=True)
-        else:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(source, target, follow_symlinks=False)
-    placed = tuple((name, str(context / name)) for name, _ in base.files)
-    if _digest(base.target, base.platform, str(place / "Dockerfile"), placed) != base.digest:
-        raise BuildError(
-            f"{base.dockerfile} or files that it copies changed while it was being prepared. Run it again once they "
-            "are quiet."
-        )
+    if not entrypoint:
+        return True
+    program, *given = entrypoint
+    name = posixpath.basename(program)
+    if name in _WRAPPERS:
+        return runs_commands(_behind(name, given), read)
+    if name in _SHELLS:
+        return _shell_runs(given, read)
+    return _script_runs(read(program))
 
 
-def _digest(target: str | None, platform: str, dockerfile: str, files: Files) -> str:
-    parts = ["skyward.dockerfile", platform, target or "", digest_of((("Dockerfile", dockerfile), *files))]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+def _behind(name: str, given: Sequence[str]) -> list[str]:
+    """The command that a wrapping program runs: its arguments without its own options."""
+    words = list(given)
+    if name in _RUN_FIRST and words[:1] == ["run"]:
+        del words[0]
+    while words and (words[0].startswith("-") or (name == "env" and "=" in words[0])):
+        option = words.pop(0)
+        if option == "--":
+            break
+        if option in _WRAPPERS[name]:
+            del words[:1]
+    if name in _USER_FIRST:
+        del words[:1]
+    return words
 
 
-def _walk(folder: Path, context: Path, ignored: Ignore) -> Iterator[Path]:
-    """The entries of a context that the builder gets: files, links, and empty directories."""
-    for path in sorted(folder.iterdir()):
-        left_out = ignored(path.relative_to(context).as_posix())
-        if path.is_dir() and not path.is_symlink():
-            if not left_out or ignored.has_exceptions:
-                yield from _walk(path, context, ignored)
-            if not left_out and not any(path.iterdir()):
-                yield path
-        elif not left_out and (path.is_file() or path.is_symlink()):
-            yield path
+def _shell_runs(given: Sequence[str], read: Callable[[str], bytes | None]) -> bool:
+    """A shell runs a string (`-c`), a script, or, with nothing, the file that is its first argument: no command."""
+    text = next((at + 1 for at, word in enumerate(given) if re.fullmatch(r"-[a-z]*c", word)), None)
+    if text is not None:  # the first word after the text is $0, so that a command is whole only behind one
+        return len(given) > text + 1 and bool(_RUNS_ARGUMENTS.search(given[text]))
+    script = next((word for word in given if not word.startswith("-")), None)
+    return script is not None and _script_runs(read(script), shebang=False)
 
 
-def _ignore_patterns(file: Path, context: Path) -> list[str]:
-    """The patterns the builder goes by: those beside the Dockerfile before those of the context."""
-    for candidate in (file.with_name(f"{file.name}.dockerignore"), context / ".dockerignore"):
-        if candidate.is_file():
-            lines = candidate.read_text(encoding="utf-8-sig").splitlines()
-            return [line for line in lines if line.strip() and not line.startswith("#")]
-    return []
-
-
-def reads_context(text: str) -> bool:
-    """Whether an instruction of a Dockerfile may read files of the build context."""
-    return any(_READS.match(line) and not _FROM_STAGE.search(line) for line in _instructions(text))
-
-
-def named_user(text: str, target: str | None = None) -> str:
-    """The user that a Dockerfile's last stage, or the target, names; "" where it names none, or by a variable."""
-    stage = _stage(text, target)
-    return "" if "$" in stage.user else stage.user
-
-
-def parent_of(text: str, target: str | None = None) -> str:
-    """The image that a Dockerfile's last stage, or the target, is built from in the end; "" where none tells."""
-    parent = _stage(text, target).parent
-    return "" if "$" in parent or parent == "scratch" else parent
-
-
-def images_of(text: str) -> set[str]:
-    """The images that a Dockerfile takes from registries, as far as its text alone tells.
-
-    Those of FROM, `--from=`, mounts and the line `# syntax=`; variables have the defaults of the ARGs before the first
-    stage. Named stages are none.
-    """
-    syntax = re.match(r"\s*#\s*syntax\s*=\s*(\S+)", text, re.IGNORECASE)
-    taken = {image for stage in _stages(text).values() for image in stage.images}
-    return {image for image in ({syntax[1]} if syntax else set()) | taken if "$" not in image}
-
-
-@dataclass(slots=True)
-class _Stage:
-    """A stage of a Dockerfile: the image that it is built from in the end, those it names itself, and its user."""
-
-    parent: str = ""
-    images: set[str] = field(default_factory=set)
-    user: str = ""
-
-
-def _stage(text: str, target: str | None) -> _Stage:
-    """The stage that is built: the target, else the last one."""
-    stages = _stages(text)
-    return stages.get(target or next(reversed(stages), ""), _Stage())
-
-
-def _stages(text: str) -> dict[str, _Stage]:
-    """The stages of a Dockerfile by their names, or numbers where they have none."""
-    defaults: dict[str, str] = {}
-    stages: dict[str, _Stage] = {}
-    stage = _Stage()
-    for words in map(str.split, _instructions(text)):
-        match [word.upper() for word in words[:1]]:
-            case ["ARG"] if not stages:
-                defaults |= {name: value.strip("\"'") for word in words[1:] for name, _, value in [word.partition("=")]}
-            case ["FROM"]:
-                image, *alias = [word for word in words[1:] if not word.startswith("--")] or [""]
-                image = _filled(image, defaults)
-                stage = _Stage(stages[image].parent) if image in stages else _Stage(image, {image} - {"", "scratch"})
-                stages[alias[1] if len(alias) > 1 else str(len(stages))] = stage
-            case ["USER"] if len(words) == 2:
-                stage.user = words[1]
-            case _:
-                taken = re.findall(r"(?:--|,)from=([^\s,]+)", " ".join(words))
-                stage.images |= {each for each in taken if each not in (*stages, "scratch") and not each.isdigit()}
-    return stages
-
-
-def _instructions(text: str) -> list[str]:
-    """The lines of a Dockerfile, those that go on in the next line joined."""
-    return re.sub(r"\\[ \t]*\r?\n", " ", text).splitlines()
-
-
-def _filled(word: str, defaults: Mapping[str, str]) -> str:
-    """A word of a Dockerfile with the variables that have a default replaced."""
-
-    def value(found: re.Match[str]) -> str:
-        name, otherwise = found[1] or found[3], found[2]
-        return defaults.get(name) or otherwise or found[0]
-
-    return re.sub(r"\$(?:\{(\w+)(?::-([^}]*))?\}|(\w+))", value, word)
+def _script_runs(content: bytes | None, *, shebang: bool = True) -> bool:
+    if content is None or (shebang and not content.startswith(b"#!")):
+        return False
+    return bool(_RUNS_ARGUMENTS.search(content.decode(errors="replace")))

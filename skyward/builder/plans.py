@@ -18,7 +18,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from skyward.builder.base import base_build, check_base, facts_of_base, noted_libc, replaced_python
+from skyward.builder.base import check_base, facts_of_base, noted_libc, replaced_python
+from skyward.builder.dockerfile import base_build
 from skyward.builder.events import Event, Report, note
 from skyward.builder.files.copied import code_files, package_files, runner_digest
 from skyward.builder.folders import cache_folder, cache_path, gone_without, read, write

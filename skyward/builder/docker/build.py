@@ -17,9 +17,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from skyward.builder.base import copy_base, images_of
 from skyward.builder.docker.command import BuildCommand, find_command, run, run_there
 from skyward.builder.docker.output import BuildahProgress, Progress, base_failure, build_failure
+from skyward.builder.dockerfile import copy_base, images_of
 from skyward.builder.events import Report
 from skyward.builder.files.copied import copy_to, digest_of, runner_files, with_usual_modes
 from skyward.builder.folders import scratch_folder, why_not_writable

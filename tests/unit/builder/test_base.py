@@ -1,104 +1,219 @@
-"""Finding the base image, over an engine that is a dictionary."""
+"""What is found out of a base, over images that are dictionaries, and what is said of those that cannot be one.
+
+Also which entry points run the command that they are given.
+"""
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from skyward.builder import ImageFacts, plan_for, resolve_base
-from skyward.builder.files.copied import runner_digest, runner_files
+from skyward.builder import ImageFacts, plan_for
+from skyward.builder.base import examine, facts_of_base, runs_commands, why_unfit
 from skyward.builder.store import EngineImages
-from skyward.errors import ImageNotFoundError
+from skyward.errors import ImageError
+from skyward.image import BaseFacts, Interpreter
 from skyward.model.image import Image
-from tests.unit.builder.fakes import Files, opened
+from tests.unit.builder.fakes import DEBIAN, Files, opened
 
-DIGEST = "sha256:" + "d" * 64
+PLATFORM = "linux/amd64"
+SYSTEM = Interpreter(path="/usr/bin/python3", version="3.11")
+VENV = {
+    "/app/.venv/pyvenv.cfg": "home = /usr/bin\nversion_info = 3.11.2\ninclude-system-site-packages = false\n",
+    "/app/.venv/bin/python": "->/usr/bin/python3.11",
+}
+CONDA = {"/opt/conda/bin/python": "->/opt/conda/bin/python3.12", "/opt/conda/bin/python3.12": ""}
+PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
-class Engine(EngineImages):
-    """Images by name, those that can be pulled, and what was asked."""
+def _examined(config: Mapping[str, Any] | None = None, files: Mapping[str, str] | None = None) -> BaseFacts:
+    return examine(config or {}, Files({**DEBIAN, **(files or {})}), PLATFORM)
 
-    def __init__(self, here: dict[str, ImageFacts], registry: dict[str, ImageFacts] | None = None) -> None:
-        self.here, self.registry = here, registry or {}
-        self.pulled: list[str] = []
 
-    def inspect(self, ref: str) -> ImageFacts | None:
-        return self.here.get(ref)
+def _without(*names: str) -> dict[str, str]:
+    return {path: text for path, text in DEBIAN.items() if not path.endswith(names)}
 
-    def pull(self, ref: str) -> None:
-        self.pulled.append(ref)
-        if ref not in self.registry:
-            raise ImageNotFoundError(f"The registry has no {ref}.")
-        self.here[ref] = self.registry[ref]
 
-    def files(self, ref: str) -> AbstractContextManager[Files]:
-        assert ref in self.here
-        return opened()
+def test_a_plain_debian() -> None:
+    """System, C library, apt and Python are read from files, one name for each file."""
+    found = _examined()
+    assert (found.system, found.libc, found.apt) == ("Debian GNU/Linux 12 (bookworm)", "glibc 2.36", True)
+    assert found.pythons == (SYSTEM,)
+    assert (found.user, found.entrypoint, found.runs_commands, found.missing, found.cuda) == ("", (), True, (), "")
+    assert why_unfit(found, "3.11") == ""
 
 
 @pytest.mark.parametrize(
-    ("reference", "known", "used"),
+    ("env", "files", "first"),
     [
-        ("python:3.11-slim", "python", "python"),
-        ("python:3.11-slim", "docker.io/library/python", "python"),
-        ("me/python:1", "docker.io/me/python", "me/python"),
-        ("host:5000/a/b:1", "host:5000/a/b", "host:5000/a/b"),
-        ("host:5000/a", "host:5000/a", "host:5000/a"),
+        (
+            [f"PATH=/app/.venv/bin:{PATH}"],
+            VENV,
+            Interpreter(path="/app/.venv/bin/python", version="3.11", environment="/app/.venv"),
+        ),
+        (
+            [f"PATH={PATH}", "VIRTUAL_ENV=/app/.venv"],
+            VENV,
+            Interpreter(path="/app/.venv/bin/python", version="3.11", environment="/app/.venv"),
+        ),
+        ([f"PATH=/opt/conda/bin:{PATH}"], CONDA, Interpreter(path="/opt/conda/bin/python", version="3.12")),
+        ([f"PATH=/shims:{PATH}"], {"/shims/python": "#!"}, Interpreter(path="/shims/python", version="")),
     ],
 )
-def test_a_base_from_a_registry_is_pinned(reference: str, known: str, used: str) -> None:
-    """FROM names the digest that the base's own registry gave."""
-    engine = Engine({reference: ImageFacts(id="sha256:1", repo_digests=("other/x@sha256:2", f"{known}@{DIGEST}"))})
-    base = resolve_base(reference, engine)
-    assert (base.reference, base.digest) == (f"{used}@{DIGEST}", DIGEST)
+def test_the_python_that_counts(env: list[str], files: Mapping[str, str], first: Interpreter) -> None:
+    """The active environment before PATH, and PATH in its order; a shim does not tell its version."""
+    found = _examined({"Env": env}, files).pythons
+    assert found == (first, SYSTEM)
 
 
-def test_a_base_made_here_goes_by_its_id() -> None:
-    """A local image has no digest of its own name; its id stands for its content."""
-    engine = Engine({"skyward/base:1": ImageFacts(id="sha256:1", repo_digests=(f"127.0.0.1:1/skyward/base@{DIGEST}",))})
-    base = resolve_base("skyward/base:1", engine)
-    assert (base.reference, base.digest) == ("skyward/base:1", "sha256:1")
+@pytest.mark.parametrize(
+    ("pythons", "lacks"),
+    [
+        ([], True),
+        ([SYSTEM], False),
+        ([Interpreter(path="p", version="3.9")], True),
+        ([Interpreter(path="p", version="")], False),
+    ],
+)
+def test_whether_a_python_has_to_be_brought(pythons: list[Interpreter], lacks: bool) -> None:
+    """Only where that is certain; the build finds out the rest."""
+    assert BaseFacts(pythons=pythons).lacks("3.11") is lacks
 
 
-def test_a_base_of_a_containerd_engine_goes_by_its_tag() -> None:
-    """There every image has a digest, which no registry need know; it still stands for the content."""
-    engine = Engine({"skyward/base:1": ImageFacts(id=DIGEST, repo_digests=(f"skyward/base@{DIGEST}",))})
-    base = resolve_base("skyward/base:1", engine)
-    assert (base.reference, base.digest) == ("skyward/base:1", DIGEST)
+def test_what_the_configuration_says() -> None:
+    """User, entry point, health check and the rest; what is usual is no news."""
+    config = {
+        "User": "1000:100",
+        "Entrypoint": ["/app/server"],
+        "Healthcheck": {"Test": ["CMD", "true"]},
+        "StopSignal": "SIGQUIT",
+        "Shell": ["/bin/bash", "-c"],
+        "OnBuild": ["RUN true", "USER app"],
+        "Env": ["HOME=/root", "CUDA_VERSION=12.4.1"],
+    }
+    found = _examined(config)
+    assert (found.user, found.user_in_the_end, found.home, found.cuda) == ("1000:100", "app", "/root", "12.4.1")
+    assert (found.entrypoint, found.runs_commands, found.healthcheck) == (("/app/server",), False, True)
+    assert (found.stop_signal, found.shell) == ("SIGQUIT", ("/bin/bash", "-c"))
+    usual = _examined({"StopSignal": "SIGTERM", "Shell": ["/bin/sh", "-c"], "Healthcheck": {"Test": ["NONE"]}})
+    assert (usual.stop_signal, usual.shell, usual.healthcheck) == ("", (), False)
 
 
-def test_a_missing_base_is_pulled_once() -> None:
-    """What the engine does not have comes from the registry."""
-    engine = Engine({}, {"x:1": ImageFacts(id="sha256:1")})
-    assert resolve_base("x:1", engine).digest == resolve_base("x:1", engine).digest == "sha256:1"
-    assert engine.pulled == ["x:1"]
-
-
-def test_a_base_that_is_nowhere() -> None:
-    """The error names the image, gives the registry's words and says what to do."""
-    with pytest.raises(ImageNotFoundError, match=r"'x:1'.*The registry has no x:1\..*SKYWARD_BASE"):
-        resolve_base("x:1", Engine({}))
-
-
-def test_which_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The image's own base, else SKYWARD_BASE, else the official image."""
+@pytest.mark.parametrize(
+    ("config", "files", "said"),
+    [
+        ({}, {}, "It has no shell"),
+        ({}, {**_without("libc.so.6"), "/lib/ld-musl-x86_64.so.1": ""}, r"Its C library is musl \(Debian"),
+        ({}, _without("/find", "/touch"), "lacks programs that the steps of a build need: find, touch"),
+        ({"OnBuild": ["COPY . /app"]}, DEBIAN, "ONBUILD instructions copy files .*: COPY . /app"),
+        ({}, _without("python3", "python3.11", "apt-get"), "no Python, and neither pip nor apt"),
+    ],
+)
+def test_what_cannot_be_a_base(
+    config: Mapping[str, Any], files: Mapping[str, str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sentence that names what it lacks, before anything is built."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    engine = Engine({name: ImageFacts(id=name, config={}) for name in ("own:1", "site:1", "python:3.11-slim")})
-    asked: dict[str, Any] = {"python": "3.11", "platform": "linux/amd64"}
-    monkeypatch.setenv("SKYWARD_BASE", "site:1")
-    assert plan_for(Image(base="own:1"), engine, **asked).base == "own:1"
-    assert plan_for(Image(), engine, **asked).base == "site:1"
-    monkeypatch.delenv("SKYWARD_BASE")
-    assert plan_for(Image(), engine, **asked).base == "python:3.11-slim"
+    store = Store(ImageFacts(id="sha256:1", config=config), files)
+    with pytest.raises(ImageError, match=rf"The base image 'odd:1' cannot be built on\. .*{said}"):
+        plan_for(Image(base="odd:1"), store, python="3.11", platform=PLATFORM)
 
 
-def test_the_runner_is_this_package_and_cloudpickle() -> None:
-    """The image gets the sources that the client itself runs, and nothing compiled."""
-    paths = [path for path, _ in runner_files()]
-    assert {"skyward/__init__.py", "skyward/errors.py", "cloudpickle/cloudpickle.py"} <= set(paths)
-    assert all(re.fullmatch(r"(skyward|cloudpickle)/\S+\.py", path) for path in paths)
-    assert re.fullmatch(r"[0-9a-f]{64}", runner_digest())
+class Store(EngineImages):
+    """An engine with one image; counts how often its files are looked into."""
+
+    def __init__(self, facts: ImageFacts, files: Mapping[str, str] = DEBIAN) -> None:
+        self.facts, self._files = facts, files
+        self.looks = 0
+
+    def inspect(self, ref: str) -> ImageFacts | None:  # noqa: ARG002
+        return self.facts
+
+    def pull(self, ref: str) -> None:
+        raise AssertionError(ref)
+
+    def files(self, ref: str) -> AbstractContextManager[Files]:  # noqa: ARG002
+        self.looks += 1
+        return opened(self._files)
+
+
+def test_a_base_is_looked_into_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its id and platform, also where a listing says nothing of its configuration; a bad note is renewed."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    store = Store(ImageFacts(id="sha256:1", config={"User": "app"}))
+    found = facts_of_base("x:1", store.facts, store, PLATFORM)
+    assert found.user == "app"
+    assert facts_of_base("x:1", ImageFacts(id="sha256:1"), store, PLATFORM) == found
+    assert store.looks == 1
+    (note,) = (tmp_path / "skyward/bases").iterdir()
+    note.write_bytes(b"\xff{")
+    assert facts_of_base("x:1", ImageFacts(id="sha256:1"), store, PLATFORM) == found
+    facts_of_base("x:1", ImageFacts(id="sha256:2"), store, PLATFORM)
+    facts_of_base("x:1", ImageFacts(id="sha256:1"), store, "linux/arm64")
+    assert store.looks == 4
+
+
+NVIDIA = '#!/bin/bash\nset -eo pipefail\nif [[ $# -eq 0 ]]; then\n  exec "/bin/bash"\nelse\n  exec "$@"\nfi\n'
+SCRIPTS = {
+    "/entrypoint.sh": '#!/bin/sh\nset -e\nexport A=1\nexec "$@"\n',
+    "/nvidia.sh": NVIDIA,
+    "/gosu.sh": '#!/bin/bash\nif [ "$(id -u)" = 0 ]; then exec gosu app "$@"; fi\nexec "$@"\n',
+    "/only-gosu.sh": '#!/bin/bash\nexec gosu app "$@"\n',
+    "/tini.sh": '#!/bin/sh\nexec /usr/bin/tini -g -- "$@"\n',
+    "/inline.sh": '#!/bin/sh\ncd /app && "$@"\n',
+    "/server.sh": '#!/bin/sh\nexec /app/server --listen "$@"\n',
+    "/ends.sh": "#!/bin/sh\necho done\n",
+    "/comment.sh": '#!/bin/sh\n# exec "$@" was here\nexec server\n',
+    "/no-shebang.sh": 'exec "$@"\n',
+    "entry": '#!/bin/sh\nexec "$@"\n',
+    "/bin/server": '\x7fELF exec "$@"\n',
+}
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "runs"),
+    [
+        ([], True),
+        (["tini", "--"], True),
+        (["/usr/bin/tini", "-g", "-p", "SIGTERM", "--", "/entrypoint.sh"], True),
+        (["tini", "--", "python", "app.py"], False),
+        (["/usr/bin/dumb-init", "--rewrite", "15:2", "--"], True),
+        (["/usr/bin/env", "A=1", "-u", "B"], True),
+        (["env", "A=1", "python", "app.py"], False),
+        (["gosu", "app"], True),
+        (["conda", "run", "--no-capture-output", "-n", "env"], True),
+        (["conda", "run", "-n", "env", "python", "app.py"], False),
+        (["/entrypoint.sh"], True),
+        (["/nvidia.sh"], True),
+        (["/gosu.sh"], True),
+        (["/only-gosu.sh"], True),
+        (["/tini.sh"], True),
+        (["/inline.sh"], True),
+        (["entry"], True),
+        (["/server.sh"], False),
+        (["/ends.sh"], False),
+        (["/comment.sh"], False),
+        (["/no-shebang.sh"], False),
+        (["sh", "/no-shebang.sh"], True),
+        (["bash", "-e", "/entrypoint.sh"], True),
+        (["bash"], False),
+        (["/bin/sh", "-c", "echo done"], False),
+        (["/bin/sh", "-c", 'exec "$@"'], False),
+        (["/bin/sh", "-c", '. /env.sh; exec "$@"', "--"], True),
+        (["python", "-m", "app"], False),
+        (["/bin/server"], False),
+        (["/nowhere"], False),
+    ],
+)
+def test_entry_points(entrypoint: list[str], runs: bool) -> None:
+    """An init, `env`, and scripts that end in their arguments do; programs of their own do not."""
+
+    def read(program: str) -> bytes | None:
+        text = SCRIPTS.get(program)
+        return None if text is None else text.encode()
+
+    assert runs_commands(entrypoint, read) is runs

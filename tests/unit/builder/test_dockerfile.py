@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from skyward.builder.base import images_of, named_user, parent_of
+from skyward.builder.dockerfile import images_of, named_user, parent_of
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from skyward.builder import ImageFacts, plan_for
-from skyward.builder.base import base_build, copy_base, reads_context
 from skyward.builder.docker.build import secret_values
+from skyward.builder.dockerfile import base_build, copy_base, reads_context
 from skyward.builder.files.copied import sha256_of
 from skyward.builder.store import EngineImages
 from skyward.errors import BuildError, ConfigError

@@ -1,0 +1,104 @@
+"""Finding the base image, over an engine that is a dictionary."""
+
+from __future__ import annotations
+
+import re
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skyward.builder import ImageFacts, plan_for, resolve_base
+from skyward.builder.files.copied import runner_digest, runner_files
+from skyward.builder.store import EngineImages
+from skyward.errors import ImageNotFoundError
+from skyward.model.image import Image
+from tests.unit.builder.fakes import Files, opened
+
+DIGEST = "sha256:" + "d" * 64
+
+
+class Engine(EngineImages):
+    """Images by name, those that can be pulled, and what was asked."""
+
+    def __init__(self, here: dict[str, ImageFacts], registry: dict[str, ImageFacts] | None = None) -> None:
+        self.here, self.registry = here, registry or {}
+        self.pulled: list[str] = []
+
+    def inspect(self, ref: str) -> ImageFacts | None:
+        return self.here.get(ref)
+
+    def pull(self, ref: str) -> None:
+        self.pulled.append(ref)
+        if ref not in self.registry:
+            raise ImageNotFoundError(f"The registry has no {ref}.")
+        self.here[ref] = self.registry[ref]
+
+    def files(self, ref: str) -> AbstractContextManager[Files]:
+        assert ref in self.here
+        return opened()
+
+
+@pytest.mark.parametrize(
+    ("reference", "known", "used"),
+    [
+        ("python:3.11-slim", "python", "python"),
+        ("python:3.11-slim", "docker.io/library/python", "python"),
+        ("me/python:1", "docker.io/me/python", "me/python"),
+        ("host:5000/a/b:1", "host:5000/a/b", "host:5000/a/b"),
+        ("host:5000/a", "host:5000/a", "host:5000/a"),
+    ],
+)
+def test_a_base_from_a_registry_is_pinned(reference: str, known: str, used: str) -> None:
+    """FROM names the digest that the base's own registry gave."""
+    engine = Engine({reference: ImageFacts(id="sha256:1", repo_digests=("other/x@sha256:2", f"{known}@{DIGEST}"))})
+    base = resolve_base(reference, engine)
+    assert (base.reference, base.digest) == (f"{used}@{DIGEST}", DIGEST)
+
+
+def test_a_base_made_here_goes_by_its_id() -> None:
+    """A local image has no digest of its own name; its id stands for its content."""
+    engine = Engine({"skyward/base:1": ImageFacts(id="sha256:1", repo_digests=(f"127.0.0.1:1/skyward/base@{DIGEST}",))})
+    base = resolve_base("skyward/base:1", engine)
+    assert (base.reference, base.digest) == ("skyward/base:1", "sha256:1")
+
+
+def test_a_base_of_a_containerd_engine_goes_by_its_tag() -> None:
+    """There every image has a digest, which no registry need know; it still stands for the content."""
+    engine = Engine({"skyward/base:1": ImageFacts(id=DIGEST, repo_digests=(f"skyward/base@{DIGEST}",))})
+    base = resolve_base("skyward/base:1", engine)
+    assert (base.reference, base.digest) == ("skyward/base:1", DIGEST)
+
+
+def test_a_missing_base_is_pulled_once() -> None:
+    """What the engine does not have comes from the registry."""
+    engine = Engine({}, {"x:1": ImageFacts(id="sha256:1")})
+    assert resolve_base("x:1", engine).digest == resolve_base("x:1", engine).digest == "sha256:1"
+    assert engine.pulled == ["x:1"]
+
+
+def test_a_base_that_is_nowhere() -> None:
+    """The error names the image, gives the registry's words and says what to do."""
+    with pytest.raises(ImageNotFoundError, match=r"'x:1'.*The registry has no x:1\..*SKYWARD_BASE"):
+        resolve_base("x:1", Engine({}))
+
+
+def test_which_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The image's own base, else SKYWARD_BASE, else the official image."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    engine = Engine({name: ImageFacts(id=name, config={}) for name in ("own:1", "site:1", "python:3.11-slim")})
+    asked: dict[str, Any] = {"python": "3.11", "platform": "linux/amd64"}
+    monkeypatch.setenv("SKYWARD_BASE", "site:1")
+    assert plan_for(Image(base="own:1"), engine, **asked).base == "own:1"
+    assert plan_for(Image(), engine, **asked).base == "site:1"
+    monkeypatch.delenv("SKYWARD_BASE")
+    assert plan_for(Image(), engine, **asked).base == "python:3.11-slim"
+
+
+def test_the_runner_is_this_package_and_cloudpickle() -> None:
+    """The image gets the sources that the client itself runs, and nothing compiled."""
+    paths = [path for path, _ in runner_files()]
+    assert {"skyward/__init__.py", "skyward/errors.py", "cloudpickle/cloudpickle.py"} <= set(paths)
+    assert all(re.fullmatch(r"(skyward|cloudpickle)/\S+\.py", path) for path in paths)
+    assert re.fullmatch(r"[0-9a-f]{64}", runner_digest())
