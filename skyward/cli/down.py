@@ -26,14 +26,13 @@ import click
 
 from skyward.builder.folders import sweep
 from skyward.cli.output import show_table
-from skyward.cli.places import Place, ask_all, forget, identifiers, kept_at, names_of_pools, place_options
+from skyward.cli.places import Place, ask_all, forget, identifiers, kept_at, names_of_pools, place_options, ssh_hosts
 from skyward.cli.results import bring_here, give_back
 from skyward.cli.runs import Printer
 from skyward.errors import ConfigError, HostLostError, ProviderError, SkywardError
 from skyward.model.resource import Resource
 from skyward.model.ssh import SshHost
 from skyward.nodes.process_id import current_user
-from skyward.providers import SSH
 from skyward.records.pools import POOLS
 from skyward.runs.find import FoundRun, ListedRun, find_exactly, list_runs
 from skyward.runs.follow import GRACE_S, Losses, stop
@@ -83,7 +82,7 @@ def command(
     _check(pools, everything, belongs_to_all=everyone or is_agreed)
     sweep()  # what clients that were killed in a build have left
     told, found = _Told(as_json), list[Found]()
-    hosts = [host for place in places if isinstance(place.provider, SSH) for host in place.provider.hosts]
+    hosts = ssh_hosts(places)
     left = _end_runs(pools, hosts, told)
     named = identifiers(left)
     for place, answer in ask_all(places) if left or everything else ():

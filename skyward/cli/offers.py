@@ -17,7 +17,7 @@ from dataclasses import asdict
 import click
 
 from skyward._pool import config
-from skyward.cli.output import show_table
+from skyward.cli.output import say_error, show_table
 from skyward.cli.places import provider_of
 from skyward.errors import ProviderError
 from skyward.model.image_fields import platform_of
@@ -96,8 +96,7 @@ def _say_json(
         told = {**asdict(offer), "nodes": nodes, "hours": _hours(offer, budget)}
         click.echo(json.dumps({"event": "offer", "provider": name, **told}))
     for name, error in failures:
-        told = {"kind": type(error).__name__, "message": str(error)}
-        click.echo(json.dumps({"event": "error", "provider": name, **told}))
+        say_error(error, provider=name)
 
 
 def _say(

@@ -248,6 +248,12 @@ def _place(layer: Layer) -> dict[str, Any]:
     return {"name": layer.name, "origin": layer.origin, "stage": layer.stage, "step": layer.step}
 
 
+def say_error(error: SkywardError, **about: str) -> None:
+    """Print what could not be done, of what, as an object of JSON."""
+    told = {"kind": type(error).__name__, "message": str(error)}
+    click.echo(json.dumps({"event": "error", **about, **told}))
+
+
 def show_table(rows: Sequence[Sequence[str]]) -> None:
     """Print rows in columns, the first row as heading. Nothing is cut; only on a terminal words go into further lines.
 

@@ -19,6 +19,7 @@ from skyward import providers
 from skyward.cli.runs import key_options
 from skyward.errors import ConfigError, EngineMissingError, ProviderError, SkywardError
 from skyward.model.resource import Resource
+from skyward.model.ssh import SshHost
 from skyward.nodes.access import NodeAccess
 from skyward.nodes.run_directory import sweep_orphans
 from skyward.providers import SSH, Docker, Local, Provider
@@ -115,6 +116,11 @@ def provider_of(text: str) -> Provider:
         return provider
     except TypeError as error:
         raise ConfigError(f"--provider {text}: sky.providers.{name} cannot be made of that: {error}.") from error
+
+
+def ssh_hosts(places: Sequence[Place]) -> list[SshHost]:
+    """The machines of sky.SSH among places."""
+    return [host for place in places if isinstance(place.provider, SSH) for host in place.provider.hosts]
 
 
 def ask_all(places: Sequence[Place]) -> Iterator[tuple[Place, Sequence[Resource] | SkywardError]]:

@@ -22,13 +22,12 @@ from dataclasses import asdict
 
 import click
 
-from skyward.cli.output import show_table
-from skyward.cli.places import Place, ask_all, place_options, with_names
+from skyward.cli.output import say_error, show_table
+from skyward.cli.places import Place, ask_all, place_options, ssh_hosts, with_names
 from skyward.cli.runs import duration_text
 from skyward.cli.top import figures, open_pools, size_text, utilization
 from skyward.errors import SkywardError
 from skyward.model.resource import NodeStats, Resource
-from skyward.providers import SSH
 from skyward.runs.find import ListedRun, list_runs
 
 _PATIENCE_S = 3.0  # with which figures of nodes are waited for
@@ -56,8 +55,7 @@ def command(places: Sequence[Place], ended: bool, as_json: bool) -> int:
         else:
             answer = with_names(answer)
             found += [(place, each) for each in sorted(answer, key=lambda each: (each["pool"], each["node"]))]
-    hosts = [host for place in places if isinstance(place.provider, SSH) for host in place.provider.hosts]
-    listing = list_runs(hosts, ended=ended)
+    listing = list_runs(ssh_hosts(places), ended=ended)
     unasked = {place.name for place, _ in failures}
     lost = {name: error for name, error in listing.failures.items() if name not in unasked}
     (_say_json if as_json else _say)(found, failures, _use_of({str(each["pool"]) for _, each in found}))
@@ -88,8 +86,7 @@ def _say_json(
         of_it = {name: asdict(uses)[name] for name in ("cores", "memory", "gpus")} if uses is not None else {}
         click.echo(json.dumps({"event": "node", "where": place.name, **each, "owner": _owner(each), **of_it}))
     for place, error in failures:
-        told = {"kind": type(error).__name__, "message": str(error)}
-        click.echo(json.dumps({"event": "error", "where": place.name, **told}))
+        say_error(error, where=place.name)
 
 
 def _say(found: Sequence[tuple[Place, Resource]], failures: Sequence[tuple[Place, SkywardError]], use: _Use) -> None:
@@ -110,10 +107,8 @@ def _say(found: Sequence[tuple[Place, Resource]], failures: Sequence[tuple[Place
     show_table(rows)
     priced = [each for _, each in found if each.get("hourly") is not None]
     if priced:
-        hourly, cost = (
-            sum(each.get("hourly") or 0.0 for each in priced),
-            sum(each.get("cost") or 0.0 for each in priced),
-        )
+        hourly = sum(each.get("hourly") or 0.0 for each in priced)
+        cost = sum(each.get("cost") or 0.0 for each in priced)
         click.echo(f"rented: {hourly:.3f} USD per hour, {cost:.3f} USD so far, at the prices of their launches")
 
 
@@ -172,7 +167,7 @@ def _say_runs_json(runs: Sequence[ListedRun], lost: Mapping[str, SkywardError], 
         cost = _cost(run, costs)
         click.echo(json.dumps({"event": "run", **about, **({} if cost is None else {"cost": cost})}))
     for host, error in lost.items():
-        click.echo(json.dumps({"event": "error", "where": host, "kind": type(error).__name__, "message": str(error)}))
+        say_error(error, where=host)
 
 
 def _program(run: ListedRun) -> str:
