@@ -31,7 +31,6 @@ _SPARE_BYTES = 200 * 10**6  # for what nodes write
 _DRIVERS = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
 _GB = 10**9
 R = TypeVar("R")
-NO_ENGINE = "Its engine does not answer. Start Docker there."
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +212,7 @@ class HostReport:
 def finding_of(host: str, error: SkywardError) -> Finding:
     """The finding for a host that answers with an error."""
     if isinstance(error, EngineMissingError):
-        return Finding(host, "engine", NO_ENGINE)
+        return Finding(host, "engine", "Its engine does not answer. Start Docker there.")
     return Finding(host, "engine" if isinstance(error, EngineError) else "ssh", str(error))
 
 

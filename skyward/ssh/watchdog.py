@@ -276,7 +276,7 @@ class Watchdog:
         label: value of the label `WATCHDOG` on the containers that it ends.
     """
 
-    def __init__(self, host: SshHost, folder: Path, pool: str, lease_s: float, slot: int = 0, attempt: int = 0) -> None:
+    def __init__(self, host: SshHost, folder: Path, pool: str, lease_s: float, slot: int, attempt: int) -> None:
         """Start it; `facts` waits for its first answer.
 
         Args:

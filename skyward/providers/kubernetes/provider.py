@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from copy import deepcopy
 from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime
@@ -132,7 +132,7 @@ class Kubernetes(Provider):
         Raises:
             ProviderError: the API server refuses or does not answer.
         """
-        with self.connected() as api:
+        with closing(ClusterApi(self.address)) as api:
             return list(described(api))
 
     def destroy(self, pool_id: str) -> None:
@@ -141,7 +141,7 @@ class Kubernetes(Provider):
         Raises:
             ProviderError: the API server refuses or does not answer; the pods end by their lease.
         """
-        with self.connected() as api:
+        with closing(ClusterApi(self.address)) as api:
             clear(api, pool_id)
 
     def enter(self, node: Resource) -> NodeAccess:
@@ -150,15 +150,8 @@ class Kubernetes(Provider):
         Raises:
             ProviderError: the API server refuses or does not answer.
         """
-        with ExitStack() as last:
-            api = last.enter_context(self.connected())
-            return PodAccess(node, api, last.pop_all().close)
-
-    @contextmanager
-    def connected(self) -> Iterator[ClusterApi]:
-        """A way to the API server, for as long as the block lasts."""
-        with closing(ClusterApi(self.address)) as api:
-            yield api
+        api = ClusterApi(self.address)
+        return PodAccess(node, api, api.close)
 
 
 class KubernetesAllocation(Allocation):
