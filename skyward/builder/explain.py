@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +70,7 @@ class Explanation:
 
 def remember(name: str, plan: Plan) -> None:
     """Keep what a build was made of. Call it once the image is there."""
-    memory = memory_of(plan)
-    text = json.dumps({"tag": memory.tag, "inputs": dict(memory.inputs), "layers": memory.layers}, indent=1)
-    write(_file(name), text)
+    write(_file(name), json.dumps(asdict(memory_of(plan)), indent=1))
 
 
 def recall(name: str) -> Memory | None:
@@ -96,11 +94,11 @@ def explain(plan: Plan, last: Memory | None) -> Explanation:
         plan: what would be built.
         last: what `recall` gives. None: everything is made anew.
     """
-    made = set(last.layers) if last else set()
+    made, keys = set(last.layers) if last else set(), list(_keys(plan))
     return Explanation(
         changes=tuple(_changes(dict(plan.inputs), last.inputs)) if last else (),
-        reused=tuple(layer for layer, key in _keys(plan) if key in made),
-        rebuilt=tuple(layer for layer, key in _keys(plan) if key not in made),
+        reused=tuple(layer for layer, key in keys if key in made),
+        rebuilt=tuple(layer for layer, key in keys if key not in made),
     )
 
 

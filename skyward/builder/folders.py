@@ -56,8 +56,7 @@ def cache_path(*parts: str) -> Path:
 def cache_folder(*parts: str) -> Path | None:
     """A folder of the cache, made if need be; None if it cannot be used."""
     path = cache_path(*parts)
-    if reason := _refused(str(cache_path()), os.geteuid()):
-        gone_without(reason)
+    if not _is_own():
         return None
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -69,8 +68,7 @@ def cache_folder(*parts: str) -> Path | None:
 
 def read(path: Path) -> str | None:
     """The text of a file of the cache; None if there is none that can be read, or it is no text."""
-    if reason := _refused(str(cache_path()), os.geteuid()):
-        gone_without(reason)
+    if not _is_own():
         return None
     try:
         return path.read_text(encoding="utf-8")
@@ -152,6 +150,14 @@ def why_not_writable(folder: Path) -> str | None:
     except OSError as error:
         return error.strerror or type(error).__name__
     return None
+
+
+def _is_own() -> bool:
+    """Whether the cache is this user's; else a warning says why it is not used."""
+    reason = _refused(str(cache_path()), os.geteuid())
+    if reason:
+        gone_without(reason)
+    return not reason
 
 
 @lru_cache(maxsize=16)

@@ -15,11 +15,6 @@ ADVICE = (
 )
 
 
-def advice_on(engine: str) -> str:
-    """Advice for an engine that does not answer; `engine` is its address."""
-    return ADVICE if engine.startswith("unix://") else "See that the machine, its engine and the way to it are well."
-
-
 _NO_GPU = (
     "Containers on this engine get no GPU: install the NVIDIA driver and the NVIDIA Container Toolkit on the machine, "
     "run `nvidia-ctk runtime configure --runtime=docker`, and restart the engine."
@@ -62,6 +57,11 @@ _KNOWN: tuple[tuple[str, type[SkywardError], str], ...] = (
     ),
     (r"docker-init", EngineError, "The engine's init binary (docker-init, in package tini) is missing; install it."),
 )
+
+
+def advice_on(engine: str) -> str:
+    """Advice for an engine that does not answer; `engine` is its address."""
+    return ADVICE if engine.startswith("unix://") else "See that the machine, its engine and the way to it are well."
 
 
 class LimitRefusedError(EngineError):
