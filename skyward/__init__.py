@@ -33,7 +33,7 @@ _HOMES = {
     "debug": "skyward._pool.terminal",
     "errors": "skyward.errors",
     "gather": "skyward._compute",
-    "instance_info": "skyward.runtime.group",
+    "instance_info": "skyward.runtime.ranks",
     "integrations": "skyward.integrations",
     "output_folder": "skyward.runs.saved",
     "plugins": "skyward.plugins",

@@ -31,10 +31,10 @@ from skyward.runs.saved import output_folder as output_folder
 from skyward.runs.saved import save as save
 from skyward.runtime.active_pool import sky as sky
 from skyward.runtime.checkpoint import checkpoint as checkpoint
-from skyward.runtime.group import instance_info as instance_info
 from skyward.runtime.output import silent as silent
 from skyward.runtime.output import stderr as stderr
 from skyward.runtime.output import stdout as stdout
+from skyward.runtime.ranks import instance_info as instance_info
 from skyward.runtime.shard import shard as shard
 
 __all__ = [

@@ -35,8 +35,8 @@ from typing import (
 from skyward.errors import shortened
 from skyward.model.call import Target, checked_retries, checked_timeout
 from skyward.model.parameters import suggesting
-from skyward.runtime import in_process
 from skyward.runtime.active_pool import ActivePool, active_target, sky
+from skyward.runtime.ranks import locally
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -255,7 +255,7 @@ class ComputeFunction(Generic[P, R]):
     def __init__(self, fn: Callable[P, R], *, timeout: float | None = None, retries: int = 0) -> None:
         functools.update_wrapper(self, fn)
         self.fn = _checked_function(fn)
-        self.local: Callable[P, R] = in_process.running(fn)
+        self.local: Callable[P, R] = locally(fn)
         self.name = _name(fn)
         self.timeout = checked_timeout(timeout)
         self.retries = checked_retries(retries)

@@ -60,7 +60,7 @@ class Launch:
 
     @property
     def order(self) -> dict[str, Any]:
-        """What a container that is there already needs to run the node: see `skyward.runner.entry.launch`."""
+        """What a container that is there already needs to run the node: see `skyward.runner.entry.container`."""
         return {
             "compute_pool": self.compute_pool,
             "runner": self.runner,

@@ -19,7 +19,7 @@ from skyward.model.instance import InstanceInfo
 from skyward.plugins import _jax, _tensorflow, _torch
 from skyward.plugins.base import Plugin, Transform
 from skyward.runtime.environment import at_end, conflict, declare, declared_env, on_every_rank, same
-from skyward.runtime.group import gather
+from skyward.runtime.ranks import gather
 
 if TYPE_CHECKING:
     from skyward.model.image import Image

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from skyward.errors import PluginError
 from skyward.model.instance import InstanceInfo
-from skyward.runtime.group import gather
+from skyward.runtime.ranks import gather
 
 _CPU_MAX = Path("/sys/fs/cgroup/cpu.max")  # quota and period of the container, in microseconds
 _TRY_S = 10.0  # for a node to answer
@@ -54,7 +54,7 @@ def rendezvous(
     Args:
         info: this rank's place.
         name: the framework, as errors call it.
-        timeout_s: how long to wait for the other ranks; see `skyward.runtime.group.gather`.
+        timeout_s: how long to wait for the other ranks; see `skyward.runtime.ranks.gather`.
         port: on rank 0, the port on which the framework listens already. None reserves a free one and releases it
             at the end, for the framework to open it.
 

@@ -16,7 +16,7 @@ from skyward.model.instance import InstanceInfo
 from skyward.plugins._ranks import rendezvous
 from skyward.plugins.base import Plugin
 from skyward.runtime.environment import declare, enter_context, on_every_rank, require_every_rank, same
-from skyward.runtime.group import gather
+from skyward.runtime.ranks import gather
 
 if TYPE_CHECKING:
     from skyward.model.image import Image

@@ -25,7 +25,7 @@ from skyward.plugins._huggingface import with_trainer
 from skyward.plugins._ranks import cpus, interface_of, listen, nodes_here, rendezvous
 from skyward.plugins.base import LATEST, Plugin, add_missing, versioned
 from skyward.runtime import environment
-from skyward.runtime.group import gather
+from skyward.runtime.ranks import gather
 
 if TYPE_CHECKING:
     from skyward.model.image import Image

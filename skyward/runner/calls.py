@@ -18,8 +18,8 @@ from skyward.model.instance import InstanceInfo
 from skyward.runner.process import breaks_device, end_child, forget_replaced_modules, place_modules
 from skyward.runner.threads import Interrupted, Slot
 from skyward.runtime import environment, masking
-from skyward.runtime.in_process import run_coroutine
 from skyward.runtime.output import task_output
+from skyward.runtime.ranks import run_coroutine
 from skyward.system import threading, time
 from skyward.wire import payload
 from skyward.wire.batch import COUNT, Packer, Unpacker

@@ -105,7 +105,7 @@ class GatherClient(_Requests[tuple[int, int]]):
         self._rounds: dict[int, int] = {}  # gathers so far, by call
 
     def gather(self, value: Any, name: str, timeout_s: float | None) -> list[Any]:
-        """The values of all ranks; see `skyward.runtime.group.gather`."""
+        """The values of all ranks; see `skyward.runtime.ranks.gather`."""
         if os.getpid() != self._process:
             raise PluginError(
                 f"gather({name!r}) was called in a process forked from a worker; only the worker itself can gather."

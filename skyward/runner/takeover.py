@@ -225,18 +225,18 @@ def folder_cleaner(folder: Path) -> Callable[[], str]:
 
 def container_cleaner() -> Callable[[], str]:
     """Restores the container that this process runs in to what it is now: processes, files, mounts, shared memory."""
-    from skyward.runner.entry import cleaning
+    from skyward.runner.entry import container
 
-    known, mounts = cleaning.files(), set(cleaning.mounts())
+    known, mounts = container.files(), set(container.mounts())
 
     def clean() -> str:
         try:
-            cleaning.end_processes()
-            cleaning.remove_files(known, keep=())
-            cleaning.remove_ipc()
-        except cleaning.NotCleanError as error:
+            container.end_processes()
+            container.remove_files(known, keep=())
+            container.remove_ipc()
+        except container.NotCleanError as error:
             return str(error)
-        left = sorted(set(cleaning.mounts()) - mounts)
+        left = sorted(set(container.mounts()) - mounts)
         return f"{left[0]} is still mounted." if left else ""
 
     return clean

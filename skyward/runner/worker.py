@@ -27,7 +27,8 @@ from skyward.runner.exchange import CHECKPOINTS, CheckpointClient, GatherClient
 from skyward.runner.output_log import OutputLog, log_name
 from skyward.runner.process import end_child, on_fork
 from skyward.runner.threads import IDLE, Inbox, Interrupted, MainSlot, Slot, ThreadSlot
-from skyward.runtime import checkpoint, environment, group, output
+from skyward.runtime import checkpoint, environment, output
+from skyward.runtime.ranks import install_gather
 from skyward.system import SimpleQueue, socket, threading, time
 from skyward.wire.frames import Connection, Frame, listen, tune
 from skyward.wire.handshake import accept, worker_endpoint
@@ -61,7 +62,7 @@ class Worker:
         self._retiring = False  # whether no call starts here any more: a fresh process is to take the place of this one
         self._retired = False  # whether the client knows that nothing that this process holds has begun
         self._gathers = GatherClient(self._ask, self._current)
-        group.install(self._gathers.gather)
+        install_gather(self._gathers.gather)
         self._terminal = terminal.TerminalClient(self._ask, self._current, self._shield)
         terminal.install(self._terminal)
         self._checkpoints = CheckpointClient(self._ask, self._current, Path.cwd() / CHECKPOINTS)

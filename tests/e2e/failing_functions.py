@@ -13,7 +13,7 @@ from pathlib import Path
 
 import skyward as sky
 from skyward.runtime.environment import declare
-from skyward.runtime.group import gather
+from skyward.runtime.ranks import gather
 
 
 def rank() -> int:

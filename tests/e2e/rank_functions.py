@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import skyward as sky
-from skyward.runtime.group import gather
+from skyward.runtime.ranks import gather
 
 _met: list[list[int]] = []  # what the hooks gathered, by order of their entry
 

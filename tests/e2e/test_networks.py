@@ -28,7 +28,7 @@ from pathlib import Path
 from skyward.errors import PluginError
 from skyward.model.instance import InstanceInfo
 from skyward.plugins._torch import process_group
-from skyward.runtime import group
+from skyward.runtime.ranks import install_gather
 
 info, place = InstanceInfo.current(), Path(sys.argv[1])
 
@@ -42,7 +42,7 @@ def exchange(value, name, timeout_s):
         time.sleep(0.01)
     return [pickle.loads(file.read_bytes()) for file in files]
 
-group.install(exchange)
+install_gather(exchange)
 try:
     with process_group(info):
         import torch

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import skyward as sky
-from skyward.runtime.group import gather
+from skyward.runtime.ranks import gather
 
 
 @dataclass(frozen=True)

@@ -469,7 +469,7 @@ def patch() -> None:
         (agent, {"unfinished": lambda *_: []}),
         (agent, {"dump_file": lambda _s: Path("/"), "read_dump": lambda *_: ""}),
         (worker, {"MainSlot": MainSlot, "ThreadSlot": ThreadSlot, "os": SYSTEM, "_say": _ignore}),
-        (worker, {"group": SimpleNamespace(install=_ignore)}),
+        (worker, {"install_gather": _ignore}),
         (worker, {"environment": SimpleNamespace(leave_contexts=lambda: None)}),
         (exchange, {"os": SYSTEM}),
         (worker, {"diagnosis": SimpleNamespace(describe=_describe)}),

@@ -26,7 +26,7 @@ from skyward.errors import WireError
 from skyward.model.instance import EXIT_CONFIG, EXIT_LEASE, WORK_FOLDER
 from skyward.model.rights import WORK_DIR
 from skyward.runner.clients import Acceptor, shut
-from skyward.runner.entry.launch import (
+from skyward.runner.entry.container import (
     end_group_with,
     exit_status,
     free_port,

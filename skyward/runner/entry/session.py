@@ -23,7 +23,7 @@ from pathlib import Path
 
 from skyward.errors import WireError
 from skyward.model.instance import ENV_VAR
-from skyward.runner.entry.launch import adopt_orphans
+from skyward.runner.entry.container import adopt_orphans
 from skyward.system import select, time
 from skyward.wire.session import Decoder, Kind, encode, encode_json
 

@@ -21,8 +21,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from skyward.runner.entry import cleaning
-from skyward.runner.entry.launch import (
+from skyward.runner.entry import container
+from skyward.runner.entry.container import (
     adopt_orphans,
     end_group_with,
     exit_status,
@@ -63,8 +63,8 @@ def wait() -> int:
                     _serve(client, listener)
                 clean()
                 if not _SOCKET.is_socket():
-                    raise cleaning.NotCleanError(f"{_SOCKET}, where clients ask for the container, has been removed.")
-    except cleaning.NotCleanError as error:
+                    raise container.NotCleanError(f"{_SOCKET}, where clients ask for the container, has been removed.")
+    except container.NotCleanError as error:
         _say(f"skyward: The container ends, because what its last client left cannot be removed. {error}\n")
         return 1
     return 0
@@ -72,18 +72,18 @@ def wait() -> int:
 
 def _cleaner() -> Callable[[], None]:
     """A function that restores the container to its state when it was first started."""
-    if not cleaning.is_alone():
+    if not container.is_alone():
         _say("skyward: Other programs run here, so this container is not cleaned: what clients leave is not removed.\n")
         return lambda: None
     try:
         known = json.loads(_KNOWN.read_text())
     except FileNotFoundError:
-        known = cleaning.files()
+        known = container.files()
 
     def clean() -> None:
-        cleaning.end_processes()
-        cleaning.remove_files(known, keep=(str(_SOCKET), str(_KNOWN)))
-        cleaning.remove_ipc()
+        container.end_processes()
+        container.remove_files(known, keep=(str(_SOCKET), str(_KNOWN)))
+        container.remove_ipc()
         _KNOWN.write_text(json.dumps(known))
 
     clean()
@@ -125,7 +125,7 @@ def take() -> int:
         adopt_orphans()
         run_dir = Path(tempfile.mkdtemp(prefix="skyward-"))
         try:
-            facts = {"run_dir": str(run_dir), "port": free_port(), "volumes": cleaning.volumes()}
+            facts = {"run_dir": str(run_dir), "port": free_port(), "volumes": container.volumes()}
             _say(f"{GREETING}{json.dumps(facts)}\n")
             line = sys.stdin.buffer.readline()
             return _run_node(json.loads(line), run_dir) if line else 0

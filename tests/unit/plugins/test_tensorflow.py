@@ -16,7 +16,8 @@ from skyward.model.instance import ENV_VAR, InstanceInfo, Peer
 from skyward.model.spec import Accelerator, Cluster, ClusterSpec
 from skyward.plugins import _tensorflow as cluster
 from skyward.plugins import transform_all
-from skyward.runtime import environment, group
+from skyward.runtime import environment
+from skyward.runtime import ranks as group
 
 
 def place(rank: int, ranks: int = 2) -> InstanceInfo:

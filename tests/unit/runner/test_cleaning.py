@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from skyward.runner.entry import cleaning
+from skyward.runner.entry import container
 
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The only directory that functions write to here."""
-    monkeypatch.setattr(cleaning, "places", lambda: (tmp_path,))
+    monkeypatch.setattr(container, "places", lambda: (tmp_path,))
     return tmp_path
 
 
@@ -26,7 +26,7 @@ def test_what_came_later_goes_and_what_was_there_stays(place: Path) -> None:
     """Also where nobody may look, and behind links; empty directories of the image's own are kept."""
     (place / "own" / "empty").mkdir(parents=True)
     (place / "own" / "data").write_text("image")
-    known = cleaning.files()
+    known = container.files()
     outside = place.parent / f"{place.name}-outside"
     outside.mkdir()
     (outside / "file").write_text("another's")
@@ -37,7 +37,7 @@ def test_what_came_later_goes_and_what_was_there_stays(place: Path) -> None:
     (place / "deep" / "er").chmod(0)
     (place / "deep").chmod(0o500)
 
-    cleaning.remove_files(known, keep=())
+    container.remove_files(known, keep=())
 
     assert tree(place) == ["own", "own/data", "own/empty"]
     assert (outside / "file").read_text() == "another's"
@@ -47,26 +47,26 @@ def test_what_has_been_changed_goes(place: Path) -> None:
     """Its old content is nowhere; whoever comes next is better off without it than with somebody else's."""
     (place / "changed").write_text("image")
     (place / "kept").write_text("image")
-    known = cleaning.files()
+    known = container.files()
     (place / "changed").write_text("client")
     os.utime(place / "changed", ns=(0, 0))
     (place / "kept").write_text("ours")
 
-    cleaning.remove_files(known, keep=(str(place / "kept"),))
+    container.remove_files(known, keep=(str(place / "kept"),))
 
     assert tree(place) == ["kept"]
 
 
 def test_volumes_are_left_alone(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is mounted below, whoever has written to it."""
-    known = cleaning.files()
+    known = container.files()
     (place / "data").mkdir()
     (place / "data" / "file").write_text("x")
     (place / "new").write_text("x")
-    monkeypatch.setattr(cleaning, "_mounts", lambda: iter([(str(place / "data"), "disk"), ("/elsewhere", "disk")]))
+    monkeypatch.setattr(container, "_mounts", lambda: iter([(str(place / "data"), "disk"), ("/elsewhere", "disk")]))
 
-    assert cleaning.volumes() == [str(place / "data")]
-    cleaning.remove_files(known, keep=())
+    assert container.volumes() == [str(place / "data")]
+    container.remove_files(known, keep=())
 
     assert tree(place) == ["data", "data/file"]
 
@@ -84,14 +84,14 @@ def test_only_what_clients_have_started_is_ended(
     parents: dict[int, int], ended: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not init (1), not the standby (7), not other clients and shells, which have no parent in the container."""
-    monkeypatch.setattr(cleaning, "_parents", lambda **_: parents)
+    monkeypatch.setattr(container, "_parents", lambda **_: parents)
     monkeypatch.setattr(os, "getpid", lambda: 7)
 
-    assert cleaning._clients() == ended
+    assert container._clients() == ended
 
 
 def test_nothing_is_cleaned_where_other_programs_run() -> None:
     """This machine, or a container in which a shell or a test has started the standby."""
     with subprocess.Popen(["sleep", "60"]) as other:
-        assert not cleaning.is_alone()
+        assert not container.is_alone()
         other.kill()

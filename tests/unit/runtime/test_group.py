@@ -8,7 +8,7 @@ import pytest
 
 from skyward.errors import ConfigError, PluginError
 from skyward.model.instance import ENV_VAR, InstanceInfo
-from skyward.runtime import group
+from skyward.runtime import ranks as group
 
 
 def place(nodes: int, ranks: int = 1) -> str:

@@ -4,7 +4,7 @@ import pytest
 
 from skyward.errors import ConfigError
 from skyward.model.instance import ENV_VAR, InstanceInfo
-from skyward.runtime.group import instance_info
+from skyward.runtime.ranks import instance_info
 from tests.unit.runtime.conftest import Place
 
 

@@ -1,18 +1,25 @@
-"""`sky.instance_info()`, the place of this process in its pool, and `gather`: a value of every rank for all of them.
+"""The place of this process among the ranks of its pool: `sky.instance_info()`, `gather` with the others, `.local`.
 
 `gather` works inside hooks and inside calls made with `@`. It is for what ranks must agree on before a framework
 connects them (an address, a port, who can reach whom), not for data. It needs no network between the nodes: values
-travel over the connections that the pool has anyway.
+travel over the connections that the pool has anyway. `.local` runs a function in the process that calls it, which then
+has the place of a pool's only node.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import functools
+import inspect
+from collections.abc import Callable, Coroutine, Generator
+from contextvars import Context, copy_context
+from typing import Any, ParamSpec, TypeVar, cast
 
 from skyward.errors import ConfigError, PluginError
-from skyward.model.instance import InstanceInfo
+from skyward.model.instance import InstanceInfo, only_node
 
+P = ParamSpec("P")
+R = TypeVar("R")
+_JOB = "local"
 GatherClient = Callable[[Any, str, "float | None"], list[Any]]
 _client: GatherClient | None = None  # the worker's; None in processes that are no workers
 
@@ -65,7 +72,44 @@ def gather(value: Any, *, name: str, timeout_s: float | None = None) -> list[Any
     return _client(value, name, timeout_s)
 
 
-def install(client: GatherClient) -> None:
+def install_gather(client: GatherClient) -> None:
     """Let `gather` use this worker's connection; called by the runner."""
     global _client
     _client = client
+
+
+def locally(fn: Callable[P, R]) -> Callable[P, R]:
+    """The function as an ordinary one that finds itself on the only node of a pool, where it has no place already."""
+
+    @functools.wraps(fn)
+    def local(*args: P.args, **kwargs: P.kwargs) -> R:
+        with only_node(_JOB):
+            result: Any = fn(*args, **kwargs)
+            if inspect.iscoroutinefunction(fn):
+                result = run_coroutine(result)
+            if inspect.isgenerator(result):
+                result = _steps(result, copy_context())
+            return cast(R, result)
+
+    return local
+
+
+def _steps(body: Generator[Any, Any, Any], context: Context) -> Generator[Any, Any, Any]:
+    """Iterate a generator whose own code, and only that, runs in the context."""
+    sent = None
+    try:
+        while True:
+            try:
+                item = context.run(body.send, sent)
+            except StopIteration as end:
+                return end.value
+            sent = yield item
+    finally:
+        context.run(body.close)
+
+
+def run_coroutine(coroutine: Coroutine[Any, Any, R]) -> R:
+    """What a coroutine returns, in an event loop of its own."""
+    import asyncio  # slow to import, and few need it
+
+    return asyncio.run(coroutine)
