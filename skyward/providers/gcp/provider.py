@@ -173,12 +173,12 @@ class ComputeEngine:
         pool = name.removeprefix("skyward-")
         if self._is_making(pool) or any(each.state != "ending" for each in self.instances(pool)):
             return False
-
-        def delete(rule: str) -> None:
+        begun = []
+        for rule in _RULES:
             with ignoring("notFound", "resourceNotReady"):
-                self.api.finish(self.api.call("firewalls", "delete_unary", firewall=f"{name}-{rule}"))
-
-        at_once(delete, _RULES)
+                begun.append(self.api.call("firewalls", "delete_unary", firewall=f"{name}-{rule}"))
+        for operation in begun:
+            self.api.finish(operation)
         return True
 
     def _is_making(self, pool: str) -> bool:
@@ -252,13 +252,13 @@ class GcpLauncher:
             "machines": {"source_tags": [name], "allowed": [{"I_p_protocol": "all"}]},
             "others": {"source_ranges": ["0.0.0.0/0"], "denied": [{"I_p_protocol": "all"}], "priority": 20},
         }
-
-        def make(suffix: str) -> None:
+        made = []
+        for suffix in _RULES:
             rule = {"priority": 10, **common, **sources[suffix], "name": f"{name}-{suffix}"}
             token = _request_id(self._pool, rule["name"])
-            self._api.finish(self._api.call("firewalls", "insert_unary", firewall_resource=rule, request_id=token))
-
-        at_once(make, _RULES)
+            made.append(self._api.call("firewalls", "insert_unary", firewall_resource=rule, request_id=token))
+        for operation in made:
+            self._api.finish(operation)
 
     def launch(self, request: LaunchRequest) -> Sequence[str]:
         """Launch machines; their ids, "ZONE/NAME", in node order."""
