@@ -147,9 +147,9 @@ class Ec2:
         zones = list(self.network.subnets)
         return find_offers(self.api, find_types(self.api, request), zones, markets)
 
-    def launcher(self, request: PoolRequest, room_gb: int) -> Ec2Launcher:
+    def launcher(self, request: PoolRequest) -> Ec2Launcher:
         """Look up machine image, network, and the address of this client."""
-        return Ec2Launcher(self.api, self._settings, self.network, request, room_gb)
+        return Ec2Launcher(self.api, self._settings, self.network, request)
 
     def instances(self, pool: str | None = None) -> Sequence[Instance]:
         """The machines of a pool, or of all pools, also those that end or have just ended."""
@@ -228,9 +228,9 @@ def _pairs(values: Mapping[str, str]) -> list[dict[str, str]]:
 class Ec2Launcher:
     """Launches the machines of one pool, which boot from one image in one network."""
 
-    def __init__(self, api: Api, settings: AWS, network: Network, request: PoolRequest, room_gb: int) -> None:
+    def __init__(self, api: Api, settings: AWS, network: Network, request: PoolRequest) -> None:
         self._api, self._settings, self._network, self._pool = api, settings, network, request.pool_id
-        self._image = find_image(api, settings, request, room_gb)
+        self._image = find_image(api, settings, request)
         self._client = settings.client_cidr(network.cidr)
         self._group = ""
 
@@ -306,8 +306,8 @@ class Network(NamedTuple):
     subnets: dict[str, str]
 
 
-def find_image(api: Api, settings: AWS, request: PoolRequest, room_gb: int) -> tuple[str, Mapping[str, Any]]:
-    """The machine image of a pool, and the root disk that it boots from, with so much room beyond the image.
+def find_image(api: Api, settings: AWS, request: PoolRequest) -> tuple[str, Mapping[str, Any]]:
+    """The machine image of a pool, and the root disk that it boots from, with room for the pool's own.
 
     Raises:
         ProviderError: the region has no such image, or the disk is smaller than it.
@@ -322,7 +322,7 @@ def find_image(api: Api, settings: AWS, request: PoolRequest, room_gb: int) -> t
     root = found[0].get("RootDeviceName") or "/dev/xvda"
     disks = {disk["DeviceName"]: disk["Ebs"] for disk in found[0].get("BlockDeviceMappings", ()) if "Ebs" in disk}
     own = int(disks.get(root, {}).get("VolumeSize", 8))
-    size = settings.root_disk_gb(f"machine image {ami}", own, room_gb)
+    size = settings.root_disk_gb(f"machine image {ami}", own, request)
     disk = {"VolumeSize": size, "VolumeType": "gp3", "DeleteOnTermination": True, "Encrypted": True}
     return ami, {"DeviceName": root, "Ebs": disk}
 

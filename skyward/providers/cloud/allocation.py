@@ -88,7 +88,7 @@ class CloudAllocation(Allocation):
         request, cloud = self.request, self._cloud
         request.report(note(f"looking for machines in {cloud.region}"))
         offers = find_offers(cloud, request)
-        self._launcher = cloud.launcher(request, self._provider.disk_room_gb(request))
+        self._launcher = cloud.launcher(request)
         sweep(cloud)
         self._begin()
         self._launcher.prepare()

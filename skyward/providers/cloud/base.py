@@ -247,13 +247,8 @@ class Cloud(Protocol):
         """
         ...
 
-    def launcher(self, request: PoolRequest, room_gb: int) -> Launcher:
-        """Look up what the pool's machines boot from and which network they join. Creates nothing.
-
-        Args:
-            request: the pool.
-            room_gb: size of the root disk beyond what the machine image takes.
-        """
+    def launcher(self, request: PoolRequest) -> Launcher:
+        """Look up what the pool's machines boot from and which network they join. Creates nothing."""
         ...
 
     def instances(self, pool: str | None = None) -> Sequence[Instance]:

@@ -187,28 +187,23 @@ class CloudProvider(Provider):
             ) from error
         return f"{address}/{address.max_prefixlen}"
 
-    def root_disk_gb(self, image: str, own_gb: int, room_gb: int) -> int:
-        """Size of the root disk of a machine.
+    def root_disk_gb(self, image: str, own_gb: int, request: PoolRequest) -> int:
+        """Size of the root disk of a machine, with room for the pool's image beyond what the machine image takes.
 
         Args:
-            image: its machine image in sentences.
+            image: the machine image in sentences.
             own_gb: what that takes.
-            room_gb: what there is to be beyond that, unless `disk_gb` says otherwise.
+            request: the pool.
 
         Raises:
             ProviderError: `disk_gb` is smaller than the machine image.
-        """
-        if self.disk_gb is not None and self.disk_gb < own_gb:
-            raise ProviderError(f"disk_gb={self.disk_gb} is too small: the {image} takes {own_gb} GB.")
-        return self.disk_gb or own_gb + room_gb
-
-    def disk_room_gb(self, request: PoolRequest) -> int:
-        """Size of a root disk beyond the machine image; at least `FLOOR_GB`.
-
-        Raises:
             ImageError: the pool's image cannot be had, which is better known before machines are rented.
             EngineMissingError: there is no engine here.
         """
-        if self.disk_gb is not None or self.build == "remote":
-            return FLOOR_GB  # the caller has decided; or the machines will be the first to know the image's size
-        return room_gb(built_size(request.image, request.cluster))
+        if self.disk_gb is not None:
+            if self.disk_gb < own_gb:
+                raise ProviderError(f"disk_gb={self.disk_gb} is too small: the {image} takes {own_gb} GB.")
+            return self.disk_gb
+        if self.build == "remote":
+            return own_gb + FLOOR_GB  # the machines will be the first to know the size of the pool's image
+        return own_gb + room_gb(built_size(request.image, request.cluster))

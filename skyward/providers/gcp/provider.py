@@ -133,9 +133,9 @@ class ComputeEngine:
         """The offers for a pool."""
         return find_offers(self.api, request, markets)
 
-    def launcher(self, request: PoolRequest, room_gb: int) -> GcpLauncher:
+    def launcher(self, request: PoolRequest) -> GcpLauncher:
         """Look up machine image, network, and the address of this client."""
-        return GcpLauncher(self.api, self._settings, request, room_gb)
+        return GcpLauncher(self.api, self._settings, request)
 
     def instances(self, pool: str | None = None) -> Sequence[Instance]:
         """The machines of a pool, or of all pools of the region."""
@@ -235,11 +235,11 @@ def _instance(found: Any, private: bool) -> Instance:
 class GcpLauncher:
     """Launches the machines of one pool, which boot from one image in one subnet, behind the pool's firewall rules."""
 
-    def __init__(self, api: Api, settings: GCP, request: PoolRequest, room_gb: int) -> None:
+    def __init__(self, api: Api, settings: GCP, request: PoolRequest) -> None:
         self._api, self._settings, self._request, self._pool = api, settings, request, request.pool_id
         self._subnet = _find_subnet(api, settings.network)
         self._image = _find_image(api, settings.image, request)
-        self._disk_gb = settings.root_disk_gb("image", self._image.disk_size_gb, room_gb)
+        self._disk_gb = settings.root_disk_gb("image", self._image.disk_size_gb, request)
         self.client = settings.client_cidr(self._subnet.ip_cidr_range)
 
     def prepare(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from skyward.builder.events import Event, Report
-from skyward.delivery.checks import FLOOR_GB, room_gb
+from skyward.delivery.checks import room_gb
 from skyward.errors import PoolClosedError, ProviderError
 from skyward.model.resource import Resource
 from skyward.model.spec import Accelerator
@@ -35,7 +35,7 @@ def offer(market: Any = "spot", zone: str = "us-east-1a") -> MachineOffer:
 
 def launcher(api: Api, pool: str = "p1") -> Ec2Launcher:
     """That of a pool, with its security group."""
-    made = ec2(api).launcher(PoolRequest(pool_id=pool), FLOOR_GB)
+    made = ec2(api).launcher(PoolRequest(pool_id=pool))
     made.prepare()
     return made
 
@@ -47,7 +47,7 @@ def group_of(api: Api, pool: str = "p1") -> str:
 
 
 def ec2(api: Api) -> Ec2:
-    return Ec2(api, AWS("us-east-1"))
+    return Ec2(api, AWS("us-east-1", build="remote"))
 
 
 def launch_pool(
@@ -283,13 +283,12 @@ def test_machine_images_come_from_public_parameters(account: Api) -> None:
     own, disk = image(account)
     assert (own[:4], disk["DeviceName"], disk["Ebs"]["VolumeSize"]) == ("ami-", "/dev/xvda", 65)
     assert image(account, ami=own, disk_gb=200)[1]["Ebs"]["VolumeSize"] == 200
-    assert image(account, 80, ami=own)[1]["Ebs"]["VolumeSize"] == 65 - 50 + 80
     with pytest.raises(ProviderError, match=r"disk_gb=10 is too small: the machine image ami-\w+ takes 15 GB"):
         image(account, ami=own, disk_gb=10)
 
 
-def image(api: Api, room_gb: int = 50, **settings: Any) -> tuple[str, Mapping[str, Any]]:
-    return find_image(api, AWS("us-east-1", **settings), PoolRequest(pool_id="p1"), room_gb)
+def image(api: Api, **settings: Any) -> tuple[str, Mapping[str, Any]]:
+    return find_image(api, AWS("us-east-1", build="remote", **settings), PoolRequest(pool_id="p1"))
 
 
 def test_a_machine_that_does_not_run_is_terminated_at_once(account: Api) -> None:

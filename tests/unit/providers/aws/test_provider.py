@@ -90,7 +90,7 @@ def test_the_value_alone_loads_no_library_of_aws() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "gb"), [({}, 155), ({"build": "remote"}, 50), ({"disk_gb": 500}, 50), ({"ami": "ami-1"}, 155)]
+    ("settings", "gb"), [({}, 163), ({"build": "remote"}, 58), ({"disk_gb": 500}, 500), ({"ami": "ami-1"}, 163)]
 )
 def test_the_disk_is_made_for_the_image_that_is_known_here(
     settings: dict[str, Any], gb: int, monkeypatch: pytest.MonkeyPatch
@@ -105,5 +105,5 @@ def test_the_disk_is_made_for_the_image_that_is_known_here(
     monkeypatch.setattr("skyward.providers.cloud.provider.built_size", built_size)
     request = PoolRequest(pool_id="p1", image=sky.Image(pip=["numpy"]))
 
-    assert sky.AWS("us-east-1", **settings).disk_room_gb(request) == gb
-    assert [image.pip for image in asked] == ([("numpy",)] if gb > 50 else [])
+    assert sky.AWS("us-east-1", **settings).root_disk_gb("image", 8, request) == gb
+    assert [image.pip for image in asked] == ([("numpy",)] if gb == 163 else [])

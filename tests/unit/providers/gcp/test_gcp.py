@@ -29,7 +29,7 @@ from skyward.providers.cloud.launch import Batch, launch
 from skyward.providers.gcp.provider import ComputeEngine, GcpLauncher
 from tests.gcp_api import NETWORK, PROJECT, REGION, ZONES, ComputeApi
 
-PRIVATE = sky.GCP(REGION, use_private_ip=True)
+PRIVATE = sky.GCP(REGION, use_private_ip=True, build="remote")
 
 
 def engine(provider: sky.GCP = PRIVATE) -> ComputeEngine:
@@ -46,7 +46,7 @@ def offers(**asked: Any) -> list[MachineOffer]:
 
 
 def launcher(cloud: ComputeEngine, pool: str = "0badcafe", **asked: Any) -> GcpLauncher:
-    made = cloud.launcher(request(pool, **asked), 50)
+    made = cloud.launcher(request(pool, **asked))
     made.prepare()
     return made
 
@@ -182,7 +182,7 @@ def test_settings_reach_the_machines(project: ComputeApi, monkeypatch: pytest.Mo
     mine = sky.GCP(REGION, image="projects/mine/global/images/one", service_account="a@b", disk_gb=500)
     cloud = mine.cloud()
     (offer, *_) = cloud.offers(request(accelerator="T4"), ["on-demand"])
-    made = cloud.launcher(request(accelerator="T4"), 50)
+    made = cloud.launcher(request(accelerator="T4"))
     properties = made.properties(
         Batch(pool="p", nodes=1, user_data=lambda _: "", longest_s=lambda _: 99.5).request(offer, 0)
     )
@@ -203,7 +203,7 @@ def test_settings_reach_the_machines(project: ComputeApi, monkeypatch: pytest.Mo
     assert not properties["shielded_instance_config"]["enable_secure_boot"]
     assert cloud.first_start.open_metadata
     with pytest.raises(ProviderError, match=r"disk_gb=5 is too small: the image takes 10 GB"):
-        replace(mine, disk_gb=5).cloud().launcher(request(), 50)
+        replace(mine, disk_gb=5).cloud().launcher(request())
 
 
 def test_no_room_leads_to_the_next_zone_and_market(project: ComputeApi) -> None:
@@ -301,7 +301,7 @@ def test_only_the_client_and_the_pool_reach_the_machines(project: ComputeApi) ->
 
 def test_a_network_without_a_subnet_here_is_an_error(project: ComputeApi) -> None:
     with pytest.raises(ProviderError, match=r"The network 'lab' of project test-project has no subnet in us-central1"):
-        replace(PRIVATE, network="lab").cloud().launcher(request(), 50)
+        replace(PRIVATE, network="lab").cloud().launcher(request())
 
 
 # what is found and removed --------------------------------------------------------------------------------------
@@ -331,7 +331,7 @@ def test_what_is_being_made_is_waited_for_and_removed(project: ComputeApi, monke
     monkeypatch.setattr("tests.gcp_api.DELAY_S", 1.0)
     cloud = engine()
     api, batch = cloud.api, Batch(pool="0badcafe", nodes=1, user_data=lambda _: "")
-    made = cloud.launcher(request(), 50)
+    made = cloud.launcher(request())
     monkeypatch.setattr(api, "finish", lambda _: None)
     made.launch(batch.request(offers()[0], 0))
     assert project.instances == {}

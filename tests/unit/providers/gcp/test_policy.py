@@ -26,11 +26,13 @@ def test_the_role_has_the_permissions_that_a_pool_takes_and_no_others(
     """From the offers to the end: with public addresses, an account and an image of one's own, and a full zone."""
     monkeypatch.setattr("skyward.providers.gcp.provider.GCP.client_cidr", lambda *_: "203.0.113.7/32")
     project.refuse = lambda zone, _: [(MIN_COUNT, "fewer than 1")] if zone == ZONES[0] else None
-    provider = sky.GCP(REGION, image=f"{IMAGES}/one", service_account=f"a@{PROJECT}.iam.gserviceaccount.com")
+    provider = sky.GCP(
+        REGION, image=f"{IMAGES}/one", service_account=f"a@{PROJECT}.iam.gserviceaccount.com", build="remote"
+    )
     cloud = provider.cloud()
     cloud.offers(PoolRequest(pool_id="0badcafe", accelerator=Accelerator.of("T4")), ["spot"])
-    sky.GCP(REGION, image=f"{IMAGES}/family/f", use_private_ip=True).cloud().launcher(REQUEST, 50)
-    launcher = cloud.launcher(REQUEST, 50)
+    sky.GCP(REGION, image=f"{IMAGES}/family/f", use_private_ip=True, build="remote").cloud().launcher(REQUEST)
+    launcher = cloud.launcher(REQUEST)
     launcher.prepare()
     offers = cloud.offers(REQUEST, ["spot"])
     launch(cloud, launcher, Batch(pool="0badcafe", nodes=1, user_data=lambda _: ""), offers, lambda _: None)
