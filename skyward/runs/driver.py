@@ -25,7 +25,6 @@ from skyward.records.journal import JournalWriter
 from skyward.records.run import FOLDER_VARIABLE, RunRecord, folder_of, new_id, write_json
 from skyward.runs import DOWN_FILE, ENDED_BY_DOWN
 from skyward.runs.program import Ended, block_signals, run_program
-from skyward.ssh.connection import KEY_FILE, KNOWN_HOSTS_FILE, read_handed
 
 STARTED = "started"
 CACHE_FOLDER, HOME_FOLDER = "cache", "home"  # in the run's directory, while it runs in a container
@@ -33,6 +32,8 @@ PROGRAM_FOLDER = "program"  # in the run's directory, if the program was packed
 OUTPUT_LIMIT = 1 << 30  # bytes of a program's output that are kept; the oldest goes first
 _LAUNCH_FILE = "launch.json"
 _VARIABLES_FILE = "variables.json"
+# hosts that are handed over with their keys; skyward.ssh, which has these names, is loaded where there are some
+HANDED = ("hosts.json", "key", "known_hosts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,18 +201,19 @@ def main(folder: Path) -> int:
     """Drive the run of a directory that `write_launch` and the run's record have prepared."""
     record = RunRecord.parse((folder / "run.json").read_bytes())
     try:
-        if hosts := list(read_handed(folder).values()):
+        if (folder / HANDED[0]).is_file():
             from skyward.runs.keys import held_keys
+            from skyward.ssh.connection import read_handed
 
             block_signals()
-            with held_keys(hosts, record):
+            with held_keys(list(read_handed(folder).values()), record):
                 return _drive_packed(folder, record)
         return _drive_packed(folder, record)
     except SkywardError as error:
         sys.stderr.write(f"{error}\n")
         return 1
     finally:
-        for name in (KEY_FILE, KNOWN_HOSTS_FILE, _VARIABLES_FILE):  # nobody can use them any more, or is to
+        for name in (*HANDED[1:], _VARIABLES_FILE):  # nobody can use them any more, or is to
             (folder / name).unlink(missing_ok=True)
         rmtree(folder / CACHE_FOLDER, ignore_errors=True)
         with suppress(OSError):  # the program has left something there, which stays

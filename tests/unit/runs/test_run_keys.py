@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from skyward.runs import keys
+from skyward.runs.driver import HANDED
+from skyward.ssh import connection
 
 MINE = "ssh-ed25519 AAAAmine me@laptop"
 LINE = 'restrict,port-forwarding,from="10.0.0.1" ssh-ed25519 AAAArun skyward-run-train-1'
@@ -112,3 +115,11 @@ def test_what_a_dead_host_has_left_goes_with_the_next_run(host: Path) -> None:
 
     assert accepted(host) == [OTHER, third]
     assert marks(host) == ["eval-7", "train-12"]
+
+
+def test_a_driver_without_hosts_loads_no_ssh() -> None:
+    """It knows the files that are handed over by their names alone."""
+    assert (connection._HANDED_FILE, connection.KEY_FILE, connection.KNOWN_HOSTS_FILE) == HANDED
+    code = "import sys, skyward.runs.driver; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert [name for name in loaded if name.startswith(("skyward.ssh", "skyward.engine", "skyward.wire"))] == []
