@@ -12,15 +12,17 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from skyward.builder import ensure, plan_for
 from skyward.builder.events import Report, note
+from skyward.builder.registry.auth import registry_credentials
+from skyward.builder.registry.reference import parse_reference, with_tag
 from skyward.builder.store import EngineImages, ImageFacts, facts_of, is_known, known_contents, note_content, note_use
 from skyward.delivery import stream
 from skyward.delivery.checks import check_verifiable
 from skyward.engine import EngineAddress, Images
-from skyward.errors import ImageError
+from skyward.errors import ImageError, RegistryError
 from skyward.image import Plan
 from skyward.model.image import Image
 from skyward.model.spec import Cluster, ClusterSpec
@@ -30,6 +32,9 @@ from skyward.records.run import FOLDER_VARIABLE, write_json
 from skyward.ssh.connection import uses_paramiko
 from skyward.ssh.preflight import check_disk, refuse
 from skyward.system.futures import ThreadPoolExecutor
+
+if TYPE_CHECKING:
+    from skyward.builder.registry.existence import Absent, Exists
 
 _AT_ONCE = 8
 _PREPARED_FILE = "images.json"
@@ -94,8 +99,6 @@ def deliver(image: Image, cluster: Cluster, target: ImageTarget, report: Report)
         _ToMachines(plan, target, store, report).run()
         delivered = Delivered(tag=plan.tag, user=plan.user)
     elif target.registry:
-        from skyward.delivery.registry import put_in_registry  # brings requests, which most deliveries do not need
-
         there = put_in_registry(plan, target.registry, store, report, docker_host)
         delivered = Delivered(tag=plan.tag, reference=there.reference, auth=there.auth, user=plan.user)
     else:
@@ -108,8 +111,6 @@ def deliver(image: Image, cluster: Cluster, target: ImageTarget, report: Report)
 def _where_wanted(ready: Prepared, target: ImageTarget, store: EngineImages) -> Delivered | None:
     """An image that was delivered before, if everybody who is to run it has it as it was, or pulls it by its digest."""
     if target.registry and not target.machines:
-        from skyward.delivery.registry import engine_login  # brings requests, which most deliveries do not need
-
         if "@" not in ready.reference:
             return None
         return Delivered(tag=ready.tag, reference=ready.reference, auth=engine_login(target.registry), user=ready.user)
@@ -164,8 +165,6 @@ class _ToMachines:
 
     def _pull(self, before: Mapping[Machine, ImageFacts | None], registry: str) -> str:
         """Let the machines that lack it pull it from the registry; gives the digest of its content."""
-        from skyward.delivery.registry import put_in_registry  # brings requests, which most deliveries do not need
-
         plan = self._plan
         found = put_in_registry(plan, registry, self._store, self._report, self._docker_host)
         if not self._is_local:
@@ -234,6 +233,85 @@ class _ToMachines:
             for finding in check_disk(machine.name, room, size)
         ]
         refuse(findings, len(self._machines))
+
+
+# by a registry --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryImage:
+    """An image that a registry has.
+
+    Attributes:
+        reference: `repository@digest`.
+        content: digest of what runs, see `skyward.builder.store`.
+        auth: credentials for the registry, in the form in which an engine takes them.
+    """
+
+    reference: str
+    content: str
+    auth: Mapping[str, str] = field(repr=False)
+
+
+def put_in_registry(
+    plan: Plan, registry: str, store: EngineImages, report: Report, docker_host: str | SshHost
+) -> RegistryImage:
+    """Build and push an image unless the registry has it. Another image under its name there is replaced.
+
+    Args:
+        plan: the image.
+        registry: the repository that it is pushed to.
+        store: images of the engine that builds and pushes.
+        report: receives progress.
+        docker_host: address of that engine.
+
+    Raises:
+        ConfigError: the key of `Image.verify` cannot be used.
+        ImageError: it cannot be built, or its signature is not what `Image.verify` asks for; the registry cannot be
+            reached, or refuses.
+        EngineError: the engine refuses or does not answer.
+    """
+    from skyward.builder.registry import existence  # brings requests, which most deliveries do not need
+    from skyward.builder.registry.existence import Absent, Unknown
+    from skyward.builder.registry.pushing import push
+
+    target = with_tag(registry, plan.tag.rpartition(":")[2])
+    found = existence.check_content(plan.tag, target, platform=plan.platform, report=report)
+    if isinstance(found, Unknown):
+        raise found.error()
+    if plan.image.verify:
+        _verify(target, found, plan.image.verify)
+    if isinstance(found, Absent):
+        ensure(plan, store, report, docker_host=docker_host)
+        pushed = push(plan.tag, target, platform=plan.platform, engine=store, report=report)
+        reference, content = pushed.reference, pushed.content
+    else:
+        reference, content = found.reference, found.content
+    return RegistryImage(reference, content, engine_login(registry))
+
+
+def engine_login(registry: str) -> Mapping[str, str]:
+    """The user's credentials for the registry of a repository, in the form in which an engine takes them; {} for none.
+
+    Raises:
+        RegistryError: a credential program or the registry's cloud fails.
+    """
+    name = parse_reference(registry).registry
+    credentials = registry_credentials(name)
+    return credentials.for_engine(name) if credentials else {}
+
+
+def _verify(target: str, found: Exists | Absent, key: str) -> None:
+    from skyward.builder.registry.attachments import verify
+    from skyward.builder.registry.existence import Absent
+
+    if isinstance(found, Absent):
+        raise RegistryError(
+            f"The registry does not have the image {target} that was expected, so nobody has signed it with the key of "
+            f"{key}; with verify= it is not built here.",
+            "Push and sign it: `skyward build --push ... --sign KEY`.",
+        )
+    verify(parse_reference(target), found.digest, key)
 
 
 # images that were delivered before a detached run began -------------------------------------------------------------

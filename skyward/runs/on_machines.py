@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from skyward.builder.events import note
 from skyward.builder.sources.declared import ProviderUse
 from skyward.builder.sources.script import DeclaredPool
-from skyward.delivery.deliver import ImageTarget
+from skyward.delivery.deliver import ImageTarget, engine_login
 from skyward.engine import find_engine
 from skyward.errors import ConfigError, SkywardError
 from skyward.model.image_fields import platform_of
@@ -132,8 +132,6 @@ def _swarm(uses: Sequence[ProviderUse]) -> Swarm:
 
 
 def _check_login(registry: str, variables: Mapping[str, str]) -> None:
-    from skyward.delivery.registry import engine_login  # brings requests, which most runs do not need
-
     if _LOGIN not in variables and engine_login(registry):
         raise ConfigError(
             f"The machines of the swarm pull from {registry} with your login, which the driver of a detached run does "

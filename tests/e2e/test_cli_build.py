@@ -26,7 +26,7 @@ from skyward.builder import ensure, plan_for
 from skyward.builder.site.settings import read_site, site_script
 from skyward.builder.sources.declared import load
 from skyward.builder.store import EngineImages
-from skyward.delivery.registry import RegistryImage, put_in_registry
+from skyward.delivery.deliver import RegistryImage, put_in_registry
 from skyward.engine import Images as EngineConnection
 from skyward.engine import find_engine
 from skyward.errors import RegistryError

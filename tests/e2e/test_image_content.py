@@ -17,7 +17,7 @@ from skyward.builder.registry.existence import Exists
 from skyward.builder.registry.pushing import push
 from skyward.builder.registry.reference import with_tag
 from skyward.builder.store import EngineImages, note_content
-from skyward.delivery.registry import put_in_registry
+from skyward.delivery.deliver import put_in_registry
 from skyward.engine import find_engine
 from skyward.errors import ImageError
 from skyward.image import Plan
