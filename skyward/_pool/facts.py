@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skyward._pool.background import Timers
-from skyward._pool.config import PoolConfig
 from skyward._pool.dispatcher import Dispatcher
 from skyward._pool.nodes.node_client import NodeClient
 from skyward._pool.nodes.node_table import NodeTable
-from skyward._pool.progress import Progress
 from skyward.errors import PoolError
 from skyward.model.resource import GpuStats, NodeStats, PoolStats
 from skyward.nodes.process_id import ProcessId
@@ -26,6 +24,9 @@ from skyward.system.futures import Future
 
 if TYPE_CHECKING:
     from distributed import Client
+
+    from skyward._pool.config import PoolConfig
+    from skyward._pool.progress import Progress
 ANSWER_S = 2.0  # how long agents are waited for
 WATCHED = "watched"  # in a run's directory, touched by whoever watches
 WATCHED_S = 5.0  # for how long after that somebody does

@@ -58,7 +58,6 @@ class _Uninterrupted:
         self._diverted: Callable[[], None] | None = None
         self._masks: dict[int, set[int | signal.Signals]] = {}  # of threads that fork now: what they blocked before
         self.terminated: Terminated | None = None
-        self.on_deferred: Callable[[bool], object] = _nothing
 
     def install(self) -> bool:
         """Take over the signals for as long as a pool is open; False outside the main thread, which alone can.
@@ -119,7 +118,7 @@ class _Uninterrupted:
         elif self._depth:
             is_first = not self._pending
             self._pending[number] = self._previous.get(number)
-            self.on_deferred(is_first)
+            process_end.soon(partial(_hurry, _PATIENCE_S if is_first else 0.0))
         elif self._users:
             self._pass_on(number, self._previous.get(number), frame)
         else:
@@ -187,13 +186,9 @@ def _wake_event_loop() -> None:
     asyncio = sys.modules.get("asyncio")
     try:
         if asyncio is not None:
-            asyncio.get_running_loop().call_soon_threadsafe(_nothing, False)
+            asyncio.get_running_loop().call_soon_threadsafe(lambda: None)
     except RuntimeError:
         pass  # no loop runs here
-
-
-def _nothing(_is_first: bool) -> None:
-    """What is done of a deferred signal until a pool says it."""
 
 
 uninterrupted = _Uninterrupted()
@@ -257,7 +252,6 @@ def not_open(pool_id: str) -> PoolClosedError:
 
 def look_after(pool: _Pool) -> None:
     """Look after a pool from now on, until it is closed."""
-    uninterrupted.on_deferred = _on_deferred
     process_end.before_end(_before_end)
     _opened.add(pool)
 
@@ -272,13 +266,8 @@ def close_soon(pool: _Pool) -> None:
     process_end.soon(pool.close)
 
 
-def _on_deferred(is_first: bool) -> None:
-    """A signal waits for the main thread, which may be closing a pool; the second one lets nothing wait."""
-    after_s = _PATIENCE_S if is_first else 0.0
-    process_end.soon(partial(_hurry, after_s))
-
-
 def _hurry(after_s: float) -> None:
+    """A signal waits for the main thread, which may be closing a pool; the second one lets nothing wait."""
     for pool in list(_opened):
         pool._hurry(after_s)
 
