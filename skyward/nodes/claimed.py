@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from skyward.errors import ConfigError, ProviderError, WireError
 from skyward.nodes.node import Exit, Launch, RunnerNode, exit_of
@@ -66,23 +66,27 @@ class Claimed(Protocol):
         """The connection of this client to it; None before it is claimed."""
 
 
+class ClaimingAllocation(Protocol):
+    """What `ClaimedHost` needs of an allocation."""
+
+    def start(self, host: ClaimedHost[Any], launch: Launch) -> RunnerNode:
+        """Make what a host stands for the node."""
+
+
 C = TypeVar("C", bound=Claimed)
 
 
 class ClaimedHost(Generic[C]):
     """The machine that a task, job or pod is on, as the host of one node. Which one is known after `prepare`.
 
-    Args:
-        start: makes the node of it.
-        claimed: the task, job or pod, where it is known already.
-
     Attributes:
+        allocation: the pool's.
         claimed: the task, job or pod, after `prepare`.
         process: its runner, once it is a node.
     """
 
-    def __init__(self, start: Callable[[ClaimedHost[C], Launch], RunnerNode], claimed: C | None = None) -> None:
-        self._start, self.claimed = start, claimed
+    def __init__(self, allocation: ClaimingAllocation, claimed: C | None = None) -> None:
+        self.allocation, self.claimed = allocation, claimed
         self.process: ClaimedProcess | None = None
 
     @property
@@ -107,7 +111,7 @@ class ClaimedHost(Generic[C]):
         Raises:
             ProviderError: it has ended.
         """
-        return self._start(self, launch)
+        return self.allocation.start(self, launch)
 
     @property
     def _known(self) -> C:

@@ -181,7 +181,7 @@ class KubernetesAllocation(Allocation):
         sweep_orphans()
         self._api = ClusterApi(self._provider.address)
         sweep(self._api)
-        return [ClaimedHost(self._start) for _ in range(self.request.fewest)]
+        return [ClaimedHost(self) for _ in range(self.request.fewest)]
 
     def prepare(self, hosts: Sequence[Host]) -> str | None:
         """Put the image into the registry unless it is there, make the pods, and wait until all of them run.
@@ -274,7 +274,7 @@ class KubernetesAllocation(Allocation):
             raise
         with self._lock:
             self.check_open()
-        return ClaimedHost(self._start, made)
+        return ClaimedHost(self, made)
 
     def _give_up(self, pods: Pods, lost: ClaimedHost[Pod]) -> None:
         """Delete a lost pod, and avoid its machine if the pod is silent and the cluster takes it for running there."""
@@ -285,7 +285,7 @@ class KubernetesAllocation(Allocation):
             self.request.report(note(f"{pod.machine} is avoided: {pod.name} was lost with it"))
         pods.give_up(pod)
 
-    def _start(self, host: ClaimedHost[Pod], launch: Launch) -> RunnerNode:
+    def start(self, host: ClaimedHost[Pod], launch: Launch) -> RunnerNode:
         """Make the pod the node."""
         with self._lock:
             self.check_open()

@@ -207,7 +207,7 @@ class SlurmAllocation(Allocation):
         self._cluster = cluster = ask(login, provider.folder, request.cluster.spec.python)
         partition = check_room(request, cluster, provider.partition)
         self._gres = gres_for(request.accelerator, partition.gres) if request.accelerator else ""
-        self._hosts = [ClaimedHost(self._start) for _ in range(request.fewest)]
+        self._hosts = [ClaimedHost(self) for _ in range(request.fewest)]
         return list(self._hosts)
 
     def prepare(self, hosts: Sequence[Host]) -> str | None:
@@ -295,7 +295,7 @@ class SlurmAllocation(Allocation):
         if isinstance(lost, ClaimedHost) and lost.claimed is not None:
             self._give_up(jobs, lost.claimed, lost.process)
         job = jobs.take()
-        host = ClaimedHost(self._start, job)
+        host = ClaimedHost(self, job)
         with self._lock:
             if self.ended.is_set() and job.claim:
                 job.claim.session.close()
@@ -342,7 +342,7 @@ class SlurmAllocation(Allocation):
                 PreemptionNotice(host=host, text=text, left_s=left_s, is_replaced=self._provider.renew)
             )
 
-    def _start(self, host: ClaimedHost[Job], launch: Launch) -> RunnerNode:
+    def start(self, host: ClaimedHost[Job], launch: Launch) -> RunnerNode:
         """Make the job the node."""
         with self._lock:
             self.check_open()

@@ -206,7 +206,7 @@ class SwarmAllocation(Allocation):
             self._gpus = (kind, request.gpus)
         self._managers = [str(each["Addr"]) for each in info["Swarm"]["RemoteManagers"]]
         self._shm_bytes = self._shm(usable)
-        self._hosts = [ClaimedHost(self._start) for _ in range(self._possible)]
+        self._hosts = [ClaimedHost(self) for _ in range(self._possible)]
         return list(self._hosts)
 
     def _shm(self, nodes: Sequence[Document]) -> int:
@@ -288,7 +288,7 @@ class SwarmAllocation(Allocation):
                 f"The service of pool {self.request.pool_id} has {self.request.nodes} tasks, and all of them are nodes."
             )
         (task,) = self._claimer.claim(slots, 1, self._given_up).values()
-        host = ClaimedHost(self._start, task)
+        host = ClaimedHost(self, task)
         with self._lock:
             if self.ended.is_set():
                 task.claim.session.close()
@@ -300,7 +300,7 @@ class SwarmAllocation(Allocation):
         """The tasks that this pool has claimed."""
         return [host.claimed for host in self._hosts if host.claimed]
 
-    def _start(self, host: ClaimedHost[ClaimedTask], launch: Launch) -> RunnerNode:
+    def start(self, host: ClaimedHost[ClaimedTask], launch: Launch) -> RunnerNode:
         """Make a task the node."""
         with self._lock:
             self.check_open()
