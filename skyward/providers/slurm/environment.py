@@ -115,8 +115,8 @@ def _install(login: Login, plan: Plan, folder: str, interpreter: str) -> None:
     try:
         login.run(script, _archive(plan), timeout_s=_INSTALL_S)
     except ProviderError as error:
-        if gone := login.why_gone():
-            raise ProviderError(f"The login node {gone}.") from error
+        if login.why_gone():
+            raise
         lines = str(error).splitlines()
         raise ImageError(
             f"The packages of {plan.tag} could not be installed on {login.address.name}: it needs Python's venv and "
@@ -241,8 +241,8 @@ def _convert(login: Login, engine: EngineAddress, reference: str, tag: str, file
         try:
             login.run(f"set -- {shlex.quote(file)}\n{_CONVERT}", archive, timeout_s=_CONVERT_S)
         except ProviderError as error:
-            if gone := login.why_gone():
-                raise ProviderError(f"The login node {gone}.") from error
+            if login.why_gone():
+                raise
             last = "\n".join(str(error).splitlines()[-12:])
             raise ImageError(
                 f"{tag} could not be converted by Apptainer on {login.address.name}, which takes room in the folder "

@@ -106,22 +106,21 @@ class Login:
                 done: subprocess.CompletedProcess[bytes] = subprocess.run(
                     words, **given, capture_output=True, check=False, timeout=timeout_s, start_new_session=True
                 )
-            except (OSError, subprocess.TimeoutExpired) as error:
-                if gone := self.why_gone():
-                    raise ProviderError(f"The login node {gone}.") from error
-                raise ProviderError(
-                    f"The login node {self.address.name} did not answer within {timeout_s:g} s ({error})."
-                    if isinstance(error, subprocess.TimeoutExpired)
-                    else f"A command for the login node {self.address.name} could not be started: {error}."
-                ) from error
+            except subprocess.TimeoutExpired as error:
+                text = f"The login node {self.address.name} did not answer within {timeout_s:g} s ({error})."
+                raise self._failure(text) from error
+            except OSError as error:
+                text = f"A command for the login node {self.address.name} could not be started: {error}."
+                raise self._failure(text) from error
         if done.returncode:
             said = _after_mark(done.stderr).strip() or _after_mark(done.stdout).strip()
-            raise ProviderError(
-                f"The login node {gone}."
-                if (gone := self.why_gone())
-                else f"A command on the login node {self.address.name} failed with status {done.returncode}: {said}"
-            )
+            text = f"A command on the login node {self.address.name} failed with status {done.returncode}: {said}"
+            raise self._failure(text)
         return _after_mark(done.stdout)
+
+    def _failure(self, text: str) -> ProviderError:
+        """Why a command failed: that the login node is gone, or else this."""
+        return ProviderError(f"The login node {gone}." if (gone := self.why_gone()) else text)
 
     def dial(self, address: str, port: int) -> socket.socket:
         """A connected socket to a node of the cluster: directly, or through the SSH connection.
