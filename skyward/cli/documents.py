@@ -74,9 +74,9 @@ def test_all_parts() -> None:
 '''
 
 
-FILES = {"main.py": _PROGRAM, "test_main.py": _TEST}
-IMAGE = "skyward:node"  # default of SKYWARD_IMAGE, which nodes run that no pool brings up
-DOCKERFILE = "dockerfiles/bases/node.Dockerfile"  # in a clone of skyward; what `build` makes of it
+_FILES = {"main.py": _PROGRAM, "test_main.py": _TEST}
+_NODE_IMAGE = "skyward:node"  # default of SKYWARD_IMAGE, which nodes run that no pool brings up
+_NODE_DOCKERFILE = "dockerfiles/bases/node.Dockerfile"  # in a clone of skyward; what `build` makes of it
 _TEMPLATE = """\
 # {nodes} and a registry, written by `skyward up {options}`. Change the command, not this file.
 # A pool with provider=sky.Compose("compose.yaml") brings it up and down, or uses it while it is up.
@@ -225,12 +225,12 @@ def init(folder: Path) -> int:
 
     They are main.py and test_main.py, in FOLDER, by default this one.
     """
-    if there := [str(folder / name) for name in FILES if (folder / name).exists()]:
+    if there := [str(folder / name) for name in _FILES if (folder / name).exists()]:
         are = "exists" if len(there) == 1 else "exist"
         raise ConfigError(f"{' and '.join(there)} {are}, and nothing was written. Name a new folder: skyward init NAME")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in FILES.items():
+        for name, text in _FILES.items():
             (folder / name).write_text(text, encoding="utf-8")
             click.echo(folder / name)
     except OSError as error:
@@ -243,7 +243,7 @@ def init(folder: Path) -> int:
 @click.command()
 @click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True, help="How many nodes.")
 @click.option("--compose", "as_compose", is_flag=True, help="Write a compose file to standard output.")
-@click.option("--image", default=IMAGE, show_default=True, help="What nodes run that no pool brings up.")
+@click.option("--image", default=_NODE_IMAGE, show_default=True, help="What nodes run that no pool brings up.")
 @click.option("--gpus", type=click.IntRange(min=1), default=None, help="NVIDIA GPUs that each node has for itself.")
 @click.option("--user", help="Whom functions run as, in place of the image's own user: 'app', '1000:100'.")
 @click.option("--privileges", help="Capabilities that they can have, as 'SYS_PTRACE,NET_ADMIN', or 'default'.")
@@ -268,8 +268,8 @@ def up(
     if not as_compose:
         raise ConfigError("skyward up writes a file and starts nothing: say --compose for a compose file.")
     parse_reference(image)
-    if build is not None and not (Path(build) / DOCKERFILE).is_file():
-        raise ConfigError(f"--build names a clone of skyward; {build} has no {DOCKERFILE}.")
+    if build is not None and not (Path(build) / _NODE_DOCKERFILE).is_file():
+        raise ConfigError(f"--build names a clone of skyward; {build} has no {_NODE_DOCKERFILE}.")
     wanted = privileges if privileges == DEFAULT else [each for each in (privileges or "").split(",") if each]
     rights = Rights.of("skyward up", user, wanted)
     click.echo(compose_file(nodes, image, gpus or 0, build, rights), nl=False)
@@ -277,7 +277,7 @@ def up(
 
 
 def compose_file(
-    nodes: int, image: str = IMAGE, gpus: int = 0, build: str | None = None, rights: Rights | None = None
+    nodes: int, image: str = _NODE_IMAGE, gpus: int = 0, build: str | None = None, rights: Rights | None = None
 ) -> str:
     """The text of a file with nodes and a registry.
 
@@ -294,7 +294,7 @@ def compose_file(
 
     rights = rights or Rights()
     given = {"--nodes": str(nodes), "--compose": None}
-    given |= {"--image": image} if image != IMAGE else {}
+    given |= {"--image": image} if image != _NODE_IMAGE else {}
     given |= {"--gpus": str(gpus)} if gpus else {}
     given |= {"--build": build} if build else {}
     given |= {"--user": rights.user} if rights.user else {}
@@ -303,7 +303,7 @@ def compose_file(
         nodes=f"{nodes} node{'s' * (nodes != 1)}",
         options=shlex.join(word for pair in given.items() for word in pair if word is not None),
         image=image,
-        build=_BUILD.format(context=json.dumps(build), dockerfile=DOCKERFILE) if build else "",
+        build=_BUILD.format(context=json.dumps(build), dockerfile=_NODE_DOCKERFILE) if build else "",
         command=json.dumps([COMMAND[0], "-m", "skyward.runner.entry.standby"]),
         work_dir=WORK_DIR,
         rights=_rights(rights),

@@ -38,7 +38,7 @@ _PASSED_ON = ("TERM", "COLORTERM", "NO_COLOR", "LANG", "LC_ALL")
 _USUAL_SIZE = (24, 80)
 _FORWARDED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 _ENDING = ("SIGTERM", "SIGHUP")  # in a terminal these are this process's: what is typed reaches the node as it is
-_PROGRAM = ("python3", "-m", "skyward.runner.entry.relay")
+_RELAY = ("python3", "-m", "skyward.runner.entry.relay")
 _ENV = {"PYTHONSAFEPATH": "1"}  # the node's files are no modules for it
 _LOOPBACK = "127.0.0.1"
 _WAITING = 128
@@ -293,7 +293,7 @@ def _forward(target: NodeTarget, port: int, listener: socket.socket, as_json: bo
             else:
                 said.extend(data[-2000:])
 
-        program = Program(access, [*_PROGRAM, str(port)], take, env=_ENV)
+        program = Program(access, [*_RELAY, str(port)], take, env=_ENV)
         relay = Relay(program.write, on_refused=_refusals(target, port))
         program.at_end(lambda: _close(listener))  # wakes `accept`
         if as_json:

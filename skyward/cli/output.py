@@ -1,4 +1,4 @@
-"""The output of `skyward build`: progress and results.
+"""The output of `skyward build`: progress and results; and the tables that other commands print as well.
 
 On a terminal a live list of layers, in a pipe plain lines, both on standard error; the results go to standard output.
 
