@@ -15,13 +15,14 @@ from tests.sim.kernel import Process, SimExit
 from skyward._pool import background as pool_callbacks
 from skyward._pool import console as pool_output
 from skyward._pool import pool as pool_itself
+from skyward._pool import progress as pool_progress
 from skyward._pool.code import functions as pool_functions
 from skyward._pool.code.bundle import CodeBundle
 from skyward._pool.collective import call as pool_gang
 from skyward._pool.nodes import node_client as pool_node
 from skyward._pool.nodes import starting as pool_setup
 from skyward._pool.nodes import worker_client as pool_worker
-from skyward._pool.progress import Counting, Progress
+from skyward._pool.progress import Progress
 from skyward.errors import NodeStartError, PoolClosedError
 from skyward.model.instance import ENV_VAR, InstanceInfo
 from skyward.model.resource import Resource
@@ -481,7 +482,7 @@ def patch() -> None:
         (pool_callbacks, {"_report": _ignore}),
         (pool_itself, {"PoolRecord": lambda *_: _Record(), "show_to_watchers": lambda *_: lambda: None}),
         (pool_setup.WorkerSetup, {"enter": _enter_told}),
-        (Counting, {"_print": lambda _self, text: kernel.K.note("tell", text)}),
+        (pool_progress, {"_print": lambda text: kernel.K.note("tell", text)}),
         (Progress, {"tell": lambda _self, line: kernel.K.note("tell", line), "stage": _quiet_stage}),
     ]
     for module, names in patched:
