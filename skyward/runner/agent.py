@@ -25,7 +25,7 @@ from skyward.model.instance import (
     InstanceInfo,
 )
 from skyward.runner.children import Child, ChildOutput, Ended, OomCounter
-from skyward.runner.clients import Acceptor, Client
+from skyward.runner.clients import LAST_WORDS_S, Acceptor, Client
 from skyward.runner.config import RunnerSettings, rank_environment
 from skyward.runner.diagnosis import UdpProbe, dump_file, read_dump
 from skyward.runner.output_log import log_name, unfinished
@@ -123,15 +123,13 @@ class Agent:
         end = self._wait(lambda: all(child.address for child in self._children))
         if end is None:
             self._ready, self._contact = True, time.monotonic()  # from now on a client can come: the lease begins
+            addresses = {"agent": address, "workers": [child.address for child in self._children]}
             try:
-                os.write(1, f"{ANNOUNCEMENT}{encode(self._addresses(address)).decode()}\n".encode())
+                os.write(1, f"{ANNOUNCEMENT}{encode(addresses).decode()}\n".encode())
             except OSError as error:
                 return End(EXIT_FAILED, f"Node {self._node} could not announce itself ({error}).")
             end = self._wait(lambda: False)
         return end or End(0)
-
-    def _addresses(self, agent: str) -> dict[str, object]:
-        return {"agent": agent, "workers": [child.address for child in self._children]}
 
     def _wait(self, done: Callable[[], bool]) -> End | None:
         """Block until `done` or the end of the node, whichever comes first."""
@@ -175,7 +173,7 @@ class Agent:
         with self._lock:
             clients = tuple(self._clients)
         for client in clients:
-            client.say_goodbye()
+            client.close(LAST_WORDS_S)
         for path in (*self._run_dir.glob("*.sock"), *self._run_dir.glob("*.stack")):
             path.unlink(missing_ok=True)
 
@@ -320,7 +318,8 @@ class Agent:
             case Kind.PING:
                 client.connection.post(Frame(Kind.PONG, frame.id))
             case Kind.KILL:
-                self._kill(decode(frame.head))
+                if child := self._meant(decode(frame.head)):
+                    child.kill()
             case Kind.MASK:
                 self._masks = Masks(map(str, decode(frame.head)["values"]))
             case Kind.PLACE:
@@ -369,11 +368,6 @@ class Agent:
             os.environ[ENV_VAR] = document
             for child, variables in zip(self._children, changes, strict=True):
                 child.env.update(variables)
-
-    def _kill(self, order: dict[str, int]) -> None:
-        """End a worker."""
-        if child := self._meant(order):
-            child.kill()
 
     def _dump(self, child: Child | None, order: dict[str, int]) -> None:
         """Let a worker that does not answer write its stack, and send that to the client (a thread of its own)."""

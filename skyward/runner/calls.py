@@ -45,7 +45,11 @@ class Session(Protocol):
 
 
 class Calls:
-    """The functions, plugin session and open streams of one client connection."""
+    """The functions, plugin session and open streams of one client connection.
+
+    Attributes:
+        is_grouped: whether this process is, or may be, part of a group of ranks.
+    """
 
     def __init__(self, place: InstanceInfo, *, replaceable: bool = True) -> None:
         self._place, self._replaceable = place, replaceable
@@ -59,12 +63,7 @@ class Calls:
         self._credits: dict[int, threading.Semaphore] = {}
         self._session: Session | None = None
         self._used = False  # whether a function has been loaded
-        self._grouped = False
-
-    @property
-    def is_grouped(self) -> bool:
-        """Whether this process is, or may be, part of a group of ranks."""
-        return self._grouped
+        self.is_grouped = False
 
     def move(self, place: InstanceInfo) -> None:
         """Note the place for plugins that are set up from now on."""
@@ -104,7 +103,7 @@ class Calls:
             if frame.buffers:
                 data, *buffers = frame.buffers
                 self._session = session = payload.loads(data, buffers)(self._place)
-                self._grouped |= session.collective and self._place.total_workers > 1
+                self.is_grouped |= session.collective and self._place.total_workers > 1
             end_child()
         except BaseException as error:  # any failure of a user's plugin is reported, none ends the worker
             end_child(error)
@@ -192,12 +191,12 @@ class Calls:
 
     def _prepare(self, call: int, wishes: dict[str, Any], *, everywhere: bool) -> Frame | None:
         """Set the variables that a function asks for; the answer to its call where that comes too late here."""
-        self._grouped |= everywhere and wishes["collective"] and self._place.total_workers > 1
+        self.is_grouped |= everywhere and wishes["collective"] and self._place.total_workers > 1
         why = environment.conflict(wishes["env"])
         if why is None:
             environment.apply(wishes["env"])
             return None
-        if self._replaceable and self._used and not self._grouped:
+        if self._replaceable and self._used and not self.is_grouped:
             return Frame(Kind.STALE, call)
         asked = ", ".join(f"{name}={value}" for name, value in wishes["env"].items())
         remedy = (

@@ -18,7 +18,7 @@ _MAX_PENDING = 8  # connections that have not authenticated yet
 _REPORT_S = 60.0  # at most one line about refused connections in this time
 _RETRY_S = 0.1  # until the next attempt where the process has no descriptor left
 _QUEUE_BYTES = 1024 * 1024  # of output that waits; beyond it the oldest is dropped
-_LAST_WORDS_S = 0.5  # how long the end of a node waits for a client to take what is left
+LAST_WORDS_S = 0.5  # how long the end of a node waits for a client to take what is left
 C = TypeVar("C")
 
 
@@ -163,10 +163,6 @@ class Client:
             self._closed = True
             self._changed.notify_all()
         self.connection.close()
-
-    def say_goodbye(self) -> None:
-        """Close, but let the client take what is queued if it does so at once."""
-        self.close(_LAST_WORDS_S)
 
     def _take(self) -> list[Frame]:
         """Block for frames; none when closed."""

@@ -75,7 +75,8 @@ class Worker:
 
     def start(self, listener: socket.socket) -> None:
         """Start the threads that accept clients and that run calls beside the main one."""
-        threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+        acceptor = Acceptor(listener, authenticate=self._authenticate, serve=self._converse, say=_say)
+        threading.Thread(target=acceptor.run, daemon=True).start()
         for thread in self._threads:
             thread.start()
 
@@ -99,9 +100,7 @@ class Worker:
         for slot in self._slots:
             self._interrupt(slot.running)
             self._work.put(None)
-        self._gathers.abandon("the worker is ending.")
-        self._terminal.abandon("the worker is ending.")
-        self._checkpoints.abandon("the worker is ending.")
+        self._abandon_requests("the worker is ending.")
         self._inbox.put(None)
 
     def abandon(self) -> None:
@@ -109,10 +108,6 @@ class Worker:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.abandon()
-
-    def _accept(self, listener: socket.socket) -> None:
-        """Accept clients for as long as the process lives (a thread of its own)."""
-        Acceptor(listener, authenticate=self._authenticate, serve=self._converse, say=_say).run()
 
     def _authenticate(self, sock: socket.socket) -> Connection:
         tune(sock)
@@ -128,15 +123,18 @@ class Worker:
     def _serve(self, connection: Connection) -> None:
         self._connection, self._calls = connection, self._no_calls()
         self._inbox.serve(connection)
-        self._gathers.abandon("the client is gone.")
-        self._terminal.abandon("the client is gone.")
-        self._checkpoints.abandon("the client is gone.")
+        self._abandon_requests("the client is gone.")
         shared.values.clear()
         if self._leaving:
             return  # what the hooks print on their way out still goes over this connection
         self._connection = None
         self._queued.clear()
         connection.close()
+
+    def _abandon_requests(self, why: str) -> None:
+        """Let what calls have asked the client for fail: no answer will come."""
+        for requests in (self._gathers, self._terminal, self._checkpoints):
+            requests.abandon(why)
 
     def _take(self, frame: Frame) -> None:
         """Handle one message; in whichever thread reads the socket, so nothing here may block."""
@@ -303,7 +301,8 @@ class Worker:
     def _ask(self, frame: Frame) -> bool:
         """Send what the calling thread then waits to have answered; False if nobody will."""
         self._inbox.stand_in()
-        self._send_whole(frame)
+        with self._shield():  # user code asks, which an interrupt may strike at any time: before the frame or after it
+            self._send(frame)
         return self._connection is not None and not self._leaving
 
     def _current(self) -> tuple[int | None, list[int]]:
@@ -336,11 +335,6 @@ class Worker:
         frame = Frame(Kind.LOG, task or NO_CALL, encode(record))
         with self._shield():
             self._log.add(f"{record['line']}\n", call=task, stream=STDERR)
-            self._send(frame)
-
-    def _send_whole(self, frame: Frame) -> None:
-        """Send from user code, which an interrupt may strike at any time: before the frame or after it."""
-        with self._shield():
             self._send(frame)
 
     def _shield(self) -> AbstractContextManager[None]:

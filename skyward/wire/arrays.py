@@ -230,7 +230,7 @@ def durations(values: Any) -> Any:
 
 def categories(codes: Any, names: Any, is_ordered: bool) -> Any:
     """A `pandas.Categorical`."""
-    return _library("pandas").Categorical.from_codes(_array(codes), _pandas(names, "Index"), ordered=bool(is_ordered))
+    return _library("pandas").Categorical.from_codes(_array(codes), _labels(names), ordered=bool(is_ordered))
 
 
 def strings(texts: list[str | None], kind: str) -> Any:
@@ -258,7 +258,7 @@ def range_index(start: int, stop: int, step: int, name: Any) -> Any:
 
 def multi_index(levels: list[Any], codes: list[list[int]], names: list[Any]) -> Any:
     """A `pandas.MultiIndex`."""
-    return _library("pandas").MultiIndex([_pandas(level, "Index") for level in levels], codes, names=names)
+    return _library("pandas").MultiIndex([_labels(level) for level in levels], codes, names=names)
 
 
 def index(values: Any, name: Any, frequency: str | None) -> Any:
@@ -273,7 +273,7 @@ def index(values: Any, name: Any, frequency: str | None) -> Any:
 def series(values: Any, labels: Any, name: Any, attrs: dict[Any, Any]) -> Any:
     """A `pandas.Series`."""
     pd = _library("pandas")
-    made = pd.Series(_column(values), _pandas(labels, "Index"), dtype=values.dtype, name=name, copy=False)
+    made = pd.Series(_column(values), _labels(labels), dtype=values.dtype, name=name, copy=False)
     made.attrs = attrs
     return made
 
@@ -281,7 +281,7 @@ def series(values: Any, labels: Any, name: Any, attrs: dict[Any, Any]) -> Any:
 def frame(values: Any, labels: Any, names: Any, attrs: dict[Any, Any]) -> Any:
     """A `pandas.DataFrame` whose columns are of one kind."""
     pd = _library("pandas")
-    labels, names = _pandas(labels, "Index"), _pandas(names, "Index")
+    labels, names = _labels(labels), _labels(names)
     made = pd.DataFrame(_array(values), labels, names, dtype=values.dtype, copy=False)
     made.attrs = attrs
     return made
@@ -289,10 +289,10 @@ def frame(values: Any, labels: Any, names: Any, attrs: dict[Any, Any]) -> Any:
 
 def columns(parts: list[Any], labels: Any, names: Any, attrs: dict[Any, Any]) -> Any:
     """A `pandas.DataFrame` of columns of several kinds."""
-    pd, labels = _library("pandas"), _pandas(labels, "Index")
+    pd, labels = _library("pandas"), _labels(labels)
     found = {at: pd.Series(_column(part), labels, dtype=part.dtype, copy=False) for at, part in enumerate(parts)}
     made = pd.DataFrame(found, labels, copy=False)
-    made.columns = _pandas(names, "Index")
+    made.columns = _labels(names)
     made.attrs = attrs
     return made
 
@@ -311,9 +311,9 @@ def _column(values: Any) -> Any:
     return values if isinstance(values, pd.api.extensions.ExtensionArray) else _array(values)
 
 
-def _pandas(value: Any, kind: str) -> Any:
-    if not isinstance(value, getattr(_library("pandas"), kind)):
-        raise TypeError(f"a {type(value).__name__} where a pandas.{kind} belongs")
+def _labels(value: Any) -> Any:
+    if not isinstance(value, _library("pandas").Index):
+        raise TypeError(f"a {type(value).__name__} where a pandas.Index belongs")
     return value
 
 

@@ -162,7 +162,7 @@ def volumes() -> list[str]:
     """
     own = [str(path) for path in places()]
     for_this_one = (_SHM, _QUEUES) if _has_own_ipc() else ()
-    points = [point for point, _ in _mounts() if point not in for_this_one]
+    points = [point for point in mounts() if point not in for_this_one]
     return [point for point in points if any(point == place or point.startswith(f"{place}/") for place in own)]
 
 
@@ -223,16 +223,13 @@ def _remove(path: str) -> None:
         raise NotCleanError(f"{path} cannot be removed ({error.strerror}).") from error
 
 
-def mounts() -> list[str]:
-    """The mount points of this process."""
-    return [point for point, _ in _mounts()]
-
-
-def _mounts() -> Iterator[tuple[str, str]]:
+def mounts() -> dict[str, str]:
     """The mount points of this process, and the name of what is mounted there."""
+    found = {}
     for line in (_PROC / "self/mountinfo").read_text().splitlines():
         words, _, rest = line.partition(" - ")
-        yield _OCTAL.sub(lambda code: chr(int(code[1], 8)), words.split()[4]), rest.split()[1]
+        found[_OCTAL.sub(lambda code: chr(int(code[1], 8)), words.split()[4])] = rest.split()[1]
+    return found
 
 
 # processes ------------------------------------------------------------------------------------------------------------
@@ -338,4 +335,4 @@ def _has_own_ipc() -> bool:
 
     The engine calls the /dev/shm that it makes for a container shm.
     """
-    return dict(_mounts()).get(_SHM) == "shm"
+    return mounts().get(_SHM) == "shm"

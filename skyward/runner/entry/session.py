@@ -18,8 +18,10 @@ import subprocess
 import sys
 import termios
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from skyward.errors import WireError
 from skyward.model.instance import ENV_VAR
@@ -107,19 +109,22 @@ def _environment(pid: int) -> dict[str, str]:
     return {name: value for name, equals, value in entries if equals}
 
 
-def _is_of(pid: int, order: Order) -> bool:
+def _place_of(pid: int) -> dict[str, Any]:
+    """The place in a pool of a process; nothing where it has none, is another user's, or has just ended."""
     try:
-        place = json.loads(_environment(pid).get(ENV_VAR, "null"))
+        return json.loads(_environment(pid).get(ENV_VAR, "null")) or {}
     except (OSError, ValueError):
-        return False  # another user's, or it has just ended
-    return place is not None and (place["job_id"], place["node"]) == (order.pool, order.node)
+        return {}
+
+
+def _is_of(pid: int, order: Order) -> bool:
+    place = _place_of(pid)
+    return (place.get("job_id"), place.get("node")) == (order.pool, order.node)
 
 
 def _index_of(pid: int) -> int:
-    try:
-        return int(json.loads(_environment(pid)[ENV_VAR]).get("worker", 0))
-    except (OSError, ValueError, KeyError):
-        return sys.maxsize
+    place = _place_of(pid)
+    return int(place.get("worker", 0)) if place else sys.maxsize
 
 
 def _is_running(pid: int) -> bool:
@@ -192,7 +197,8 @@ class Session:
 
     def _handle(self, fd: int, events: int) -> None:
         if fd == self._woken:
-            self._swallow(fd)
+            with suppress(BlockingIOError):  # a signal that was told of already
+                os.read(fd, _CHUNK)
             self._reap()
         elif fd == 0:
             self._hear()
@@ -203,12 +209,6 @@ class Session:
                 self._feed()
             if fd in self._sources and events & (select.POLLIN | select.POLLHUP | select.POLLERR):
                 self._read(fd)
-
-    def _swallow(self, fd: int) -> None:
-        try:
-            os.read(fd, _CHUNK)
-        except BlockingIOError:
-            pass  # a signal that was told of already
 
     def _hear(self) -> None:
         """Read what the client sends."""

@@ -63,7 +63,7 @@ def test_volumes_are_left_alone(place: Path, monkeypatch: pytest.MonkeyPatch) ->
     (place / "data").mkdir()
     (place / "data" / "file").write_text("x")
     (place / "new").write_text("x")
-    monkeypatch.setattr(container, "_mounts", lambda: iter([(str(place / "data"), "disk"), ("/elsewhere", "disk")]))
+    monkeypatch.setattr(container, "mounts", lambda: {str(place / "data"): "disk", "/elsewhere": "disk"})
 
     assert container.volumes() == [str(place / "data")]
     container.remove_files(known, keep=())

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from skyward.runner.clients import Client
+from skyward.runner.clients import LAST_WORDS_S, Client
 from skyward.wire.frames import Connection, Frame
 from skyward.wire.messages import STDOUT, Kind
 
@@ -68,6 +68,6 @@ def test_what_is_queued_is_sent_before_goodbye(ends: tuple[Connection, Client]) 
     far, client = ends
     threading.Thread(target=client.send, daemon=True).start()
     client.post(Frame(Kind.WORKER_EXIT, 0, b"{}"))
-    client.say_goodbye()
+    client.close(LAST_WORDS_S)
     assert [frame.kind for frame in far.receive()] == [Kind.WORKER_EXIT]
     assert far.receive() == []
