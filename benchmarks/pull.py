@@ -1,10 +1,10 @@
-"""How long a host that has nothing takes from the pull of an image to the end of `import torch`, over 100 Mbit/s.
+"""Time from the pull of an image to the end of `import torch`, on a host that has nothing, over 100 Mbit/s.
 
 python -m benchmarks.pull                   # prints, and writes benchmarks/results/pull.json
 
-The host is a second engine on this machine, of the release under test, which starts empty for each image. It pulls from
-a registry on the loopback interface through a proxy that passes 12.5 MB/s in all, however many layers come at once. All
-images hold the same locked packages.
+The host is a second engine on this machine, which starts empty for each image: one of the release under test, and
+Docker 26 with its images in containerd, which can also unpack zstd. It pulls from a registry on the loopback interface
+through a proxy that passes 12.5 MB/s in all, however many layers come at once. All images hold the same packages.
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
+
+import requests
 
 from benchmarks.images import APPLICATIONS, PLATFORM, ROOT, Bench, opened
+from skyward.builder.registry.pushing import push_zstd
 from skyward.model.image import Image
-from tests.e2e.engines import OwnEngine, present_release
+from tests.e2e.engines import OwnEngine, Release, newer_release, present_release
 
 BYTES_PER_S = 12_500_000
 _PIECE = 1 << 16
-NOT_MEASURED = {
-    "zstd": "not possible: engines before 23 cannot unpack it; --zstd makes such images for newer ones",
-    "soci": "not possible: it takes a snapshotter of containerd's, and this engine has a graph driver",
-    "stargz": "not possible: it takes a snapshotter of containerd's, and this engine has a graph driver",
-}
+_OCI = "application/vnd.oci.image.manifest.v1+json"
+_DOCKER = "application/vnd.docker.distribution.manifest.v2+json"
+SNAPSHOTTER = "not possible: its snapshotter is a program beside containerd, which Debian does not package"
 
 
 class _Link:
@@ -81,22 +83,39 @@ def first_result(reference: str, engine: OwnEngine) -> dict[str, float]:
 
 
 def measure(bench: Bench) -> dict[str, Any]:
-    """Each way to lay the same packages out."""
+    """Each way to lay the same packages out, on each release that can pull it."""
     plan = bench.plan(Image(pip=[*APPLICATIONS["transformers-torch"]]))
-    found: dict[str, Any] = {}
+    names: dict[str, str] = {}
     for name in ("ordered layers (skyward)", "one layer of packages (multi-stage)"):
-        is_ours = name.endswith("(skyward)")
-        tag, _ = bench.compiled(plan.image) if is_ours else bench.by_hand("multi-stage", plan)
-        pushed, _ = bench.push(tag, "pull")
-        layers = len(bench.client.images.get(tag).attrs["RootFS"]["Layers"])
-        with present_release().engine() as engine, link_to(bench.registry) as address:
-            engine.cli("rmi", engine.env["SKYWARD_BASE"])  # else the base's layers are there
-            found[name] = {
-                "bytes": pushed.size_bytes,
-                "layers": layers,
-                **first_result(f"{address}/pull:{tag.rpartition(':')[2]}", engine),
-            }
-    return {"link_mbit_s": BYTES_PER_S * 8 // 10**6, "platform": PLATFORM, **found, **NOT_MEASURED}
+        tag, _ = bench.compiled(plan.image) if name.endswith("(skyward)") else bench.by_hand("multi-stage", plan)
+        bench.push(tag, "pull")
+        names[name] = f"pull:{tag.rpartition(':')[2]}"
+    found: dict[str, Any] = {"link_mbit_s": BYTES_PER_S * 8 // 10**6, "platform": PLATFORM}
+    found["engine under test"] = {name: pulled(bench, image, present_release()) for name, image in names.items()}
+    with newer_release() as release:
+        names["ordered layers, zstd (skyward build --push --zstd)"] = repacked(bench, names[next(iter(names))], release)
+        found["Docker 26"] = {name: pulled(bench, image, release) for name, image in names.items()}
+    return {**found, "soci": SNAPSHOTTER, "stargz": SNAPSHOTTER}
+
+
+def repacked(bench: Bench, image: str, release: Release) -> str:
+    """The same image with its layers compressed by zstd, by an engine that can; its name in the registry."""
+    with release.engine() as engine, patch.dict("os.environ", engine.env):
+        engine.cli("pull", "--quiet", f"{bench.registry}/{image}")
+        target = f"{bench.registry}/zstd:{image.rpartition(':')[2]}"
+        push_zstd(f"{bench.registry}/{image}", target, platform=PLATFORM, report=lambda _: None)
+    return target.partition("/")[2]
+
+
+def pulled(bench: Bench, image: str, release: Release) -> dict[str, float]:
+    """Size of an image in the registry, and the times of its first result on an engine of a release."""
+    repository, _, tag = image.partition(":")
+    where = f"http://{bench.registry}/v2/{repository}/manifests/{tag}"
+    layers = requests.get(where, headers={"Accept": f"{_OCI}, {_DOCKER}"}, timeout=10).json()["layers"]
+    with release.engine() as engine, link_to(bench.registry) as address:
+        engine.cli("rmi", engine.env["SKYWARD_BASE"])  # else the base's layers are there
+        times = first_result(f"{address}/{image}", engine)
+    return {"bytes": sum(layer["size"] for layer in layers), "layers": len(layers), **times}
 
 
 def main() -> int:
