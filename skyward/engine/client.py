@@ -178,13 +178,16 @@ class Engine:
         with engine_call(f"remove container {container_id[:12]}", self.url):
             try:
                 self._api.remove_container(container_id, force=True, v=True)
+                return
             except docker.errors.NotFound:
                 return
             except docker.errors.APIError as error:
                 if error.status_code != 409:
                     raise
-                with suppress(docker.errors.NotFound):  # its own end is removing it at this moment
-                    self._api.wait(container_id, timeout=30, condition="removed")
+            # The engine is removing it at its own end; on a disk with much to write that took more than 30 s. Outside of
+            # the handler, else a wait that takes too long is reported as the refusal before it.
+            with suppress(docker.errors.NotFound):
+                self._api.wait(container_id, timeout=_CALL_TIMEOUT_S, condition="removed")
 
     def is_frozen(self) -> bool:
         """Whether it has not answered a ping for some seconds."""

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from skyward.engine import Engine, Images, address
+from skyward.engine import Engine, Images, address, client
 from skyward.engine.address import EngineAddress, LiveSocket
-from skyward.errors import EngineMissingError
+from skyward.errors import EngineError, EngineMissingError
 from tests.waiting import wait_until
 
 PATIENCE_S = 60.0
+_CONFLICT = b"conflict"  # an answer with that status
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +50,10 @@ def _engine(path: Path, answer: Callable[[bytes], bytes | None]) -> Iterator[Non
             while request := near.recv(4096):
                 given = answer(request)
                 if given is not None:
-                    near.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(given), given))
+                    status, content = (
+                        (b"409 Conflict", b'{"message": "in progress"}') if given == _CONFLICT else (b"200 OK", given)
+                    )
+                    near.sendall(b"HTTP/1.1 %b\r\nContent-Length: %d\r\n\r\n%b" % (status, len(content), content))
         except OSError:
             pass  # the other side has read as much of an answer as it wanted
 
@@ -110,6 +114,22 @@ def test_an_engine_that_takes_long_is_waited_for(tmp_path: Path) -> None:
     with _engine(path, answer):
         assert Images(EngineAddress(path, "a test")).platform() == "linux/amd64"
     assert f"unix://{path}" not in address._frozen
+
+
+def test_a_container_that_takes_long_to_remove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine is at it already, and does not end within the limit: it is not said to be missing."""
+    monkeypatch.setattr(client, "_CALL_TIMEOUT_S", 0.5)
+    path = tmp_path / "e.sock"
+
+    def answer(request: bytes) -> bytes | None:
+        if request.startswith(b"DELETE"):
+            return _CONFLICT
+        about = b'{"Version": "26.1", "ApiVersion": "1.45", "Os": "linux", "Arch": "amd64"}'
+        return None if b"/wait" in request else about
+
+    with _engine(path, answer), pytest.raises(EngineError, match=r"runs, but did not remove container c0ffee") as error:
+        Engine.connect(f"unix://{path}").remove("c0ffee")
+    assert not isinstance(error.value, EngineMissingError)
 
 
 @pytest.mark.usefixtures("impatient")
