@@ -67,6 +67,8 @@ _PULL = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverP
 _BROKEN = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 _NO_START = ("StartError", "ContainerCannotRun")  # the runtime's, for a program that is not there
 _GROWS = ("TriggeredScaleUp", "Nominated")  # events by which autoscalers say that a machine is on its way
+_PULLS = ("Pulling", "Pulled")  # events that say how far a pod that is well has come
+_REMARKS = ("MissingClusterDNS", "DNSConfigForming")  # warnings about name servers, with which a pod starts all the same
 _START_S = 600.0  # for a pod that has a machine: the image's way there included
 _GROW_S = 900.0  # for a machine that an autoscaler has promised
 
@@ -384,12 +386,16 @@ def waits(pod: Document, events: Sequence[Document]) -> str:
     if unschedulable := _unschedulable(pod):
         promised = next((event for event in events if event.get("reason") in _GROWS), None)
         return f"for room ({unschedulable})" + (f"; {_text(promised['message'])}" if promised else "")
-    warning = next((event for event in reversed(events) if event.get("type") == "Warning"), None)
+    telling = [
+        _text(event["message"])
+        for event in events
+        if event.get("reason") in _PULLS or (event.get("type") == "Warning" and event.get("reason") not in _REMARKS)
+    ]
     reason, message = _waits_for(pod)
     what = f"{reason or pod.get('status', {}).get('phase', 'new')}" + (
         f" on {place}" if (place := _machine(pod)) else ""
     )
-    told = message or (_text(warning["message"]) if warning else "")
+    told = message or (telling[-1] if telling else "")
     return f"{what}: {told}" if told else what
 
 

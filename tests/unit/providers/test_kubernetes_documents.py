@@ -154,6 +154,18 @@ def test_what_is_waited_for() -> None:
     assert isinstance(documents.start_problem(state("Failed"), [], 1.0, 8.0), NodeStartError)
 
 
+def test_how_far_a_pod_has_come() -> None:
+    """What its machine does now; remarks on name servers, which hold nothing up, are left out."""
+    pulls = {"reason": "Pulling", "message": 'Pulling image "r/x"', "type": "Normal"}
+    remark = {"reason": "MissingClusterDNS", "message": "no ClusterDNS IP", "type": "Warning"}
+    failed = {"reason": "FailedMount", "message": "no such claim", "type": "Warning"}
+    pod = waiting("ContainerCreating", "")
+
+    assert documents.waits(pod, [remark]) == "ContainerCreating on kube1"
+    assert documents.waits(pod, [pulls, remark]) == 'ContainerCreating on kube1: Pulling image "r/x"'
+    assert documents.waits(pod, [pulls, failed]) == "ContainerCreating on kube1: no such claim"
+
+
 def test_how_a_pod_has_ended() -> None:
     """Memory, eviction, preemption, deletion, a machine that is gone."""
     killed = {"state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}
