@@ -184,8 +184,8 @@ class Engine:
             except docker.errors.APIError as error:
                 if error.status_code != 409:
                     raise
-            # The engine is removing it at its own end; on a disk with much to write that took more than 30 s. Outside of
-            # the handler, else a wait that takes too long is reported as the refusal before it.
+            # The engine is removing it already, which took more than 30 s on a busy disk. The wait is outside of the
+            # handler, else one that takes too long would be reported as the refusal before it.
             with suppress(docker.errors.NotFound):
                 self._api.wait(container_id, timeout=_CALL_TIMEOUT_S, condition="removed")
 

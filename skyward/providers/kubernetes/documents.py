@@ -68,7 +68,7 @@ _BROKEN = ("CreateContainerConfigError", "CreateContainerError", "RunContainerEr
 _NO_START = ("StartError", "ContainerCannotRun")  # the runtime's, for a program that is not there
 _GROWS = ("TriggeredScaleUp", "Nominated")  # events by which autoscalers say that a machine is on its way
 _PULLS = ("Pulling", "Pulled")  # events that say how far a pod that is well has come
-_REMARKS = ("MissingClusterDNS", "DNSConfigForming")  # warnings about name servers, with which a pod starts all the same
+_REMARKS = ("MissingClusterDNS", "DNSConfigForming")  # warnings about name servers; the pod starts
 _START_S = 600.0  # for a pod that has a machine: the image's way there included
 _GROW_S = 900.0  # for a machine that an autoscaler has promised
 
