@@ -216,7 +216,7 @@ class Dispatcher:
                     self._clock.after(GRACE_S, partial(self._end_if_stuck, worker, task.id))
                     continue
                 if frame.kind in _LAST:
-                    self.load.count_answer(worker.node, task.ended_calls(frame), failed=frame.kind == Kind.ERROR)
+                    self.load.count_answer(worker.node, task, frame)
                     del worker.outstanding[frame.id]
                     self._limits.pop(frame.id, None)
                     worker.observe(RESULT_HEAD.unpack_from(frame.head)[0])

@@ -14,6 +14,8 @@ from skyward._pool.nodes.worker_client import Fate, LostError, WorkerClient
 from skyward._pool.task import Task
 from skyward.errors import PoolError, SkywardError
 from skyward.system import threading, time
+from skyward.wire.batch import COUNT
+from skyward.wire.frames import Frame
 from skyward.wire.messages import Kind
 
 STALE_S = 0.02  # a call that waits on a busy worker for longer is given to an idle one
@@ -298,11 +300,11 @@ class Load:
         self._schedule, self._lock = schedule, lock
         self._answered: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])  # calls, and errors, by node
 
-    def count_answer(self, node: int, calls: int, *, failed: bool) -> None:
-        """Count an answer of a node to so many calls; under the lock."""
+    def count_answer(self, node: int, task: Task, frame: Frame) -> None:
+        """Count a node's last message of a call, or of several that it made; under the lock."""
         answered = self._answered[node]
-        answered[0] += calls
-        answered[1] += failed
+        answered[0] += COUNT.unpack(frame.buffers[0])[0] if task.is_batch and frame.kind == Kind.RESULT else 1
+        answered[1] += frame.kind == Kind.ERROR
 
     @property
     def slots(self) -> int:

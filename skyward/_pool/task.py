@@ -21,7 +21,6 @@ from skyward._pool.signals import uninterrupted
 from skyward.errors import PoolError, RemoteTraceback, SkywardError, shortened
 from skyward.system import SimpleQueue, threading
 from skyward.wire import payload
-from skyward.wire.batch import COUNT
 from skyward.wire.exceptions import Stopping
 from skyward.wire.frames import Buffer, Frame
 from skyward.wire.messages import BATCH, CALL_HEAD, EVERYWHERE, NO_CALL, ONLY_DATA, RESULT_HEAD, WANT_STARTED, Kind
@@ -134,10 +133,6 @@ class Task:
         waiter(self)
         if self.broadcast is not None and stream is None:
             self.broadcast.gather.ended(self._own_rank, error or frame)
-
-    def ended_calls(self, frame: Frame) -> int:
-        """How many calls have ended with this frame, its last."""
-        return COUNT.unpack(frame.buffers[0])[0] if self.is_batch and frame.kind == Kind.RESULT else 1
 
     def settle(self, error: SkywardError) -> None:
         """End the call, or the stream it returned, with an error."""
