@@ -120,7 +120,7 @@ class Agent:
         for thread in (*self._watchers, self._thread(acceptor.run)):
             thread.start()
         versions()  # imports cloudpickle, while the workers start, for the first client not to wait
-        end = self._wait(lambda: all(child.address for child in self._children))
+        end = self._wait_for_end(lambda: all(child.address for child in self._children))
         if end is None:
             self._ready, self._contact = True, time.monotonic()  # from now on a client can come: the lease begins
             addresses = {"agent": address, "workers": [child.address for child in self._children]}
@@ -128,11 +128,11 @@ class Agent:
                 os.write(1, f"{ANNOUNCEMENT}{encode(addresses).decode()}\n".encode())
             except OSError as error:
                 return End(EXIT_FAILED, f"Node {self._node} could not announce itself ({error}).")
-            end = self._wait(lambda: False)
+            end = self._wait_for_end(lambda: False)
         return end or End(0)
 
-    def _wait(self, done: Callable[[], bool]) -> End | None:
-        """Block until `done` or the end of the node, whichever comes first."""
+    def _wait_for_end(self, done: Callable[[], bool]) -> End | None:
+        """Block until `done`, or until the node is to end: it is told to, fails, or outlives its lease."""
         while not done():
             limit_s = self._lease_s if self._ready else max(self._lease_s, _START_S)
             left = self._contact + limit_s - time.monotonic()

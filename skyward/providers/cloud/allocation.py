@@ -1,4 +1,4 @@
-"""The allocation of a pool on rented machines: launch them, connect to them by SSH, replace them, end them."""
+"""The allocation of a pool on rented machines: launch, connect by SSH, hear of spot notices, replace, end."""
 
 from __future__ import annotations
 
@@ -324,7 +324,7 @@ class CloudAllocation(Allocation):
 
 
 class NoticeWatch:
-    """Waits for the notice of one machine until its connection ends.
+    """Waits for the cloud's notice that it takes one machine away (spot, maintenance), until its connection ends.
 
     Args:
         machine: the machine in sentences, such as "The machine i-0123 of pool 1a2b3c4d".
