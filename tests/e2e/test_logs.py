@@ -63,7 +63,9 @@ def test_what_a_killed_worker_had_begun_to_print_is_shown_and_kept(new_pool: New
     assert of_call == {("out", "a whole line"), ("out", "begun"), ("err", "begun as well")}
     below = [e for e in entries if e["call"] is None]
     assert "".join(e["text"] for e in below).splitlines() == ["below Python"]
-    assert _logs(pool.id, "--node", "7") == []
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        _logs(pool.id, "--node", "7")
+    assert "has no node 7: its nodes are 0." in refused.value.stderr
 
 
 def test_what_was_begun_when_the_whole_node_was_killed(new_pool: NewPool) -> None:
