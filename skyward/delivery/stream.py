@@ -41,12 +41,22 @@ class _Transfer:
 
     machine: Machine
     work: Callable[[], None]
+    queue: Queue[bytes | None] = field(default_factory=lambda: Queue(_AHEAD))  # of what it is sent
     failure: SkywardError | None = None
     thread: threading.Thread = field(init=False)
 
     def start(self) -> None:
         self.thread = threading.Thread(target=self._run, name=f"image-{self.machine.name}", daemon=True)
         self.thread.start()
+
+    def put(self, chunk: bytes | None) -> None:
+        """Queue a chunk, or the end, unless the transfer has ended."""
+        while self.thread.is_alive():
+            try:
+                self.queue.put(chunk, timeout=_LOOK_S)
+                return
+            except Full:
+                continue
 
     def _run(self) -> None:
         try:
@@ -68,11 +78,11 @@ def send(source: EngineAddress, ref: str, size: int, machines: Sequence[Machine]
     Raises:
         SkywardError: a machine could not take it; all others have it.
     """
-    queues = [Queue[bytes | None](_AHEAD) for _ in machines]
-    transfers = [
-        _Transfer(machine, partial(load, machine.engine_address, ref, iter(queue.get, None)))
-        for machine, queue in zip(machines, queues, strict=True)
-    ]
+    transfers = []
+    for machine in machines:
+        queue = Queue[bytes | None](_AHEAD)
+        work = partial(load, machine.engine_address, ref, iter(queue.get, None))
+        transfers.append(_Transfer(machine, work, queue))
     names = ", ".join(machine.name for machine in machines)
     report(note(f"sending the image, {readable(size)}, to {names}"))
     for transfer in transfers:
@@ -82,16 +92,16 @@ def send(source: EngineAddress, ref: str, size: int, machines: Sequence[Machine]
     try:
         for chunk in save(source, ref):
             sent += len(chunk)
-            for queue, transfer in zip(queues, transfers, strict=True):
-                _put(queue, chunk, transfer)
+            for transfer in transfers:
+                transfer.put(chunk)
             if time.monotonic() - said > _SAY_EVERY_S:
                 said = time.monotonic()
-                for queue, transfer in zip(queues, transfers, strict=True):
-                    there = sent - queue.qsize() * len(chunk)
+                for transfer in transfers:
+                    there = sent - transfer.queue.qsize() * len(chunk)
                     report(note(f"{transfer.machine.name}: {share(there, size)}"))
     finally:
-        for queue, transfer in zip(queues, transfers, strict=True):
-            _put(queue, None, transfer)
+        for transfer in transfers:
+            transfer.put(None)
     _finish(transfers, report, began)
 
 
@@ -221,16 +231,6 @@ def _give_up_if_stalled(under_way: Pull, transfer: _Transfer, ref: str) -> None:
         f"{f', the engine says: {under_way.retrying}' if under_way.retrying else ''}.",
         "See that the registry runs and that the host reaches it, and try again; layers that are there stay.",
     )
-
-
-def _put(queue: Queue[bytes | None], chunk: bytes | None, transfer: _Transfer) -> None:
-    """Queue a chunk, unless the transfer has ended."""
-    while transfer.thread.is_alive():
-        try:
-            queue.put(chunk, timeout=_LOOK_S)
-            return
-        except Full:
-            continue
 
 
 def _finish(transfers: Iterable[_Transfer], report: Report, began: float) -> None:
