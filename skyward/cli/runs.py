@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from skyward.runs.find import FoundRun
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_QUIET_S = 1.0  # what is done by then is not worth a word
+_QUIET_S = 1.0  # what is done by then is not worth a bar
 _LINE_S, _BAR_S = 5.0, 0.1  # between two lines, or two looks of a bar
 
 
@@ -123,7 +123,7 @@ class Transfer:
     def __init__(self, what: str, total: int = 0, note: Callable[[str], None] | None = None) -> None:
         self.total = total
         self._what, self._note = what, note or (lambda text: click.echo(f"skyward: {text}", err=True))
-        self._done, self._due = 0, time.monotonic() + _QUIET_S
+        self._done, self._due = 0, time.monotonic() + (_QUIET_S if sys.stderr.isatty() else _LINE_S)
         self._bar: Progress | None = None
 
     def __enter__(self) -> Self:

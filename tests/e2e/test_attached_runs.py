@@ -56,6 +56,7 @@ def test_a_run_is_ended_with_its_pools(provider: str, home: Path) -> None:
 
     assert done.stdout.splitlines()[0] == f"run {run} ended at this machine", done.stderr
     assert command("attach", run).returncode == 143
+    assert command("down", run).stdout.splitlines()[0] == f"run {run} had ended before at this machine (ended by down)"
     pools = {path.name for path in (home / run / "pools").iterdir()}
     assert pools
     assert not [each for each in events("ps", "--json") if each.get("pool") in pools]

@@ -32,11 +32,12 @@ def test_a_pipe_gets_lines(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
-def test_what_takes_no_second_is_not_worth_a_word(
+def test_what_is_soon_done_is_not_worth_a_word(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither a line nor a bar."""
     monkeypatch.setattr(runs, "_QUIET_S", 60.0)
+    monkeypatch.setattr(runs, "_LINE_S", 60.0)
     with Transfer("fetching results of train", 10) as transfer:
         transfer.advance(10)
     assert capsys.readouterr() == ("", "")
