@@ -7,7 +7,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -122,8 +124,11 @@ def eject(wanted: Wanted, target: BuildTarget, output: Output, folder: Path) -> 
 
 def _build_words(target: BuildTarget) -> list[str]:
     """How a build begins: with Podman's command where that builds on the target's engine, else with docker's."""
-    from skyward.builder.docker.command import find_command
+    from skyward.builder.docker.command import answer, find_command
 
+    podman = os.environ.get("SKYWARD_DOCKER_CLI") or shutil.which("podman")
+    if podman is None or not answer(podman, "--version").startswith(("podman ", "buildah ")):
+        return ["DOCKER_BUILDKIT=1", "docker", "build"]  # no engine is asked
     try:
         command = find_command(docker_host=target.images.url)
     except EngineError:  # nothing on this machine builds; what was written may be built on another
