@@ -1,5 +1,5 @@
-"""The settings of this site: package indexes, mirrors, certificates.
+"""Settings of this site: package indexes, mirrors and certificates.
 
-`settings.py` makes one script of them, which each build step reads from a secret mount. It takes the indexes from
+`settings.py` turns them into one script, which each build step reads from a secret mount. It takes the indexes from
 `indexes.py` (pip, uv, the index map, the keyring); `index_server.py` serves local folders.
 """

@@ -1,7 +1,7 @@
-"""A server of local package folders for builds: package indexes on the loopback interface.
+"""An HTTP server of local package folders for builds: package indexes on the loopback interface.
 
-A build cannot see this machine's files, and mounting them would put their content into cache keys. So folders are
-served over HTTP for as long as the build runs, below a path that only this user's builds know.
+A build cannot see this machine's files, and mounting them would put their content into cache keys. So the folders are
+served while the build runs, below a path that only this user's builds know.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _JSON = "application/vnd.pypi.simple.v1+json"  # https://packaging.python.org/en
 
 
 class FolderServer:
-    """Serves folders for the time of a `with` block; `url(folder)` is where a folder is found.
+    """Server of folders during a `with` block; `url(folder)` returns the address of a folder.
 
     A folder holds either package files, or one folder per package as a PEP 503 index has them (`index.html` or files).
-    The address stays the same from build to build where it can, since uv's cache goes by it.
+    The address stays the same across builds if possible, because uv's cache depends on it.
     """
 
     def __init__(self, *, port_there: int | None = None) -> None:
-        """`port_there` is where a build on another machine finds it, on that machine's loopback interface."""
+        """`port_there` is the port for a build on another machine, on that machine's loopback interface."""
         self._there = port_there
         self._token = _own_token()
         self._folders: list[Path] = []
@@ -54,21 +54,21 @@ class FolderServer:
             self._server.server_close()
 
     def url(self, folder: Path) -> str:
-        """Address of a folder as an index, and as a page that lists its files; starts to serve with the first."""
+        """Return the address of a folder, as an index and as a page of files; the first call starts the server."""
         if self._server is None:
             self._server = self._listen()
             serve = self._server.serve_forever
-            # the interval is how long the end of a build may wait for the server's
+            # the interval limits how long the end of a build waits for the server
             threading.Thread(target=serve, args=(0.05,), name="skyward-folders", daemon=True).start()
         if folder not in self._folders:
             self._folders.append(folder)
-        # the folder's own path in place of a counter: it must not change with the order of folders
+        # the folder's own path instead of a counter, as the address must not depend on the order of folders
         port = self._there or self._server.server_address[1]
         return f"http://127.0.0.1:{port}/{self._token}{quote(folder.as_posix())}"
 
     @property
     def forward(self) -> str | None:
-        """The port to forward for a build elsewhere, as ssh's option -R; None if nothing is served."""
+        """The port to forward for a build on another machine, as ssh's option -R; None if nothing is served."""
         if self._there is None or self._server is None:
             return None
         return f"127.0.0.1:{self._there}:127.0.0.1:{self._server.server_address[1]}"
@@ -85,7 +85,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A build that ends in mid-download leaves broken connections; the build itself reports what matters."""
+        """Ignore connections broken by a build that ends during a download; the build reports its own errors."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -146,11 +146,11 @@ class _Handler(BaseHTTPRequestHandler):
                 copyfileobj(file, self.wfile, 1 << 20)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - fixed by the base class
-        """Requests are not logged: their path holds the token."""
+        """Log no requests, as their paths contain the token."""
 
 
 def distributions(folder: Path, package: str | None = None) -> dict[str, Path]:
-    """Package files of a folder by name: those of one package, or all that lie in the folder itself."""
+    """Return the package files of a folder by name: those of one package, or all directly in the folder."""
     files = {path.name: path for path in _package_files(folder)}
     if package is None:
         return files
@@ -170,7 +170,7 @@ def _package_files(folder: Path) -> list[Path]:
 
 
 def _distribution(file: str) -> str:
-    """The package a file name belongs to."""
+    """Return the package that a file name belongs to."""
     stem = re.sub(r"\.(whl|tar\.gz|zip)$", "", file)
     return package_name(stem.split("-")[0] if file.endswith(".whl") else stem.rpartition("-")[0])
 
@@ -185,7 +185,7 @@ class _Links(HTMLParser):
 
 
 def _linked(page: Path) -> Iterator[Path]:
-    """The package files on this machine that a page of an index links to."""
+    """Yield the local package files that a page of an index links to."""
     links = _Links()
     links.feed(page.read_text(encoding="utf-8"))
     for link in links.found:
@@ -196,7 +196,7 @@ def _linked(page: Path) -> Iterator[Path]:
 
 
 def _metadata(wheel: Path) -> bytes | None:
-    """A wheel's METADATA, so that resolving needs no download of the whole."""
+    """Return a wheel's METADATA, so that resolving does not have to download the whole file."""
     try:
         with ZipFile(wheel) as archive:
             name = next((n for n in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", n)), None)
@@ -206,7 +206,7 @@ def _metadata(wheel: Path) -> bytes | None:
 
 
 def _page(path: str, files: dict[str, Path]) -> bytes:
-    """A page of links with the files' hashes: without them a lock would have to download every file it names."""
+    """Return a page of links with the files' hashes; without them, locking would have to download every file."""
     links = []
     for name in sorted(files):
         metadata = ' data-core-metadata="true"' if name.endswith(".whl") else ""
@@ -216,7 +216,7 @@ def _page(path: str, files: dict[str, Path]) -> bytes:
 
 
 def _project(name: str, path: str, files: dict[str, Path]) -> bytes:
-    """The files of one package as JSON, which tells their sizes too: they decide how packages are split into layers."""
+    """Return the files of one package as JSON. It includes their sizes, which determine the split into layers."""
     entries = [
         {
             "filename": file,
@@ -231,7 +231,7 @@ def _project(name: str, path: str, files: dict[str, Path]) -> bytes:
 
 
 def _own_token() -> str:
-    """A random word that only this user can read; kept, so that addresses stay the same."""
+    """Return a random token that only this user can read; it is stored, so that addresses stay the same."""
     file = cache_path("loopback-token")
     token = (read(file) or "").strip()
     if not re.fullmatch(r"[0-9a-f]{32}", token):

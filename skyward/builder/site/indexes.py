@@ -1,9 +1,8 @@
-"""The package indexes of this machine, from the settings of pip and uv, the site's own index map, and the keyring.
+"""Package indexes of this machine, from the settings of pip and uv, the site's index map, and the keyring.
 
-The first index that knows a package's name is the only one asked for it, as uv has it by default: otherwise whoever may
-publish on a public index could replace a private package by a higher version of the same name. Indexes are asked in
-uv's order: the extra ones as they are listed, then the default one. Of pip's settings, which know no order, PyPI itself
-goes last wherever it stands.
+Only the first index that has a package name is asked for it, which is uv's default: otherwise anybody who may publish
+on a public index could replace a private package by a higher version of the same name. Indexes are asked in uv's order:
+the extra ones as listed, then the default one. pip's settings define no order; PyPI goes last wherever it is listed.
 """
 
 from __future__ import annotations
@@ -23,27 +22,28 @@ from urllib.parse import quote, unquote, urlsplit
 
 from skyward.errors import ConfigError
 
-_DEFAULT = ("pypi", "org")  # the labels of the domain that uv and pip ask where nothing names another
+_DEFAULT = ("pypi", "org")  # the labels of the domain that uv and pip use by default
 _PUBLIC = (_DEFAULT, ("pypi", "python", "org"))  # domains below which anybody may publish
 _SYSTEM_FILES = (Path("/etc/xdg/pip/pip.conf"), Path("/etc/pip.conf"))
 PYTHON_MIRROR = "UV_PYTHON_INSTALL_MIRROR"
 PYTHON_VARIABLES = (PYTHON_MIRROR, "UV_PYTHON_DOWNLOADS", "UV_PYTHON_DOWNLOADS_JSON_URL")
 _UV_SYSTEM = Path("/etc/uv/uv.toml")
-_LIMIT_S = 60  # a keyring may ask its owner for leave
+_LIMIT_S = 60  # a keyring may ask its owner for permission
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Indexes:
-    """Package sources: URLs, or folders given as `file://` URLs or paths.
+    """Package sources: URLs, or folders as `file://` URLs or paths.
 
     Attributes:
-        default: the index asked last; None for the tools' own default, PyPI.
+        default: the index asked last; None for the tools' default, PyPI.
         extra: further indexes, asked before it in this order.
         find_links: folders or pages that list files.
         insecure_hosts: hosts whose certificate is not checked.
-        no_index: take packages from `find_links` only.
-        strategy: which index wins for a package that several have, in uv's terms; None for the first that has it.
-        keyring: whether this machine's keyring knows the passwords of those that name a user only.
+        no_index: take packages only from `find_links`.
+        strategy: which index is preferred for a package that several have, in uv's terms; None for the first that has
+            it.
+        keyring: whether this machine's keyring has the passwords of indexes that only name a user.
     """
 
     default: str | None = None
@@ -56,9 +56,9 @@ class Indexes:
 
 
 def host_indexes(environ: Mapping[str, str], home: Path) -> Indexes:
-    """The indexes in this machine's settings of uv, else in those of pip.
+    """Return the indexes in this machine's settings of uv, or else in those of pip.
 
-    uv's setting `index-strategy` (UV_INDEX_STRATEGY) holds for both: pip has none.
+    uv's setting `index-strategy` (UV_INDEX_STRATEGY) applies to both, as pip has no such setting.
 
     Raises:
         ConfigError: a configuration file cannot be read.
@@ -70,7 +70,7 @@ def host_indexes(environ: Mapping[str, str], home: Path) -> Indexes:
 
 
 def python_builds(environ: Mapping[str, str], home: Path) -> dict[str, str]:
-    """The sources of Python builds in this machine's settings of uv, by variable; empty for its default.
+    """Return the sources of Python builds in this machine's uv settings, by variable; empty for the default.
 
     Raises:
         ConfigError: a configuration file cannot be read.
@@ -85,17 +85,18 @@ def _option(variable: str) -> str:
 
 
 def pip_option(name: str, environ: Mapping[str, str], home: Path) -> str | None:
-    """The value of one of pip's options on this machine, such as "cert"."""
+    """Return the value of one of pip's options on this machine, such as "cert"."""
     return environ.get(f"PIP_{name.upper().replace('-', '_')}") or _pip_config(environ, home).get(name)
 
 
 def mirrors(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """The site's map from an index to where its packages are taken from instead: a URL, or a folder of wheels.
+    """Return the site's map from an index to its replacement: a URL, or a folder of wheels.
 
-    `[tool.skyward.indexes]` in the nearest pyproject.toml, then SKYWARD_INDEXES (a JSON object), which wins.
+    It is read from `[tool.skyward.indexes]` in the nearest pyproject.toml and from SKYWARD_INDEXES (a JSON object),
+    which takes precedence.
 
     Raises:
-        ConfigError: one of them is no map of texts.
+        ConfigError: one of them is not a map of strings.
     """
     found: dict[str, str] = {}
     project = next((file for file in _projects(folder) if file.is_file()), None)
@@ -114,7 +115,7 @@ def mirrors(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
 
 
 def _tool_table(project: Path) -> dict[str, Any]:
-    """[tool.skyward] of a pyproject.toml; pydantic, which checks it, is loaded only where it exists."""
+    """Return [tool.skyward] of a pyproject.toml; pydantic, which checks it, is loaded only if it exists."""
     table = _toml(project).get("tool", {}).get("skyward")
     if table is None:
         return {}
@@ -148,19 +149,19 @@ def _pip_indexes(environ: Mapping[str, str], home: Path) -> Indexes:
 
 
 def _public_last(default: str | None, extra: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:
-    """The default index and the others, with public ones last."""
+    """Return the default index and the others, with public ones last."""
     given = sorted((*extra, *([default] if default else ())), key=is_public)
     return (given[-1], tuple(given[:-1])) if default else (None, tuple(given))
 
 
 def is_public(source: str) -> bool:
-    """Whether anybody may publish there."""
+    """Return whether anybody may publish there."""
     labels = _labels(source)
     return any(labels[-len(domain) :] == domain for domain in _PUBLIC)
 
 
 def is_default(index: str) -> bool:
-    """Whether this is the index that uv and pip ask where nothing names another."""
+    """Return whether this is the index that uv and pip use by default."""
     return _labels(index) == _DEFAULT
 
 
@@ -169,7 +170,7 @@ def _labels(source: str) -> tuple[str, ...]:
 
 
 def _pip_config(environ: Mapping[str, str], home: Path) -> dict[str, str]:
-    """The configuration files of pip, later ones first; its commands read [global], `install` also its own section."""
+    """Return the settings in pip's configuration files; later files and the section [install] take precedence."""
     chosen = environ.get("PIP_CONFIG_FILE", "")
     if chosen == "/dev/null":
         return {}
@@ -191,7 +192,7 @@ def _pip_config(environ: Mapping[str, str], home: Path) -> dict[str, str]:
 
 
 def settings_files(environ: Mapping[str, str], home: Path, folder: Path) -> list[Path]:
-    """All files that may hold settings for package sources, whether they are there or not."""
+    """Return all files that may hold settings for package sources, whether they exist or not."""
     return [*_pip_files(environ, home), *_uv_files(environ, home), *_projects(folder)]
 
 
@@ -215,7 +216,7 @@ def _projects(folder: Path) -> list[Path]:
 
 
 def _uv_indexes(environ: Mapping[str, str], home: Path) -> Indexes:
-    """The variables of uv, each over the same setting in its configuration files."""
+    """Return the indexes in uv's variables and configuration files; variables take precedence."""
     settings = _uv_config(environ, home)
     listed = [entry for entry in settings.get("index", ()) if not entry.get("explicit")]
     default = next((_of_table(entry, environ) for entry in listed if entry.get("default")), settings.get("index-url"))
@@ -248,7 +249,7 @@ def _uv_config(environ: Mapping[str, str], home: Path) -> dict[str, Any]:
 
 
 def _flat(settings: dict[str, Any]) -> dict[str, Any]:
-    """`[pip]` settings hold for `uv pip`, which is what builds use, over the general ones."""
+    """Merge the `[pip]` settings, which apply to `uv pip` as used by builds, over the general ones."""
     return {**settings, **settings.get("pip", {})}
 
 
@@ -264,7 +265,7 @@ def _words(environ: Mapping[str, str], name: str) -> list[str]:
 
 
 def _of_word(entry: str, environ: Mapping[str, str]) -> str:
-    """An index out of a variable, where uv lets its name stand before it: `name=url`."""
+    """Return the index in a word of a variable, where uv allows a name in front: `name=url`."""
     name, equals, url = entry.partition("=")
     return _with_login(name, url, environ) if equals and "://" not in name else entry
 
@@ -274,7 +275,7 @@ def _of_table(entry: Mapping[str, Any], environ: Mapping[str, str]) -> str:
 
 
 def _with_login(name: str, url: str, environ: Mapping[str, str]) -> str:
-    """An index with the user and password that uv's variables have for its name."""
+    """Add the user and password that uv's variables have for an index name."""
     variable = "UV_INDEX_" + re.sub(r"[^A-Z0-9]", "_", name.upper())
     login = [environ.get(f"{variable}_{part}", "") for part in ("USERNAME", "PASSWORD")]
     parts = urlsplit(url)
@@ -285,14 +286,14 @@ def _with_login(name: str, url: str, environ: Mapping[str, str]) -> str:
 
 
 def folder_of(source: str) -> Path | None:
-    """The local folder a source means; None if it is a URL to be fetched."""
+    """Return the local folder that a source refers to; None for a remote URL."""
     if source.startswith("file:"):
         return Path(unquote(urlsplit(source).path))
     return None if "://" in source else Path(source).expanduser().absolute()
 
 
 def with_password(url: str) -> str:
-    """A URL with the password that the keyring has for its user; as it is if it names none, or has a password.
+    """Add the keyring's password for the user in a URL; unchanged without a user or with a password.
 
     Raises:
         ConfigError: there is no keyring command, or it does not answer.
@@ -309,7 +310,7 @@ def with_password(url: str) -> str:
 
 
 def _ask(service: str, user: str) -> str:
-    """The keyring's password; "" for none."""
+    """Return the keyring's password; "" if there is none."""
     command = shutil.which("keyring")
     words = [*([command] if command else [sys.executable, "-m", "keyring"]), "get", service, user]
     try:

@@ -1,9 +1,9 @@
 """The site's settings for a build, as one shell script that each step reads from a secret mount.
 
-The site's CA bundle, package sources with their credentials, mirrors and time limits are in it. BuildKit keeps the
-value of a secret out of layers, history and cache keys; the script writes below a tmpfs only.
+It contains the site's CA bundle, package sources with their credentials, mirrors and time limits. BuildKit keeps the
+value of a secret out of layers, history and cache keys; the script writes only below a tmpfs.
 
-Which CA certificates are trusted is one rule, for builds and for registries: those of the first of `SSL_CERT_FILE`,
+The trusted CA certificates follow one rule for builds and registries: those of the first of `SSL_CERT_FILE`,
 `REQUESTS_CA_BUNDLE`, `PIP_CERT`, `CURL_CA_BUNDLE` and pip's option `cert` that is set; else the system's own bundle.
 Each names a file of certificates in PEM form, or a directory of such files.
 """
@@ -40,7 +40,7 @@ from skyward.image import Plan
 from skyward.image.lock import Sources, index_id
 from skyward.model.image import Image
 
-_DEFAULT = "default"  # in the site's map: what is used where no index is named
+_DEFAULT = "default"  # key in the site's map: used if no index is named
 _PLACE = "/run/skyward"
 _MAX_SECRET = 500 * 1024  # BuildKit's limit
 CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "PIP_CERT", "CURL_CA_BUNDLE")
@@ -57,11 +57,11 @@ class Site:
 
     Attributes:
         ca: the CA certificates to trust (PEM); empty for those of the base image.
-        indexes: where packages come from.
-        mirrors: what is used in place of an index, by its URL.
-        netrc: the file with names and passwords by host (see netrc(5)); only those of package sources are used.
-        python: where uv takes Python itself from, by the names of its variables.
-        timeout_s: how long a package download may stay silent; None for the tools' own limit.
+        indexes: package sources.
+        mirrors: pairs of an index URL and its replacement.
+        netrc: file of logins by host (see netrc(5)); only those of package sources are used.
+        python: uv's sources of Python itself, by the names of its variables.
+        timeout_s: how long a package download may be silent; None for the tools' own limit.
     """
 
     ca: str = ""
@@ -73,10 +73,10 @@ class Site:
 
 
 def read_site(environ: Mapping[str, str] = os.environ, home: Path | None = None, folder: Path | None = None) -> Site:
-    """The site as this machine's environment and configuration files describe it.
+    """Read the site from this machine's environment and configuration files.
 
     Raises:
-        ConfigError: a setting names a file that is not there, or cannot be read; a keyring does not answer.
+        ConfigError: a setting names a file that is missing or unreadable; a keyring does not answer.
     """
     home = home or home_folder()
     timeout = (
@@ -106,7 +106,7 @@ def _with_passwords(indexes: Indexes) -> Indexes:
 
 
 def without_folders(site: Site) -> Site:
-    """The site as a build on another machine can use it: its loopback interface does not lead to our folders."""
+    """Return the site for a build on another machine, which cannot reach the folders served on this one."""
     indexes = replace(
         site.indexes,
         default=next((source for source in [site.indexes.default] if source and folder_of(source) is None), None),
@@ -122,9 +122,9 @@ def without_folders(site: Site) -> Site:
 
 
 def with_sources(site: Site, sources: Sources) -> Site:
-    """The site with the indexes that files of requirements name, which are asked first. PyPI stays last.
+    """Return the site with the indexes of requirements files, which are asked first. PyPI stays last.
 
-    Where a file names PyPI it means the public packages, for which a site may have a mirror.
+    A file that names PyPI means the public packages, for which a site may have a mirror.
     """
     own = site.indexes
     named = [source for source in (*sources.extra, sources.default) if source and not is_public(source)]
@@ -143,7 +143,7 @@ class UvSettings:
         files: texts by file name.
         variables: names of these files by environment variable.
         more: further environment variables.
-        scoped: where this site finds each index that the image names, by its URL.
+        scoped: URL at this site for each index that the image names, by its URL.
     """
 
     files: dict[str, str]
@@ -153,7 +153,7 @@ class UvSettings:
 
 
 def uv_settings(site: Site, image: Image, serve: Callable[[Path], str]) -> UvSettings:
-    """The settings of uv and pip; `serve` gives the URLs of local folders.
+    """Return the settings of uv and pip; `serve` returns the URLs of local folders.
 
     Raises:
         ConfigError: a mirror is a folder that does not exist.
@@ -179,10 +179,10 @@ def uv_settings(site: Site, image: Image, serve: Callable[[Path], str]) -> UvSet
 
 
 def site_script(site: Site, plan: Plan, serve: Callable[[Path], str]) -> str:
-    """The script for a plan's build; local folders are replaced by what `serve` makes of them.
+    """Return the script for a plan's build; `serve` returns the URLs that replace local folders.
 
     Raises:
-        ConfigError: a mirror is a folder that does not exist, or the whole exceeds what a secret may hold.
+        ConfigError: a mirror is a folder that does not exist, or the script exceeds the size limit of a secret.
     """
     settings = uv_settings(with_sources(site, plan.lock.sources) if plan.lock else site, plan.image, serve)
     files, variables = dict(settings.files), dict(settings.variables)
@@ -194,7 +194,7 @@ def site_script(site: Site, plan: Plan, serve: Callable[[Path], str]) -> str:
     }
     lines = [f"export {name}={_PLACE}/{file}" for name, file in variables.items()]
     lines += [f"cat > {_PLACE}/{name} <<'SKYWARD_END'\n{text.rstrip()}\nSKYWARD_END" for name, text in files.items()]
-    # folders are served on the loopback interface, where no proxy leads
+    # folders are served on the loopback interface, which proxies do not reach
     lines += [f'export {name}="127.0.0.1,localhost${{{name}:+,${name}}}"' for name in ("NO_PROXY", "no_proxy")]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in more.items()]
     script = "\n".join(lines) + "\n"
@@ -208,7 +208,7 @@ def site_script(site: Site, plan: Plan, serve: Callable[[Path], str]) -> str:
 
 
 def _address(mirrors: Mapping[str, str], serve: Callable[[Path], str], source: str) -> str:
-    """The URL at which builds find a package source: that of its mirror, or of a folder that is served."""
+    """Return the URL at which builds find a package source: that of its mirror, or of a served folder."""
     mirror = mirrors.get(source.rstrip("/"), source)
     folder = folder_of(mirror)
     if folder is None:
@@ -257,7 +257,7 @@ def _pip_conf(indexes: Indexes, address: Callable[[str], str]) -> str:
 
 
 def _logins(file: Path | None, texts: Iterable[str]) -> str:
-    """The entries of a netrc file for the hosts that these texts name in URLs."""
+    """Return netrc entries for the hosts in the URLs of these texts."""
     if file is None or not file.is_file():
         return ""
     try:
@@ -274,9 +274,9 @@ class Bundle:
     """Certificates to trust.
 
     Attributes:
-        path: the file or directory they are in.
-        origin: what named it, such as "SSL_CERT_FILE".
-        unused: what else is set and names other certificates, in words; "" for nothing.
+        path: the file or directory that contains them.
+        origin: the setting that names it, such as "SSL_CERT_FILE".
+        unused: other settings that name different certificates, as text; "" if there are none.
     """
 
     path: Path
@@ -284,15 +284,15 @@ class Bundle:
     unused: str = ""
 
     def __str__(self) -> str:
-        """For messages: the file, what named it, and what is not used."""
+        """Describe for messages the file, the setting that names it, and the unused settings."""
         return f"{self.path} (named by {self.origin}{f'; not used: {self.unused}' if self.unused else ''})"
 
 
 def ca_bundle(environ: Mapping[str, str] = os.environ, home: Path | None = None) -> Bundle | None:
-    """The bundle that is trusted; None where nothing is set and the system has none. Says once what else is set.
+    """Return the trusted bundle; None if nothing is set and the system has none. Logs once which settings are not used.
 
     Raises:
-        ConfigError: the first that is set names nothing that can be read, or nothing with a certificate in it.
+        ConfigError: the first setting names nothing readable, or nothing that contains a certificate.
     """
     named = {name: environ[name] for name in CA_VARIABLES if environ.get(name)}
     cert = pip_option("cert", environ, home or home_folder())
@@ -312,10 +312,10 @@ def ca_bundle(environ: Mapping[str, str] = os.environ, home: Path | None = None)
 
 
 def certificates(bundle: Path, origin: str) -> str:
-    """The certificates of a bundle, without the comments between them.
+    """Return the certificates of a bundle, without the comments between them.
 
     Raises:
-        ConfigError: it cannot be read, or holds none.
+        ConfigError: it cannot be read, or contains none.
     """
     try:
         blocks = _blocks(bundle)
@@ -332,7 +332,7 @@ def certificates(bundle: Path, origin: str) -> str:
 def _blocks(bundle: Path) -> list[str]:
     if not bundle.is_dir():
         return _CERTIFICATE.findall(bundle.read_text(encoding="utf-8", errors="replace"))
-    # each is there several times: under its name, under the hash that OpenSSL looks for, in a file of all
+    # directories list each several times: by name, by the hash that OpenSSL looks for, and in a combined file
     found = (block for path in sorted(bundle.iterdir()) if path.is_file() for block in _blocks(path))
     return list(dict.fromkeys(found))
 
@@ -340,5 +340,5 @@ def _blocks(bundle: Path) -> list[str]:
 def _differs(text: str, other: Path) -> bool:
     try:
         return "\n".join(_blocks(other)) + "\n" != text
-    except OSError:  # it is not used, so that it cannot be read is no error; that it is not used is said
+    except OSError:  # an unused file that cannot be read is not an error, but it is reported as unused
         return True

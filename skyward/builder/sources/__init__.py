@@ -1,1 +1,1 @@
-"""Declarations of images: TOML files, and scripts and notebooks, which are read without being run."""
+"""Image declarations: TOML files, and scripts and notebooks, which are read without being run."""

@@ -1,7 +1,7 @@
-"""Images declared outside of a running program: in TOML files (here) and as the pools of a script (`script.py`).
+"""Images declared outside a running program: in TOML files (here) and by the pools of a script (`script.py`).
 
-Reading one runs nothing of the user's and builds nothing. Plugins are only named here; `skyward.plugins.registry`
-makes them.
+Reading a declaration runs no user code and builds nothing. Plugins are only named here; `skyward.plugins.registry`
+creates them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from skyward.model.spec import Accelerator, Nodes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeclaredObject:
-    """A part of a pool as a file declares it: its class by name and the parameters it is made with.
+    """A part of a pool as a file declares it: the name of its class and its parameters.
 
     Attributes:
-        name: as in `sky.NAME`, of a plugin as in `sky.plugins.NAME`.
+        name: as in `sky.NAME`; for a plugin, as in `sky.plugins.NAME`.
         args: positional parameters.
-        kwargs: parameters by name.
+        kwargs: keyword parameters.
         where: file and key or line, for messages.
     """
 
@@ -34,31 +34,31 @@ class DeclaredObject:
 
 
 class PluginUse(DeclaredObject):
-    """A plugin as an image file or a script declares it."""
+    """A plugin declared by an image file or a script."""
 
     __slots__ = ()
 
 
 class ProviderUse(DeclaredObject):
-    """A provider as a script declares it."""
+    """A provider declared by a script."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declared:
-    """What an image is made of and for, as far as it is known before any pool exists.
+    """The content and purpose of an image, as far as they are known before a pool exists.
 
     Attributes:
-        name: what people call it: the file's name, the decorated function, the variable.
-        where: file, and line in a script, for messages.
+        name: the name shown to users: of the file, the decorated function or the variable.
+        where: file, and for a script the line, for messages.
         root: directory that the image's relative paths are relative to.
-        image: the description, without what plugins add.
-        plugins: plugins by name, in their order.
-        accelerator: of each node, as plugins may read it; None for CPU nodes.
-        nodes: number of nodes, as plugins may read it.
-        architecture: of the nodes as a pool takes it ("x86_64", "arm64"); None for this machine's.
-        has_volumes: whether the pool mounts volumes, which puts a program for that into the image.
+        image: the image description, without the additions of plugins.
+        plugins: the plugins in order.
+        accelerator: accelerator of each node, for plugins; None for CPU nodes.
+        nodes: number of nodes, for plugins.
+        architecture: architecture of the nodes in a pool's notation ("x86_64", "arm64"); None for this machine's.
+        has_volumes: whether the pool mounts volumes, which adds a program for that to the image.
     """
 
     name: str
@@ -73,10 +73,11 @@ class Declared:
 
 
 def load(path: str | Path) -> Declared:
-    """Read an image from a TOML file, whose keys are the fields of `Image`, and plugins, accelerator and nodes.
+    """Read an image from a TOML file, whose keys are the fields of `Image` plus plugins, accelerator and nodes.
 
     Raises:
-        ConfigError: the file cannot be read, or a value is wrong; the message names file, key and what is allowed.
+        ConfigError: the file cannot be read, or a value is wrong; the message names the file, the key and what is
+            allowed.
     """
     from skyward.builder.sources.toml import image_fields, read
 
@@ -107,7 +108,7 @@ def load(path: str | Path) -> Declared:
 def load_project(
     path: str | Path, *, groups: Sequence[str] = (), extras: Sequence[str] = (), package: str | None = None
 ) -> Declared:
-    """The image of a project in a directory; see `Image.from_project`.
+    """Return the image of the project in a directory; see `Image.from_project`.
 
     Raises:
         ConfigError: a name is wrong, or the directory has no pyproject.toml.

@@ -1,6 +1,6 @@
-"""What code imports: the import statements of a script, module, function or class, and the modules these lead to.
+"""The import statements of a script, module, function or class, and the modules they lead to.
 
-All is read from source and found as an import would find it; nothing is imported or run.
+Everything is read from source and found as an import would find it; nothing is imported or run.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _STDLIB = tuple({os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """One module that a statement names.
+    """One module named by an import statement.
 
     Attributes:
-        name: with dots.
-        where: file and line, for people.
-        optional: whether the code goes on where it is missing, by a `try` with `except ImportError`.
-        maybe: whether it may be a name in a module as well as a module: `b` of `from a import b`.
+        name: dotted name.
+        where: file and line, for users.
+        optional: whether the code catches the ImportError if it is missing.
+        maybe: whether it may be a name inside a module instead of a module: `b` of `from a import b`.
     """
 
     name: str
@@ -55,9 +55,9 @@ class EntryCode:
     """Code to start from.
 
     Attributes:
-        name: what it is called, for people.
-        imports: what it imports.
-        folder: the directory that its local modules are looked for in, before those of `sys.path`; None for none.
+        name: its name, for users.
+        imports: its imports.
+        folder: directory searched for local modules before `sys.path`; None if there is none.
     """
 
     name: str
@@ -66,10 +66,10 @@ class EntryCode:
 
 
 def entry_code(code: object) -> EntryCode:
-    """Read a script by its path, a module, or a function or class.
+    """Read a script given by its path, a module, or a function or class.
 
-    A function of the main program is sent by value: of that program, only what the function uses counts. Any other is
-    imported on nodes with the whole of its module.
+    A function of the main program is sent by value, so only the parts of the program that it uses count. Nodes import
+    any other function together with its whole module.
 
     Raises:
         ConfigError: it is none of these, or its source cannot be read.
@@ -89,15 +89,15 @@ def entry_code(code: object) -> EntryCode:
 
 
 def imports_in(path: Path, package: str, shown: str) -> tuple[Import, ...]:
-    """What a file imports.
+    """Return the imports of a file.
 
     Args:
-        path: of the file.
-        package: what its relative imports start from.
-        shown: its name for people.
+        path: path of the file.
+        package: package that its relative imports start from.
+        shown: its name for users.
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: the file cannot be read.
     """
     tree, place = _parsed(path, shown)
     return tuple(imports_of(tree.body, package, place))
@@ -108,14 +108,14 @@ def _of_script(path: Path) -> EntryCode:
         raise ConfigError(f"Image.infer takes the path of a Python script or notebook; found {str(path)!r}.")
     path = path.absolute()
     folder, package = path.parent, list[str]()
-    while (folder / "__init__.py").is_file():  # a part of a package: its relative imports start there
+    while (folder / "__init__.py").is_file():  # in a package, relative imports start at the outermost one
         package.insert(0, folder.name)
         folder = folder.parent
     return EntryCode(path.name, imports_in(path, ".".join(package), path.name), path.parent if not package else folder)
 
 
 def _plain(code: object) -> object:
-    """The function that a compute function, a call of one, a partial or a method stands for."""
+    """Return the function behind a compute function, a call of one, a partial or a method."""
     while True:
         if isinstance(code, functools.partial):
             code = code.func
@@ -130,7 +130,7 @@ def _plain(code: object) -> object:
 
 
 def _of_main(code: Any) -> EntryCode:
-    """A function or class of the main program: by its source, and where that says nothing by the values it has."""
+    """Read a function or class of the main program from its source; names not bound there are read as values."""
     is_function = isinstance(code, FunctionType)
     values = code.__globals__ if is_function else vars(sys.modules[code.__module__])
     file = code.__code__.co_filename if is_function else str(values.get("__file__", ""))
@@ -147,7 +147,7 @@ def _of_main(code: Any) -> EntryCode:
             "the script instead."
         )
     found = list(imports_of(parts, "", lambda number: f"{shown}:{number}"))
-    for name in sorted(unbound & values.keys()):  # bound in another cell of a notebook, or in a prompt
+    for name in sorted(unbound & values.keys()):  # bound in another notebook cell or at a prompt
         found += _of_value(values[name], f"{name} in {shown}")
     return EntryCode(code.__qualname__, tuple(found), Path(file).absolute().parent if Path(file).is_file() else None)
 
@@ -177,12 +177,12 @@ def _parsed(path: Path, shown: str) -> tuple[ast.Module, Callable[[int], str]]:
 
 
 def imports_of(body: Iterable[ast.AST], package: str, place: Callable[[int], str]) -> Iterator[Import]:
-    """What statements import, those inside of functions too; what only type checkers see is left out.
+    """Yield the imports of statements, including those in functions, without those under TYPE_CHECKING.
 
     Args:
         body: the statements.
-        package: what relative imports start from; "" for none.
-        place: words for a line.
+        package: package that relative imports start from; "" for none.
+        place: returns the description of a line.
     """
     for node, optional in _statements(body, False):
         match node:
@@ -200,12 +200,12 @@ def imports_of(body: Iterable[ast.AST], package: str, place: Callable[[int], str
 
 
 def what_it_uses(tree: ast.Module, line: int, name: str) -> tuple[list[ast.AST], set[str]]:
-    """The part of a module that a function or class in it uses, and the names that the module does not bind.
+    """Return the parts of a module that a function or class in it uses, and the names that the module does not bind.
 
     Args:
         tree: the module.
-        line: the first line of the function, that of its first decorator.
-        name: of the function; "<lambda>" for one without.
+        line: first line of the function, including its decorators.
+        name: name of the function; "<lambda>" for a lambda.
     """
     found = [part for node in tree.body if (part := _holding(node, line, name)) is not None]
     todo = {loaded for node in found for loaded in _loaded(node)}
@@ -227,7 +227,7 @@ def what_it_uses(tree: ast.Module, line: int, name: str) -> tuple[list[ast.AST],
 
 
 def _statements(nodes: Iterable[ast.AST], optional: bool) -> Iterator[tuple[ast.AST, bool]]:
-    """All nodes, and whether an ImportError of theirs is caught."""
+    """Yield all nodes, each with whether an ImportError in it is caught."""
     for node in nodes:
         if isinstance(node, ast.If) and _last(node.test) == "TYPE_CHECKING":
             yield from _statements(node.orelse, optional)
@@ -251,7 +251,7 @@ def _suppresses(node: ast.expr) -> bool:
 
 
 def _last(node: ast.AST) -> str:
-    """The last part of a name with dots; "" for what is none."""
+    """Return the last part of a dotted name; "" for other nodes."""
     match node:
         case ast.Name():
             return node.id
@@ -270,7 +270,7 @@ def _absolute(node: ast.ImportFrom, package: str) -> str:
 
 
 def _holding(node: ast.stmt, line: int, name: str) -> ast.AST | None:
-    """The part of a statement that is, or has in it, the function or class that starts in a line."""
+    """Return the part of a statement that is or contains the function or class starting on a line."""
     for each in ast.walk(node):
         is_named = isinstance(each, _DEFINITION) and each.name == name and _first_line(each) == line
         if is_named or (isinstance(each, ast.Lambda) and name == "<lambda>" and each.lineno == line):
@@ -287,7 +287,7 @@ def _loaded(node: ast.AST) -> set[str]:
 
 
 def _binding(node: ast.stmt, name: str) -> ast.AST | None:
-    """A statement of a module, or what of it is needed, if it binds a name there; else None."""
+    """Return the statement of a module that binds a name, reduced to the needed part of an import; else None."""
     if isinstance(node, ast.Import | ast.ImportFrom):
         names = [alias for alias in node.names if (alias.asname or alias.name.partition(".")[0]) in (name, "*")]
         if not names:
@@ -306,7 +306,7 @@ def _binding(node: ast.stmt, name: str) -> ast.AST | None:
 
 
 def _own(node: ast.AST) -> Iterator[ast.AST]:
-    """A statement and what is in it, without the inside of functions and classes."""
+    """Yield a statement and the nodes in it, without the bodies of functions and classes."""
     yield node
     if not isinstance(node, (*_DEFINITION, ast.Lambda)):
         for inner in ast.iter_child_nodes(node):
@@ -315,12 +315,12 @@ def _own(node: ast.AST) -> Iterator[ast.AST]:
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """A module that is there.
+    """A module that was found.
 
     Attributes:
-        file: its source; None for a namespace package, and for what has none.
-        places: directories of its submodules; empty if it is no package.
-        is_local: whether it is the user's own: neither of the standard library nor installed.
+        file: its source; None for a namespace package or a module without a file.
+        places: directories of its submodules; empty if it is not a package.
+        is_local: whether it is the user's own: neither from the standard library nor installed.
     """
 
     file: Path | None
@@ -330,7 +330,7 @@ class Module:
 
 @lru_cache(maxsize=4096)
 def find_module(name: str, path: tuple[str, ...]) -> Module | None:
-    """The module of that name (with dots) as code finds it whose `sys.path` is this; None if there is none."""
+    """Find a module (dotted name) with the given `sys.path`; None if there is none."""
     parent, _, _ = name.rpartition(".")
     if not parent:
         spec = _spec(name, path) or _by_other_finders(name)
@@ -360,7 +360,7 @@ def _spec(name: str, path: Sequence[str]) -> ModuleSpec | None:
 
 
 def _by_other_finders(name: str) -> ModuleSpec | None:
-    """What finders besides those of `sys.path` know: those of editable installs, for one."""
+    """Ask the finders that do not use `sys.path`, such as those of editable installs."""
     for finder in sys.meta_path:
         if finder not in (BuiltinImporter, FrozenImporter, PathFinder):
             spec = finder.find_spec(name, None)

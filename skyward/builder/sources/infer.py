@@ -1,7 +1,7 @@
-"""`Image.infer`: the packages that this interpreter has for what code imports, as a proposal for an image.
+"""`Image.infer`: proposes the packages of an image from what code imports and what this interpreter has installed.
 
-The code is read, never imported or run. Local modules are followed; what they import counts as well. The user writes
-down what the image shall have: nothing is taken silently.
+The code is read, never imported or run. Local modules are followed, and their imports count as well. The user writes
+the packages into the image; nothing is added silently.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from skyward.model.image import Image, local_path, package_name, requirement_nam
 
 State = Literal["add", "change", "keep", "unused"]
 _SIGNS: dict[State, str] = {"add": "+", "change": "~", "keep": "=", "unused": "-"}
-_SHOWN = 3  # places of an import
+_SHOWN = 3  # places of an import that are shown
 # frameworks that a plugin installs and sets up on nodes
 _PLUGINS = {
     "jax": "jax",
@@ -37,10 +37,10 @@ _PLUGINS = {
 
 
 def infer(code: object) -> Inferred:
-    """The packages that this interpreter has for what a function, class, module or script imports.
+    """Return the installed packages that a function, class, module or script imports.
 
     Args:
-        code: a function (compute functions, too), a class, a module, or the path of a script or notebook.
+        code: a function (also a compute function), a class, a module, or the path of a script or notebook.
 
     Raises:
         ConfigError: it is none of these, or its source cannot be read.
@@ -53,13 +53,14 @@ class InferredPackage:
     """A package that code imports.
 
     Attributes:
-        name: in normal form.
-        version: installed here.
-        requirement: as `Image(pip=...)` takes it: name and version or, for what came from a repository or a path, that.
+        name: normalised name.
+        version: version installed here.
+        requirement: the entry for `Image(pip=...)`: name and version, or the source of a package installed from a
+            repository or a path.
         where: places of the imports, such as "train.py:3".
-        optional: whether the code goes on without it, wherever it imports it.
-        plugin: the plugin that sets it up on nodes, such as "torch"; None for none.
-        note: how it came here, where that is not by its version from an index; else "".
+        optional: whether every import of it tolerates its absence.
+        plugin: the plugin that sets it up on nodes, such as "torch"; None if there is none.
+        note: how it was installed, unless that was by version from an index; else "".
     """
 
     name: str
@@ -72,7 +73,7 @@ class InferredPackage:
 
     @property
     def about(self) -> str:
-        """Words on it for people."""
+        """Description for users."""
         places = ", ".join(self.where[:_SHOWN]) + (", ..." if len(self.where) > _SHOWN else "")
         words = [f"imported in {places}" + (" (optional)" if self.optional else "")]
         words += [f"sky.plugins.{self.plugin}() installs it and sets it up"] if self.plugin else []
@@ -81,13 +82,13 @@ class InferredPackage:
 
 @dataclass(frozen=True, slots=True)
 class Inferred:
-    """What code imports, as this interpreter has it. Nothing is in any image by this: write down what shall be.
+    """The imports of some code, resolved in this interpreter. They are in no image until they are written into one.
 
     Attributes:
-        code: what was read.
-        packages: those that it imports, by name; not what these need in turn.
-        missing: modules that are not here: name, where it is imported, and whether the code goes on without.
-        notes: sentences on what else was found, such as projects in editable mode.
+        code: name of the code that was read.
+        packages: the imported packages by name, without their dependencies.
+        missing: modules that are not installed: name, place of the import, and whether the import is optional.
+        notes: sentences on other findings, such as projects in editable mode.
     """
 
     code: str
@@ -97,20 +98,20 @@ class Inferred:
 
     @property
     def pip(self) -> tuple[str, ...]:
-        """The packages as requirements, for `Image(pip=...)`."""
+        """The packages as requirements for `Image(pip=...)`."""
         return tuple(package.requirement for package in self.packages)
 
     @property
     def plugins(self) -> tuple[str, ...]:
-        """Names of the plugins that set up what is imported, for `sky.plugins`."""
+        """Names of the plugins that set up imported packages, for `sky.plugins`."""
         return tuple(sorted({package.plugin for package in self.packages if package.plugin}))
 
     def diff(self, image: Image, root: Path | None = None) -> Difference:
-        """How an image differs from what is imported.
+        """Compare an image with the imports.
 
         Args:
-            image: with all that it is to be compared with; files of requirements are read.
-            root: what its relative paths start from; None for the working directory.
+            image: the complete image to compare with; its requirements files are read.
+            root: base of its relative paths; None for the working directory.
 
         Raises:
             ConfigError: a file that the image names cannot be read.
@@ -128,9 +129,9 @@ class Line:
     Attributes:
         state: "add": the image lacks it; "change": the image asks for another version; "keep": the image has it;
             "unused": nothing imports it, though another package may need it.
-        requirement: what is proposed; what the image has, where that is to stay.
-        about: words on it for people.
-        package: what was found; None where nothing imports it.
+        requirement: the proposed requirement; the image's own one for "keep" and "unused".
+        about: description for users.
+        package: the imported package; None if nothing imports it.
     """
 
     state: State
@@ -141,18 +142,18 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How an image differs from what code imports; printed, a line for each package."""
+    """The difference between an image and the imports of some code; prints one line per package."""
 
     inferred: Inferred
     lines: tuple[Line, ...]
 
     def __bool__(self) -> bool:
-        """Whether the image lacks something, or asks for another version of it."""
+        """Return whether the image lacks a package or asks for another version of it."""
         return any(line.state in ("add", "change") for line in self.lines)
 
     @property
     def pip(self) -> tuple[str, ...]:
-        """Requirements to write into the image: those that it lacks, and those that are to replace one."""
+        """Requirements to write into the image: missing ones, and those that replace another version."""
         return tuple(line.requirement for line in self.lines if line.state in ("add", "change"))
 
     def __str__(self) -> str:
@@ -165,7 +166,7 @@ class Difference:
 
 
 def _wanted(image: Image, root: Path) -> dict[str, list[str]]:
-    """An image's requirements by package."""
+    """Return an image's requirements by package."""
     from skyward.builder.packages.requirements import resolve_files
 
     wanted: dict[str, list[str]] = {}
@@ -211,7 +212,7 @@ class _Inference:
         self._followed = set[str]()
 
     def result(self) -> Inferred:
-        """What was found."""
+        """Follow the imports and return the result."""
         todo = list(self._entry.imports)
         while todo:
             todo += self._resolve(todo.pop(0))
@@ -220,7 +221,7 @@ class _Inference:
         return Inferred(self._entry.name, packages, missing, tuple(self._notes))
 
     def _resolve(self, found: Import) -> Iterator[Import]:
-        """Take note of a module's package; gives what a local one imports in turn."""
+        """Record the package of a module; for a local module, yield its imports instead."""
         top = found.name.partition(".")[0]
         if top in sys.stdlib_module_names or top in ("skyward", "__main__", "__future__"):
             return
@@ -233,10 +234,10 @@ class _Inference:
                 self._missing.setdefault(found.name, found)
             return
         if module is not None and module.file is None and module.places:
-            return  # a namespace belongs to no package by itself
+            return  # a namespace alone belongs to no package
         above = find_module(found.name.rpartition(".")[0], self._path) if found.maybe else None
         if above is not None and above.file is None and module is None:
-            self._missing.setdefault(found.name, found)  # a namespace has no names but modules
+            self._missing.setdefault(found.name, found)  # a namespace contains only modules
             return
         installed = _package_of(found.name)
         if installed is not None:
@@ -251,7 +252,7 @@ class _Inference:
             self._missing.setdefault(top, found)
 
     def _follow(self, name: str, module: Module) -> Iterator[Import]:
-        """What a local module and the packages that it is in import."""
+        """Yield the imports of a local module and of the packages that contain it."""
         parts = name.split(".")
         for length in range(1, len(parts) + 1):
             each = ".".join(parts[:length])
@@ -276,7 +277,7 @@ class _Inference:
 
 
 def _package_of(module: str) -> InferredPackage | None:
-    """The package that a module (with dots) belongs to; None if none that is installed has it."""
+    """Return the installed package that provides a module (dotted name); None if there is none."""
     names = sorted(set(_by_module().get(module.partition(".")[0], ())))
     if not names:
         return None
@@ -291,7 +292,7 @@ def _package_of(module: str) -> InferredPackage | None:
 
 
 def _editable_project(file: str) -> str | None:
-    """Name and place of the editable install that a file belongs to; None if it belongs to none."""
+    """Return name and place of the editable install that a file belongs to; None if it belongs to none."""
     for name, folder in _editables():
         if file.startswith(folder + os.sep):
             return f"{name}, installed in editable mode from {folder}"
@@ -321,7 +322,7 @@ def _editables() -> tuple[tuple[str, str], ...]:
 
 
 def _origin(distribution: Distribution) -> dict[str, Any]:
-    """Where a package was installed from, if not from an index; see `_of_origin`."""
+    """Return the origin of a package not installed from an index, else an empty dict; see `_of_origin`."""
     try:
         found = json.loads(distribution.read_text("direct_url.json") or "{}")
     except ValueError:
@@ -330,12 +331,12 @@ def _origin(distribution: Distribution) -> dict[str, Any]:
 
 
 def _described(distribution: Distribution) -> InferredPackage:
-    """A package as it is installed, of which no import is known yet; the first one that is needed makes it so."""
+    """Describe an installed package without imports. It starts as optional; the first required import changes that."""
     from packaging.version import InvalidVersion, Version
 
     name, version = package_name(distribution.metadata["Name"]), distribution.version
     try:
-        public = Version(version).public  # an index seldom has what stands after "+", such as "cpu"
+        public = Version(version).public  # indexes seldom have a local version, such as "+cpu"
     except InvalidVersion:
         public = version
     requirement, note = f"{name}=={public}", "" if public == version else f"{version} here"
@@ -347,9 +348,9 @@ def _described(distribution: Distribution) -> InferredPackage:
 
 
 def _of_origin(name: str, version: str, requirement: str, origin: dict[str, Any]) -> tuple[str, str]:
-    """Requirement and note of what was installed from elsewhere than an index.
+    """Return the requirement and note of a package that was not installed from an index.
 
-    The form is that of https://packaging.python.org/en/latest/specifications/direct-url/.
+    The format of `origin` is https://packaging.python.org/en/latest/specifications/direct-url/.
     """
     url, path = _without_login(str(origin["url"])), _path(str(origin["url"]))
     if "vcs_info" in origin:

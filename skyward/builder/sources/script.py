@@ -1,6 +1,6 @@
-"""What a Python script or notebook declares, found by reading it: its images, and where its pools are.
+"""Images declared by a Python script or notebook, and the places of its pools, found by reading it.
 
-Nothing of it is run; `static_eval` follows its statements.
+Nothing is run; `static_eval` follows the statements.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from skyward.model.image import Image
 from skyward.model.spec import Accelerator, Nodes, volumes_of
 
 _REMEDY = "Write it with constants and skyward's own names, or declare the image in a TOML file."
-# what pools of integrations add: (plugin, the parameter with its version), in their order
+# plugins that the pools of integrations add, in order: (plugin, the parameter with its version)
 _ADDED = {
     "skyward.integrations.JoblibPool": (("joblib", "joblib_version"),),
     "skyward.integrations.ScikitLearnPool": (("sklearn", "sklearn_version"), ("joblib", "joblib_version")),
 }
-# parameters of a pool that say which machines are rented for it
+# parameters of a pool that determine which machines are rented
 _MACHINES = (
     *("nodes", "accelerator", "cpu", "vcpus", "memory", "memory_gb", "architecture", "machine", "allocation"),
     *("max_hourly_cost", "budget"),
@@ -35,11 +35,11 @@ _BEFORE_START = (
 
 
 class _NotStaticError(Exception):
-    """A value that only a run of the script can tell."""
+    """A value is known only when the script runs."""
 
 
 class _Found(NamedTuple):
-    """What a line declares, or why that is unknown."""
+    """The declaration on a line, or the reason why it is unknown."""
 
     line: tuple[bool, int]
     declared: Declared | None
@@ -47,17 +47,18 @@ class _Found(NamedTuple):
 
 
 def pools_in_script(path: str | Path) -> list[Declared]:
-    """The images that a script would build: those of its pools (`ComputePool(...)`, `@pool(...)`, the pools of
-    `sky.integrations`, subclasses and partials of these) and those bound to names at its top that nothing else there
-    uses. In the order of its lines, each image of a line once.
+    """Return the images that a script would build.
 
-    The script is followed statement by statement, also into its own functions and the files beside it that it imports.
+    These are the images of its pools (`ComputePool(...)`, `@pool(...)`, the pools of `sky.integrations`, subclasses and
+    partials of these) and those bound to names at its top level that nothing else there uses, in the order of their
+    lines and without duplicates. The script is followed statement by statement, also into its own functions and the
+    files beside it that it imports.
 
     Args:
-        path: of a script, or of a Jupyter notebook (`.ipynb`).
+        path: path of a script or a Jupyter notebook (`.ipynb`).
 
     Raises:
-        ConfigError: the script cannot be read, a value is wrong, or one is known only when the script runs; one
+        ConfigError: the script cannot be read, a value is wrong, or a value is known only when the script runs; one
             sentence for each, with line and expression.
     """
     path = Path(path)
@@ -82,7 +83,7 @@ def pools_in_script(path: str | Path) -> list[Declared]:
 
 
 def _found(node: ast.AST, source: Source, name: str, reading: Reading, make: Any) -> _Found:
-    """What can be made of a line; what cannot, becomes a problem."""
+    """Create the declaration of a line, or describe the problem with it."""
     number = getattr(node, "lineno", 1)
     line = (source is not reading.main.source, number)
     where = f"{source.path}, {source.place(number).removeprefix(source.prefix)}"
@@ -97,7 +98,7 @@ def _found(node: ast.AST, source: Source, name: str, reading: Reading, make: Any
 
 
 def _alone(reading: Reading, source: Source) -> list[_Found]:
-    """Images bound to names of the module that no pool and no other image is made with."""
+    """Return the images bound to names of the module that no pool and no other image is created from."""
     found = []
     for name in list(reading.main.scope.values):
         value = reading.expressions.read(name, reading.main.scope)
@@ -114,7 +115,7 @@ def _alone(reading: Reading, source: Source) -> list[_Found]:
 
 
 def _binding(tree: ast.Module, name: str) -> ast.AST | None:
-    """The last statement that binds a name; None if it only comes from an import."""
+    """Return the last node that binds a name; None if only imports bind it."""
     bound = None
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store):
@@ -123,10 +124,10 @@ def _binding(tree: ast.Module, name: str) -> ast.AST | None:
 
 
 def _certain(value: Any, reading: Reading, about: str = "") -> Any:
-    """A value that is no secret of a run.
+    """Return a value if all of it is known.
 
     Raises:
-        _NotStaticError: only a run of the script can tell.
+        _NotStaticError: it is known only when the script runs.
         ConfigError: it would be wrong in any run.
     """
     if (unknown := reading.unknown_in(value)) is None:
@@ -165,17 +166,17 @@ def _of_pool(call: PoolCall, reading: Reading) -> Declared:
     declared = replace(
         _empty(image or Image()), plugins=tuple(plugins), architecture=architecture, has_volumes=bool(volumes)
     )
-    if not plugins:  # nothing else reads these, which may well be known later only
+    if not plugins:  # otherwise unused, so these may be unknown until the script runs
         return declared
     accelerator, nodes = Accelerator.of(value("accelerator", None)), Nodes.of(value("nodes", 1))
     return replace(declared, accelerator=accelerator, nodes=nodes.desired)
 
 
 class _Names(ast.NodeVisitor):
-    """What people would call the result of an expression.
+    """Names for the results of expressions, for users.
 
     Attributes:
-        called: the name that it is bound to, or the function that it decorates.
+        called: the name that the result is bound to, or the function that it decorates.
         inside: the function around it.
     """
 
@@ -185,7 +186,7 @@ class _Names(ast.NodeVisitor):
         self._function = ""
 
     def visit(self, node: ast.AST) -> None:
-        """Note the node's surroundings, and go on below it."""
+        """Record the names around the node, then visit its children."""
         if self._function:
             self.inside[node] = self._function
         outer = self._function
@@ -207,11 +208,11 @@ class DeclaredPool:
 
     Attributes:
         where: file and line, for messages.
-        providers: where its nodes may be, in the order in which they are tried.
-        secrets: the variables of the client whose values it gives to workers.
+        providers: the providers of its nodes, in the order in which they are tried.
+        secrets: client variables whose values it passes to workers.
         has_volumes: whether it mounts volumes.
         is_verified: whether the signature of its image is checked.
-        machines: the parameters that say which machines are rented for it, as far as they are given.
+        machines: the given parameters that determine which machines are rented.
     """
 
     where: str
@@ -222,15 +223,15 @@ class DeclaredPool:
     machines: Mapping[str, Any]
 
     def unknown_machines(self) -> str | None:
-        """The name of a parameter of `machines` that only a run of the script can tell; None if there is none."""
+        """Return the name of a parameter in `machines` that is known only when the script runs, or None."""
         return next((name for name, value in self.machines.items() if _is_unknown(value)), None)
 
 
 def declared_pools(path: Path) -> list[DeclaredPool]:
-    """The pools that a script, or what it imports from beside it, opens; in the order in which they are met.
+    """Return the pools opened by a script or by the files beside it that it imports, in the order they are found.
 
     Raises:
-        ConfigError: the script cannot be read, or where a pool runs is known only when the script runs.
+        ConfigError: the script cannot be read, or the provider of a pool is known only when the script runs.
     """
 
     def on_pool(call: PoolCall, reading: Reading) -> None:

@@ -1,9 +1,9 @@
-"""The keys of an image's TOML file and of `[tool.skyward]`: types for pydantic, from which editors get a JSON Schema.
+"""The keys of an image's TOML file and of `[tool.skyward]`, as types for pydantic; editors get a JSON Schema from them.
 
 pydantic checks the types and `Image` the values, field by field, so that all mistakes are reported at once. Loading
-pydantic takes 50 ms: this module is imported only where a file has to be read.
+pydantic takes 50 ms, so this module is imported only when a file has to be read.
 
-Of a key's `Field`, `title` completes the message "KEY must be ...", and `description` says what the key is for.
+In a key's `Field`, `title` completes the message "KEY must be ...", and `description` documents the key.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ KINDS = {"image": ImageFile, "pyproject": ToolTable}
 
 
 def schema(kind: str) -> dict[str, Any]:
-    """The JSON Schema of image files ("image"), or of pyproject.toml as far as it is skyward's ("pyproject")."""
+    """Return the JSON Schema of image files ("image"), or of skyward's part of pyproject.toml ("pyproject")."""
     found = {"$schema": "https://json-schema.org/draft/2020-12/schema", **TypeAdapter(KINDS[kind]).json_schema()}
     if kind == "image":
         return found
@@ -142,13 +142,13 @@ def schema(kind: str) -> dict[str, Any]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The values of an image's file, each checked.
+    """Return the checked values of an image file.
 
     Raises:
         ConfigError: the file cannot be read, or a key or a value is wrong: one line for each mistake.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")  # some editors of Windows begin a file with a mark
+        text = path.read_text(encoding="utf-8-sig")  # some editors on Windows write a byte order mark
         values = tomllib.loads(text)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
@@ -163,7 +163,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def check_tool_table(path: Path, text: str, table: object) -> dict[str, Any]:
-    """`[tool.skyward]` of a pyproject.toml, checked.
+    """Return `[tool.skyward]` of a pyproject.toml after checking it.
 
     Raises:
         ConfigError: a key or a value is wrong: one line for each mistake.
@@ -174,7 +174,7 @@ def check_tool_table(path: Path, text: str, table: object) -> dict[str, Any]:
 
 
 def image_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Checked values as `Image` takes them."""
+    """Convert checked values to the arguments of `Image`."""
     fields = dict(values)
     if isinstance(base := fields.get("base"), dict):
         fields["base"] = Dockerfile(base["dockerfile"], base.get("context", "."), base.get("target"))
@@ -182,7 +182,7 @@ def image_fields(values: Mapping[str, Any]) -> dict[str, Any]:
         fields["project"] = Project(**project) if isinstance(project, dict) else Project(project)
     if "pip_indexes" in fields:
         fields["pip_indexes"] = [PipIndex(**index) for index in fields["pip_indexes"]]
-    if isinstance(newest := fields.get("exclude_newer"), date):  # a datetime is a date as well
+    if isinstance(newest := fields.get("exclude_newer"), date):  # a datetime is also a date
         fields["exclude_newer"] = newest.isoformat()
     return fields
 
@@ -194,14 +194,14 @@ def _wrong_types(kind: Any, values: object) -> Iterator[tuple[Location, str]]:
     except ValidationError as error:
         titles = {key: about.get("title", "") for key, about in adapter.json_schema()["properties"].items()}
         found = [(_location(each["loc"], values, each["type"]), each) for each in error.errors(include_url=False)]
-        deeper = {location[:1] for location, _ in found if len(location) > 1}  # of a value that may be text or table
+        deeper = {location[:1] for location, _ in found if len(location) > 1}  # for values that may be text or a table
         for location, each in found:
             if location not in deeper:
                 yield location, _sentence(location, each["type"], each["input"], titles)
 
 
 def _location(given: Location, values: object, mistake: str) -> Location:
-    """The keys that lead to a mistake, without the names that pydantic gives to the types of a union."""
+    """Return the keys that lead to a mistake, without the names that pydantic adds for the members of a union."""
     location: list[str | int] = []
     for part in given:
         if (isinstance(values, dict) and part in values) or (isinstance(values, list) and isinstance(part, int)):
@@ -249,9 +249,9 @@ def _raise_all(path: Path, text: str, problems: Mapping[Location, str], above: L
 
 
 def _line(text: str, location: Location) -> int:
-    """The line of the statement that sets a value: the one after which the text up to there has it.
+    """Return the line of the statement that sets a value: the text up to its end is the first to contain the value.
 
-    Text cut between two statements is TOML, and one cut within a statement is none.
+    Text cut between two statements is valid TOML; text cut within a statement is not.
     """
     lines = text.split("\n")
     found, start, depth = 1, 0, 0

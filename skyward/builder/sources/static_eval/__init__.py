@@ -1,15 +1,16 @@
-"""Reading Python without running it: names, containers, functions and classes of a script, followed as Python has them.
+"""Static evaluation of Python: names, containers, functions and classes of a script, followed by Python's rules.
 
-What is certain is a value. What only a run can tell (arguments of the program, the environment, other packages) is an
-`Unknown` that says why; so is whatever may have been changed by code that is not followed. Nothing of the user's runs:
-only built-in operations on constants and Skyward's own values do.
+What is certain becomes a value. What is known only at run time (program arguments, the environment, other packages)
+becomes an `Unknown` that gives the reason; so does everything that code which is not followed may have changed. No user
+code runs, only built-in operations on constants and Skyward's own values.
 
-`Interpreter` reads a script once from its top to its end, then the functions that nobody was seen to call. Functions
-that others get hold of may be called at any time. What they change is found when they are read; then all is read once
-more, with that being unknown from the begin on.
+`Interpreter` reads a script once from top to bottom, then the functions without a visible call. Functions that other
+code can reach may be called at any time. The changes they make are found when they are read; then the script is read
+again with those values unknown from the start.
 
-`reading.py` has what is shared by those that evaluate: `statements.py`, `expressions.py`, `comprehensions.py`,
-`calls.py`, `classes.py`, `mutations.py` and `files.py` (imports). `values.py` and `state.py` are what they work on.
+`reading.py` holds the state shared by the evaluators: `statements.py`, `expressions.py`, `comprehensions.py`,
+`calls.py`, `classes.py`, `mutations.py` and `files.py` (imports). `values.py` and `state.py` define the data they work
+on.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ __all__ = ["Interpreter", "PoolCall", "Reading", "Source", "Unknown"]
 
 
 class Interpreter:
-    """Follows one script.
+    """Evaluator of one script.
 
     Args:
         source: the script.
-        on_pool: is told of each pool that is made, at that moment: its arguments may be changed afterwards.
+        on_pool: called for each pool at the moment it is created, as its arguments may change afterwards.
     """
 
     def __init__(self, source: Source, on_pool: Callable[[PoolCall, Reading], None]) -> None:
@@ -55,7 +56,7 @@ class Interpreter:
         """Read the script.
 
         Raises:
-            ConfigError: it takes too long, or a file beside it cannot be read.
+            ConfigError: the script takes too long, or a file beside it cannot be read.
         """
         volatile: dict[tuple[object, str], Volatile] = {}
         try:
@@ -88,14 +89,14 @@ class Interpreter:
         return reading
 
     def _read(self, reading: Reading) -> Iterator[Found]:
-        """Read all, and find what functions may change that nobody can tell when they run."""
+        """Read the whole script, and yield the changes made by functions that may run at an unknown time."""
         reading.statements.run(self._source.tree.body, reading.main.scope)
         end = reading.state.count
         done: set[int] = set()
         while todo := [each for key, each in reading.functions.items() if key not in done]:
             for function in todo:
                 done.add(id(function))
-                is_alone = not function.is_called and function.module is reading.main  # may make a pool all the same
+                is_alone = not function.is_called and function.module is reading.main  # may still create a pool
                 if function.exposed is not None or is_alone:
                     yield from self._explore(function, end, reading)
 

@@ -1,4 +1,4 @@
-"""Evaluates the calls of a script: its own functions and classes are followed, Skyward's values are made."""
+"""Evaluation of calls: the script's own functions and classes are followed, Skyward's values are created."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ from skyward.builder.sources.static_eval.values import (
 )
 from skyward.model.image import Image
 
-_DEEPEST = 12  # calls inside of calls that are followed
+_DEEPEST = 12  # limit for nested calls
 _DATACLASS = ("dataclasses.dataclass", "dataclasses.dataclass(kw_only=True)")
 _METHOD_KINDS = {
     "builtins.staticmethod": "static",
     "builtins.classmethod": "class",
     "builtins.property": "property",
 }
-_WRAPPING = "functools.wraps(...)"  # a decorator that leaves the function as it is
-# what they make of a set depends on its order
+_WRAPPING = "functools.wraps(...)"  # a decorator that returns its function unchanged
+# for these the result depends on the order of a set
 _ORDERED = (list, tuple, str, repr, dict.fromkeys)
 UNORDERED = "depends on the order of a set, which changes from run to run; sorted(...) has one"
-_GIVING = (max, min, sum, dict.fromkeys)  # may give, or put into what they give, their arguments themselves
+_GIVING = (max, min, sum, dict.fromkeys)  # may return their arguments, or a container of them
 _LAZY = (enumerate, itertools.chain, reversed, zip)
 
 
 class Arguments:
-    """What a call is given. `rest` is something unknown that was given as `*it` or `**it`."""
+    """The arguments of a call. `rest` is an unknown value passed as `*it` or `**it`."""
 
     __slots__ = ("args", "kwargs", "rest")
 
@@ -56,17 +56,17 @@ class Arguments:
         self.args, self.kwargs, self.rest = args, kwargs, rest
 
     def all(self) -> list[Any]:
-        """Every value."""
+        """Return all argument values."""
         return [*self.args, *self.kwargs.values()]
 
     @property
     def others(self) -> tuple[Any, ...]:
-        """What `rest` may be, or hold, of the values of the script."""
+        """The values of the script that `rest` may be or contain."""
         return self.rest.of if self.rest else ()
 
 
 class Calls:
-    """Follows calls."""
+    """Evaluator of calls."""
 
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
@@ -75,7 +75,7 @@ class Calls:
     def function(
         self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, scope: Scope, owner: Class | None
     ) -> Function:
-        """A function where it is defined; its defaults are evaluated now."""
+        """Create the function at its definition; its defaults are evaluated now."""
         value = self._reading.expressions.value
         names = [each.arg for each in (*node.args.posonlyargs, *node.args.args)]
         given = dict(zip(names[len(names) - len(node.args.defaults) :], node.args.defaults, strict=True))
@@ -86,7 +86,7 @@ class Calls:
         return found
 
     def call_of(self, node: ast.Call, scope: Scope) -> Any:
-        """The result of a call."""
+        """Return the result of a call expression."""
         expressions, comprehensions = self._reading.expressions, self._reading.comprehensions
         called = expressions.called(node.func, scope)
         if isinstance(called, Reference) and called.name == "builtins.super" and not node.args:
@@ -113,7 +113,7 @@ class Calls:
         return self.call(called, Arguments(args, kwargs, rest), node)
 
     def call(self, called: Any, arguments: Arguments, node: ast.expr) -> Any:
-        """The result of calling a value."""
+        """Return the result of calling a value."""
         if isinstance(called, Reference):
             return self._reference(called.name, arguments, node)
         if isinstance(called, Method):
@@ -131,20 +131,20 @@ class Calls:
         return self._opaque(called, arguments, node)
 
     def apply(self, called: Any, args: list[Any], node: ast.expr) -> Any:
-        """The result of calling a value with some others."""
+        """Return the result of calling a value with positional arguments."""
         return self.call(called, Arguments(args, {}), node)
 
     def follow(self, function: Function, args: list[Any], kwargs: dict[str, Any], node: ast.AST) -> Any:
-        """The result of a function of the script."""
+        """Return the result of calling a function of the script."""
         return self._follow(function, Arguments(args, kwargs), node)
 
     def pool_of(self, partial: Partial) -> None:
-        """Note the pool of a `functools.partial(ComputePool, ...)` that others may call."""
+        """Record the pool of a `functools.partial(ComputePool, ...)` that other code may call."""
         assert isinstance(partial.called, Reference)
         self.pool(partial.called.name, Arguments(partial.args, partial.kwargs), partial.node)
 
     def explore(self, function: Function) -> None:
-        """Follow a function as if somebody had called it with anything."""
+        """Follow a function as if it were called with unknown arguments."""
         owner = function.owner
         args: list[Any] = []
         if owner is not None and function.kind == "function":
@@ -156,14 +156,14 @@ class Calls:
         self._reading.escape(result, function.node)
 
     def _somebody(self, owner: Class, function: Function) -> Instance:
-        """An instance of which nobody knows how it was made: what is assigned to attributes anywhere is unknown."""
+        """Return an instance created in an unknown way: every attribute that is assigned anywhere is unknown."""
         reading = self._reading
         instance = Instance(owner, Scope(("some", owner.node)))
         reading.born(instance, function.node)
         for name in reading.stored:
             why = f"is an attribute that is assigned when the script runs ({reading.stored[name]})"
             instance.scope.values[name] = Unknown(why)
-            for each in owner.lineage:  # what it is before, may be changed all the same
+            for each in owner.lineage:  # the previous value may still be changed
                 if name in each.scope.values:
                     reading.escape(each.scope.values[name], function.node)
         return instance
@@ -179,7 +179,7 @@ class Calls:
         return Super(function.owner, here.values.get(args[0].arg) if args else None)
 
     def _reference(self, name: str, arguments: Arguments, node: ast.expr) -> Any:
-        """The result of calling something that is not of the script, known by its full name."""
+        """Return the result of calling something outside the script, known by its full name."""
         reading = self._reading
         if name in known.POOLS:
             return self.pool(name, arguments, node)
@@ -204,7 +204,7 @@ class Calls:
         return self._opaque(Reference(name), arguments, node)
 
     def _of_library(self, name: str, arguments: Arguments, node: ast.expr) -> Any:
-        """The result of a function of Python's library about functions, classes or modules; ABSENT for any other."""
+        """Return the result of a standard library function on functions, classes or modules; ABSENT for any other."""
         args, kwargs = arguments.args, arguments.kwargs
         if name.startswith(("sys.path.", "site.addsitedir")):
             self._reading.imports.look_in(name, args)
@@ -224,7 +224,7 @@ class Calls:
         return ABSENT
 
     def made(self, make: Callable[..., Any], arguments: Arguments, node: ast.expr, *, is_image: bool) -> Any:
-        """One of Skyward's values, or what a built-in function gives."""
+        """Create one of Skyward's values, or return the result of a built-in function."""
         if make in _LAZY:
             return self._reading.comprehensions.lazy(make, arguments, node)
         every = arguments.all()
@@ -249,13 +249,13 @@ class Calls:
         return Unknown(MADE) if isinstance(result, Iterator) else result
 
     def _part(self, name: str, arguments: Arguments, node: ast.expr) -> Any:
-        """A plugin or provider."""
+        """Create a plugin or provider."""
         reading, is_plugin = self._reading, known.is_plugin(name)
         if unknown := arguments.rest or reading.unknown_in(arguments.all()):
             if not is_plugin:
                 return Unknown(MADE, is_harmless=True)
             return unknown.alike(unknown.about or reading.about(node))
-        # as they are now: the script may go on to change a list that it has given
+        # copied now, as the script may change a list after passing it
         return (PluginUse if is_plugin else ProviderUse)(
             name=name.rpartition(".")[2],
             args=tuple(map(_copied, arguments.args)),
@@ -273,7 +273,7 @@ class Calls:
         return pool
 
     def decorate(self, decorator: Any, value: Any, node: ast.expr) -> Any:
-        """What a decorator makes of a function or class."""
+        """Return the result of applying a decorator to a function or class."""
         name = decorator.name if isinstance(decorator, Reference) else ""
         if isinstance(value, Function) and name in _METHOD_KINDS:
             value.kind = _METHOD_KINDS[name]
@@ -302,9 +302,9 @@ class Calls:
         return None
 
     def _follow(self, function: Function, arguments: Arguments, node: ast.AST, *, is_iterated: bool = False) -> Any:
-        """The result of a function of the script, whose body is read with these arguments.
+        """Return the result of a function of the script by reading its body with these arguments.
 
-        The body of a generator function is read where somebody iterates over what it gives.
+        The body of a generator function is read where its result is iterated over.
         """
         reading = self._reading
         depths = [unsure for each, unsure in self._active if each.node is function.node]
@@ -337,14 +337,14 @@ class Calls:
         else:
             reading.state.apply(changes)
         results = frame.results if ended else [*frame.results, None]
-        if not results:  # it ends by an exception
+        if not results:  # it ends with an exception
             return Unknown(MADE)
         if all(same(each, results[0]) for each in results):
             return results[0]
         return Unknown("is one of several values, and only a run can tell which", of=results)
 
     def _body(self, function: Function, scope: Scope, frame: Frame) -> bool:
-        """Read a function's body; whether it surely ends by a `return`."""
+        """Read a function's body, and return whether it certainly ends with a `return`."""
         reading = self._reading
         if isinstance(function.node, ast.Lambda):
             frame.results.append(reading.expressions.value(function.node.body, scope))
@@ -380,7 +380,7 @@ class Calls:
             reading.state.bind(scope, name, value, place)
 
     def _opaque(self, called: Any, arguments: Arguments, node: ast.expr) -> Any:
-        """The result of calling what is not followed: it may change what it is given."""
+        """Return the result of a call that is not followed and may change its arguments."""
         reading = self._reading
         if isinstance(called, Unknown) and called.is_harmless:
             return Unknown(MADE, is_harmless=True)
@@ -399,12 +399,12 @@ def is_unordered(value: Any) -> bool:
 
 
 def _is_name(args: list[Any]) -> bool:
-    """Whether the second argument is the name of an attribute."""
+    """Return whether the second argument is the name of an attribute."""
     return len(args) >= 2 and isinstance(args[1], str)
 
 
 def _copied(value: Any) -> Any:
-    """A value with its containers copied."""
+    """Return a copy of a value and its nested containers."""
     if isinstance(value, dict):
         return {key: _copied(each) for key, each in value.items()}
     if isinstance(value, tuple):
@@ -413,7 +413,7 @@ def _copied(value: Any) -> Any:
 
 
 def _is_generator(function: Function) -> bool:
-    """Whether a function's own body, without those of functions inside, has a `yield`."""
+    """Return whether the body of a function, excluding nested functions, contains a `yield`."""
     todo = list(ast.iter_child_nodes(function.node))
     while todo:
         each = todo.pop()

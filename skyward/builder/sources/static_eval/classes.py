@@ -1,4 +1,4 @@
-"""Evaluates the classes of a script: their definitions, attributes and instances; enumerations and dataclasses."""
+"""Evaluation of classes: their definitions, attributes and instances; enumerations and dataclasses."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ _KINDS = {
     for kind in (bool, bytes, dict, float, frozenset, int, list, set, str, tuple, type(None))
 }
 FIELD = "dataclasses.field"
-# what may be given to `dataclass`, and to `field`, without a change of what `__init__` does
+# parameters of `dataclass` and of `field` that do not change the behaviour of `__init__`
 _OPTIONS = ("eq", "frozen", "kw_only", "order", "repr", "slots", "unsafe_hash")
 _GIVEN = ("compare", "default", "default_factory", "hash", "metadata", "repr")
 
 
 class Classes:
-    """Follows classes.
+    """Evaluator of classes.
 
     Attributes:
-        creations: the calls that made the instances of pool classes, by their ids.
+        creations: the calls that created instances of pool classes, by instance id.
     """
 
     def __init__(self, reading: Reading) -> None:
@@ -75,7 +75,7 @@ class Classes:
         reading.state.bind(scope, node.name, found, reading.place(node))
 
     def attribute(self, owner: Instance | Class, name: str, node: ast.expr) -> Any:
-        """The value of an attribute of a class, or of an instance."""
+        """Return the value of an attribute of a class or instance."""
         reading = self._reading
         if lost := reading.doubt(owner, None):
             return lost
@@ -94,7 +94,7 @@ class Classes:
         return Unknown(f"is set when the script runs, or by what {cls.name} extends", of=[owner])
 
     def _bound(self, owner: Any, value: Any, node: ast.expr) -> Any:
-        """What an attribute of a class gives: functions get the instance."""
+        """Bind a class attribute to its owner, as attribute access does: functions receive the instance."""
         if _is_field(value):
             return value.kwargs.get("default", Unknown("is a field of a dataclass"))
         if not isinstance(value, Function) or value.kind == "static":
@@ -109,7 +109,7 @@ class Classes:
         return Bound(value, owner)
 
     def attribute_above(self, owner: Super, name: str) -> Any:
-        """The value of an attribute of `super()`."""
+        """Return the value of an attribute of `super()`."""
         cls = owner.instance.cls if isinstance(owner.instance, Instance) else owner.owner
         lineage = cls.lineage
         for each in lineage[lineage.index(owner.owner) + 1 :] if owner.owner in lineage else ():
@@ -124,7 +124,7 @@ class Classes:
         )
 
     def instance(self, cls: Class, arguments: Arguments, node: ast.expr) -> Any:
-        """An instance of a class of the script."""
+        """Create an instance of a class of the script."""
         reading = self._reading
         if arguments.rest is None and _is_record(cls) and (record := self._record(cls, arguments, node)):
             return record
@@ -149,7 +149,7 @@ class Classes:
         return instance
 
     def _record(self, cls: Class, arguments: Arguments, node: ast.expr) -> Instance | None:
-        """An instance of a dataclass with its fields; None where what is given fits no field."""
+        """Create an instance of a dataclass with its fields; None if the arguments do not fit them."""
         reading, args, kwargs = self._reading, arguments.args, arguments.kwargs
         fields = cls.fields or {}
         given = dict(zip(fields, args, strict=False)) | kwargs
@@ -170,7 +170,7 @@ class Classes:
         return instance
 
     def _default(self, value: Any, node: ast.expr) -> Any:
-        """What a field is for which nothing is given."""
+        """Return the default value of a field."""
         if value is ABSENT:
             return Unknown("is a field without a default")
         if not _is_field(value):
@@ -181,7 +181,7 @@ class Classes:
 
 
 def _class_of(node: ast.ClassDef, bases: list[Any], scope: Scope) -> Class:
-    """A class that extends some values."""
+    """Create a class from its bases."""
     pools = [each.pool for each in bases if isinstance(each, Class)]
     pools += [each.name for each in bases if isinstance(each, Reference) and each.name in POOL_CLASSES]
     is_enum = any(map(_is_enum, bases))
@@ -192,20 +192,20 @@ def _class_of(node: ast.ClassDef, bases: list[Any], scope: Scope) -> Class:
 
 
 def _base(value: Any) -> Any:
-    """A base class as its class keeps it: None for one without attributes of its own that matter."""
+    """Return a base class in the form stored in `Class.bases`: None if it has no relevant attributes of its own."""
     plain = ("builtins.object", "abc.ABC", "typing.Protocol", *POOL_CLASSES)
     return None if isinstance(value, Reference) and value.name in plain else value
 
 
 def is_followed(options: dict[str, Any]) -> bool:
-    """Whether a dataclass with these parameters of the decorator is followed."""
+    """Return whether a dataclass with these decorator parameters is followed."""
     return all(name in _OPTIONS for name in options)
 
 
 def find_fields(cls: Class) -> None:
-    """Note the fields of a class and what they are if nothing is given, as the decorator finds them.
+    """Record the fields of a class and their defaults, as the decorator finds them.
 
-    Of a class that makes fields in branches, or some of which `__init__` does not take as usual, they stay unknown.
+    The fields stay unknown if some are defined in branches, or if `__init__` does not take some of them as usual.
     """
     fields: dict[str, Any] = {}
     for base in reversed(cls.lineage[1:]):
@@ -225,7 +225,7 @@ def find_fields(cls: Class) -> None:
 
 
 def _is_record(cls: Class) -> bool:
-    """Whether the instances of a class are those of a dataclass whose fields are known."""
+    """Return whether instances of a class are those of a dataclass with known fields."""
     made = ("__init__", "__new__")
     return (
         cls.fields is not None
@@ -238,24 +238,24 @@ def _is_record(cls: Class) -> bool:
 
 
 def _is_field(value: Any) -> bool:
-    """Whether it is what `dataclasses.field` gives."""
+    """Return whether a value is the result of `dataclasses.field`."""
     return isinstance(value, Partial) and value.called == Reference(FIELD)
 
 
 def _is_enum(base: Any) -> bool:
-    """Whether a class that extends it has members; those of `enum.StrEnum` are as good as their texts."""
+    """Return whether subclasses of a base have enum members; members of `enum.StrEnum` are treated as their texts."""
     names = ("enum.Enum", "enum.IntEnum", "enum.Flag", "enum.IntFlag", "enum.ReprEnum")
     return base.is_enum if isinstance(base, Class) else isinstance(base, Reference) and base.name in names
 
 
 def _is_pure(base: Any) -> bool:
-    """Whether members of a class that extends it are equal to nothing else."""
+    """Return whether enum members of subclasses of a base are equal to nothing else."""
     names = ("enum.Enum", "enum.Flag")
     return not base.is_mixed if isinstance(base, Class) else isinstance(base, Reference) and base.name in names
 
 
 def _make_members(cls: Class) -> None:
-    """Make the attributes of an enumeration its members; those of one value are one."""
+    """Replace the attributes of an enumeration by its members; equal values share one member."""
     members: list[Instance] = []
     is_usual = not any(name in cls.scope.values for name in ("__init__", "__new__", "name", "value"))
     for name, value in cls.scope.values.items():
@@ -272,26 +272,26 @@ def _make_members(cls: Class) -> None:
 
 
 def _is_equal(one: Any, other: Any) -> bool:
-    """Whether two members of these values are one."""
+    """Return whether two member values belong to the same member."""
     is_number = isinstance(one, int | float) and isinstance(other, int | float)
     return bool(one == other) if is_number else same(one, other)
 
 
 def is_member(value: Any) -> bool:
-    """Whether it is a member of an enumeration."""
+    """Return whether a value is a member of an enumeration."""
     return isinstance(value, Instance) and value.cls.is_enum and "__eq__" not in value.cls.scope.values
 
 
 def are_equal(one: Instance, other: Instance) -> bool | None:
-    """Whether two members are equal, and the same; None if they are texts or numbers of two enumerations."""
+    """Return whether two members are equal and identical; None for texts or numbers of two enumerations."""
     is_mixed = one.cls is not other.cls and (one.cls.is_mixed or other.cls.is_mixed)
     return None if is_mixed else one is other
 
 
 def is_instance(value: Any, of: Any) -> bool | Unknown:
-    """What `isinstance` says."""
+    """Return the result of `isinstance`."""
     classes = of if isinstance(of, tuple) else (of,)
-    # a metaclass may say what its instances are
+    # a metaclass may define its own instance check
     is_usual = all(isinstance(each, Class) and not any(base.meta for base in each.lineage) for each in classes)
     if isinstance(value, Instance) and value.cls.is_known and is_usual:
         return any(each in value.cls.lineage for each in classes)

@@ -1,4 +1,4 @@
-"""Evaluates comprehensions, and generators: those that are used to their end where they stand, and simple ones."""
+"""Evaluation of comprehensions, and of generators that are consumed where they are written or are simple."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _Written = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 
 
 class Comprehensions:
-    """Follows comprehensions.
+    """Evaluator of comprehensions.
 
     Args:
-        reading: the reading it is part of.
-        made: code that stands for a generator, by that; the same in each reading.
+        reading: the reading it belongs to.
+        made: code that replaces a generator, by the generator; shared by all readings.
     """
 
     def __init__(self, reading: Reading, made: dict[ast.expr, Any]) -> None:
@@ -41,7 +41,7 @@ class Comprehensions:
         self._made = made
 
     def items(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp, scope: Scope, given: Any = ABSENT) -> Any:
-        """The items of a list, set or generator; `given`: what its first loop iterates over, where that is known."""
+        """Return the items of a list, set or generator; `given` is the iterable of its first loop, if known."""
         value = self._reading.expressions.value
         values: list[Any] = []
         unknown = self._each(
@@ -50,7 +50,7 @@ class Comprehensions:
         return values if unknown is None else derived(unknown, holding(values))
 
     def dictionary(self, node: ast.DictComp, scope: Scope) -> Any:
-        """The dictionary that a comprehension makes."""
+        """Return the dictionary of a comprehension."""
         value = self._reading.expressions.value
         pairs: list[tuple[Any, Any]] = []
 
@@ -63,12 +63,12 @@ class Comprehensions:
         return derived(unknown, holding(each for _, each in pairs))
 
     def used_up(self, node: ast.GeneratorExp, scope: Scope) -> Any:
-        """A generator that is used to its end where it stands."""
+        """Return a generator that is consumed where it is written."""
         values = self.items(node, scope)
         return values if isinstance(values, Unknown) else Lazy(iter, [tuple(values)], self._reading.state.count)
 
     def left_early(self, node: ast.GeneratorExp, scope: Scope) -> Any:
-        """The same for one that is perhaps left before its end, which may only matter where that changes something."""
+        """Return a generator that may be left before its end, which matters only if it changes something."""
         reading = self._reading
         since = reading.births
         reading.state.begin()
@@ -84,7 +84,7 @@ class Comprehensions:
         return Unknown("is a generator that changes something, and may be left before its end")
 
     def extend(self, owner: list[Any], node: ast.GeneratorExp, scope: Scope) -> None:
-        """Extend a list by a generator, which finds each item there as soon as it is made."""
+        """Extend a list by a generator, which sees each new item in the list at once."""
         calls, value = self._reading.calls, self._reading.expressions.value
 
         def add(at: Scope) -> None:
@@ -93,7 +93,10 @@ class Comprehensions:
         self._each(node, node.generators, Scope(node, scope), add)
 
     def generator(self, node: ast.GeneratorExp, scope: Scope) -> Any:
-        """A generator that is used later: followed where its items depend on nothing that may change until then."""
+        """Return a generator that is used later.
+
+        It is followed if its items depend on nothing that may change until then.
+        """
         reading, first = self._reading, node.generators[0]
         found = reading.expressions.value(first.iter, scope)
         if isinstance(found, Lazy):
@@ -115,7 +118,7 @@ class Comprehensions:
         )
 
     def lazy(self, make: Callable[..., Any], arguments: Arguments, node: ast.expr) -> Any:
-        """An iterator that a built-in function makes, which goes on with others while it is used."""
+        """Return the iterator made by a built-in function from other iterators, which it advances as it is used."""
         reading, args = self._reading, arguments.args
         lazy = [inner for each in args if isinstance(each, Lazy) for inner in each.sequence() if not inner.is_view]
         every = [[*each] if isinstance(each, Lazy) else each for each in args]
@@ -135,19 +138,19 @@ class Comprehensions:
         return unknown.alike(unknown.about or reading.about(node), of=made)
 
     def use(self, called: Any) -> str:
-        """How a call uses a generator that it is given; see `Expressions.values`."""
+        """Return how a call uses a generator passed to it; see `Expressions.values`."""
         if isinstance(called, Reference) and called.name in ("builtins.all", "builtins.any"):
             return "early"
         is_join = isinstance(called, Method) and called.name == "join" and isinstance(called.owner, str)
         return "end" if is_join or (isinstance(called, Reference) and called.name in _USING) else ""
 
     def extended(self, called: Any, node: ast.Call, scope: Scope) -> ast.GeneratorExp | None:
-        """The generator by which a call extends a list of the script."""
+        """Return the generator with which a call extends a list of the script."""
         is_extend = isinstance(called, Method) and type(called.owner) is list and called.name == "extend"
         return self.written(node.args[0], scope) if is_extend and len(node.args) == 1 and not node.keywords else None
 
     def written(self, node: ast.expr, scope: Scope) -> ast.GeneratorExp | None:
-        """The generator that stands there, also as `map(function, items)` or `filter(function, items)`."""
+        """Return the generator written there, also as `map(function, items)` or `filter(function, items)`."""
         if isinstance(node, ast.GeneratorExp):
             return node
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
@@ -160,7 +163,7 @@ class Comprehensions:
         return found
 
     def _body(self, node: ast.GeneratorExp) -> ast.Lambda:
-        """What code does that uses a generator, as a function."""
+        """Return the code that consumes a generator, as a function."""
         if node not in self._made:
             first = node.generators[0]
             iterated = ast.comprehension(first.target, ast.Yield(None), first.ifs, first.is_async)
@@ -178,7 +181,7 @@ class Comprehensions:
         act: Callable[[Scope], Any],
         given: Any = ABSENT,
     ) -> Unknown | None:
-        """Run the loops of a comprehension; why they cannot be told, if they cannot."""
+        """Run the loops of a comprehension; return the reason if their results are unknown."""
         if not generators:
             act(scope)
             return None
@@ -209,7 +212,7 @@ class Comprehensions:
         return None
 
     def _iterated(self, node: _Written, each: ast.comprehension, scope: Scope) -> Any:
-        """What a loop of a comprehension iterates over; that of the first is evaluated outside of the comprehension."""
+        """Return the iterable of a comprehension's loop; the first one is evaluated outside the comprehension."""
         outer = scope.parent if each is node.generators[0] else None
         return self._reading.expressions.value(each.iter, outer or scope)
 
@@ -220,7 +223,7 @@ class Comprehensions:
         scope: Scope,
         act: Callable[[Scope], Any],
     ) -> None:
-        """Follow what a comprehension does, without knowing how often."""
+        """Follow the effects of a comprehension that runs an unknown number of times."""
 
         def once() -> None:
             for each in generators:
@@ -235,12 +238,12 @@ class Comprehensions:
 
 
 def _is_own(holder: Any) -> bool:
-    """Whether a scope is that of a comprehension."""
+    """Return whether a scope is that of a comprehension."""
     return isinstance(holder, Scope) and isinstance(holder.key, _Written)
 
 
 def _is_simple(node: ast.GeneratorExp) -> bool:
-    """Whether the items of a generator depend on nothing but what its first loop iterates over."""
+    """Return whether the items of a generator depend only on the iterable of its first loop."""
     targets = {each.id for one in node.generators for each in ast.walk(one.target) if isinstance(each, ast.Name)}
     parts = [
         node.elt,
@@ -254,7 +257,7 @@ def _is_simple(node: ast.GeneratorExp) -> bool:
 
 
 def _generator_of(node: ast.Call, name: str) -> ast.GeneratorExp | None:
-    """The generator that stands for `map(function, items)` or `filter(function, items)`; None for other calls."""
+    """Return the generator equivalent to `map(function, items)` or `filter(function, items)`; None for other calls."""
     if name not in ("filter", "map") or len(node.args) != 2 or node.keywords or isinstance(node.args[1], ast.Starred):
         return None
     function, items = node.args
@@ -269,6 +272,6 @@ def _generator_of(node: ast.Call, name: str) -> ast.GeneratorExp | None:
 
 
 def _unless_changed(values: tuple[Any, ...], seen: tuple[Any, ...], now: Iterable[Any]) -> Iterator[Any]:
-    """What a generator gives, as long as what it iterates over gives the same."""
+    """Return the values of a generator as long as its iterable yields the same items as before."""
     is_same = len(found := [*now]) == len(seen) and all(map(same, found, seen))
     return iter(values if is_same else (ABSENT,))

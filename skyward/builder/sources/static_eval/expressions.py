@@ -1,4 +1,4 @@
-"""Evaluates the expressions of a script."""
+"""Evaluation of expressions."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.NotIn: lambda one, other: one not in other,
 }
 _PLAIN = (str, bytes, int, float, bool, type(None), tuple, Path, *CONTAINERS, *VIEWS)
-MOST = 100_000  # a string or list may have as many parts
+MOST = 100_000  # maximum number of parts of a string or list
 _ENVIRONMENT = ("os.environ", "os.getenv", "os.getenvb")
 _FROM_ENVIRONMENT = (
     "is read from the environment when the script runs; `ComputePool(env=...)` gives nodes variables without becoming "
@@ -74,24 +74,26 @@ _FROM_ENVIRONMENT = (
 
 
 class Expressions:
-    """Evaluates expressions."""
+    """Evaluator of expressions."""
 
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
 
     def value(self, node: ast.expr, scope: Scope) -> Any:
-        """The value of an expression; an `Unknown` where only a run can tell."""
+        """Return the value of an expression; an `Unknown` if it is known only at run time."""
         return self._shown(self.called(node, scope), node)
 
     def called(self, node: ast.expr, scope: Scope) -> Any:
-        """The same for what is only called: a function may be, without anybody else getting hold of it."""
+        """Return the value of an expression that is only called, so that a function does not become reachable for
+        others.
+        """
         reading = self._reading
         reading.step()
         read = getattr(self, f"_{type(node).__name__.lower()}", None)
         found = read(node, scope) if read else self._opaque(node, scope)
         if isinstance(found, CONTAINERS):
             reading.born(found, node)
-            if isinstance(found, Lazy) and reading.state.lost(found):  # a loop that is about it may find it changed
+            if isinstance(found, Lazy) and reading.state.lost(found):  # a loop over it may find it changed
                 reading.state.touch(found, reading.place(node))
             found = reading.doubt(found, None) or found
         if isinstance(found, Unknown) and not found.about:
@@ -101,7 +103,7 @@ class Expressions:
         return found
 
     def _shown(self, value: Any, node: ast.expr) -> Any:
-        """A value that goes elsewhere: from then on anybody may call a function."""
+        """Return a value that other code receives; from now on that code may call it if it is a function."""
         if isinstance(value, Function):
             self._reading.expose(value)
         elif isinstance(value, Bound):
@@ -109,12 +111,12 @@ class Expressions:
         return value
 
     def values(self, nodes: Iterable[ast.expr], scope: Scope, *, use: str = "") -> tuple[list[Any], Unknown | None]:
-        """The values of elements or arguments, starred ones item by item; and the first starred one that is unknown.
+        """Return the values of elements or arguments with starred ones expanded, and the first unknown starred one.
 
         Args:
             nodes: their expressions.
-            scope: where they stand.
-            use: whether what is called uses a generator to its "end", or may leave it "early"; "" if nobody knows.
+            scope: the scope they are in.
+            use: whether the called function consumes a generator to its "end" or may leave it "early"; "" if unknown.
         """
         values: list[Any] = []
         unknown: Unknown | None = None
@@ -138,7 +140,7 @@ class Expressions:
         return values, None if unknown is None else derived(unknown, others)
 
     def items(self, value: Any, node: ast.expr) -> list[Any] | Unknown:
-        """What iterating over a value gives."""
+        """Return the items of an iterable value."""
         if isinstance(value, Lazy) and (unknown := self._reading.spend(value, node)):
             return unknown
         if isinstance(value, list | tuple | str | range | dict):
@@ -153,7 +155,7 @@ class Expressions:
         return self._reading.unknown(node, "is not a list of constants")
 
     def read(self, name: str, scope: Scope) -> Any:
-        """The value of a name."""
+        """Return the value of a name."""
         home, value = self._reading.lookup(name, scope)
         if home is not None:
             return self._reading.doubt(home, name) or value
@@ -167,7 +169,7 @@ class Expressions:
         return Unknown("is bound nowhere in this script")
 
     def attribute(self, owner: Any, name: str, node: ast.expr) -> Any:
-        """The value of an attribute."""
+        """Return the value of an attribute."""
         if isinstance(owner, Unknown):
             if owner.of and all(isinstance(each, CONTAINERS) and known.has_method(each, name) for each in owner.of):
                 return Method(owner, name)
@@ -189,7 +191,7 @@ class Expressions:
         return Unknown("is not a name of skyward's", of=[owner])
 
     def reference(self, name: str) -> Any:
-        """What a dotted name stands for: a file beside the script, a constant, or the name as it is."""
+        """Return what a dotted name stands for: a file beside the script, a constant, or a `Reference` to the name."""
         if name in self._reading.loaded:
             return self._reading.loaded[name]
         name = known.full_name(name)
@@ -200,7 +202,7 @@ class Expressions:
         return known.CONSTANTS.get(name, Reference(name))
 
     def applied(self, node: ast.AST, apply: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """The result of an operation on values; where one of them is unknown, so is the result."""
+        """Return the result of an operation on values, which is unknown if one of them is."""
         if unknown := self._reading.unknown_in((args, kwargs)):
             return derived(unknown, holding(self._reading.inside(*args, *kwargs.values())))
         try:
@@ -209,7 +211,7 @@ class Expressions:
             return self._reading.wrong(node, error)
 
     def operated(self, node: ast.AST, kind: type[ast.operator], left: Any, right: Any) -> Any:
-        """The result of a binary operator."""
+        """Return the result of a binary operator."""
         apply = OPERATORS.get(kind)
         left, right = self._operand(left, node), self._operand(right, node)
         if apply is None or not self._are_plain(node, left, right):
@@ -219,14 +221,14 @@ class Expressions:
         return self.applied(node, apply, left, right)
 
     def _operand(self, value: Any, node: ast.AST) -> Any:
-        """A value as operators have it."""
+        """Return a value as an operand."""
         found = self._reading.taken(value, node)
         if isinstance(value, Lazy) and not value.is_view and not isinstance(found, Unknown):
             return Unknown("is an iterator; a list, list(...), is followed")
         return found
 
     def _are_plain(self, node: ast.AST, *values: Any) -> bool:
-        """Whether operators on values run no code of the user's; what others get hold of may change."""
+        """Return whether operators on these values run no user code; otherwise reachable values may change."""
         for each in values:
             if not isinstance(each, _PLAIN):
                 self._reading.use(each, node)
@@ -291,7 +293,7 @@ class Expressions:
         return self.applied(node, _SIGNS[type(node.op)], value)
 
     def truth(self, value: Any, node: ast.AST) -> bool | Unknown:
-        """Whether a value counts as true."""
+        """Return whether a value is true."""
         if isinstance(value, Unknown):
             self._reading.use(value, node)
             return value
@@ -318,7 +320,7 @@ class Expressions:
         return value
 
     def _evaluated(self, nodes: list[ast.expr], scope: Scope, found: list[Any]) -> None:
-        """Follow operands of which each may be the last; their values go into `found`."""
+        """Follow operands of which each may be the last, and append their values to `found`."""
         if nodes:
             found.append(self.value(nodes[0], scope))
             self._reading.statements.perhaps(lambda: self._evaluated(nodes[1:], scope, found))
@@ -374,7 +376,7 @@ class Expressions:
                 self._reading.use(each, node)
             inner = self._reading.inside(owner)
             return derived(first_unknown(owner, key), [*([] if isinstance(key, slice) else inner), *holding(inner)])
-        held: Any = owner  # whose other parts may well be unknown
+        held: Any = owner  # its other items may be unknown
         return self.applied(node, lambda each: held[each], key)
 
     def _slice(self, node: ast.Slice, scope: Scope) -> Any:
@@ -416,7 +418,7 @@ class Expressions:
         return self._reading.comprehensions.dictionary(node, scope)
 
     def _opaque(self, node: ast.expr, scope: Scope) -> Unknown:
-        """An expression that is not followed (`yield`, templates): its parts may go anywhere."""
+        """Return the result of an expression that is not followed (`yield`, templates); its parts escape."""
         for part in ast.iter_child_nodes(node):
             if isinstance(part, ast.expr):
                 self._reading.escape(self.value(part, scope), node)
@@ -424,14 +426,14 @@ class Expressions:
 
 
 def _is_sole(value: Any) -> bool:
-    """Whether a value is another than all that are equal to it, or there is just one such."""
+    """Return whether a value is identical to no other equal one, or is a singleton."""
     return isinstance(value, bool | list | dict | set | None)
 
 
 def derived(unknown: Unknown, of: Iterable[Any]) -> Unknown:
-    """Something unknown for the reason that another is, which may be, or be a part of, other values.
+    """Return an unknown value with the reason of another, which may be one of the values `of` or a part of one.
 
-    What a new container may hold is given by `holding`.
+    For a new container that may hold values, pass `holding(values)`.
     """
     found = unknown.alike(is_image=unknown.is_image, of=of)
     found.is_harmless, found.is_pool = unknown.is_harmless and not found.of, unknown.is_pool and not found.of

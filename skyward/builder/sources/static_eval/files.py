@@ -1,6 +1,6 @@
-"""The files that are read: a Python script or notebook, and those beside it that it imports.
+"""Source files: a Python script or notebook, and the files beside it that it imports.
 
-Every other module is known by its dotted name only.
+Every other module is known only by its dotted name.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from skyward.builder.sources.static_eval.reading import Reading
 from skyward.builder.sources.static_eval.values import ABSENT, Module, Reference, Scope, Unknown
 from skyward.errors import ConfigError
 
-# of https://ipython.readthedocs.io/en/stable/interactive/magics.html: those whose cell is Python all the same
+# magics of https://ipython.readthedocs.io/en/stable/interactive/magics.html whose cell is still Python
 _AROUND_PYTHON = ("capture", "debug", "prun", "time", "timeit")
 _MAGIC = re.compile(r"(?P<indent>\s*)(?:(?P<target>[\w, ]+?)\s*=\s*)?(?P<mark>[%!])(?P<rest>.*)")
 _HELP = re.compile(r"\s*\?|\s*[\w.]+\?\??\s*$")
 
 
 class Source:
-    """A file's syntax tree.
+    """The syntax tree of a file.
 
     Attributes:
-        path: as it was given.
+        path: the path as given.
         tree: its statements.
-        prefix: what places in it begin with; "" for the script itself.
+        prefix: prefix of places in the file; "" for the script itself.
     """
 
     __slots__ = ("_cells", "path", "prefix", "tree")
@@ -58,11 +58,11 @@ class Source:
 
     @property
     def file(self) -> str | Unknown:
-        """Its `__file__`, which is absolute; notebooks have none."""
+        """The absolute `__file__`; unknown for notebooks, which have none."""
         return Unknown("is bound nowhere in a notebook") if self._cells else str(self.path.absolute())
 
     def place(self, line: int) -> str:
-        """Where a line stands: "line 5", in a notebook "cell 2, line 1", in another file with its name."""
+        """Describe a line: "line 5", in a notebook "cell 2, line 1", in another file with its name in front."""
         if self._cells:
             cell, number = self._cells[min(line, len(self._cells)) - 1]
             return f"{self.prefix}cell {cell}, line {number}"
@@ -70,7 +70,7 @@ class Source:
 
 
 def _python_of(path: Path, content: bytes) -> tuple[str, list[tuple[int, int]]]:
-    """The Python of a notebook's cells in their order, and for each line its cell (counted from 1) and line there."""
+    """Return the Python code of a notebook's cells in order, and for each line its cell (from 1) and its line there."""
     try:
         notebook = json.loads(content)
         language = notebook.get("metadata", {}).get("kernelspec", {}).get("language", "python")
@@ -95,7 +95,7 @@ def _text(cell: dict[str, Any]) -> str:
 
 
 def _without_magics(text: str) -> list[str]:
-    """The lines of a cell with those for IPython and the shell made harmless; a line stays a line."""
+    """Return the lines of a cell with IPython and shell commands made harmless; the number of lines stays the same."""
     lines = text.splitlines()
     first = next((number for number, line in enumerate(lines) if line.strip()), 0)
     if lines and lines[first].startswith("%%"):
@@ -103,7 +103,7 @@ def _without_magics(text: str) -> list[str]:
         if not words or words[0] not in _AROUND_PYTHON:
             return ["" for _ in lines]
         lines[first] = ""
-    if _parses("\n".join(lines)):  # `%` and `?` may stand at a line's begin inside of texts and expressions
+    if _parses("\n".join(lines)):  # `%` and `?` may start a line within strings and expressions
         return lines
     made, continued = [], False
     for line in lines:
@@ -113,7 +113,7 @@ def _without_magics(text: str) -> list[str]:
         elif found and found["target"]:
             code = f"{found['indent']}{found['target']} = get_ipython()"
         elif found:
-            # `%run` and `%load` bring names along, like `exec`
+            # `%run` and `%load` add names, like `exec`
             code = f"{found['indent']}{'exec(...)' if found['rest'].startswith(('run ', 'load ')) else 'pass'}"
         else:
             code = "" if _HELP.match(line) else line
@@ -131,18 +131,18 @@ def _parses(text: str) -> bool:
 
 
 class Imports:
-    """Follows imports, and reads the files that they name."""
+    """Evaluator of imports, which reads the files they name."""
 
     def __init__(self, reading: Reading, sources: dict[Path, Source]) -> None:
         self._reading = reading
-        self._sources = sources  # of earlier readings of the same script
+        self._sources = sources  # shared with earlier readings of the same script
         self._modules: dict[Path, Module] = {}
-        self._first: list[Path] = []  # folders that the script has put into `sys.path`, before its own and after
+        self._first: list[Path] = []  # folders that the script has put into `sys.path` before and after its own
         self._last: list[Path] = []
         self._is_lost = False
 
     def look_in(self, method: str, args: list[Any]) -> None:
-        """Follow a call of a method of `sys.path`, which says where the modules of later imports are."""
+        """Follow a call of a method of `sys.path`, which changes where later imports are searched."""
         is_known = not self._reading.unsure and all(isinstance(each, str | int) for each in args)
         if is_known and method == "sys.path.append" and len(args) == 1:
             self._last.append(Path(args[0]))
@@ -152,7 +152,7 @@ class Imports:
             self.lose()
 
     def lose(self) -> None:
-        """Note that nobody knows where the modules of later imports are."""
+        """Record that the places of later imports are unknown."""
         self._is_lost = True
 
     def run(self, node: ast.Import, scope: Scope) -> None:
@@ -210,7 +210,7 @@ class Imports:
                     self._bind(name, Unknown(why), node, scope)
 
     def _loaded(self, name: str, level: int) -> Module | None:
-        """The file that an import names, read to its end; None if it is not beside the script."""
+        """Read the file that an import names and return its module; None if it is not beside the script."""
         here = self._reading.module.source.path.parent
         for _ in range(level - 1):
             here = here.parent
@@ -225,7 +225,7 @@ class Imports:
             folders = [] if self._is_lost else folders
         for folder in folders:
             found = None
-            for count in range(1, len(parts) + 1):  # packages before what is in them
+            for count in range(1, len(parts) + 1):  # packages before their submodules
                 path = _file(folder.joinpath(*parts[:count]))
                 found = None if path is None else self._read(path)
                 if found is not None and not level:
@@ -258,9 +258,9 @@ class Imports:
 
 
 def _file(path: Path) -> Path | None:
-    """The file of a module."""
+    """Return the file of a module."""
     for each in (path / "__init__.py", path.with_name(f"{path.name}.py")):
-        try:  # opened, so that an audit hook hears of files that are not there, too
+        try:  # opened so that an audit hook also sees files that do not exist
             each.open("rb").close()
         except OSError:
             continue

@@ -1,6 +1,6 @@
-"""Names from outside a script that are followed: Skyward's values, plugins and pools, and built-in functions.
+"""Names outside a script that are followed: Skyward's values, plugins and pools, and built-in functions.
 
-Everything else that is called may change what it is given, and returns something unknown.
+Every other call may change its arguments, and returns an unknown value.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ POOLS = (
 POOL_CLASSES = tuple(name for name in POOLS if name != "skyward.pool")
 PROVIDERS = ("AWS", "Compose", "Docker", "Fallback", "GCP", "Kubernetes", "Local", "SSH", "Slurm", "Swarm")
 _IMAGE = "skyward.Image"
-# these take values and give values, and change neither
+# functions that return values and change neither arguments nor state
 _PURE = (
     *("abs", "all", "any", "bool", "dict", "divmod", "enumerate", "float", "frozenset", "int", "len", "list", "max"),
     *("min", "range", "repr", "reversed", "round", "set", "sorted", "str", "sum", "tuple", "zip"),
@@ -56,7 +56,7 @@ CONSTANTS = {
     "typing.TYPE_CHECKING": False,
     "os.sep": "/",
 }
-# what these packages are given they leave as it is
+# functions of these packages do not change their arguments
 _HARMLESS = (
     *(
         "skyward.",
@@ -71,7 +71,7 @@ _HARMLESS = (
     ),
     *("builtins.print", "builtins.isinstance", "builtins.id", "builtins.type", "builtins.hash", "builtins.format"),
 )
-# after a call of these any name may mean something else
+# after a call of these, any name may have another meaning
 EVERYTHING = (
     *("builtins.exec", "builtins.eval", "builtins.globals", "builtins.locals"),
     *("runpy.run_path", "runpy.run_module"),
@@ -103,8 +103,8 @@ _READING: dict[type, tuple[str, ...]] = {
     ),
 }
 _OF_PATHS = ("name", "parent", "parents", "parts", "stem", "suffix")
-_ROOT = sys.modules["skyward"]  # an import of it would be one of what stands above
-NAMES = (*(f"skyward.{name}" for name in _ROOT.__all__), *POOLS)  # what `from ... import *` binds
+_ROOT = sys.modules["skyward"]  # an import statement would bind a name listed above
+NAMES = (*(f"skyward.{name}" for name in _ROOT.__all__), *POOLS)  # names that `from ... import *` binds
 _INNER = {
     f"{home}.{name}": f"skyward.{name}"
     for name, home in vars(_ROOT)["_HOMES"].items()
@@ -113,14 +113,14 @@ _INNER = {
 
 
 def full_name(name: str) -> str:
-    """A dotted name by which Skyward's documents call what it leads to."""
+    """Return the documented name of something in Skyward given by its dotted name."""
     if name.startswith("skyward."):
         name = _INNER.get(name, name).replace("skyward.integrations._joblib.", "skyward.integrations.")
     return name
 
 
 def maker(name: str) -> Callable[..., Any] | None:
-    """What makes a value when it is called by that name; None for what is not followed."""
+    """Return the callable that creates a value under that name; None if it is not followed."""
     if name.startswith(f"{_IMAGE}.from_"):
         found = getattr(Image, name.rpartition(".")[2], None)
         return found if callable(found) else None
@@ -128,27 +128,27 @@ def maker(name: str) -> Callable[..., Any] | None:
 
 
 def is_plugin(name: str) -> bool:
-    """Whether it names a function that makes a plugin."""
+    """Return whether a name is that of a function that creates a plugin."""
     return name.startswith("skyward.plugins.") and name.count(".") == 2 and name.rpartition(".")[2].islower()
 
 
 def is_provider(name: str) -> bool:
-    """Whether it names a class of providers."""
+    """Return whether a name is that of a provider class."""
     return name.removeprefix("skyward.providers.").removeprefix("skyward.") in PROVIDERS and name.startswith("skyward.")
 
 
 def is_harmless(name: str) -> bool:
-    """Whether what it is called with stays as it is."""
+    """Return whether a call by that name leaves its arguments unchanged."""
     return name.startswith(_HARMLESS)
 
 
 def changes(owner: Any, method: str) -> bool:
-    """Whether that method changes its object."""
+    """Return whether a method changes its object."""
     return method in _CHANGING.get(type(owner), ())
 
 
 def has_method(owner: Any, method: str) -> bool:
-    """Whether a value has that method, and it is followed."""
+    """Return whether a value has a method that is followed."""
     if isinstance(owner, Image):
         found = vars(Image).get(method)
         return callable(found) and not method.startswith("_")
@@ -156,7 +156,7 @@ def has_method(owner: Any, method: str) -> bool:
 
 
 def attribute(owner: Any, name: str) -> tuple[Any, ...]:
-    """A field of a path, of Python's version or one of Skyward's values, alone in a tuple; empty where it has none."""
+    """Return a field of a path, Python's version or one of Skyward's values in a 1-tuple; empty if there is none."""
     if isinstance(owner, Path):
         return (tuple(owner.parents) if name == "parents" else getattr(owner, name),) if name in _OF_PATHS else ()
     if owner is sys.version_info:
@@ -168,7 +168,7 @@ def attribute(owner: Any, name: str) -> tuple[Any, ...]:
 
 
 def cannot_fail(node: ast.Try) -> bool:
-    """Whether a block only imports Skyward, which is here, and binds constants."""
+    """Return whether a block only imports Skyward, which is installed, and binds constants."""
     for each in node.body:
         if isinstance(each, ast.Import):
             if any(alias.name.partition(".")[0] != "skyward" for alias in each.names):
@@ -186,7 +186,7 @@ def cannot_fail(node: ast.Try) -> bool:
 
 
 def length(kind: type[ast.operator], left: Any, right: Any) -> int:
-    """How long a sum or product of sequences is; 0 for one of numbers."""
+    """Return the length of a sum or product of sequences; 0 for numbers."""
     lengths = [len(each) if hasattr(each, "__len__") else None for each in (left, right)]
     if kind is ast.Add:
         return sum(each or 0 for each in lengths)

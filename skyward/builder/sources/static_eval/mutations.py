@@ -1,4 +1,4 @@
-"""Evaluates what changes values: assignments and `del` of names, attributes and items, and calls of methods."""
+"""Evaluation of changes: assignments and `del` of names, attributes and items, and calls of methods."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PATHS = Reference("sys.path")
 
 
 class Assignments:
-    """Follows assignments."""
+    """Evaluator of assignments."""
 
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
@@ -58,7 +58,8 @@ class Assignments:
             reading.escape([owner, value], node)
             return
         if isinstance(owner, Instance | Class | Module):
-            if not isinstance(owner, Module) and reading.doubt(owner, None):  # others have it, and now its attributes
+            # other code has it, and now its attributes
+            if not isinstance(owner, Module) and reading.doubt(owner, None):
                 reading.escape(value, node)
             reading.state.bind(owner.scope, name, value, place)
             return
@@ -113,7 +114,7 @@ class Assignments:
             self.assign(each, item, scope)
 
     def augment(self, node: ast.AugAssign, scope: Scope) -> None:
-        """Follow `target += value` and its like."""
+        """Follow `target += value` and similar statements."""
         reading, expressions = self._reading, self._reading.expressions
         read = ast.copy_location(loaded(node.target), node.target)
         held = expressions.value(read, scope)
@@ -138,12 +139,12 @@ class Assignments:
         elif isinstance(held, CONTAINERS):
             reading.escape(held, node)
         made = expressions.operated(node, type(node.op), held, given)
-        if isinstance(held, Unknown) and isinstance(made, Unknown):  # most likely itself, changed in place
+        if isinstance(held, Unknown) and isinstance(made, Unknown):  # most likely the same object, changed in place
             made = derived(made, (*held.of, *made.of))
         self.assign(node.target, made, scope)
 
     def _change_by(self, held: Any, given: Any, node: ast.AugAssign) -> None:
-        """Change a container by an operator and what stands behind it."""
+        """Change a container by an augmented assignment."""
         reading, expressions = self._reading, self._reading.expressions
         reading.state.touch(held, reading.place(node), is_growing=isinstance(held, list))
         items = given if isinstance(held, dict | set) else expressions.items(given, node.value)
@@ -190,7 +191,7 @@ class Assignments:
 
 
 def _is_stored(owner: Instance | Class, name: str) -> bool:
-    """Whether an assignment to an attribute binds it, and calls no code of a class or a property."""
+    """Return whether assigning an attribute only binds it, without calling code of a class or a property."""
     cls = owner.cls if isinstance(owner, Instance) else owner
     if not cls.is_plain or name.startswith("__"):
         return False
@@ -200,13 +201,13 @@ def _is_stored(owner: Instance | Class, name: str) -> bool:
 
 
 class Methods:
-    """Follows calls of methods of values that are known (texts, containers, images), and of what a class extends."""
+    """Evaluator of method calls on known values (strings, containers, images) and on the bases of a class."""
 
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
 
     def call(self, called: Method, arguments: Arguments, node: ast.expr) -> Any:
-        """The result of a call."""
+        """Return the result of a method call."""
         owner, name, reading = called.owner, called.name, self._reading
         if isinstance(owner, CONTAINERS) and not known.changes(owner, name):
             owner = reading.doubt(owner, None) or owner
@@ -257,7 +258,7 @@ class Methods:
         if name in ("remove", "sort", "index") and unknown is None:
             unknown = reading.unknown_in(owner)
         reading.state.touch(owner, place, is_growing=name in ("append", "extend", "insert", "add", "setdefault"))
-        if reading.doubt(owner, None):  # others have it, and now what is put into it
+        if reading.doubt(owner, None):  # other code has it, and now its new items
             reading.escape(args, node)
         if unknown is None:
             try:
@@ -270,7 +271,7 @@ class Methods:
 
 
 def _gentle(reading: Reading, node: ast.expr, owner: Any, name: str, arguments: Arguments) -> Any:
-    """The result of a method that may give an element, or a copy, of a container that holds unknown ones too."""
+    """Return the result of a method that returns an element or copy of a container, which may hold unknown values."""
     if unknown := reading.unknown_in(arguments.args[:1]):
         return derived(unknown, (*reading.inside(owner), *arguments.all()))
     return reading.expressions.applied(node, lambda: getattr(owner, name)(*arguments.args, **arguments.kwargs))

@@ -1,4 +1,4 @@
-"""Shared state of one reading: the file being read, the bindings, what escaped to code that is not followed."""
+"""State of one reading: the current file, the bindings, and the values that code which is not followed may have."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ if TYPE_CHECKING:
     from skyward.builder.sources.static_eval.mutations import Assignments, Methods
     from skyward.builder.sources.static_eval.statements import Statements
 
-STEPS = 100_000  # of expressions and statements, two seconds or so: what takes longer is refused
+STEPS = 100_000  # expressions and statements, about two seconds; longer scripts are refused
 
 
 class TooLongError(Exception):
-    """A script that takes too many steps to be followed."""
+    """A script takes too many steps to be followed."""
 
 
 class Volatile:
-    """What code that nobody follows may change at any time.
+    """Something that code which is not followed may change at any time.
 
     Attributes:
-        place: of that code.
-        sites: where the containers and instances are made that it may put there.
+        place: the place of that code.
+        sites: the creation sites of the containers and instances that it may put there.
     """
 
     __slots__ = ("place", "sites")
@@ -59,14 +59,14 @@ class Volatile:
 
 
 class PoolCall:
-    """A call that makes a pool.
+    """A call that creates a pool.
 
     Attributes:
         node: the call, or the bare decorator.
-        module: the file it stands in.
-        name: of the pool class or function of Skyward's.
-        arguments: what it is given.
-        result: what whoever is told of it makes of it.
+        module: the file that contains it.
+        name: full name of Skyward's pool class or function.
+        arguments: its arguments.
+        result: set by the `on_pool` callback.
     """
 
     __slots__ = ("arguments", "module", "name", "node", "result")
@@ -77,7 +77,7 @@ class PoolCall:
 
 
 class Frame:
-    """A call that is being followed, or a module: what it may return, and its changes where it returns early."""
+    """A call or module being followed: its possible results, and its changes at early returns."""
 
     __slots__ = ("depth", "early", "loops", "results")
 
@@ -89,7 +89,9 @@ class Frame:
 
 
 class Loop:
-    """A loop that is being followed; `early`: changes where it may be left or go on, which only a run can tell."""
+    """A loop being followed; `early` holds the changes at points where it may be left or continued, known only at run
+    time.
+    """
 
     __slots__ = ("depth", "early")
 
@@ -103,14 +105,14 @@ class Reading:
 
     Attributes:
         module: the file whose code is being read.
-        volatile: names and containers that code nobody follows may change at any time.
-        stored: attributes that are assigned anywhere, with a place where they are.
-        everything: why no name can be trusted any more, beside those of imports; None while they can.
-        patched: why not even Skyward's own names can; None while they can.
-        births: how many containers, scopes and instances were made.
-        pools: the calls that make pools, in the order in which they were met.
-        functions: all functions that were met.
-        used: ids of the images that a pool or another image is made with.
+        volatile: names and containers that code which is not followed may change at any time.
+        stored: attributes that are assigned anywhere, each with one place.
+        everything: why no name except imported ones can be trusted; None while they can.
+        patched: why not even Skyward's own names can be trusted; None while they can.
+        births: number of containers, scopes and instances created.
+        pools: the calls that create pools, in the order they were found.
+        functions: all functions found.
+        used: ids of the images used by a pool or another image.
     """
 
     expressions: Expressions
@@ -141,9 +143,9 @@ class Reading:
         self.used: set[int] = set()
         self.frames = [Frame(0)]
         self.window: tuple[int, int] | None = None
-        self.unsure = 0  # branches around what is being read that may run or not
-        self.trying = 0  # blocks around it that catch exceptions
-        self.quiet = 0  # calls of pools are not noted: not by another file's import, nor by what is read once more
+        self.unsure = 0  # number of surrounding branches that may or may not run
+        self.trying = 0  # number of surrounding blocks that catch exceptions
+        self.quiet = 0  # while above 0, pools are not recorded: in imported files and repeated readings
         self._sites: dict[int, tuple[ast.AST, int]] = {}
         self._kept: list[Any] = []
         self._steps = 0
@@ -153,7 +155,7 @@ class Reading:
         """Count one statement or expression.
 
         Raises:
-            TooLongError: there were too many.
+            TooLongError: the limit is exceeded.
         """
         self._steps += 1
         if self._steps > STEPS:
@@ -161,57 +163,57 @@ class Reading:
 
     @property
     def is_long(self) -> bool:
-        """Whether so many steps are done that loops are no longer followed round by round."""
+        """Whether so many steps were taken that loops are no longer followed iteration by iteration."""
         return self._steps > STEPS // 2
 
     def note_stores(self, source: Source) -> None:
-        """Note which attributes a file assigns, of whatever object."""
+        """Record which attributes a file assigns, on any object."""
         for node in ast.walk(source.tree):
             if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
                 self.stored.setdefault(node.attr, source.place(node.lineno))
 
     def made(self, call: PoolCall) -> None:
-        """Note a call that makes a pool."""
+        """Record a call that creates a pool."""
         if not self.quiet:
             self.pools.append(call)
             self._on_pool(call, self)
 
     def place(self, node: ast.AST) -> str:
-        """Where a node of the current file stands."""
+        """Return the place of a node of the current file."""
         return self.module.source.place(getattr(node, "lineno", 1))
 
     def about(self, node: ast.AST) -> str:
-        """An expression and where it stands."""
+        """Return the text of an expression and its place."""
         return f"`{short(node)}` ({self.place(node)})"
 
     def where(self, node: ast.AST) -> str:
-        """File and place of a node, for messages."""
+        """Return file and place of a node, for messages."""
         return f"{self.module.source.path}, {self.place(node)}"
 
     def wrong(self, node: ast.AST, error: Exception) -> Unknown:
-        """An expression that fails in any run."""
+        """Return the unknown value of an expression that fails in any run."""
         kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
         reason = kind + str(error).removeprefix("Image: ")
         return Unknown("is wrong", mistake=f"{self.where(node)}: `{short(node)}`: {reason}")
 
     def unknown(self, node: ast.AST, why: str, **more: Any) -> Unknown:
-        """A value that nobody knows, with the expression it belongs to."""
+        """Return an unknown value with the expression it belongs to."""
         return Unknown(why, about=self.about(node), **more)
 
     def born(self, holder: Any, node: ast.AST) -> None:
-        """Note where a container, scope or instance is made."""
+        """Record where a container, scope or instance is created."""
         if id(holder) not in self._sites:
             self.births += 1
             self._sites[id(holder)] = (node, self.births)
             self._kept.append(holder)
 
     def site(self, holder: Any) -> tuple[object, int]:
-        """Where a holder was made (for a scope, its key), and as which of all in order."""
+        """Return where a holder was created (for a scope: its key), and its position in the order of creation."""
         node, moment = self._sites.get(id(holder), (None, 0))
         return (holder.key if isinstance(holder, Scope) else node), moment
 
     def doubt(self, holder: Any, name: str | None) -> Unknown | None:
-        """Why what a name or container holds is not certain; None if it is."""
+        """Return why the content of a name or container is uncertain; None if it is certain."""
         held = holder.values.get(name or "") if isinstance(holder, Scope) else None
         if self.everything is not None and not isinstance(held, Reference):
             return self.everything
@@ -230,7 +232,7 @@ class Reading:
         return found
 
     def _stale(self, lazy: Lazy) -> str:
-        """Why an iterator or a view gives something else by now; "" if it does not."""
+        """Return why an iterator or view would now yield something else; "" if it would not."""
         for source in lazy.containers():
             if doubt := self.doubt(source, None):
                 return doubt.why
@@ -241,7 +243,7 @@ class Reading:
         return next((doubt.why for each in lazy.sequence()[1:] if (doubt := self.doubt(each, None))), "")
 
     def spend(self, lazy: Lazy, node: ast.AST) -> Unknown | None:
-        """Note that an iterator is used, or a view is; why what it gives is not certain, if it is not."""
+        """Record the use of an iterator or view; return the reason if its items are uncertain."""
         if doubt := self.doubt(lazy, None):
             return doubt
         for each in lazy.sequence():
@@ -251,24 +253,24 @@ class Reading:
         return None
 
     def taken(self, value: Any, node: ast.AST) -> Any:
-        """A value as built-in code takes it: iterators and views themselves, if all that they give is known."""
+        """Convert a value for built-in code: iterators and views are created if all of their items are known."""
         if not isinstance(value, Lazy):
             return value
         return self.spend(value, node) or self.unknown_in([*value]) or value.now()
 
     def iterated(self, value: Any, node: ast.expr) -> tuple[Any, list[Any] | Unknown]:
-        """What a loop iterates over, and its items: of a list itself, to which the loop may add some."""
+        """Return the iterable of a loop, and its items; for a list, the list itself, as the loop may append to it."""
         if isinstance(value, dict):
             value = Lazy(dict.keys, [value], self.state.count)
         items = self.expressions.items(value, node)
         return value, value if isinstance(items, list) and type(value) is list else items
 
     def is_moved(self, value: Any, position: int, since: int) -> bool:
-        """Whether only a run can tell what a loop over a value goes on with.
+        """Return whether the next item of a loop over a value is known only at run time.
 
         Args:
-            value: as `iterated` gives it.
-            position: of the next item.
+            value: the value returned by `iterated`.
+            position: position of the next item.
             since: number of changes when the loop began.
         """
         if not isinstance(value, Lazy):
@@ -285,17 +287,17 @@ class Reading:
         )
 
     def held(self, holder: Any, name: str | None) -> tuple[Any, ...]:
-        """What a name may be bound to, or a container may hold, that others can change; doubted or not."""
+        """Return the mutable values that a name may be bound to or a container may hold, certain or not."""
         volatile = self.volatile.get((self.site(holder)[0], name or ""))
         made = self._made_at(volatile.sites) if volatile else ()
         return aliases((*self.state.held_since(holder, name, 0), *made))
 
     def _made_at(self, sites: set[object]) -> list[Any]:
-        """The containers and instances that were made at some places."""
+        """Return the containers and instances created at the given sites."""
         return [each for each in self._kept if self.site(each)[0] in sites] if sites else []
 
     def sites_before(self, values: Iterable[Any], moment: int) -> set[object]:
-        """Where those of some values, and of what they hold, were made that were there when so many had been."""
+        """Return the creation sites of the values, and of values they hold, that existed at a moment."""
         found, todo, seen = set[object](), [*values], set[int]()
         while todo:
             each = todo.pop()
@@ -310,7 +312,7 @@ class Reading:
         return found
 
     def inside(self, *values: Any) -> tuple[Any, ...]:
-        """What values hold, or what they may be holds, that others can change."""
+        """Return the mutable values held by values or by what they may be."""
         found: list[Any] = []
         for each in aliases(values):
             is_doubted = isinstance(each, CONTAINERS) and self.doubt(each, None)
@@ -318,12 +320,12 @@ class Reading:
         return aliases(found)
 
     def expose(self, function: Function) -> None:
-        """Note that code nobody follows may call a function from now on."""
+        """Record that code which is not followed may call a function from now on."""
         if function.exposed is None:
             function.exposed = self.state.count
 
     def use(self, value: Any, node: ast.AST) -> None:
-        """Note that an operator, or a loop, was given a value: classes of the script say what that does."""
+        """Record that an operator or loop uses a value, which runs code if its class belongs to the script."""
         todo = [value]
         while todo:
             each = todo.pop()
@@ -333,7 +335,7 @@ class Reading:
                 self.escape(each, node)
 
     def change(self, value: Unknown, given: Iterable[Any], node: ast.AST) -> None:
-        """Note that a statement changes something unknown, and puts values into it."""
+        """Record that a statement changes an unknown value and puts values into it."""
         todo = [*value.of]
         is_within = value.whole is not None and not value.is_out
         if not is_within:
@@ -349,7 +351,7 @@ class Reading:
                 self.escape(each, node)
 
     def escape(self, value: Any, node: ast.AST, why: str = "") -> None:
-        """Note that code nobody follows has a value, and may change and call what can be."""
+        """Record that code which is not followed has a value, and may change or call all it can reach."""
         if value is None or isinstance(value, str | int | float | Reference | Image):
             return
         why = why or f"may be changed by `{short(node)}` ({self.place(node)})"
@@ -374,7 +376,7 @@ class Reading:
             todo += parts(each)
 
     def unknown_in(self, value: Any) -> Unknown | None:
-        """Something unknown that a value is or holds; None if all of it is certain."""
+        """Return an unknown value that a value is or holds; None if all of it is certain."""
         todo, seen = [value], set()
         while todo:
             each = todo.pop()
@@ -400,7 +402,7 @@ class Reading:
         return None
 
     def lookup(self, name: str, scope: Scope) -> tuple[Scope | None, Any]:
-        """The scope that binds a name as seen from another, and its value; (None, ABSENT) where none does."""
+        """Return the scope that binds a name as seen from another scope, and its value; (None, ABSENT) if none does."""
         here: Scope | None = scope
         while here is not None:
             home = here.shared.get(name, here)
@@ -411,13 +413,13 @@ class Reading:
 
 
 def short(node: ast.AST) -> str:
-    """An expression's text, cut where it is long."""
+    """Return the text of an expression, shortened to 60 characters."""
     text = ast.unparse(node)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def loaded(target: ast.expr) -> ast.expr:
-    """The target of an assignment as an expression that is read."""
+    """Convert an assignment target to an expression that reads it."""
     if isinstance(target, ast.Name):
         return ast.Name(target.id, ast.Load())
     if isinstance(target, ast.Attribute):
@@ -427,6 +429,6 @@ def loaded(target: ast.expr) -> ast.expr:
 
 
 def bound_error(handler: ast.ExceptHandler) -> ast.stmt:
-    """What `except ... as name` does: it binds the name to something unknown."""
+    """Return the statement for `except ... as name`, which binds the name to an unknown value."""
     made = ast.Assign([ast.Name(handler.name or "_", ast.Store())], ast.Yield(None))
     return ast.fix_missing_locations(ast.copy_location(made, handler))

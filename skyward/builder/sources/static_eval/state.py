@@ -1,7 +1,7 @@
-"""The state of a reading: bindings and contents of containers, with changes that can be undone and joined.
+"""Bindings and container contents during a reading, with changes that can be undone and joined.
 
-A branch that may run or not is read with its changes noted; they are taken back, and what the ways through the script
-do not agree on becomes unknown.
+A branch that may or may not run is read while its changes are recorded; they are undone afterwards, and what the
+possible paths through the script do not agree on becomes unknown.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ Key = tuple[int, str | None]
 
 
 class _Content(NamedTuple):
-    """What a container holds (None for an instance or class), and why nobody knows that, where nobody does."""
+    """The content of a container (None for an instance or class), and why it is unknown, if it is."""
 
     held: Any
     lost: Unknown | None
 
 
 class Change:
-    """One name or container that was changed: what it held before, holds after, and where that was done.
+    """A changed name or container: its content before and after, and the places of the changes.
 
-    `held`: what it held in between that others can change.
+    `held`: mutable values it held in between.
     """
 
     __slots__ = ("after", "before", "held", "holder", "name", "places")
@@ -37,7 +37,7 @@ class Change:
 
     @property
     def every(self) -> tuple[Any, ...]:
-        """All that it held, before, in between and after, that others can change."""
+        """All mutable values it held before, in between and after."""
         return aliases((*self.held, *_held(self.before), *_held(self.after)))
 
 
@@ -45,12 +45,12 @@ Changes = dict[Key, Change]
 
 
 class State:
-    """The names of all scopes and the content of all containers.
+    """The names of all scopes and the contents of all containers.
 
     Attributes:
-        count: changes so far; a moment of the reading.
-        history: for each name and container the moments of its changes, with their places and what it held before that
-            others can change. The first binding of a name is none.
+        count: number of changes so far, which serves as a moment of the reading.
+        history: for each name and container the moments of its changes, with their places and the mutable values held
+            before. The first binding of a name is not listed.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class State:
         self.history: dict[Key, list[tuple[int, str, tuple[Any, ...]]]] = {}
         self._open: list[Changes] = []
         self._lost: dict[int, Unknown] = {}
-        self._alive: dict[int, Any] = {}  # an id stays that of one object
+        self._alive: dict[int, Any] = {}  # keeps objects alive, so that their ids are not reused
 
     def bind(self, scope: Scope, name: str, value: Any, place: str) -> None:
         """Bind a name."""
@@ -67,17 +67,17 @@ class State:
         scope.values[name] = value
 
     def touch(self, container: Any, place: str, *, is_growing: bool = False) -> None:
-        """Note that a container is about to be changed; `is_growing`: all that it holds stays in it."""
+        """Record that a container is about to change; `is_growing`: it keeps all of its items."""
         self._note(container, None, place, is_growing=is_growing)
 
     def lose(self, holder: Any, why: str, place: str, given: Iterable[Any] = (), *, is_out: bool = True) -> None:
-        """Note that nobody knows what a container, instance or class holds from now on.
+        """Record that the content of a container, instance or class is unknown from now on.
 
         Args:
-            holder: it.
+            holder: the container, instance or class.
             why: as in `Unknown`.
-            place: where that happens.
-            given: what it may hold besides what it holds now.
+            place: the place where that happens.
+            given: values it may hold besides the current ones.
             is_out: whether code that is not followed has it.
         """
         lost = self._lost.get(id(holder))
@@ -89,15 +89,15 @@ class State:
             self._lost[id(holder)] = found
 
     def lost(self, holder: Any) -> Unknown | None:
-        """Why nobody knows what it holds; None if it is known."""
+        """Return why the content of a holder is unknown; None if it is known."""
         return self._lost.get(id(holder))
 
     def begin(self) -> None:
-        """Start to note changes that may be taken back."""
+        """Start to record changes that may be undone."""
         self._open.append({})
 
     def end(self) -> Changes:
-        """Take back the changes since the last `begin`."""
+        """Undo and return the changes since the last `begin`."""
         changes = self._captured(self._open[-1])
         self._open.pop()
         for change in changes.values():
@@ -106,11 +106,11 @@ class State:
 
     @property
     def depth(self) -> int:
-        """How many times changes are being noted."""
+        """Number of nested recordings."""
         return len(self._open)
 
     def since(self, depth: int) -> Changes:
-        """The changes that stand since `begin` was called at that depth."""
+        """Return the changes in effect since `begin` was called at that depth."""
         found: Changes = {}
         for changes in reversed(self._open[depth:]):
             for key, change in self._captured(changes).items():
@@ -122,18 +122,18 @@ class State:
         return found
 
     def apply(self, changes: Changes) -> None:
-        """Make changes again that were taken back."""
+        """Redo changes that were undone."""
         for change in changes.values():
             for place in change.places or ("",):
                 self._note(change.holder, change.name, place, change.every, is_first=change.before is ABSENT)
             self._restore(change, change.after)
 
     def join(self, ways: list[Changes], *, agree: bool = True) -> None:
-        """Go on after one of several ways, nobody knows which. What they do not agree on becomes unknown.
+        """Continue after one of several possible paths. What they do not agree on becomes unknown.
 
         Args:
-            ways: the changes of each.
-            agree: whether what they do agree on holds; else all of it is unknown.
+            ways: the changes of each path.
+            agree: whether contents they agree on stay known; else all changes become unknown.
         """
         every = {key: change for way in ways for key, change in way.items()}
         for key, change in every.items():
@@ -143,7 +143,7 @@ class State:
             held = [each for way in ways if key in way for each in way[key].every]
             for place in places or ("",):
                 self._note(change.holder, change.name, place, held, is_first=now is ABSENT)
-            if not _falls_through(change):  # where it is not bound, a run that reads it ends there
+            if not _falls_through(change):  # if it is unbound, a run that reads it ends there
                 contents = [each for each in contents if each is not ABSENT] or [ABSENT]
             if agree and _agree(contents, change.name is not None):
                 self._restore(change, contents[0])
@@ -155,12 +155,12 @@ class State:
             self._restore(change, unknown if change.name is not None else _Content(contents[0][0], unknown))
 
     def changed_between(self, holder: Any, name: str | None, start: int, end: int) -> str:
-        """Where something was changed between two moments; "" if it was not."""
+        """Return where a holder was changed between two moments; "" if it was not."""
         every = self.history.get((id(holder), name), ())
         return next((place for moment, place, _ in every if start < moment <= end), "")
 
     def held_since(self, holder: Any, name: str | None, start: int) -> tuple[Any, ...]:
-        """What something held since a moment, and holds, that others can change."""
+        """Return the mutable values that a holder has held since a moment, including the current ones."""
         every = self.history.get((id(holder), name), ())
         held = [each for moment, _, before in every if moment > start for each in before]
         return aliases((*held, *_held(self._content(holder, name))))
@@ -222,12 +222,12 @@ class State:
 
 
 def _falls_through(change: Change) -> bool:
-    """Whether a name that is not bound here is found further out: from a class's body, or as a built-in one."""
+    """Return whether an unbound name is found further out: from a class body, or as a built-in."""
     return isinstance(change.holder, Scope) and (change.holder.is_class or hasattr(builtins, str(change.name)))
 
 
 def _held(content: Any) -> list[Any]:
-    """What a name is bound to, or a container holds, as a list; with what is known of it where that is lost."""
+    """Return the content of a name or container as a list, including the values it may hold if it is unknown."""
     if not (isinstance(content, _Content)):
         return [content]
     held, lost = content
@@ -235,7 +235,7 @@ def _held(content: Any) -> list[Any]:
 
 
 def _agree(contents: list[Any], is_name: bool) -> bool:
-    """Whether a name, or a container, holds the same after all ways."""
+    """Return whether a name or container has the same content after all paths."""
     return all((same if is_name else _same_content)(each, contents[0]) for each in contents[1:])
 
 

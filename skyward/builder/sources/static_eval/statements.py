@@ -1,4 +1,4 @@
-"""Evaluates the statements of a script, in order; where several branches are possible, each of them."""
+"""Evaluation of statements in order; if several branches are possible, each of them is followed."""
 
 from __future__ import annotations
 
@@ -32,32 +32,32 @@ class End(Enum):
     CONTINUE = 4
 
 
-_MOST_ROUNDS = 3  # until a loop that runs nobody knows how often changes nothing more
+_MOST_ROUNDS = 3  # until a loop with an unknown number of iterations changes nothing more
 
 
 class Statements:
-    """Follows statements."""
+    """Evaluator of statements."""
 
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
 
     def run(self, block: list[ast.stmt], scope: Scope) -> End | None:
-        """Follow a block; how it surely ends early, if it does."""
+        """Follow a block; return how it certainly ends early, or None."""
         for statement in block:
             self._reading.step()
             follow = getattr(self, f"_{type(statement).__name__.lower()}", None)
             end: End | None = follow(statement, scope) if follow else None
-            # at the top what follows a `raise` is read all the same: it is there for a reason
+            # top-level code after a `raise` is read as well: it was written to be reached
             if end is not None and not (end is End.RAISE and not self._reading.unsure):
                 return end
         return None
 
     def perhaps(self, act: Callable[[], Any]) -> None:
-        """Follow what may happen or not."""
+        """Follow an action that may or may not happen."""
         self.either([act, lambda: None])
 
     def either(self, ways: list[Callable[[], Any]], *, agree: bool = True) -> End | None:
-        """Follow several ways of which one is taken; how all of them end early, if they do."""
+        """Follow alternatives of which one is taken; return how all of them end early, or None."""
         reading, state = self._reading, self._reading.state
         through: list[Changes] = []
         ends: list[End] = []
@@ -86,7 +86,7 @@ class Statements:
         return None
 
     def repeatedly(self, act: Callable[[], Any]) -> None:
-        """Follow what happens nobody knows how often: whatever it changes is unknown from its begin on."""
+        """Follow an action that happens an unknown number of times; all it changes is unknown from its start."""
         reading, state = self._reading, self._reading.state
         reading.quiet += 1
         for _ in range(_MOST_ROUNDS):
@@ -178,7 +178,7 @@ class Statements:
         return self.either([*(lambda case=case: way(case) for case in node.cases), lambda: None])
 
     def _matches(self, pattern: ast.pattern, subject: Any, scope: Scope) -> bool | None:
-        """Whether a constant, or a member of an enumeration, fits a pattern; None if only a run can tell."""
+        """Return whether a constant or enum member matches a pattern; None if that is known only at run time."""
         if not isinstance(subject, str | int | float | bytes | None) and not is_member(subject):
             return None
         if isinstance(pattern, ast.MatchAs) and pattern.pattern is None:
@@ -239,7 +239,7 @@ class Statements:
     def _each(
         self, node: ast.For | ast.AsyncFor, found: Any, items: list[Any], scope: Scope
     ) -> tuple[End | None] | None:
-        """Follow a loop over known items; None, with nothing done, if only a run can tell when it is left."""
+        """Follow a loop over known items; None, without effects, if only a run can tell when the loop is left."""
         reading, state = self._reading, self._reading.state
         loop = Loop(state.depth)
         reading.frames[-1].loops.append(loop)
@@ -249,7 +249,7 @@ class Statements:
         end: End | None = None
         is_over = False
         since = state.count
-        for position, item in enumerate(items, 1):  # the script's own list may change while this is done
+        for position, item in enumerate(items, 1):  # the loop may change the script's own list
             self._reading.assignments.assign(node.target, item, scope)
             end = self.run(node.body, scope)
             is_left = end in (End.BREAK, End.RETURN, End.RAISE)
@@ -259,7 +259,7 @@ class Statements:
                 break
             end = None
         else:
-            frame.loops.pop()  # `break` and `continue` there are of the loop around it
+            frame.loops.pop()  # in `else`, `break` and `continue` belong to the outer loop
             end, is_over = self.run(node.orelse, scope), True
         if not is_over:
             frame.loops.pop()
@@ -301,7 +301,7 @@ class Statements:
     _asyncwith = _with
 
     def _entered(self, value: Instance, node: ast.expr) -> Any:
-        """What an instance of a class of the script gives for `as name`."""
+        """Return the value bound by `as name` for an instance of a class of the script."""
         enter = self._reading.expressions.attribute(value, "__enter__", node)
         if isinstance(enter, Bound):
             return self._reading.calls.follow(enter.function, [value], {}, node)
@@ -322,7 +322,7 @@ class Statements:
     def _tried(
         self, body: list[ast.stmt], handlers: list[list[ast.stmt]], orelse: list[ast.stmt], scope: Scope
     ) -> End | None:
-        """Follow a block that an exception may leave anywhere: handlers find what it changes unknown."""
+        """Follow a block that an exception may leave anywhere; for its handlers, all it changes is unknown."""
         reading, state = self._reading, self._reading.state
         state.begin()
         reading.trying += 1
@@ -376,12 +376,12 @@ class Statements:
 
 
 def _raises(body: list[ast.stmt]) -> bool:
-    """Whether a block has a `raise`."""
+    """Return whether a block contains a `raise`."""
     return any(isinstance(each, ast.Raise) for statement in body for each in ast.walk(statement))
 
 
 def _may_catch(manager: Instance, body: list[ast.stmt]) -> bool:
-    """Whether `__exit__` of a class of the script may say that an exception is dealt with."""
+    """Return whether the `__exit__` of a class of the script may suppress an exception."""
     leave = next(
         (each.scope.values["__exit__"] for each in manager.cls.lineage if "__exit__" in each.scope.values), None
     )

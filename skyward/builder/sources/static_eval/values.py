@@ -1,6 +1,6 @@
-"""The values of a script that is read: Python's own for constants and containers, and these for everything else.
+"""Values during static evaluation: Python's own for constants and containers, and these classes for all others.
 
-They are plain classes, since a dataclass takes longer to define than most scripts take to read.
+They are plain classes, because defining a dataclass takes longer than reading most scripts.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ VIEWS = (KeysView, ValuesView, ItemsView)
 
 
 class Absent:
-    """The content of a name that is not bound."""
+    """The content of an unbound name."""
 
 
 ABSENT = Absent()
-MADE = "is made when the script runs"  # why most values are unknown
+MADE = "is made when the script runs"  # the most common reason
 
 
 class Unknown:
-    """A value that only a run of the script can tell.
+    """A value that is known only when the script runs.
 
     Attributes:
-        why: the rest of a sentence about it, such as "is made when the script runs".
-        about: the expression that it belongs to and where that stands; "" until it is read somewhere.
-        mistake: a whole sentence, where the expression is wrong in any run.
-        is_image: whether it would be an image, were all known.
-        is_harmless: whether calls of it, or of its attributes, leave their arguments as they are.
-        is_pool: whether it is a pool that was noted; as a decorator it leaves the function as it is.
+        why: the predicate of a sentence about it, such as "is made when the script runs".
+        about: the expression it belongs to and its place; "" until it is read somewhere.
+        mistake: a complete sentence, if the expression is wrong in any run.
+        is_image: whether it would be an image if all were known.
+        is_harmless: whether calls of it or its attributes leave their arguments unchanged.
+        is_pool: whether it is a recorded pool; as a decorator it returns its function unchanged.
         of: values of the script that it may be.
-        whole: the container that it certainly is, of which only the content is unknown; None for anything else.
-        is_out: whether code that is not followed has that container, too.
+        whole: the container that it certainly is, with unknown content; None for anything else.
+        is_out: whether code that is not followed also has that container.
     """
 
     __slots__ = ("about", "is_harmless", "is_image", "is_out", "is_pool", "mistake", "of", "whole", "why")
@@ -60,12 +60,12 @@ class Unknown:
         return self.mistake or f"{self.about} {self.why}"
 
     def alike(self, about: str = "", *, is_image: bool = False, of: Iterable[Any] = ()) -> Unknown:
-        """Something else that is unknown for the same reason."""
+        """Return another unknown value with the same reason."""
         return Unknown(self.why, about=about or self.about, mistake=self.mistake, is_image=is_image, of=of)
 
 
 class Reference:
-    """What a dotted name leads to by way of imports, such as `skyward.Image`."""
+    """A dotted name reached through imports, such as `skyward.Image`."""
 
     __slots__ = ("name",)
 
@@ -80,13 +80,13 @@ class Reference:
 
 
 class Scope:
-    """The names of a module, a function's call, a class or an instance.
+    """The names of a module, a function call, a class or an instance.
 
     Attributes:
-        key: the same for the scope of the same code in each reading of the script.
-        parent: where names that are not bound here are looked up.
+        key: identifies the scope of the same code across readings of the script.
+        parent: the scope in which unbound names are looked up.
         shared: names declared `global` or `nonlocal`, with the scope that has them.
-        is_class: whether functions inside do not see its names.
+        is_class: whether nested functions do not see its names.
     """
 
     __slots__ = ("is_class", "key", "parent", "shared", "values")
@@ -97,12 +97,12 @@ class Scope:
         self.shared: dict[str, Scope] = {}
 
     def module(self) -> Scope:
-        """The outermost scope."""
+        """Return the outermost scope."""
         return self if self.parent is None else self.parent.module()
 
 
 class Module:
-    """A file that is read: the script itself, or one beside it that it imports."""
+    """A file being read: the script itself, or a file beside it that it imports."""
 
     __slots__ = ("scope", "source")
 
@@ -116,11 +116,11 @@ class Function:
 
     Attributes:
         node: its definition.
-        scope: the one it was defined in.
-        defaults: values of the parameters that have one, by name.
-        owner: the class it is a method of.
-        kind: "function", or what `@property`, `@staticmethod` and `@classmethod` make of it.
-        exposed: number of the change before which nobody unknown could call it; None if nobody can.
+        scope: the scope of its definition.
+        defaults: default values by parameter name.
+        owner: the class of a method.
+        kind: "function", or "property", "static" or "class" as set by a decorator.
+        exposed: number of the change from which on unknown code may call it; None if it cannot.
         is_called: whether a call of it was followed.
     """
 
@@ -145,12 +145,12 @@ class Class:
     """A class of the script.
 
     Attributes:
-        pool: the pool class of Skyward's that it extends, by its full name; else "".
-        dataclass: whether it is one.
-        fields: what a dataclass has for the parameters of its `__init__`; None where that is not known.
-        is_by_name: whether that takes them by name only.
+        pool: full name of Skyward's pool class that it extends; else "".
+        dataclass: whether it is a dataclass.
+        fields: the fields of a dataclass by parameter of its `__init__`, with their defaults; None if unknown.
+        is_by_name: whether `__init__` takes them only by name.
         is_enum: whether its attributes are members of an enumeration.
-        is_mixed: whether these are texts or numbers as well.
+        is_mixed: whether the members are also texts or numbers.
         meta: its metaclass; None for the usual ones.
     """
 
@@ -176,7 +176,7 @@ class Class:
 
     @property
     def lineage(self) -> list[Class]:
-        """The class and those it extends, in the order in which attributes are looked up (C3)."""
+        """The class and its bases in the order of attribute lookup (C3)."""
         found, bases = [self], [base for base in self.bases if isinstance(base, Class)]
         orders = [*(base.lineage for base in bases), bases]
         while orders := [order for order in orders if order]:
@@ -187,16 +187,16 @@ class Class:
 
     @property
     def is_plain(self) -> bool:
-        """Whether its attributes are what is assigned to them."""
+        """Whether its attributes are exactly what is assigned to them."""
         return not any(each.meta or any(hook in each.scope.values for hook in _HOOKS) for each in self.lineage)
 
     @property
     def is_known(self) -> bool:
-        """Whether all that it extends is followed."""
+        """Whether all of its bases are followed."""
         return all(isinstance(base, Class) and base.is_known for base in self.bases if base is not None)
 
 
-# methods that decide what a class, or an instance, has
+# methods that control the attributes of a class or instance
 _HOOKS = ("__getattribute__", "__setattr__", "__init_subclass__", "__set_name__", "__slots__")
 
 
@@ -210,7 +210,7 @@ class Instance:
 
 
 class Bound:
-    """A function of the script with its first argument."""
+    """A function of the script bound to its first argument."""
 
     __slots__ = ("function", "owner")
 
@@ -219,7 +219,7 @@ class Bound:
 
 
 class Method:
-    """A method of a value that is known: of a string, a container, an image."""
+    """A method of a known value: a string, a container or an image."""
 
     __slots__ = ("name", "owner")
 
@@ -246,7 +246,7 @@ class Partial:
 
 
 class Within:
-    """A new value of which only a run can tell what it is, and that may hold others, at any depth."""
+    """A new value that is known only at run time and may hold others at any depth."""
 
     __slots__ = ("of",)
 
@@ -255,15 +255,15 @@ class Within:
 
 
 class Lazy(list[Any]):
-    """What an iterator gives, or a view of a dictionary, as long as what it is made of stays as it is.
+    """The items of an iterator or dictionary view, valid while its sources do not change.
 
-    An iterator is given to one loop or call. From then on it is lost, as any container that code has which is not
-    followed: who has it once more may find nothing in it, or some rest.
+    An iterator is passed to one loop or call. From then on its content is unknown, as for any container that code which
+    is not followed has: later users may find nothing in it, or a remainder.
 
     Args:
-        make: makes it, of its sources as they then are.
-        sources: what it is made of.
-        moment: number of changes when that was.
+        make: creates it from the current state of its sources.
+        sources: the values it is made from.
+        moment: number of changes at its creation.
     """
 
     __slots__ = ("is_view", "make", "moment", "sources")
@@ -275,11 +275,11 @@ class Lazy(list[Any]):
         super().__init__(made)
 
     def now(self) -> Any:
-        """The iterator or view itself."""
+        """Create the iterator or view itself."""
         return self.make(*[each.now() if isinstance(each, Lazy) else each for each in self.sources])
 
     def is_same(self, position: int) -> bool:
-        """Whether it would give the same from a position on, and as many items, if it were made now."""
+        """Return whether creating it now would give the same items from a position on, and equally many."""
         try:
             now = [*self.now()]
         except (TypeError, ValueError, LookupError, RuntimeError):
@@ -287,22 +287,22 @@ class Lazy(list[Any]):
         return len(now) == len(self) and all(map(same, now[position:], self[position:]))
 
     def sequence(self) -> list[Lazy]:
-        """It and those that it is made of, at any depth."""
+        """Return it and the iterators it is made from, at any depth."""
         return [self, *(inner for each in self.sources if isinstance(each, Lazy) for inner in each.sequence())]
 
     def containers(self) -> list[Any]:
-        """The lists and dictionaries that it is made of, at any depth."""
+        """Return the lists and dictionaries it is made from, at any depth."""
         every = [source for each in self.sequence() for source in each.sources]
         return [each for each in every if isinstance(each, CONTAINERS) and not isinstance(each, Lazy)]
 
 
 def first_unknown(*values: Any) -> Unknown:
-    """The first of some values that is unknown; where none is, that their result is."""
+    """Return the first unknown value; if there is none, an unknown for their result."""
     return next((each for each in values if isinstance(each, Unknown)), Unknown("is not a constant"))
 
 
 def parts(value: Any) -> list[Any]:
-    """What somebody who has a value has with it."""
+    """Return the values that code with access to a value can reach directly."""
     if isinstance(value, dict):
         return [*value, *value.values()]
     if isinstance(value, Lazy):
@@ -328,7 +328,7 @@ def parts(value: Any) -> list[Any]:
 
 
 def aliases(values: Iterable[Any]) -> tuple[Any, ...]:
-    """Those of some values, also of what unknown ones among them may be, that can change or be called."""
+    """Return the given values that can change or be called, including those that unknown values may be."""
     found: dict[int, Any] = {}
     within: dict[int, Any] = {}
     todo = [each for each in values if type(each) is not str]
@@ -344,7 +344,7 @@ def aliases(values: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def holding(values: Iterable[Any]) -> tuple[Any, ...]:
-    """A new value that may hold others, as `Unknown.of` has it."""
+    """Return a new value that may hold the given ones, in the form of `Unknown.of`."""
     found = aliases(values)
     held = {id(one): one for each in found for one in (each.of if isinstance(each, Within) else (each,))}
     return (Within(held.values()),) if held else ()
@@ -354,7 +354,7 @@ _MUTABLE = (*CONTAINERS, Instance, Class, Function, Bound, Method, Partial, Modu
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two values may stand for each other: one object, or equal values that nothing can change."""
+    """Return whether two values are interchangeable: one object, or equal immutable values."""
     if one is other:
         return True
     if type(one) is not type(other) or isinstance(one, (*CONTAINERS, Unknown)):
