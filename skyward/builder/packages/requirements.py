@@ -24,13 +24,13 @@ _PYLOCK = re.compile(r"pylock(\.[^.]+)?\.toml")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
-    """An image with everything that files ask for among its own requirements.
+    """An image with all requirements from files among its own.
 
     Attributes:
-        image: `requirements`, `constraints`, `groups` and `project` are empty, and what local packages need stands
-            beside them in `pip`, their origins noted. What a local package provides is not asked of an index.
+        image: `requirements`, `constraints`, `groups` and `project` are empty; `pip` includes the dependencies of local
+            packages, with their origins recorded. Packages provided locally are not requested from an index.
         packages: the local packages.
-        rules: what the files say beside that.
+        rules: other rules from the files.
     """
 
     image: Image
@@ -43,13 +43,13 @@ def resolve_files(image: Image, root: Path, *, python: str | None = None, platfo
 
     Args:
         image: the description.
-        root: what its relative paths are relative to.
+        root: base of its relative paths.
         python: minor version of the nodes; None for the client's.
-        platform: OCI platform of the nodes, unless the image names one; None for that of this machine.
+        platform: OCI platform of the nodes, unless the image names one; None for this machine's.
 
     Raises:
-        ConfigError: a file is missing or holds something else, or a lock does not fit its project; the message names
-            file and line.
+        ConfigError: a file is missing or has other content, or a lock does not fit its project; the message names file
+            and line.
     """
     reading = _Reading(image, root, python or local_minor(), image.platform or platform or platform_of(None))
     reading.project()
@@ -60,18 +60,18 @@ def resolve_files(image: Image, root: Path, *, python: str | None = None, platfo
 
 
 class _Reading:
-    """What the files of one image have said so far."""
+    """The content found so far in the files of one image."""
 
     def __init__(self, image: Image, root: Path, python: str, platform: str) -> None:
         self._image, self._root, self._target = image, root, Target(python, platform)
-        self._found: list[tuple[str, str]] = []  # requirements, and who asks for each
+        self._found: list[tuple[str, str]] = []  # requirements and their origins
         self._packages: dict[Path, LocalPackage] = {}
         self._rules = Rules()
-        self._locks: dict[str, str] = {}  # packages that locks have decided on, and which lock
+        self._locks: dict[str, str] = {}  # packages pinned by locks, with the origin of the lock
         self._own: Path | None = None  # the project of the image
 
     def resolved(self) -> Resolved:
-        """The image with all of it."""
+        """Return the image with everything that was found."""
         found = (replace(each, is_project=path == self._own) for path, each in self._packages.items())
         packages = tuple(sorted(found, key=lambda each: each.name))
         provided = {package.name for package in packages}
@@ -94,7 +94,7 @@ class _Reading:
         return Resolved(image=image, packages=packages, rules=rules)
 
     def project(self) -> None:
-        """The project of the image."""
+        """Read the project of the image."""
         wanted = self._image.project
         if wanted is None:
             return
@@ -104,7 +104,7 @@ class _Reading:
         self._take(self._locked(folder, choice), f"the lock of your project {wanted.path!r}")
 
     def files(self) -> None:
-        """Files of requirements and of constraints."""
+        """Read files of requirements and of constraints."""
         for name in self._image.requirements:
             path = located(self._root, name)
             if path.name == "pyproject.toml":
@@ -119,7 +119,7 @@ class _Reading:
                 self._line(line)
 
     def groups(self) -> None:
-        """Dependency groups of the nearest project."""
+        """Read dependency groups of the nearest project."""
         if not self._image.groups:
             return
         path = _nearest(self._root, self._image)
@@ -153,7 +153,7 @@ class _Reading:
             self._found += [(entry, f"your groups=[{name!r}]") for entry in entries]
 
     def local(self) -> None:
-        """Local wheels and projects, and what they need."""
+        """Read local wheels and projects, and their dependencies."""
         asked = {*self._image.pip, *(entry for entry, _ in self._found)}
         for entry in sorted(entry for entry in asked if local_path(entry) is not None):
             folder = located(self._root, local_path(entry) or "")
@@ -189,7 +189,7 @@ class _Reading:
         return locked_project(folder, choice, self._root, self._target)
 
     def _take(self, locked: Locked, origin: str, entries: dict[Path, str] | None = None) -> None:
-        """Add what a lock has decided on."""
+        """Add the packages of a lock."""
         known = {package.name: package for package in self._rules.pinned}
         for package in locked.packages:
             other = known.setdefault(package.name, package)
@@ -208,7 +208,7 @@ class _Reading:
         self._override(locked.overrides)
 
     def _settings(self, document: dict[str, Any], path: Path) -> None:
-        """Heed the constraints and overrides of a project that has no lock, or one that only its own tool reads."""
+        """Add constraints and overrides of a project without a lock; warn of a lock that only its own tool reads."""
         for name, export in EXPORTS.items():
             if (path.parent / name).is_file():
                 warn(
@@ -225,7 +225,7 @@ class _Reading:
         self._rules = replace(self._rules, overrides=_joined(self._rules.overrides, overrides))
 
     def _line(self, line: Line) -> None:
-        """Add what a line of a file says."""
+        """Add the content of a line of a file."""
         rules, sources = self._rules, self._rules.sources
         if line.hashes and (path := local_path(line.text)) is not None:
             _check_hash(located(self._root, path), line)
@@ -248,7 +248,7 @@ class _Reading:
 
 
 def _check_hash(path: Path, line: Line) -> None:
-    """See that a local file is one of those that a line allows."""
+    """Check that a local file is one of those that a line allows."""
     from skyward.builder.files.copied import sha256_of
 
     if path.is_file() and f"sha256:{sha256_of(path)}" not in line.hashes:
@@ -270,7 +270,7 @@ def _checked(entries: Iterable[str], where: str) -> list[str]:
 
 
 def _expanded(name: str, groups: dict[str, Any], path: Path, above: tuple[str, ...]) -> list[str]:
-    """A dependency group with those that it includes (PEP 735)."""
+    """Expand a dependency group with the groups it includes (PEP 735)."""
     if name in above:
         raise ConfigError(f"{path}: the dependency group {name!r} includes itself, by way of {above[-1]!r}.")
     texts: list[str] = []
@@ -286,7 +286,7 @@ def _expanded(name: str, groups: dict[str, Any], path: Path, above: tuple[str, .
 
 
 def _check_says_needs(table: dict[str, Any], path: Path) -> None:
-    """See that a project without a lock says what it needs where all tools read it."""
+    """Check that a project without a lock declares its dependencies where all tools read them."""
     project = table.get("project")
     if project is not None and "dependencies" not in project.get("dynamic", ()):
         listed(project.get("dependencies", []), f"{path}: [project] dependencies")
@@ -308,7 +308,7 @@ def _nearest(root: Path, image: Image) -> Path:
 
 
 def _refuse_sources(document: dict[str, Any], entries: list[str], image: Image, path: Path) -> None:
-    """Refuse what uv would take from somewhere else for this project, unless the image says where from."""
+    """Refuse packages that uv would take from another source for this project, unless the image names their source."""
     sources = document.get("tool", {}).get("uv", {}).get("sources", {})
     elsewhere = {package_name(name) for name in sources} & {requirement_name(entry) for entry in entries}
     said = {name for index in image.pip_indexes for name in index.packages}

@@ -1,6 +1,6 @@
 """One run of `uv pip compile` with this machine's package settings, and the errors of its failures.
 
-That a package does not have an extra is one of them: uv installs the package without it, and warns at most.
+A missing extra is one of these errors: uv itself installs the package without it, and at most warns.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ _BUILD = re.compile(r"Failed to build `([A-Za-z0-9._-]+)")
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """What a request came to.
+    """The result of resolving a request.
 
     Attributes:
-        packages: of the `pylock.toml` (PEP 751) that uv has made.
-        builds: how those of them are built that have no wheel which fits, by name.
+        packages: entries of the `pylock.toml` (PEP 751) written by uv.
+        builds: build systems of those without a suitable wheel, by name.
     """
 
     packages: tuple[dict[str, Any], ...] = ()
@@ -78,17 +78,17 @@ class Resolved:
 def resolve(
     request: Request, target: str, preferred: Iterable[tuple[str, str]], *, only_sources: bool = False
 ) -> Resolved:
-    """Have uv resolve a request, and read what its source packages are built with.
+    """Resolve a request with uv, and read the build systems of its source packages.
 
     Args:
-        request: what is to be locked.
-        target: the platform in uv's words.
-        preferred: names and versions to keep where they still fit.
-        only_sources: take the packages that are named, without what they need, and as they are before they are built.
+        request: the requirements to lock.
+        target: the platform in uv's terms.
+        preferred: names and versions to keep if they still fit.
+        only_sources: take the named packages without their dependencies, and as source packages.
 
     Raises:
         ConfigError: the requirements contradict each other, or this machine's settings are wrong.
-        ImageError: a package or an index cannot be had, or uv is missing.
+        ImageError: a package or an index is unavailable, or uv is missing.
     """
     words = _words(request, target)
     if only_sources:
@@ -142,7 +142,7 @@ def _words(request: Request, target: str) -> list[str]:
 
 
 def _prepare(place: Path, request: Request, settings: UvSettings) -> dict[str, str]:
-    """Write what uv reads into a folder; gives the environment that points to it."""
+    """Write uv's input into a folder, and return the environment that points to it."""
     known = {package.pin: _stand_in(place, package) for package in _stood_in_for(request)}
     asked = requirements_file(request.image, python=request.python, mirrors=settings.scoped, known=known)
     rules = {_CONSTRAINTS: request.rules.constraints, _OVERRIDES: request.rules.overrides}
@@ -154,17 +154,17 @@ def _prepare(place: Path, request: Request, settings: UvSettings) -> dict[str, s
 
 
 def _stood_in_for(request: Request) -> list[Package]:
-    """The packages that a lock of the user's has decided on, but for those that the image asks extras of.
+    """Return the packages pinned by a lock of the user's, except those of which the image requests extras.
 
-    Nothing of them is to be found out. Their versions may be on an index that is not the first to have the package,
-    which is no matter where they are installed by their hashes.
+    There is nothing to find out about them. Their versions may be on an index that is not the first with the package,
+    which does not matter, as they are installed by their hashes.
     """
     with_extras = {requirement_name(entry) for entry in request.entries if "[" in entry.partition(";")[0]}
     return [each for each in request.rules.pinned if "==" in each.pin and each.name not in with_extras]
 
 
 def _stand_in(place: Path, package: Package) -> str:
-    """A requirement for a wheel with that name and version and nothing else, in a folder for what uv reads."""
+    """Create an empty wheel with the name and version of a package, and return the requirement for it."""
     version = package.pin.partition("==")[2]
     info = f"{package.name.replace('-', '_')}-{version}"
     path = place / f"{info}-py3-none-any.whl"
@@ -178,22 +178,22 @@ def _stand_in(place: Path, package: Package) -> str:
 
 
 def _needed(image: Image, found: dict[str, Any], extras: list[str]) -> list[str]:
-    """Scoped packages that the answer has, but took from the other indexes: nobody listed them."""
+    """Return the scoped packages in the result that came from other indexes, because no requirement lists them."""
     names = {package_name(entry["name"]) for entry in found["packages"]}
     return [name for name in unlisted(image) if name in names and name not in extras]
 
 
 def _environment(settings: dict[str, str]) -> dict[str, str]:
-    """The environment of this process, with the site's settings of package tools in place of its own."""
+    """Return this process's environment with the site's settings of package tools instead of its own."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("UV_", "PIP_", "VIRTUAL_ENV"))}
     kept |= {name: os.environ[name] for name in _KEPT if name in os.environ}
-    for name in ("NO_PROXY", "no_proxy"):  # folders are served on the loopback interface, where no proxy leads
+    for name in ("NO_PROXY", "no_proxy"):  # folders are served on the loopback interface, which proxies do not reach
         kept[name] = ",".join(filter(None, ("127.0.0.1,localhost", os.environ.get(name))))
     return {**kept, **settings, **uv_variables(), "UV_PYTHON_DOWNLOADS": "never"}
 
 
 def _pins(preferred: Iterable[tuple[str, str]]) -> str:
-    """An earlier answer, in as many words as uv needs to prefer its versions."""
+    """Return an earlier result, reduced to what uv needs to prefer its versions."""
     pins = [f'{{ name = "{name}", version = "{version}" }}' for name, version in preferred if version]
     return f'lock-version = "1.0"\ncreated-by = "skyward"\npackages = [{", ".join(pins)}]\n'
 
@@ -201,18 +201,18 @@ def _pins(preferred: Iterable[tuple[str, str]]) -> str:
 def _check_extras(
     image: Image, said: str, packages: Sequence[Mapping[str, Any]], place: Path, environment: Mapping[str, str]
 ) -> None:
-    """See that packages have the extras that the image asks for.
+    """Check that packages have the extras that the image requests.
 
     Args:
-        image: with all its requirements in `pip`.
-        said: what uv said when it resolved them.
-        packages: what they came to, of a `pylock.toml`.
-        place: a folder for what is fetched, with the site's settings of package tools.
-        environment: the variables that point to these.
+        image: the image, with all its requirements in `pip`.
+        said: uv's output from resolving them.
+        packages: the result, as entries of a `pylock.toml`.
+        place: a folder for downloads, which contains the site's settings of package tools.
+        environment: the variables that point to these settings.
 
     Raises:
-        ConfigError: a package lacks one; the message names those that it has. What packages ask of each other does not
-            count: it is not for the user to mend.
+        ConfigError: a package lacks one; the message names those it has. Extras requested by packages do not count, as
+            the user cannot correct them.
     """
     for found in _WARNING.finditer(" ".join(said.split())):
         name, extra = package_name(found["name"]), package_name(found["extra"])
@@ -231,14 +231,14 @@ def _extras(entry: str) -> set[str]:
 
     try:
         return {package_name(name) for name in Requirement(entry).extras}
-    except InvalidRequirement:  # a path, whose extras are checked where its files are read
+    except InvalidRequirement:  # a path, whose extras are checked when its files are read
         return set()
 
 
 def _offered(
     name: str, packages: Sequence[Mapping[str, Any]], place: Path, environment: Mapping[str, str]
 ) -> list[str] | None:
-    """The extras that a wheel's metadata names; None where it has no wheel, or that cannot be had."""
+    """Return the extras in a wheel's metadata; None if there is no wheel or it is unavailable."""
     entry = next((each for each in packages if package_name(each["name"]) == name), {})
     for file in [*entry.get("wheels", ())[:1], *([entry["archive"]] if "archive" in entry else [])]:
         try:
@@ -249,18 +249,18 @@ def _offered(
 
 
 def _metadata(name: str, file: Mapping[str, Any], place: Path, environment: Mapping[str, str]) -> Message:
-    """The metadata of a wheel: by itself where the index has it so (PEP 658), else out of the whole."""
+    """Return the metadata of a wheel: separately if the index has it (PEP 658), else from the whole wheel."""
     if "url" in file and not file["url"].startswith("file:"):
         try:
             alone = fetched(name, {"url": f"{file['url']}.metadata"}, place, environment)
             return parsed_metadata(alone.read_text(encoding="utf-8"))
-        except ImageError:  # an index need not have it
+        except ImageError:  # indexes need not have it
             pass
     return wheel_metadata(fetched(name, file, place, environment))
 
 
 def _failure(request: Request, said: str) -> SkywardError:
-    """The error for what uv said."""
+    """Return the error for uv's output."""
     image = request.image
     said = _SERVED.sub("file://", without_logins(said)).strip()
     said = re.sub(rf"{PROJECT}\s+depends\s+on", "your image requires", said)
@@ -268,7 +268,7 @@ def _failure(request: Request, said: str) -> SkywardError:
     flat = " ".join(said.split())
     name = next((found["name"] for pattern in _MISSING if (found := pattern.search(flat))), None)
     tail = f" uv said:\n{said}"
-    if "unsafe-best-match" in said:  # uv's own hint: the index that is asked first has other versions of it only
+    if "unsafe-best-match" in said:  # uv's own hint: the first index has only other versions of it
         tail = (
             " The first index that has a package is the only one asked for it. Name the index of such a package in "
             "Image(pip_indexes=...), or set UV_INDEX_STRATEGY=unsafe-best-match if all of this machine's indexes may "
@@ -316,7 +316,7 @@ def _failure(request: Request, said: str) -> SkywardError:
 
 
 def _unfit(request: Request, name: str, said: str, tail: str) -> ImageError:
-    """The error for a package all of whose files are for other machines, or for a newer C library than the base's."""
+    """Return the error for a package whose files are all for other machines or a newer C library than the base's."""
     system = request.libc or "glibc 2.28, as the base's is not known"
     needed = sorted(int(each) for each in re.findall(r"`manylinux_2_(\d+)_", said.partition("Wheels are available")[2]))
     newer = f" Its wheels need glibc 2.{needed[0]}: take a newer base, or an older version of it." if needed else ""
@@ -327,13 +327,13 @@ def _unfit(request: Request, name: str, said: str, tail: str) -> ImageError:
 
 
 def _blamed(image: Image, said: str) -> list[str]:
-    """The packages among the image's own that uv's explanation names, as in "your image requires six<1.5"."""
+    """Return the image's own packages that uv's explanation names, as in "your image requires six<1.5"."""
     words = {package_name(word) for word in re.findall(r"your image requires ([A-Za-z0-9][A-Za-z0-9._-]*)", said)}
     return sorted(words & {requirement_name(entry) for entry in image.pip})
 
 
 def _who(image: Image, names: Iterable[str]) -> str:
-    """Who asked for packages: for each entry that names one; for a dependency, everything that may have brought it."""
+    """Return the origins of packages: of entries that name one; for a dependency, all that may require it."""
     wanted = {package_name(name) for name in names}
     entries = [entry for entry in image.pip if requirement_name(entry) in wanted]
     if not entries:
