@@ -1,7 +1,7 @@
 """One build: its context in a temporary folder, secrets, the docker command, its progress and its exit status.
 
-The secret NAME is the environment variable NAME, or the content of the file that SKYWARD_SECRET_NAME_FILE names (its
-name in capitals, with '_' for '-' and '.'). It is read when a build needs it.
+The value of the secret NAME is that of the environment variable NAME, or the content of the file named by
+SKYWARD_SECRET_NAME_FILE (with the name in capitals, and '_' for '-' and '.'). It is read when a build needs it.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from skyward.builder.registry.pushing import SharedCache
 
 _SCRIPTS = Path(str(steps.__file__)).with_name("scripts")
-BASE_LABEL = "skyward.dockerfile"  # on bases built from a Dockerfile: its digest
+BASE_LABEL = "skyward.dockerfile"  # label of bases built from a Dockerfile: its digest
 _OF_THIS_MACHINE = ("unix://", "npipe://", "tcp://127.", "tcp://localhost")  # engines that share its network
-_PORTS_THERE = range(46000, 61000)  # of a machine that builds for us: which of them are free only it knows
+_PORTS_THERE = range(46000, 61000)  # of a remote build machine; only that machine knows which of them are free
 _MOUNTED = re.compile(r"^(    --mount=type=bind,source=)([^,\n]+)", re.MULTILINE)  # of a step; commands begin with "["
 _MOUNT_POINTS = (
     ("etc", tarfile.DIRTYPE, 0o755),
@@ -55,21 +55,21 @@ def build(
     cache: SharedCache | None = None,
     alive: Callable[[], object] | None = None,
 ) -> None:
-    """Build a plan's image on the engine at `docker_host`; nothing else of the build is left anywhere.
+    """Build a plan's image on the engine at `docker_host`; no other part of the build is left anywhere.
 
-    With an address like `ssh://user@host` it is that machine's docker command that builds, and none is needed here.
+    With an address such as `ssh://user@host`, that machine's docker command builds, and none is needed here.
 
     Args:
-        plan: of the image.
+        plan: the plan of the image.
         report: receives progress.
-        docker_host: address of the engine; None for what the docker command takes by itself.
+        docker_host: address of the engine; None for the docker command's default.
         secrets: values of the image's secrets.
-        cache: where layers are taken from that this engine has not made, and left for others.
-        alive: asks that engine something, while the build is silent; raises if there is no answer.
+        cache: source of layers that this engine lacks, and destination of new ones.
+        alive: queries the engine while the build is silent; raises if there is no answer.
 
     Raises:
-        BuildError: a step failed, or the engine went away.
-        RegistryError: there are no credentials for the registry that the cache is in.
+        BuildError: a step failed, or the engine became unreachable.
+        RegistryError: there are no credentials for the registry of the cache.
         ImageNotFoundError: the builder cannot get the base.
         EngineError: no docker command here can build.
         ConfigError: this machine's settings for package sources are wrong.
@@ -91,7 +91,7 @@ def build_base(
     secrets: Mapping[str, bytes],
     alive: Callable[[], object] | None = None,
 ) -> None:
-    """Build the base that a plan's image starts from, out of the user's Dockerfile; see `build`.
+    """Build the base of a plan's image from the user's Dockerfile; see `build`.
 
     Raises:
         The same errors as `build`.
@@ -111,14 +111,14 @@ def build_base(
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The folder of one build, and what it is given.
+    """The folder and inputs of one build.
 
     Attributes:
-        host: address of the engine, or the machine whose docker command builds; None for what the command here takes.
-        folder: gets its context.
-        words: options that every build has.
-        secrets: what it is given besides, by name.
-        folders: serves this machine's folders of packages.
+        host: address of the engine, or the machine whose docker command builds; None for the default of the one here.
+        folder: the folder for its context.
+        words: options of every build.
+        secrets: values passed to the build, by name.
+        folders: server of this machine's package folders.
     """
 
     host: str | SshHost | None
@@ -130,7 +130,7 @@ class _Place:
 
 @contextmanager
 def _place(plan: Plan, docker_host: str | SshHost | None, secrets: Mapping[str, bytes]) -> Iterator[_Place]:
-    """A folder for a build, and what serves this machine's folders of packages for that time.
+    """Create the folder of a build, and serve this machine's package folders while it runs.
 
     A machine reached by SSH finds them at a port of its own.
     """
@@ -155,12 +155,11 @@ def _run(
     alive: Callable[[], object] | None,
     cache: SharedCache | None = None,
 ) -> int:
-    """Run a build from its folder, here or on the machine that an SSH address names; gives its exit status.
+    """Run a build from its folder, here or on the machine of an SSH address, and return its exit status.
 
-    `logins` are for the registries that the builder takes images and layers from.
-
-    The context is named by a path that no other build has, and its files are as old as they are: builders keep what
-    they got, and fetch again only files whose size or time has changed.
+    `logins` are for the registries of images and layers that the builder pulls. The path of the context is unique, and
+    its files keep their modification times: builders keep received files, and fetch only files whose size or time has
+    changed.
     """
     with_usual_modes(place.folder / "context")
     words, host = [*place.words, *words], place.host
@@ -169,7 +168,7 @@ def _run(
         forward = place.folders.forward
         return run_there(host, words, progress, place.folder, secrets=place.secrets, logins=logins, forward=forward)
     command = find_command(docker_host=host)
-    shared = cache.words if cache and not command.is_podman else []  # Podman's command has another form of cache
+    shared = cache.words if cache and not command.is_podman else []  # Podman's command has another format of cache
     is_rootless = command.is_podman and os.geteuid() != 0
     handing = handed_over(place.secrets, place.folder, is_rootless_podman=is_rootless)
     with login(logins) as known, handing as given:
@@ -182,7 +181,7 @@ def _run(
 
 
 def _registries(images: Iterable[str]) -> set[str]:
-    """The registries that images come from; none of a name that is no reference, which the builder will refuse."""
+    """Return the registries of images; invalid references are skipped, as the builder will refuse them."""
     found = set()
     for image in images:
         with suppress(ConfigError):
@@ -191,7 +190,7 @@ def _registries(images: Iterable[str]) -> set[str]:
 
 
 def write_context(folder: Path, plan: Plan) -> None:
-    """The build context of a plan: its Dockerfile and every file it copies or mounts."""
+    """Write the build context of a plan: its Dockerfile and every file it copies or mounts."""
     files = {"Dockerfile": plan.dockerfile.encode()}
     files |= {path: text.encode() for path, text in plan.files}
     files |= {f"{steps.SCRIPTS}/{path.name}": path.read_bytes() for path in _SCRIPTS.iterdir() if path.is_file()}
@@ -208,10 +207,10 @@ def write_context(folder: Path, plan: Plan) -> None:
 
 
 def mount_points_archive(time: int) -> bytes:
-    """An archive of empty files where builders mount theirs, with one time (seconds since 1970) for all of them.
+    """Return an archive of empty files at the builders' mount points, all with one time (seconds since 1970).
 
-    Where a base has none, builders before Docker 23 make them for each step and remove them again, which gives /etc
-    another time in every layer, so that no two builds are the same: https://github.com/moby/buildkit/issues/3148
+    If a base lacks them, builders before Docker 23 create and remove them for each step, which changes the time of /etc
+    in every layer, so that no two builds are the same: https://github.com/moby/buildkit/issues/3148
     """
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w", format=tarfile.USTAR_FORMAT) as archive:
@@ -223,9 +222,9 @@ def mount_points_archive(time: int) -> bytes:
 
 
 def _name_by_content(folder: Path) -> None:
-    """Put digests into the names of what steps mount, in a context and in its Dockerfile.
+    """Add digests to the names of mounted files, in a context and in its Dockerfile.
 
-    Buildah takes a step from its cache if the instruction reads the same, whatever the mounted files hold
+    Buildah reuses a cached step if the instruction is the same, whatever the mounted files contain
     (https://github.com/containers/buildah/issues/5400).
     """
     dockerfile = folder / "Dockerfile"
@@ -245,7 +244,7 @@ def _name_by_content(folder: Path) -> None:
 
 
 def _proxies() -> list[str]:
-    """Build arguments whose values come from the environment; these names leave no trace in the image."""
+    """Return build arguments with values from the environment; these names leave no trace in the image."""
     found = [name for name in (*_PROXIES, *map(str.lower, _PROXIES)) if os.environ.get(name)]
     return [word for name in found for word in ("--build-arg", name)]
 
@@ -253,14 +252,14 @@ def _proxies() -> list[str]:
 def _environment(command: BuildCommand, docker_host: str | None, folder: Path) -> dict[str, str]:
     environment = {**os.environ, "BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
     environment |= {"DOCKER_HOST": docker_host} if docker_host else {}
-    # buildx keeps its state beside Docker's configuration, and builds nothing where it cannot
+    # buildx keeps its state beside Docker's configuration, and builds nothing if it cannot write there
     if command.is_buildx and "BUILDX_CONFIG" not in environment and why_not_writable(config_folder()):
         environment["BUILDX_CONFIG"] = str(folder / "buildx")
     return environment | ({} if command.is_buildx or command.is_podman else {"DOCKER_BUILDKIT": "1"})
 
 
 def secret_values(names: Iterable[str], environ: Mapping[str, str] = os.environ) -> dict[str, bytes]:
-    """Each secret's value.
+    """Return the value of each secret.
 
     Raises:
         ConfigError: one of them is not set, or its file cannot be read.
@@ -287,17 +286,17 @@ def _value(name: str, environ: Mapping[str, str]) -> bytes:
 
 @contextmanager
 def handed_over(values: Mapping[str, bytes], folder: Path, *, is_rootless_podman: bool = False) -> Iterator[list[str]]:
-    """Options of a build that give it secrets, for the time of a `with` block.
+    """Yield build options that pass secrets, valid during a `with` block.
 
-    The docker command opens them in the memory of this process (memfd_create), so that they are on no disk and gone
-    with the process, also where it is killed. Variables would not do: one of them holds at most 128 KiB. Where the
-    system has no such memory, they are files in a folder.
+    The docker command opens them in this process's memory (memfd_create), so they are on no disk and disappear with the
+    process even if it is killed. Variables do not suffice, as one holds at most 128 KiB. On systems without such
+    memory, they are files in a folder.
 
     Args:
-        values: of the secrets, by name.
-        folder: private to the build.
-        is_rootless_podman: whether the command runs in a user namespace of its own, from which the kernel lets nobody
-            open the files of a process outside it. It gets files in the folder as well.
+        values: values of the secrets, by name.
+        folder: a folder private to the build.
+        is_rootless_podman: whether the command runs in its own user namespace, from which the kernel does not allow
+            opening files of outside processes. It also gets files in the folder.
     """
     with ExitStack() as stack:
         words: list[str] = []
@@ -309,13 +308,13 @@ def handed_over(values: Mapping[str, bytes], folder: Path, *, is_rootless_podman
 
 
 def _in_memory(value: bytes, stack: ExitStack) -> str | None:
-    """A path that leads to a value in this process's memory; None where there is none."""
+    """Return a path to a value in this process's memory; None if that is not supported."""
     if not hasattr(os, "memfd_create"):  # macOS
         return None
     file = stack.enter_context(os.fdopen(os.memfd_create("skyward-secret"), "wb"))
     file.write(value)
     file.flush()
-    # by process number, not /proc/self: a docker command that is a wrapper may close what it inherits
+    # by process number, not /proc/self: a docker command that is a wrapper may close inherited files
     path = f"/proc/{os.getpid()}/fd/{file.fileno()}"
     return path if Path(path).exists() else None
 

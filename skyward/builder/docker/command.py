@@ -1,12 +1,12 @@
-"""The docker command that builds: which one can, what its builder can do, and its process, here or on another machine.
+"""The docker command that builds: its selection, the capabilities of its builder, and its process, here or remote.
 
-BuildKit is part of Docker's engine, Buildah of Podman. Old docker commands do not tell BuildKit's version; it then
-follows from the engine's (https://docs.docker.com/engine/release-notes/).
+BuildKit is part of Docker's engine, Buildah of Podman. Old docker commands do not report BuildKit's version; it is then
+derived from the engine's (https://docs.docker.com/engine/release-notes/).
 
-A process is followed line by line, and ended with all that it started. For a build on another machine context and
-secrets are sent over SSH, and that machine's docker command builds. Nothing is installed there, and nothing stays there
-but the image: the folder is private to the user and removed with the build. If the script itself is killed there, its
-lock ends with it, and the next build removes the folder.
+The output of a process is followed line by line, and it is terminated with all its children. For a build on another
+machine, context and secrets are sent over SSH, and that machine's docker command builds. Nothing is installed there,
+and only the image remains: the folder is private to the user and removed with the build. If the script there is killed,
+its lock is released, and the next build removes the folder.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from skyward.errors import EngineError, EngineMissingError
 from skyward.image import TIME
 from skyward.model.ssh import SshHost
 
-_PODMANS = ("podman ", "buildah ")  # how its command begins when it tells its version
+_PODMANS = ("podman ", "buildah ")  # first words of its version output
 Version = tuple[int, int]
-# from which version on; The images that we push with zstd, and whole caches, take a store in containerd
+# minimum versions; pushing images with zstd, and whole caches, require a store in containerd
 _BUILDKIT: Mapping[str, Version] = {
     "secrets": (0, 6),
     "cache mounts": (0, 8),
@@ -53,11 +53,11 @@ _BUILDAH: Mapping[str, Version] = {
 _IN_CONTAINERD = ("cache export", "zstd")
 _OF_ENGINES: Mapping[int, Version] = {20: (0, 8), 23: (0, 10), 24: (0, 11), 25: (0, 12), 26: (0, 13), 27: (0, 14)}
 _QUIET_S = 0.3
-_SILENCE_S = 3.0  # of a command, before its engine is asked whether it is there
-_GRACE_S = 5.0  # the command's time to tell the engine that the build is off
-UNREACHED = 255  # ssh's own exit status where it, and not the command, failed
-# The folder comes as a tar of known length, after which the input stays open: its end means that the client is gone.
-# Which command can build is found out as `find_command` does here. Proxies are those of that machine.
+_SILENCE_S = 3.0  # silence of a command before its engine is checked
+_GRACE_S = 5.0  # time for the command to cancel the build on the engine
+UNREACHED = 255  # ssh's own exit status if it failed, rather than the command
+# The folder is sent as a tar of known length, after which the input stays open: its end means that the client is gone.
+# The command is selected as in `find_command`. Proxies are those of that machine.
 _SCRIPT = r"""
 umask 077
 place=$(mktemp -d "${TMPDIR:-/tmp}/skyward-build-XXXXXXXX") || exit 1
@@ -113,7 +113,7 @@ exit "$code"
 
 @dataclass(frozen=True, slots=True)
 class BuildCommand:
-    """The first words of a build command, and whose it is: buildx's, Podman's, or else an old docker command's."""
+    """The first words of a build command, and its kind: buildx's, Podman's, or else an old docker command's."""
 
     words: tuple[str, ...]
     is_buildx: bool = False
@@ -121,13 +121,13 @@ class BuildCommand:
 
 
 def find_command(environ: Mapping[str, str] = os.environ, docker_host: str | None = None) -> BuildCommand:
-    """A docker CLI with buildx, else one old enough to reach the engine's own BuildKit; for Podman's engine, podman.
+    """Return a docker CLI with buildx, or one old enough to use the engine's own BuildKit; for Podman's engine, podman.
 
-    SKYWARD_DOCKER_CLI decides if it is set; else every `docker` on PATH is asked, and /usr/bin/docker.
+    If SKYWARD_DOCKER_CLI is set, only that command is tried; else every `docker` on PATH, and /usr/bin/docker.
 
     Args:
-        environ: variables of the environment.
-        docker_host: address of the engine; None for the one that the command takes by itself.
+        environ: environment variables.
+        docker_host: address of the engine; None for the command's default.
 
     Raises:
         EngineError: none of them can build.
@@ -140,16 +140,16 @@ def find_command(environ: Mapping[str, str] = os.environ, docker_host: str | Non
     for cli in clis:
         said = answer(cli, "buildx", "version")
         if said and not said.startswith(_PODMANS):
-            # the engine's own builder: others know neither its images nor its network. One time for all images: two
-            # clean builds then have one digest
+            # the engine's own builder, as others have neither its images nor its network; one time for all images, so
+            # that two clean builds have the same digest
             options = f"--builder default --load --build-arg SOURCE_DATE_EPOCH={TIME}".split()
             return BuildCommand((cli, "buildx", "build", *options), is_buildx=True)
     for cli in clis:
         said = answer(cli, "--version")
-        if said.startswith(_PODMANS):  # also under docker's name, by the package podman-docker
+        if said.startswith(_PODMANS):  # also under docker's name, from the package podman-docker
             return BuildCommand(_podman_words(cli, docker_host), is_podman=True)
         version = re.search(r"version (\d+)\.", said)
-        # from 23 on, `docker build` is buildx or the legacy builder, which knows no mounts
+        # from 23 on, `docker build` is buildx or the legacy builder, which supports no mounts
         if version and int(version[1]) < 23:
             return BuildCommand((cli, "build"))
         seen.append(f"{cli} ({f'version {version[1]}, without buildx' if version else 'does not run'})")
@@ -162,7 +162,7 @@ def find_command(environ: Mapping[str, str] = os.environ, docker_host: str | Non
 
 
 def _podman_instead(clis: list[str], environ: Mapping[str, str], docker_host: str | None) -> str | None:
-    """Podman's command, where there is none of docker's, or the engine is Podman's.
+    """Return Podman's command if there is no docker command, or if the engine is Podman's.
 
     Docker's command cannot build there (https://github.com/containers/podman/issues/17836).
     """
@@ -175,11 +175,11 @@ def _podman_instead(clis: list[str], environ: Mapping[str, str], docker_host: st
 
 
 def _podman_words(podman: str, docker_host: str | None) -> tuple[str, ...]:
-    """Podman's command builds by itself where it and the engine have one store, else through the engine's socket."""
+    """Return Podman's build command: local if it shares its store with the engine, else through the engine's socket."""
     store = ("info", "--format", "{{.Store.GraphRoot}}")
     there = ("--remote", "--url", docker_host) if docker_host else ()
     is_own = not there or answer(podman, *store) == answer(podman, *there, *store) != ""
-    # what engines and registries tell of an image has to be the same as with Docker's builder
+    # engines and registries must report the same about an image as with Docker's builder
     return (podman, *(() if is_own else there), "build", "--format=docker")
 
 
@@ -189,7 +189,7 @@ def _candidates(path: str) -> list[str]:
 
 
 def answer(*words: str) -> str:
-    """The output of a command; empty if it fails or cannot be started."""
+    """Return the output of a command; empty if it fails or cannot be started."""
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=20, check=False, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired):
@@ -203,10 +203,10 @@ class Builder:
 
     Attributes:
         name: "BuildKit" or "Buildah".
-        version: its version, as far as it is known: "0.13.1", or "0.8" from the engine's.
-        command: the command that is started for it.
-        can: what it can do, of the names above.
-        cannot: what it cannot.
+        version: its version, as far as known: "0.13.1", or "0.8" as derived from the engine's.
+        command: the command that starts it.
+        can: its capabilities, of the names above.
+        cannot: the capabilities it lacks.
     """
 
     name: str
@@ -219,13 +219,13 @@ class Builder:
 def find_builder(
     engine: str, *, in_containerd: bool, docker_host: str | None, environ: Mapping[str, str] = os.environ
 ) -> Builder:
-    """The builder for an engine.
+    """Return the builder for an engine.
 
     Args:
         engine: version of the engine.
         in_containerd: whether it keeps its images in containerd.
         docker_host: its address.
-        environ: variables of the environment.
+        environ: environment variables.
 
     Raises:
         EngineError: no command here can build on it.
@@ -271,16 +271,16 @@ def run(
 ) -> int:
     """Run a command to its end and return its exit status; its output goes to `progress`.
 
-    It has a session of its own, so that Ctrl-C reaches it only through this process, which then ends all of it.
+    It runs in its own session, so that Ctrl-C reaches it only through this process, which then terminates all of it.
 
     Args:
         words: the command.
         progress: receives its lines.
         folder: its working directory.
         environment: its environment.
-        stdin: its input, which stays open after that, so that its end tells the command to stop.
-        alive: called again and again while the command says nothing; what it raises ends the command.
-        is_podman: whether it is Podman's command, which ends at once by SIGINT and leaves the step running.
+        stdin: its input, which stays open afterwards; closing it stops the command.
+        alive: called repeatedly while the command is silent; its exceptions end the command.
+        is_podman: whether it is Podman's command, which on SIGINT ends at once and leaves the step running.
 
     Raises:
         EngineError: it could not be started.
@@ -308,21 +308,21 @@ def run(
             _follow(process.stdout, progress, alive)
             return process.wait()
         except EngineMissingError:
-            grace_s = 0.0  # no engine is left to cancel the build on
+            grace_s = 0.0  # there is no engine on which to cancel the build
             raise
         finally:
             _end(process, grace_s, is_podman=is_podman)
 
 
 def _write(source: IO[bytes], stdin: IO[bytes]) -> None:
-    # a command that ends early closes its side, and says why on its output
+    # a command that ends early closes its side, and reports the reason on its output
     with suppress(OSError, ValueError):
         shutil.copyfileobj(source, stdin, 1 << 18)
         stdin.flush()
 
 
 def _follow(output: IO[bytes], progress: Progress | BuildahProgress, alive: Callable[[], object] | None) -> None:
-    """Pass lines on as they come, and say when none has come for a moment: a silent step is then known to run."""
+    """Pass on lines as they arrive, and report short silences, which show that a silent step is running."""
     rest = b""
     with DefaultSelector() as ready:
         ready.register(output, EVENT_READ)
@@ -341,15 +341,15 @@ def _follow(output: IO[bytes], progress: Progress | BuildahProgress, alive: Call
 
 
 def _end(process: subprocess.Popen[bytes], grace_s: float, *, is_podman: bool) -> None:
-    """Interrupt a process and what it started, and kill them after a grace period; nothing if it has ended."""
+    """Interrupt a process and its children, and kill them after a grace period; do nothing if it has ended."""
     try:
         if process.stdin is not None:
-            with suppress(OSError):  # what is still to be written has no reader any more
+            with suppress(OSError):  # the remaining input has no reader
                 process.stdin.close()
         elif process.poll() is not None:
             return
         elif is_podman:
-            process.send_signal(signal.SIGHUP)  # Buildah's handler, which ends the step; its helpers must not get it
+            process.send_signal(signal.SIGHUP)  # Buildah's handler ends the step; its helpers must not receive it
         else:
             os.killpg(process.pid, signal.SIGINT)
         process.wait(grace_s)
@@ -371,26 +371,26 @@ def run_there(
     logins: Logins = MappingProxyType({}),
     forward: str | None = None,
 ) -> int:
-    """Send a folder to a machine and run its docker build there: its directory `context`, with these options.
+    """Send a folder to a machine and run the docker build of its directory `context` there with these options.
 
-    Paths in the options are relative to the folder. Returns the exit status: the build's, or 255 where SSH failed.
+    Paths in the options are relative to the folder. Returns the exit status: the build's, or 255 if SSH failed.
 
     Args:
         host: the machine.
         words: options of the build.
         progress: receives its output.
-        folder: is sent there.
-        secrets: are sent with it, without lying on this machine's disk under any name, and given to the build.
-        logins: for registries, which the docker command there has besides those of its own user.
-        forward: a port of that machine that leads to one of this, for the time of the build, as ssh's -R has it.
+        folder: the folder to send.
+        secrets: sent with it and passed to the build, without a named file on this machine's disk.
+        logins: registry logins for the docker command there, in addition to those of its own user.
+        forward: a port of that machine that leads to one of this machine during the build, as ssh's option -R.
 
     Raises:
         EngineMissingError: the machine cannot be reached, or nothing there can build.
-        EngineError: it forwards no port.
+        EngineError: it does not forward ports.
     """
     options: tuple[str, ...] = ()
     given: list[str] = []
-    if forward:  # a connection of its own: one that is shared would keep the port
+    if forward:  # a separate connection, as a shared one would keep the port
         host, options = replace(host, control=None), ("-o", "ExitOnForwardFailure=yes", "-R", forward)
     with TemporaryFile() as packed:
         with tarfile.open(fileobj=packed, mode="w") as tar:
@@ -419,12 +419,12 @@ def run_there(
 
 
 def _config_there(host: SshHost) -> dict[str, Any]:
-    """The configuration of the docker command on a machine."""
+    """Return the configuration of the docker command on a machine."""
     words = host.command("sh", "-c", 'cat "${DOCKER_CONFIG:-$HOME/.docker}/config.json"')
     done = subprocess.run(words, capture_output=True, check=False, stdin=subprocess.DEVNULL)
     try:
         found = json.loads(done.stdout)
-    except ValueError:  # there is none; or it is damaged, and the docker command there would go on without it
+    except ValueError:  # missing, or damaged, and the docker command there would continue without it
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -1,4 +1,4 @@
-"""The live list of a build's layers on a terminal. The only part of building that needs rich."""
+"""The live list of a build's layers on a terminal; the only part of building that needs rich."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rich.text import Text
 from skyward.builder.events import Event, readable
 from skyward.image import Layer
 
-# colours and cursor movements of programs, and every other character that is none
+# colours, cursor movements and other control characters
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x1f\x7f-\x9f]")
 _MARKS = {"cached": Text("=", "dim"), "done": Text("✓", "green"), "failed": Text("✗", "bold red")}
 _CHROME = 4  # lines of the terminal that the list leaves free
@@ -34,7 +34,7 @@ class _Row:
 
 
 class LiveLayers:
-    """A live list of layers for the time of a `with` block; call it with each event. The list stays at the end."""
+    """A live list of layers during a `with` block; call it with each event. The list stays on screen at the end."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
@@ -50,7 +50,7 @@ class LiveLayers:
         self._live.stop()
 
     def __call__(self, event: Event) -> None:
-        """Show an event: a note above the list, anything else in its layer's row."""
+        """Show an event: notes above the list, everything else in its layer's row."""
         layer = event.layer
         if layer is None:
             self._console.print(Text(f"skyward: {_CONTROL.sub('', event.line)}"))

@@ -1,6 +1,6 @@
-"""The output of a build: what happens in BuildKit's plain progress and Podman's, and the diagnosis of a failure.
+"""The output of a build: events in the plain progress of BuildKit and Podman, and the diagnosis of failures.
 
-The error for a failure names the step, who asked for it, and what to do.
+The error for a failure names the step, who requested it, and what to do.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from skyward.model.image_fields import without_logins
 _LINE = re.compile(r"#(\d+) (.*)")
 _STEP = re.compile(r"\[(?:\S+/\S+ )?(\S+) +(\d+)/(\d+)\] ")
 _OUTPUT = re.compile(r"\d+\.\d+ ")
-_FOLDER = re.compile(r"http://127\.0\.0\.1:\d+/[0-9a-f]{32}")  # how folders are served to builds
-_HIDDEN = 4  # characters that a secret has at least; less would blot out ordinary words
+_FOLDER = re.compile(r"http://127\.0\.0\.1:\d+/[0-9a-f]{32}")  # addresses at which folders are served to builds
+_HIDDEN = 4  # minimum length of secrets to hide; shorter ones would hide ordinary words
 _DONE = re.compile(r"DONE (\d+\.\d+)s")
-_FETCHED = re.compile(r"(?:extracting )?sha256:[0-9a-f]{64} ")  # said of a step whose layer comes from a registry
-_CACHE = re.compile(r"(?:im|ex)porting cache ")  # which may fail without harm: what is missing is then made
+_FETCHED = re.compile(r"(?:extracting )?sha256:[0-9a-f]{64} ")  # for a step whose layer comes from a registry
+_CACHE = re.compile(r"(?:im|ex)porting cache ")  # may fail without harm: missing layers are then built
 _BUILDAH_STEP = re.compile(r"(?:\[\d+/\d+\] )?STEP \d+/\d+: (\S+)(.*)")
 _BUILDAH_STAGE = re.compile(r" AS (\S+)\s*$", re.IGNORECASE)
 _BUILDAH_MADE = re.compile(r"--> ([0-9a-f]{6,}|Using cache\b.*|Pushing cache\b.*|Cache pulled from remote\b.*)")
@@ -68,8 +68,8 @@ _MISSING = (
     re.compile(r"E: Version '[^']+' for '(?P<name>[^']+)' was not found"),
     re.compile(r"No matching distribution found for (?P<name>[A-Za-z0-9._-]+)"),
 )
-_NO_LISTS = re.compile(r"^W: Failed to fetch ", re.MULTILINE)  # apt goes on without them, and then knows no package
-# uv's words for a package that it was to build
+_NO_LISTS = re.compile(r"^W: Failed to fetch ", re.MULTILINE)  # apt continues without them, and then finds no package
+# uv's messages for a package that it had to build
 _BUILT = re.compile(r"Failed to (?:download and )?build|[Bb]uild backend (?:returned an error|failed)|PEP 517")
 _UNLOCKED = re.compile(r"^.*no trusted hash was provided for: `([A-Za-z0-9._-]+)`.*$", re.MULTILINE)
 _CONFLICT = re.compile(r"No solution found when resolving|conflicting dependencies|ResolutionImpossible", re.IGNORECASE)
@@ -86,17 +86,17 @@ class _Step:
 
 
 class Progress:
-    """Follows one build.
+    """Parser of the output of one build.
 
     Attributes:
-        plan: what is built.
+        plan: the plan being built.
         failed: the layer whose step failed, once known.
         title: BuildKit's name of that step.
-        log: the last lines of the build, or after a failure of the step that failed.
+        log: the last lines of the build, or after a failure of the failed step.
     """
 
     def __init__(self, plan: Plan, report: Report, secrets: Iterable[bytes] = ()) -> None:
-        """`secrets` are values that no line may show, should a step print them."""
+        """`secrets` are values to hide in all lines, in case a step prints them."""
         lines = [line for value in secrets for line in value.decode("utf-8", "replace").split("\n")]
         self._hidden = [line for line in lines if len(line.strip()) >= _HIDDEN]
         self._layers = {
@@ -111,14 +111,14 @@ class Progress:
 
     @property
     def log(self) -> str:
-        """The last lines of what failed, and of the build as a whole where no step did."""
+        """The last lines of the failed step, or of the whole build if none failed."""
         failed = next((step for step in self._steps.values() if step.title == self.title), None)
         lines = failed.lines if failed and failed.lines else self._last
         return "\n".join(lines)
 
     @property
     def ending(self) -> str:
-        """The last output of BuildKit and the command, beside that of steps."""
+        """The last output of BuildKit and the command, without that of steps."""
         return "\n".join(self._last)
 
     def feed(self, line: str) -> None:
@@ -159,7 +159,7 @@ class Progress:
             self._tell(step, "cached")
 
     def quiet(self) -> None:
-        """The command has printed nothing for a moment: steps that were named and have not ended are running."""
+        """Handle a silence of the command: steps that were named and have not ended are running."""
         for step in self._steps.values():
             self._start(step)
 
@@ -181,8 +181,8 @@ class Progress:
 class BuildahProgress:
     """Translates Podman's build output into BuildKit's.
 
-    Buildah counts all instructions of a stage, BuildKit those that make layers, and a FROM only where it names an
-    image; Buildah names no step where a command prints, and steps do not run side by side
+    Buildah counts all instructions of a stage, BuildKit only those that make layers, and FROM only if it names an
+    image. Buildah does not name the step when a command prints, and its steps do not run in parallel
     (https://github.com/containers/buildah/blob/main/imagebuildah/stage_executor.go).
 
     Args:
@@ -196,7 +196,7 @@ class BuildahProgress:
             if layer.step is not None and layer.text.startswith(_BUILDAH_COUNTED):
                 self._first.setdefault(layer.stage, layer.step)
         self._stage, self._step, self._number = "", 0, 0
-        self._began_s: float | None = None  # of the step that runs; None between steps
+        self._began_s: float | None = None  # start of the running step; None between steps
 
     def feed(self, line: str) -> None:
         """Process one line of the build's output."""
@@ -215,7 +215,7 @@ class BuildahProgress:
             self._progress.feed(line)
 
     def quiet(self) -> None:
-        """The command has printed nothing for a moment."""
+        """Handle a silence of the command."""
         self._progress.quiet()
 
     def _begin(self, instruction: str, rest: str) -> None:
@@ -239,7 +239,7 @@ class BuildahProgress:
 
 
 def build_failure(plan: Plan, progress: Progress, exit_code: int) -> ImageError:
-    """The error for a build that ended with this exit code."""
+    """Return the error for a build that ended with this exit code."""
     layer, log, tail = progress.failed, progress.log, _tail(progress)
     if layer is None and _BASE.search(log) and not _ENGINE_GONE.search(progress.ending):
         return ImageNotFoundError(
@@ -258,7 +258,7 @@ def build_failure(plan: Plan, progress: Progress, exit_code: int) -> ImageError:
 
 
 def base_failure(plan: Plan, progress: Progress, exit_code: int) -> ImageError:
-    """The error for a base whose build from the user's Dockerfile ended with this exit code."""
+    """Return the error for a base whose build from the user's Dockerfile ended with this exit code."""
     assert plan.base_build
     log, origin = progress.log, f"your {plan.base_build.dockerfile}"
     where = f"at its step {progress.title}" if progress.title else "before or between its steps"
@@ -274,7 +274,7 @@ def _tail(progress: Progress) -> str:
 
 
 def _advice(log: str, ending: str, exit_code: int) -> tuple[str, str]:
-    """The finding and the advice, and the line of the log that shows it, where it may be far up."""
+    """Return the diagnosis with advice, and the line of the log that shows it if it may be far up."""
     if unlocked := _UNLOCKED.search(log):
         if missing := missing_of(unlocked[0]):
             return _of_missing(missing), missing.line
@@ -347,12 +347,12 @@ def _general_advice(log: str, ending: str, exit_code: int) -> str:
 
 
 def _missing_package(log: str) -> str | None:
-    """The package that an index or a distribution does not have."""
+    """Return the package that an index or a distribution lacks."""
     return next((found["name"] for pattern in _MISSING if (found := pattern.search(log))), None)
 
 
 def _origin(plan: Plan, progress: Progress, log: str) -> str:
-    """Who asked for the step; of the requirements installed in one step, the one the output names."""
+    """Return who requested the step; for a step with several requirements, the one that the output names."""
     layer = progress.failed
     if layer is None:
         return ""
@@ -366,7 +366,7 @@ def _origin(plan: Plan, progress: Progress, log: str) -> str:
 
 
 def _table(text: str) -> dict[str, str]:
-    """Debian's package of each thing, from entries `package: thing thing`, or the name that both share."""
+    """Return Debian's package of each thing, from entries `package: thing thing`, or `package` if both are equal."""
     entries = (entry.partition(":") for entry in text.split(";"))
     return {thing: package.strip() for package, _, things in entries for thing in (things or package).split()}
 
@@ -402,7 +402,7 @@ _HEADERS = _table(
     libcurl4-openssl-dev: curl; libeigen3-dev: Eigen
     """
 )
-# where a compiler finds no header of C itself, it is the C library's part for building that is missing
+# if a compiler finds no header of C itself, the development files of the C library are missing
 _OF_C = ("stdio.h", "stdlib.h", "string.h", "limits.h", "errno.h", "math.h", "unistd.h", "assert.h", "stdint.h")
 _PROGRAM = tuple(
     re.compile(pattern, re.IGNORECASE | re.MULTILINE)
@@ -434,9 +434,9 @@ class Missing:
     """A program, header or library that a build did not find.
 
     Attributes:
-        what: in words, such as "the program 'gcc'".
-        package: of Debian that has it; "" where none is known.
-        line: in which the build says so.
+        what: a description, such as "the program 'gcc'".
+        package: the Debian package that has it; "" if unknown.
+        line: the line of output that reports it.
     """
 
     what: str
@@ -445,7 +445,7 @@ class Missing:
 
 
 def missing_of(log: str) -> Missing | None:
-    """The first thing that a build says it did not find; None if it says nothing of the kind."""
+    """Return the first thing that a build reports as not found; None if there is none."""
     if found := _HEADER.search(log):
         header = found[1]
         return Missing(f"the header {header!r}", _package_of_header(header), _line(log, found))

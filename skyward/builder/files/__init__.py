@@ -1,5 +1,5 @@
-"""The user's files in an image: which are taken, their digests, and their copies in the build context.
+"""The user's files in an image: their selection, their digests, and their copies in the build context.
 
-Read `copied.py` first, which lists skyward's own files as well, and hashes files; `included.py` searches folders by the
+Read `copied.py` first, which also lists skyward's own files and hashes files; `included.py` searches folders with the
 rules of `left_out.py`.
 """

@@ -1,9 +1,9 @@
-"""Files of this machine that are copied into an image: local packages to install, code to bake in, and the runner.
+"""Local files that are copied into an image: local packages to install, code to bake in, and the runner.
 
-The runner is the sources of this package and of the client's cloudpickle. They are copied rather than installed, so
-that client and nodes have the same version of both without a download.
+The runner consists of the sources of this package and of the client's cloudpickle. They are copied rather than
+installed, so that client and nodes have the same version of both without a download.
 
-The digest of a set of files is in the name of the image that has them; those of single package files are cached.
+The digest of a set of files is part of the image's name; digests of single package files are cached.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from skyward.errors import BuildError, ConfigError, ImageError
 from skyward.image import Copied
 from skyward.model.image import Image
 
-Files = tuple[tuple[str, str], ...]  # the path that a file gets, and where it is here
+Files = tuple[tuple[str, str], ...]  # pairs of target path and local path
 _PACKAGES = ("cloudpickle", "skyward")
-_NOT_ON_NODES = ("skyward/cli/", "skyward/testing/", "skyward/__main__.py")  # every image would be larger by them
+# not needed on nodes, and would enlarge every image
+_NOT_ON_NODES = ("skyward/cli/", "skyward/testing/", "skyward/__main__.py")
 
 
 def package_files(packages: Iterable[LocalPackage]) -> tuple[Copied, ...]:
-    """What the build needs of each local package.
+    """Return the files of each local package that a build needs.
 
     Raises:
         ConfigError: a file cannot be read.
@@ -51,10 +52,10 @@ def package_files(packages: Iterable[LocalPackage]) -> tuple[Copied, ...]:
 
 
 def code_files(image: Image, root: Path) -> Copied | None:
-    """The local code of an image that is to be baked in; None if none is. What is to be sent is only looked at.
+    """Return the local code of an image to bake in; None if there is none. Code to be sent is only checked.
 
     Raises:
-        ConfigError: a path does not exist, a file cannot be read or is not to be taken, see `included_files`.
+        ConfigError: a path does not exist, a file cannot be read or is refused; see `included_files`.
     """
     found = included_files(image.includes, image.excludes, root) if image.includes else {}
     if not (image.bake and found):
@@ -64,10 +65,10 @@ def code_files(image: Image, root: Path) -> Copied | None:
 
 
 def copy_to(context: Path, copied: Copied) -> None:
-    """Copy into a build context, with the modes that the digest tells apart.
+    """Copy files into a build context, with the modes that the digest includes.
 
     Raises:
-        BuildError: the files are no longer those that the image was named after.
+        BuildError: the files have changed since the image was named.
     """
     folder = context / copied.folder
     folder.mkdir(parents=True)
@@ -86,9 +87,10 @@ def copy_to(context: Path, copied: Copied) -> None:
 
 
 def with_usual_modes(folder: Path) -> None:
-    """Let everybody read what is in a build context, whatever the umask and modes here: the digests tell only programs.
+    """Make a build context readable for everybody, whatever the umask and modes here; digests include only
+    executability.
 
-    The images that it goes into have one name and so one content, and run as other users than the client's.
+    The images built from it have one name and so one content, and run as other users than the client's.
     """
     for place, _, names in os.walk(folder):
         Path(place).chmod(0o755)
@@ -99,14 +101,14 @@ def with_usual_modes(folder: Path) -> None:
 
 @lru_cache(maxsize=1)
 def runner_files() -> tuple[tuple[str, bytes], ...]:
-    """Path below /opt/skyward and content of every file, in order of the paths. Read once per process."""
+    """Return path below /opt/skyward and content of every file, sorted by path. Read once per process."""
     files = (file for package in _PACKAGES for file in _sources(package))
     return tuple(sorted(file for file in files if not file[0].startswith(_NOT_ON_NODES)))
 
 
 @lru_cache(maxsize=1)
 def runner_digest() -> str:
-    """SHA-256 (hex) over paths and contents of the runner's files."""
+    """Return the SHA-256 (hex) of paths and contents of the runner's files."""
     whole = hashlib.sha256()
     for path, content in runner_files():
         whole.update(f"{path}\0{hashlib.sha256(content).hexdigest()}\n".encode())
@@ -123,7 +125,7 @@ def _sources(package: str) -> Iterator[tuple[str, bytes]]:
 
 
 def digest_of(files: Files) -> str:
-    """SHA-256 (hex) over paths, contents, and whether a file may be executed; links stand for where they lead.
+    """Return the SHA-256 (hex) of paths, contents and executability of files; links count by their target paths.
 
     Raises:
         ConfigError: a file cannot be read.
@@ -140,7 +142,7 @@ def digest_of(files: Files) -> str:
 
 
 def _content(source: str) -> tuple[bytes, str]:
-    """What kind of file it is, and the digest of its content."""
+    """Return the kind of a file, and the digest of its content."""
     path = Path(source)
     if path.is_symlink():
         return b"link", hashlib.sha256(os.fsencode(path.readlink())).hexdigest()
@@ -152,7 +154,7 @@ def _content(source: str) -> tuple[bytes, str]:
 
 
 def sha256_of(path: Path) -> str:
-    """SHA-256 (hex) of a file. It is read again only after its time of change, size or place have changed.
+    """Return the SHA-256 (hex) of a file. It is read again only if its change time, size or location has changed.
 
     Raises:
         OSError: the file cannot be read.
@@ -168,7 +170,7 @@ def sha256_of(path: Path) -> str:
     return found
 
 
-_drop_old = lru_cache(drop_old)  # once per process: there may be as many files as notes
+_drop_old = lru_cache(drop_old)  # once per process, as there may be as many files as cache entries
 
 
 def _key(path: Path, facts: os.stat_result) -> str:

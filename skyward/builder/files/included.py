@@ -25,32 +25,31 @@ from skyward.builder.files.left_out import (
 from skyward.errors import ConfigError
 from skyward.model.ignore import Ignore
 
-_MANY_BYTES = 50 * 10**6  # worth a word
+_MANY_BYTES = 50 * 10**6  # enough for a warning
 _MANY_FILES = 10_000
-Files = dict[str, Path]  # by the path on a node, relative to its `sys.path`: where they are
+Files = dict[str, Path]  # local paths by the path on a node, relative to its `sys.path`
 LISTED = 10  # names in a message
-_MOST_FILES = 100_000  # where a folder was named by mistake, such as a home directory
+_MOST_FILES = 100_000  # more suggest a folder named by mistake, such as a home directory
 _SAY_AFTER_S = 1.0
 _KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
 def included_files(includes: Iterable[str | Path], excludes: Sequence[str], root: Path) -> Files:
-    """The files of `Image(includes=...)` by their names, sorted. A log line names the largest where they are large.
+    """Return the files of `Image(includes=...)` by name, sorted. Warns of large totals with the largest files.
 
-    What lies below the root keeps its path from there, anything else its last name. An entry that does not exist may
-    be a pattern as shells have them. A file that is named is taken, whatever it is. Of a folder are left out: what
-    `excludes` matches, and what `.gitignore` and `.dockerignore` files do. A link to a file is followed within the
-    folder, one to a folder within the root.
+    Files below the root keep their path relative to it, others their last name. An entry that does not exist may be a
+    shell pattern. A named file is always taken. Within folders, files matched by `excludes`, `.gitignore` and
+    `.dockerignore` are left out. A link to a file is followed within the folder, a link to a folder within the root.
 
     Args:
         includes: paths of files and folders, absolute or relative to the root.
-        excludes: patterns in the form of a .dockerignore file, for the names.
-        root: the directory that relative paths start from.
+        excludes: patterns for the names, in the format of a .dockerignore file.
+        root: base of relative paths.
 
     Raises:
-        ConfigError: a path does not exist or cannot be read; a folder holds what is not taken silently (files that look
-            like credentials, links that lead out, pipes, sockets, devices) or over 100,000 files; two files would
-            have one name; nothing is left of a folder.
+        ConfigError: a path does not exist or cannot be read; a folder contains entries that are not taken silently
+            (files that look like credentials, links that lead out, pipes, sockets, devices) or over 100,000 files; two
+            files would have the same name; nothing is left of a folder.
     """
     entries = [entry for include in includes for entry in _entries(str(include), root)]
     search = Search(Ignore(excludes), frozenset(entry.path for entry in entries if entry.is_named))
@@ -64,15 +63,15 @@ def included_files(includes: Iterable[str | Path], excludes: Sequence[str], root
 
 
 def project_files(folder: Path, excludes: Sequence[str]) -> tuple[tuple[str, Path], ...]:
-    """The files of a Python project that a build of it may need, as pairs of name and place.
+    """Return the files of a Python project that its build may need, as pairs of name and path.
 
-    A build needs no credentials: files that look like some are left out, and a log line names them.
+    A build needs no credentials: files that look like them are left out, with a warning that names them.
 
     Raises:
         ConfigError: a file or folder cannot be read, or there are over 100,000 files.
     """
     search = Search(Ignore(excludes))
-    # single files may be linked from anywhere: in a repository of several projects, LICENSE often is
+    # single files may be linked from anywhere, as LICENSE often is in a repository of several projects
     search.walk(folder, Scope(base=folder, files_within=("/",), folders_within=(os.path.realpath(folder),), git=None))
     if search.refused:
         listed = "; ".join(f"{name}: {why}" for name, why in list(search.refused.items())[:LISTED])
@@ -84,20 +83,20 @@ def project_files(folder: Path, excludes: Sequence[str]) -> tuple[tuple[str, Pat
 
 
 def largest(files: Mapping[str, Path]) -> str:
-    """The ten largest of these files, with their sizes, as words for people."""
+    """List the ten largest of these files with their sizes, as text for users."""
     sizes = {name: facts(path).st_size for name, path in files.items()}
     most = sorted(sizes, key=lambda name: -sizes[name])[:LISTED]
     return ", ".join(f"{name} ({readable(sizes[name])})" for name in most)
 
 
 def total_size(files: Mapping[str, Path]) -> int:
-    """Bytes of all these files together."""
+    """Return the total size of these files in bytes."""
     return sum(facts(path).st_size for path in files.values())
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A path that `includes` gives: as it is written, and where it is; `is_named` unless a pattern found it."""
+    """A path from `includes`: its text and location; `is_named` unless it was found by a pattern."""
 
     text: str
     path: Path
@@ -105,10 +104,10 @@ class _Entry:
 
 
 def _entries(text: str, root: Path) -> Iterator[_Entry]:
-    """The paths that an entry of `includes` means."""
+    """Yield the paths that an entry of `includes` refers to."""
     try:
         expanded = Path(text).expanduser()
-    except RuntimeError:  # a user without an account, where HOME is not set
+    except RuntimeError:  # a user without an account, and HOME is not set
         raise ConfigError(
             f"Image(includes=...) names {text!r}, but there is no home directory: HOME is not set."
         ) from None
@@ -141,7 +140,7 @@ def _missing(text: str, path: Path, root: Path) -> str:
 
 
 def _add(entry: _Entry, search: Search, root: Path) -> None:
-    """Take a file, or what is to be taken of a folder."""
+    """Add a file, or the files of a folder."""
     path, is_below = entry.path, entry.path.is_relative_to(root)
     real = os.path.realpath(path)
     scope = Scope(
@@ -200,14 +199,14 @@ def _tell_of_size(files: Files) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """What holds in a folder that is searched.
+    """The rules for a folder being searched.
 
     Attributes:
-        base: what the names of files start from.
-        files_within: real paths of the folders that links to files may lead to.
-        folders_within: of those that links to folders may lead to.
-        above: of the folders that it is in, itself included, so that links that lead back are known.
-        git: rules of the `.gitignore` files so far; None where they are not asked for.
+        base: base of the names of files.
+        files_within: real paths of the folders to which links to files may lead.
+        folders_within: real paths of the folders to which links to folders may lead.
+        above: real paths of the enclosing folders and the folder itself, to detect links that lead back.
+        git: rules of the `.gitignore` files so far; None if they are not used.
         docker: rules of the `.dockerignore` files.
     """
 
@@ -219,11 +218,11 @@ class Scope:
     docker: tuple[DockerRules, ...] = ()
 
     def name(self, path: Path) -> str:
-        """The path that a file has on nodes, relative to a directory of `sys.path`."""
+        """Return the path of a file on nodes, relative to a directory of `sys.path`."""
         return path.relative_to(self.base).as_posix()
 
     def ignores(self, path: Path, *, is_folder: bool) -> bool:
-        """Whether an ignore file leaves a path out, and nothing below it is taken back."""
+        """Return whether an ignore file excludes a path, with no exception below it."""
         by_docker = any(
             rules.leaves_out(path) and not (is_folder and rules.ignore.has_exceptions) for rules in self.docker
         )
@@ -231,16 +230,16 @@ class Scope:
 
 
 class Search:
-    """One search.
+    """One search for files.
 
     Attributes:
-        files: what was found.
-        refused: names of what is not taken silently, and why: credentials, links that lead out, what is no file.
-        ignored: names that ignore files have left out.
+        files: the files found.
+        refused: names not taken silently, and the reasons: credentials, links that lead out, special files.
+        ignored: names excluded by ignore files.
     """
 
     def __init__(self, excluded: Ignore, named: frozenset[Path] = frozenset()) -> None:
-        """`excluded` goes by names; `named` are paths that are taken on their own, whatever they are."""
+        """`excluded` matches names; `named` are paths that are taken separately, unconditionally."""
         self._excluded, self._named = excluded, named
         self._began, self._is_told = monotonic(), False
         self.files: Files = {}
@@ -248,7 +247,7 @@ class Search:
         self.ignored: list[str] = []
 
     def excludes(self, name: str, *, is_folder: bool) -> bool:
-        """Whether the user's own patterns leave a name out, and nothing below it is taken back."""
+        """Return whether the user's own patterns exclude a name, with no exception below it."""
         return self._excluded(name) and not (is_folder and self._excluded.has_exceptions)
 
     def walk(self, folder: Path, scope: Scope) -> None:
@@ -261,7 +260,7 @@ class Search:
                 self.visit(path, inner)
 
     def visit(self, path: Path, scope: Scope) -> None:
-        """Take a file that was found, or everything in a folder, unless it is left out."""
+        """Take a file, or everything in a folder, unless it is excluded."""
         is_folder, name = path.is_dir(), scope.name(path)
         if self.excludes(name, is_folder=is_folder):
             return
@@ -277,7 +276,7 @@ class Search:
             self._keep(name, path)
 
     def _follow(self, path: Path, scope: Scope, *, is_folder: bool) -> None:
-        """Take what a link leads to, where it may be followed; one that leads nowhere, or back, is left out."""
+        """Take the target of a link if it may be followed; skip links that lead nowhere or back."""
         real, name = os.path.realpath(path), scope.name(path)
         allowed = scope.folders_within if is_folder else scope.files_within
         if not path.exists() or any(_is_within(folder, real) for folder in scope.above):
@@ -292,10 +291,10 @@ class Search:
             self._keep(name, path)
 
     def take(self, path: Path, scope: Scope) -> None:
-        """Take a file that is named, whatever it holds.
+        """Take a named file, whatever it contains.
 
         Raises:
-            ConfigError: it is none, or another one has that name.
+            ConfigError: it is not a regular file, or another file has the same name.
         """
         if kind := _not_a_file(path):
             raise ConfigError(f"Image(includes=...) names {str(path)!r}, which is {kind}, not a file.")
@@ -311,7 +310,7 @@ class Search:
         self._count()
 
     def _count(self) -> None:
-        """Say what takes its time, and stop where a folder was named by mistake."""
+        """Report a slow search, and stop if there are so many files that a folder was named by mistake."""
         count = len(self.files)
         if not self._is_told and monotonic() - self._began > _SAY_AFTER_S:
             self._is_told = True
@@ -327,7 +326,7 @@ class Search:
 
 
 def facts(path: Path) -> os.stat_result:
-    """Size, time and so on of a file, or of what a link leads to.
+    """Return the status (size, times) of a file, or of the target of a link.
 
     Raises:
         ConfigError: it cannot be read.

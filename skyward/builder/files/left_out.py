@@ -1,7 +1,7 @@
 """The files of a folder that are left out, and those that are refused.
 
-Left out is what `.gitignore` and `.dockerignore` files say, read as git and Docker read them. Refused is what usually
-holds passwords, keys or tokens, by its name and, for small files, by its content.
+Files matched by `.gitignore` and `.dockerignore` are left out, with the rules of git and Docker. Files that usually
+contain passwords, keys or tokens are refused, by their name and, for small files, by their content.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from skyward.model.ignore import Ignore
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
 
-_LARGEST = 256 * 1024  # bytes; a file of credentials is smaller
+_LARGEST = 256 * 1024  # bytes; files of credentials are smaller
 
-# below these folders every file counts
+# all files below these folders count
 _FOLDERS = {
     "/.ssh/": "a file of SSH",
     "/.aws/": "a file of the AWS settings",
@@ -45,14 +45,14 @@ _NAMES = (
 _ANY_NAME = re.compile("|".join(f"(?:{pattern})" for pattern, _ in _NAMES), re.DOTALL)
 _HARMLESS = re.compile(r".+\.(pub|pyi?|example|sample|template|tmpl|dist)|(example|sample|template)\.env", re.DOTALL)
 
-# names that say nothing by themselves: a setting without a token is harmless
+# names that are not conclusive: a setting without a token is harmless
 _SETTINGS = re.compile(r"\.npmrc|\.yarnrc(\.yml)?|\.?pip\.(conf|ini)|uv\.toml|\.condarc|\.git/config")
 _TOKEN = re.compile(
     rb"(?i)_(authtoken|auth|password)[\"']?\s*[=:]\s*[\"']?(?!\$\{)[^\s\"']|://[^/\s:@]+:(?!\$\{)[^/\s@]+@"
 )
 
-_SOURCE = {".py", ".pyi", ".pyx", ".ipynb", ".md", ".rst"}  # examples of keys stand in code and documents
-# a word that is quick to look for, patterns that must all be there besides, and what that is
+_SOURCE = {".py", ".pyi", ".pyx", ".ipynb", ".md", ".rst"}  # code and documents contain examples of keys
+# a word that is quick to search, patterns that must all match as well, and a description
 _CONTENTS = (
     (b"PRIVATE KEY", (rb"^\s*-----BEGIN ([A-Z0-9]+ )*PRIVATE KEY( BLOCK)?-----",), "a private key"),
     (b"PuTTY", (rb"\APuTTY-User-Key-File-",), "a private key"),
@@ -65,30 +65,30 @@ _CONTENTS = (
 
 @dataclass(frozen=True, slots=True)
 class DockerRules:
-    """Patterns in Docker's form, and the folder that paths are taken from."""
+    """Patterns in Docker's format, and the folder that their paths are relative to."""
 
     folder: Path
     ignore: Ignore
 
     def leaves_out(self, path: Path) -> bool:
-        """Whether the patterns leave a path out; what is outside of the folder they know nothing of."""
+        """Return whether the patterns exclude a path; they do not apply outside the folder."""
         return path != self.folder and path.is_relative_to(self.folder) and self.ignore(_relative(path, self.folder))
 
 
 @dataclass(frozen=True, slots=True)
 class GitRules:
-    """One `.gitignore`: what it says of paths below its folder."""
+    """The rules of one `.gitignore` for paths below its folder."""
 
     folder: Path
     spec: GitIgnoreSpec
 
     def says(self, path: Path, *, is_folder: bool) -> bool | None:
-        """Whether a path is left out; None where no pattern of this file matches."""
+        """Return whether a path is excluded; None if no pattern of this file matches."""
         return self.spec.check_file(_relative(path, self.folder) + "/" * is_folder).include
 
 
 def git_rules(folder: Path) -> tuple[GitRules, ...]:
-    """The rules of the `.gitignore` in a folder; none where there is none.
+    """Return the rules of the `.gitignore` in a folder; empty if there is none.
 
     Raises:
         ConfigError: it cannot be read.
@@ -96,19 +96,19 @@ def git_rules(folder: Path) -> tuple[GitRules, ...]:
     lines = [_as_git(line) for line in _lines(folder / ".gitignore")]
     if not any(lines):
         return ()
-    from pathspec import GitIgnoreSpec  # loaded where there is something to ignore: it takes 15 ms
+    from pathspec import GitIgnoreSpec  # loaded only if there is something to ignore: it takes 15 ms
 
     def is_pattern(line: str) -> bool:
         try:
             GitIgnoreSpec.from_lines([line])
-        except (ValueError, re.error):  # git passes over what is not a pattern, such as "!" and "[z-a]"
+        except (ValueError, re.error):  # git skips invalid patterns such as "!" and "[z-a]"
             return False
         return True
 
     return (GitRules(folder, GitIgnoreSpec.from_lines(filter(is_pattern, lines))),)
 
 
-# of POSIX, which pathspec does not know (https://github.com/cpburnz/python-pathspec/issues/137)
+# POSIX classes, which pathspec does not support (https://github.com/cpburnz/python-pathspec/issues/137)
 _CLASSES = {
     "alnum": "a-zA-Z0-9",
     "alpha": "a-zA-Z",
@@ -123,7 +123,9 @@ _CLASS = re.compile(rf"(?<!\\)(\[[^\]/]*?)\[:({'|'.join(_CLASSES)}):\]")
 
 
 def _as_git(line: str) -> str:
-    """A line in which pathspec finds what git does: classes of characters, and tabs at the end, are of the pattern."""
+    """Convert a line so that pathspec reads it as git does: character classes, and trailing tabs as part of the
+    pattern.
+    """
     while found := _CLASS.search(line):
         line = f"{line[: found.start()]}{found[1]}{_CLASSES[found[2]]}{line[found.end() :]}"
     end = line.rstrip(" ")
@@ -131,9 +133,9 @@ def _as_git(line: str) -> str:
 
 
 def git_rules_above(start: Path, root: Path) -> tuple[GitRules, ...]:
-    """The rules that hold for a folder from outside of it: from its repository's top, or the root, down to its parent.
+    """Return the rules for a folder from outside it: from the top of its repository, or the root, down to its parent.
 
-    Where they leave the folder itself out they say nothing of its files: none is given.
+    If they exclude the folder itself, they do not apply to its files, and none are returned.
     """
     tops = [folder for folder in start.parents if (folder / ".git").exists()]
     top = tops[0] if tops else root
@@ -149,16 +151,16 @@ def git_rules_above(start: Path, root: Path) -> tuple[GitRules, ...]:
 
 
 def is_ignored(rules: Sequence[GitRules], path: Path, *, is_folder: bool) -> bool:
-    """Whether git would leave a path out, whose parent folder it does not leave out: the innermost word counts."""
+    """Return whether git excludes a path whose parent folder it does not exclude; the innermost rule applies."""
     words = (each.says(path, is_folder=is_folder) for each in reversed(rules))
     return next((word for word in words if word is not None), False)
 
 
 def docker_rules(start: Path, root: Path) -> Iterator[DockerRules]:
-    """The `.dockerignore` files that hold for a folder: its own, and that of the root, unless it leaves the folder out.
+    """Yield the `.dockerignore` rules of a folder and of the root, except those that exclude the folder itself.
 
     Raises:
-        ConfigError: one cannot be read, or a pattern is none.
+        ConfigError: one cannot be read, or a pattern is invalid.
     """
     for folder in dict.fromkeys((root, start)):
         file = folder / ".dockerignore"
@@ -189,11 +191,11 @@ def _relative(path: Path, folder: Path) -> str:
 
 
 def credential_kind(name: str, path: Path) -> str | None:
-    """What kind of credentials a file seems to hold, as words for people; None for an ordinary file.
+    """Describe for users the kind of credentials that a file seems to contain; None for an ordinary file.
 
     Args:
-        name: its path with `/` between the parts, as far as it tells something.
-        path: where it is.
+        name: the informative part of its path, with `/` between the parts.
+        path: its location.
 
     Raises:
         OSError: it cannot be read.
