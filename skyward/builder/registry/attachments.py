@@ -1,8 +1,9 @@
-"""What is attached to an image in a registry: signatures, and documents such as its bill of materials.
+"""Attachments of an image in a registry: signatures, and documents such as its bill of materials.
 
-Signatures have cosign's form: `cosign verify --key team.pub` accepts ours, and we accept cosign's. What is signed is a
-small document that names the image's digest, by ECDSA on the curve P-256 with SHA-256. It lies in the image's
-repository under the tag `sha256-<digest>.sig`: https://github.com/sigstore/cosign/blob/main/specs/SIGNATURE_SPEC.md
+Signatures have cosign's format: `cosign verify --key team.pub` accepts those made here, and cosign's are accepted here.
+The signed payload is a small document with the image's digest; the algorithm is ECDSA on the curve P-256 with SHA-256.
+It is stored in the image's repository under the tag `sha256-<digest>.sig`:
+https://github.com/sigstore/cosign/blob/main/specs/SIGNATURE_SPEC.md
 
 Documents are artifacts whose `subject` is the image, as in OCI 1.1. Registries list them
 (https://github.com/opencontainers/distribution-spec/blob/main/spec.md, "Listing Referrers"); for those that do not,
@@ -36,10 +37,10 @@ _EMPTY, _EMPTY_TYPE = b"{}", "application/vnd.oci.empty.v1+json"
 
 
 def private_key(path: str | Path) -> EllipticCurvePrivateKey:
-    """A key to sign with, from a PEM file; COSIGN_PASSWORD has its password, if it has one.
+    """Read a signing key from a PEM file; COSIGN_PASSWORD holds its password, if it has one.
 
     Raises:
-        ConfigError: the file cannot be read, or holds another kind of key.
+        ConfigError: the file cannot be read, or contains another kind of key.
     """
     text = _read(path)
     from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePrivateKey
@@ -60,10 +61,10 @@ def private_key(path: str | Path) -> EllipticCurvePrivateKey:
 
 
 def public_key(path: str | Path) -> EllipticCurvePublicKey:
-    """A key to verify with, from a PEM file.
+    """Read a verification key from a PEM file.
 
     Raises:
-        ConfigError: the file cannot be read, or holds another kind of key.
+        ConfigError: the file cannot be read, or contains another kind of key.
     """
     text = _read(path)
     from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePublicKey
@@ -79,12 +80,12 @@ def public_key(path: str | Path) -> EllipticCurvePublicKey:
 
 
 def sign(reference: Reference, digest: str, key: EllipticCurvePrivateKey) -> None:
-    """Sign an image that a registry has; signatures of others stay.
+    """Sign an image in a registry; other signers' signatures are kept.
 
     Args:
         reference: its repository.
-        digest: of its manifest.
-        key: to sign with.
+        digest: digest of its manifest.
+        key: the signing key.
 
     Raises:
         RegistryError: the registry cannot be reached or refuses.
@@ -121,12 +122,12 @@ def verify(reference: Reference, digest: str, path: str | Path) -> None:
 
     Args:
         reference: its repository.
-        digest: of its manifest.
-        path: of the public key.
+        digest: digest of its manifest.
+        path: path of the public key.
 
     Raises:
         ConfigError: the key cannot be used.
-        RegistryError: the image is not signed with that key, or the registry cannot say.
+        RegistryError: the image is not signed with that key, or the registry does not answer the question.
     """
     key = public_key(path)
     with RegistryClient(reference) as client:
@@ -146,7 +147,7 @@ def _signatures(client: RegistryClient, digest: str) -> list[dict[str, Any]]:
 
 
 def _is_by(client: RegistryClient, layer: dict[str, Any], digest: str, key: EllipticCurvePublicKey) -> bool:
-    """Whether a signature is one of the image, with this key."""
+    """Return whether a layer is a signature of the image with this key."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
     from cryptography.hazmat.primitives.hashes import SHA256
@@ -158,7 +159,7 @@ def _is_by(client: RegistryClient, layer: dict[str, Any], digest: str, key: Elli
         critical = json.loads(payload)["critical"]
         return bool(critical["type"] == _KIND and critical["image"]["docker-manifest-digest"] == digest)
     except (InvalidSignature, KeyError, TypeError, ValueError):
-        return False  # by somebody else, of something else, or no signature at all
+        return False  # signed by somebody else, for another image, or not a signature
 
 
 def _read(path: str | Path) -> bytes:
@@ -173,13 +174,13 @@ def _read(path: str | Path) -> bytes:
 
 
 def attach(reference: Reference, digest: str, kind: str, name: str, content: bytes) -> None:
-    """Attach a document to an image, unless it is attached already.
+    """Attach a document to an image, unless it is already attached.
 
     Args:
         reference: its repository.
-        digest: of its manifest.
+        digest: digest of its manifest.
         kind: media type of the document.
-        name: of the document, for people.
+        name: name of the document, for users.
         content: the document.
 
     Raises:
@@ -209,10 +210,10 @@ def attach(reference: Reference, digest: str, kind: str, name: str, content: byt
 
 
 def attached(reference: Reference, digest: str, kind: str) -> bytes | None:
-    """The document of a kind that is attached to an image; None for none.
+    """Return the document of a kind that is attached to an image; None if there is none.
 
     Raises:
-        RegistryError: the registry cannot be reached or refuses, or what it has is no such document.
+        RegistryError: the registry cannot be reached or refuses, or its document is of another kind.
     """
     with RegistryClient(reference) as client:
         listed = client.referrers(digest)
@@ -235,7 +236,7 @@ def _list_by_tag(client: RegistryClient, digest: str, entry: dict[str, Any]) -> 
 
 
 def _kept(client: RegistryClient, tag: str, what: str) -> list[dict[str, Any]]:
-    """A list in the manifest under a tag; empty where there is none."""
+    """Return a list from the manifest under a tag; empty if there is none."""
     found = client.manifest(tag)
     return list(json.loads(found.content).get(what) or ()) if found else []
 

@@ -1,9 +1,10 @@
-"""Registry authentication: which credentials this user has for a registry, and how the docker command gets them.
+"""Registry authentication: finding this user's credentials for a registry, and passing them to the docker command.
 
 Sources, in this order: the credential programs and logins of Docker's configuration (the variable DOCKER_AUTH_CONFIG,
-then `config.json`), and the programs of Google's and Azure's clouds for their own registries. For Amazon's, boto3 gives
-tokens, which are renewed before they expire, and missing repositories are made; it finds its own credentials
-(environment, profile, role of the machine). Credentials are kept in memory only; no message, log or repr shows one.
+then `config.json`), and the programs of Google's and Azure's clouds for their own registries. For Amazon's, boto3
+supplies tokens, which are renewed before they expire, and missing repositories are created; it finds its own
+credentials (environment, profile, role of the machine). Credentials are kept only in memory, and never appear in
+messages, logs or reprs.
 """
 
 from __future__ import annotations
@@ -29,29 +30,29 @@ from skyward.builder.folders import home, scratch_folder
 from skyward.builder.registry.reference import DOCKER_HUB, Reference
 from skyward.errors import RegistryError
 
-_HUB_KEY = "https://index.docker.io/v1/"  # under which Docker keeps the credentials of its hub
+_HUB_KEY = "https://index.docker.io/v1/"  # Docker's key for the credentials of its hub
 _HUB_HOSTS = ("index.docker.io", "registry-1.docker.io")
 _VARIABLE = "DOCKER_AUTH_CONFIG"
 _PROGRAM_LIMIT_S = 30  # a key store may ask its owner first
-_CLOUD_LIMIT_S = 60  # both command lines are Python programs that ask a service
+_CLOUD_LIMIT_S = 60  # both command lines are Python programs that query a service
 _NOT_FOUND = "credentials not found"
-_TOKEN_USER = "<token>"  # noqa: S105 - a credential program's word for: the secret is an identity token
+_TOKEN_USER = "<token>"  # noqa: S105 - credential programs use this name for identity tokens
 _ECR = re.compile(r"\d{12}\.dkr[.-]ecr(?:-fips)?\.(?P<region>[a-z0-9-]+)\.(?:amazonaws\.com(?:\.cn)?|on\.aws)")
-_EARLY = timedelta(hours=1)  # a token of 12 hours is replaced after 11: a push that starts with it must also end
+_EARLY = timedelta(hours=1)  # a token of 12 hours is replaced after 11, as a push that starts with it must also end
 _tokens: dict[str, tuple[Credentials, datetime]] = {}  # of Amazon's registries
 _tokens_lock = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """A user's name and secret, or a token.
+    """A user name with a secret, or a token.
 
     Attributes:
-        username: name of the user; "" beside a token.
+        username: name of the user; "" with a token.
         password: the user's password.
-        identity_token: what a token service takes instead of a password.
-        registry_token: what the registry itself takes, as it is.
-        configured: whether the docker command finds them by itself, in its configuration.
+        identity_token: replaces the password at a token service.
+        registry_token: sent to the registry itself, unchanged.
+        configured: whether the docker command finds them in its own configuration.
     """
 
     username: str = ""
@@ -61,7 +62,7 @@ class Credentials:
     configured: bool = field(default=False, compare=False)
 
     def for_engine(self, registry: str) -> dict[str, str]:
-        """In the form in which an engine takes them with a push or a pull."""
+        """Return the credentials in the format of an engine's push or pull."""
         known = {
             "username": self.username,
             "password": self.password,
@@ -71,7 +72,7 @@ class Credentials:
         return {name: value for name, value in known.items() if value} | {"serveraddress": _key(registry)}
 
     def for_config(self) -> dict[str, str]:
-        """As an entry of `auths` in Docker's configuration."""
+        """Return the credentials as an entry of `auths` in Docker's configuration."""
         login = base64.b64encode(f"{self.username}:{self.password}".encode()).decode() if self.username else ""
         entry = {"auth": login, "identitytoken": self.identity_token, "registrytoken": self.registry_token}
         return {name: value for name, value in entry.items() if value}
@@ -81,10 +82,10 @@ Logins = Mapping[str, Credentials]
 
 
 def registry_credentials(registry: str) -> Credentials | None:
-    """The user's credentials for a registry; None means anonymous access.
+    """Return the user's credentials for a registry; None means anonymous access.
 
-    For a registry of Amazon's a credential program that is configured for this very registry comes first. Without
-    boto3 what `docker login` left is used.
+    For Amazon's registries, a credential program configured for exactly this registry takes precedence. Without boto3,
+    the result of `docker login` is used.
 
     Raises:
         RegistryError: a credential program or the registry's cloud fails.
@@ -101,11 +102,11 @@ def registry_credentials(registry: str) -> Credentials | None:
 
 
 def find_credentials(registry: str) -> Credentials | None:
-    """The credentials in Docker's configuration for a registry; None for none.
+    """Return the credentials in Docker's configuration for a registry; None if there are none.
 
-    The variable DOCKER_AUTH_CONFIG, which holds the text of a configuration, comes before the file, as for the docker
-    command from 28.3 on and for GitLab. In each, a program named for the registry in `credHelpers` comes before the one
-    of `credsStore`, and that before `auths`.
+    The variable DOCKER_AUTH_CONFIG, which contains a configuration, precedes the file, as for the docker command from
+    28.3 on and for GitLab. In each, a program named for the registry in `credHelpers` precedes the one of `credsStore`,
+    and that precedes `auths`.
 
     Raises:
         RegistryError: the configuration cannot be read, or a credential program is missing or fails.
@@ -119,13 +120,13 @@ def find_credentials(registry: str) -> Credentials | None:
 
 
 def config_folder() -> Path:
-    """The folder of Docker's configuration."""
+    """Return the folder of Docker's configuration."""
     folder = os.environ.get("DOCKER_CONFIG")
     return Path(folder) if folder else home() / ".docker"
 
 
 def _configurations() -> Iterator[tuple[dict[str, Any], str]]:
-    """The configurations that count, and where each is from."""
+    """Yield the configurations by precedence, each with its origin."""
     if given := os.environ.get(_VARIABLE):
         try:
             yield _object(json.loads(given)), _VARIABLE
@@ -139,13 +140,13 @@ def _configurations() -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    """Docker's configuration; empty where there is no such file."""
+    """Read Docker's configuration; empty if there is no such file."""
     try:
         return _object(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        # what a JSON error quotes is a position, but its chain holds the document
+        # a JSON error quotes only a position, but its chain contains the document
         why = error.strerror if isinstance(error, OSError) else "it is not JSON"
         raise RegistryError(
             f"Docker's configuration {path}, which holds the credentials for registries, cannot be read: {why}.",
@@ -167,7 +168,7 @@ def _named_program(config: dict[str, Any], registry: str) -> str | None:
 
 
 def _from_auths(auths: dict[str, Any], registry: str, origin: str) -> Credentials | None:
-    """The entry of `auths`: under the registry's own name, else under a key with that host.
+    """Return the entry of `auths` under the registry's own name, or else under a key with that host.
 
     A path in a key does not restrict it to the repositories below that path: for Docker it is the rest of an API's URL.
     https://github.com/docker/cli/blob/master/cli/config/credentials/file_store.go (ConvertToHostname)
@@ -199,7 +200,7 @@ def _from_auths(auths: dict[str, Any], registry: str, origin: str) -> Credential
 
 
 def _host(key: str) -> str:
-    """The host of a key of `auths`, which may be a URL of the registry's API; one for all names of Docker's hub."""
+    """Return the host of a key of `auths`, which may be an API URL; Docker Hub's names all give the same one."""
     host = urlsplit(key if "://" in key else f"//{key}").netloc
     return DOCKER_HUB if host in _HUB_HOSTS else host
 
@@ -208,7 +209,7 @@ def _host(key: str) -> str:
 
 
 def _ask_configured(name: str, registry: str, origin: str) -> Credentials | None:
-    """The answer of a credential program that a configuration names."""
+    """Return the answer of a credential program that a configuration names."""
     program = f"docker-credential-{name}"
     if shutil.which(program) is None:
         raise RegistryError(
@@ -221,9 +222,9 @@ def _ask_configured(name: str, registry: str, origin: str) -> Credentials | None
 
 
 def _ask_program(program: str, registry: str) -> Credentials | None:
-    """The answer of a credential program; None if it knows nothing of the registry."""
+    """Return the answer of a credential program; None if it has no entry for the registry."""
     asked = f"The credential program {program}, asked for {registry},"
-    # its own words are not shown: they may hold what it was asked for
+    # its output is not shown, as it may contain credentials
     shown = re.sub(r"[^\w.:-]", "", registry)
     remedy = f"See what it says: echo {shown} | {program} get"
     done = _run([program, "get"], asked, remedy, _PROGRAM_LIMIT_S, _key(registry))
@@ -258,13 +259,13 @@ def _run(
 class _Cloud:
     """A cloud's registries: their hosts, its credential programs, its command line, and how to log in.
 
-    The cloud documents both: a credential program to be entered into `config.json`, and a command that gives a token.
+    The cloud documents both ways: a credential program to enter into `config.json`, and a command that prints a token.
     """
 
     hosts: re.Pattern[str]
     programs: tuple[str, ...]
     command: tuple[str, ...]
-    user: str  # the name that goes with a token
+    user: str  # the user name for a token
     remedy: str
 
 
@@ -287,12 +288,12 @@ _CLOUDS = (
 
 
 def cloud_credentials(registry: str) -> Credentials | None:
-    """The credentials that Google's or Azure's own programs give for a registry of theirs.
+    """Return the credentials from Google's or Azure's own programs for their registries.
 
-    None for other registries, and where none of the cloud's programs is installed.
+    None for other registries, and if none of the cloud's programs is installed.
 
     Raises:
-        RegistryError: the cloud's program fails, mostly because nobody is logged in.
+        RegistryError: the cloud's program fails, usually because nobody is logged in.
     """
     for cloud in _CLOUDS:
         if found := cloud.hosts.fullmatch(registry):
@@ -305,7 +306,7 @@ def cloud_credentials(registry: str) -> Credentials | None:
 
 
 def _token(cloud: _Cloud, registry: str, name: str) -> Credentials:
-    """Credentials by the cloud's command line."""
+    """Return credentials from the cloud's command line."""
     words = [word.format(name=name) for word in cloud.command]
     remedy = cloud.remedy.format(registry=registry, name=name)
     asked = f"`{' '.join(words)}`, asked for a token for {registry},"
@@ -326,15 +327,15 @@ def _token(cloud: _Cloud, registry: str, name: str) -> Credentials:
 
 
 def is_ecr(registry: str) -> bool:
-    """Whether a registry is a private one of Amazon's."""
+    """Return whether a registry is a private one of Amazon's."""
     return _ECR.fullmatch(registry) is not None
 
 
 def _ecr_token(registry: str) -> Credentials:
-    """Credentials for a registry of Amazon's; a token that is valid for another hour is used again.
+    """Return credentials for a registry of Amazon's, reusing a token that is valid for at least another hour.
 
     Raises:
-        RegistryError: AWS gives no token, or boto3 is not installed.
+        RegistryError: AWS returns no token, or boto3 is not installed.
     """
     with _tokens_lock:
         known = _tokens.get(registry)
@@ -348,7 +349,7 @@ def _ecr_token(registry: str) -> Credentials:
 
 
 def ensure_repository(reference: Reference) -> None:
-    """Create the repository if it does not exist: unlike other registries, ECR does not with the first push.
+    """Create the repository if it does not exist: ECR, unlike other registries, does not create it on the first push.
 
     Raises:
         RegistryError: AWS refuses.
@@ -366,7 +367,7 @@ def _has_boto3() -> bool:
 
 
 def _ask_aws(registry: str, action: str, **arguments: Any) -> Any:
-    """One call of the ECR API; None where it says that the repository is missing, or there already when made."""
+    """Call the ECR API; None if a repository is missing, or exists already when it is to be created."""
     try:
         import boto3
         from botocore.config import Config
@@ -401,21 +402,21 @@ def _ask_aws(registry: str, action: str, **arguments: Any) -> Any:
 
 
 def logins_for(needed: Iterable[str] = (), perhaps: Iterable[str] = ()) -> Logins:
-    """The user's credentials for registries, by their names.
+    """Return the user's credentials for registries, by registry.
 
     Args:
-        needed: registries that a command is certain to use.
-        perhaps: those that it may use, such as a base's, which the engine mostly has.
+        needed: registries that a command certainly uses.
+        perhaps: registries that it may use, such as that of a base, which the engine usually has.
 
     Raises:
-        RegistryError: credentials for a registry that is needed cannot be had.
+        RegistryError: credentials for a needed registry are unavailable.
     """
     found = {name: credentials for name in set(needed) if (credentials := registry_credentials(name))}
     for name in set(perhaps) - set(found):
         try:
             credentials = registry_credentials(name)
         except RegistryError:
-            continue  # should the registry ask for credentials, the docker command fails in the same way
+            continue  # if the registry requires credentials, the docker command fails in the same way
         if credentials:
             found[name] = credentials
     return found
@@ -423,10 +424,10 @@ def logins_for(needed: Iterable[str] = (), perhaps: Iterable[str] = ()) -> Login
 
 @contextmanager
 def login(logins: Logins) -> Iterator[dict[str, str]]:
-    """Variables with which the docker command here finds these credentials, for the time of a `with` block.
+    """Yield variables with which the docker command here finds these credentials, during a `with` block.
 
-    None where its own configuration leads to them. Else, as for a cloud's token, they name a configuration in a folder
-    that only this user can enter: the user's own with these logins added.
+    There are none if its own configuration leads to them. Otherwise, as for a cloud's token, they name a configuration
+    in a folder that only this user can enter: the user's own with these logins added.
 
     Raises:
         RegistryError: the user's own configuration cannot be read.
@@ -443,14 +444,15 @@ def login(logins: Logins) -> Iterator[dict[str, str]]:
         config = with_logins(_read_config(own / "config.json"), lacking)
         (folder / "config.json").touch(mode=0o600)
         (folder / "config.json").write_text(json.dumps(config))
-        yield {"DOCKER_CONFIG": str(folder), "REGISTRY_AUTH_FILE": str(folder / "config.json")}  # of docker, of podman
+        # variables of docker and of podman
+        yield {"DOCKER_CONFIG": str(folder), "REGISTRY_AUTH_FILE": str(folder / "config.json")}
 
 
 def with_logins(config: Mapping[str, Any], logins: Logins) -> dict[str, Any]:
-    """A configuration of the docker command with logins added to what it has."""
+    """Return a configuration of the docker command with logins added."""
     auths, programs = dict(config.get("auths") or {}), dict(config.get("credHelpers") or {})
     for registry, credentials in logins.items():
         auths[_key(registry)] = credentials.for_config()
         if programs or config.get("credsStore"):
-            programs[_key(registry)] = ""  # no program: the entry is read from the file, whatever is asked for others
+            programs[_key(registry)] = ""  # no program: the entry is read from the file, even if others use a store
     return {**config, "auths": auths, **({"credHelpers": programs} if programs else {})}

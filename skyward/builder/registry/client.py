@@ -1,6 +1,6 @@
 """A client of the registry API, version 2: manifests and blobs, tokens, retries, the host's CA bundle and proxies.
 
-`find_image` picks the manifest of a tag's image for one platform, from an index where there is one.
+`find_image` selects the manifest of a tag's image for one platform, from an index if there is one.
 
 It talks to one registry, with one set of rights. No engine is involved. Credentials are sent to the registry's own
 origin and to its token service; redirects and uploads may lead elsewhere, without them (`http`). `RegistryAuth` answers
@@ -44,9 +44,9 @@ from skyward.errors import RegistryError
 
 MANIFEST_TYPES = ("application/vnd.oci.image.manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json")
 INDEX_TYPES = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
-# how long a registry may take to be connected to, and to go on with an answer
+# limits for connecting to a registry, and for gaps in its answer
 _LIMITS_S = (3.0, 30.0)
-_STORE_LIMITS_S = (3.0, LONGEST_S + 60)  # for one that stores what it was sent; `Patience` ends it before
+_STORE_LIMITS_S = (3.0, LONGEST_S + 60)  # for storing uploads; `Patience` ends them earlier
 _TOKEN_LIMITS_S = (3.0, 10.0)
 _CHALLENGE = re.compile(r"(?:^|,)\s*(Bearer|Basic)\s", re.IGNORECASE)
 _PARAMETER = re.compile(r'(\w+)\s*=\s*(?:"([^"]*)"|([^\s,"]+))')
@@ -54,7 +54,7 @@ _PARAMETER = re.compile(r'(\w+)\s*=\s*(?:"([^"]*)"|([^\s,"]+))')
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blob:
-    """A document or file of a registry: its bytes, what they are, and their digest, which has been checked."""
+    """A document or file of a registry: its content, media type, and verified digest."""
 
     media_type: str
     digest: str
@@ -62,14 +62,14 @@ class Blob:
 
 
 class RegistryClient:
-    """One registry, for the time of a `with` block.
+    """A client of one registry during a `with` block.
 
     Args:
-        reference: says which registry, and which repository all calls are about.
+        reference: the registry, and the repository of all calls.
         rights: "pull" or "pull,push".
 
     Raises:
-        RegistryError: from each method, where the registry cannot be reached, refuses, or does not follow the protocol.
+        RegistryError: from each method, if the registry cannot be reached, refuses, or violates the protocol.
     """
 
     def __init__(self, reference: Reference, rights: str = "pull") -> None:
@@ -85,9 +85,9 @@ class RegistryClient:
         self._session.close()
 
     def digest_of(self, wanted: str) -> str | None:
-        """The digest of the manifest with that tag, by a HEAD; None if the registry does not say one.
+        """Return the digest of the manifest with that tag, by a HEAD; None if the registry does not report one.
 
-        None is no proof of absence: nothing in the answer to a HEAD shows that a registry gave it.
+        None does not prove absence: nothing in the answer to a HEAD shows that it came from a registry.
         """
         answer = self._call("HEAD", f"manifests/{wanted}", accept=True, expect=(200, 404))
         digest = answer.headers.get("Docker-Content-Digest", "")
@@ -95,10 +95,10 @@ class RegistryClient:
         return digest if is_manifest and DIGEST.fullmatch(digest) else None
 
     def manifest(self, wanted: str) -> Blob | None:
-        """The manifest or index with that tag or digest; None if the registry says that it has none."""
+        """Return the manifest or index with that tag or digest; None if the registry reports that it has none."""
         answer = self._call("GET", f"manifests/{wanted}", accept=True, expect=(200, 404))
         if answer.status_code == 404:
-            # any web server sends some page for unknown paths; only a registry's answer has its form of errors
+            # any web server sends some page for unknown paths; only a registry's answer has its format of errors
             if not _errors(answer):
                 raise self._violation("has no such page", answer)
             return None
@@ -107,11 +107,11 @@ class RegistryClient:
         return self._checked(answer, wanted)
 
     def blob(self, digest: str) -> Blob:
-        """A blob, whole: for configurations, not for layers."""
+        """Return a whole blob; for configurations, not for layers."""
         return self._checked(self._call("GET", f"blobs/{digest}"), digest)
 
     def has_blob(self, digest: str) -> bool:
-        """Whether the repository has a blob."""
+        """Return whether the repository has a blob."""
         return self._call("HEAD", f"blobs/{digest}", expect=(200, 404)).status_code == 200
 
     def put_blob(self, content: bytes) -> None:
@@ -126,19 +126,19 @@ class RegistryClient:
         self._call("PUT", place, content=content, headers=kind, expect=(201,))
 
     def put_blobs(self, *contents: bytes) -> None:
-        """Upload those of some blobs that the repository does not have."""
+        """Upload those blobs that the repository does not have."""
         for content in contents:
             if not self.has_blob(sha256(content)):
                 self.put_blob(content)
 
     def put_manifest(self, wanted: str, media_type: str, content: bytes) -> bool:
-        """Put a manifest under a tag, or its digest; whether the registry lists it with the image it is about."""
+        """Put a manifest under a tag or its digest; return whether the registry lists it with its subject."""
         kind = {"Content-Type": media_type}
         answer = self._call("PUT", f"manifests/{wanted}", content=content, headers=kind, expect=(201,))
         return bool(answer.headers.get("OCI-Subject"))
 
     def referrers(self, digest: str) -> list[dict[str, Any]] | None:
-        """Descriptors of what is attached to an image; None from a registry that keeps no such list."""
+        """Return descriptors of the attachments of an image; None from a registry without such lists."""
         answer = self._call("GET", f"referrers/{digest}", expect=(200, 404, 405))
         if answer.status_code != 200 or _media_type(answer) not in INDEX_TYPES:
             return None
@@ -196,7 +196,7 @@ class RegistryClient:
         )
 
     def _is_own(self, answer: Response) -> bool:
-        """Whether the registry itself gave an answer, and not a host that it referred to."""
+        """Return whether the registry itself answered, and not a host that it referred to."""
         return origin_of(answer.url) == origin_of(self._base)
 
     def _refused_elsewhere(self, answer: Response) -> RegistryError:
@@ -223,17 +223,17 @@ class RegistryClient:
 
 
 def sha256(content: bytes) -> str:
-    """The digest of some bytes, as registries write it."""
+    """Return the digest of some bytes, in the notation of registries."""
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
 def encoded(document: Mapping[str, Any]) -> bytes:
-    """A document of a registry; the same content is the same bytes."""
+    """Encode a document of a registry; equal content results in equal bytes."""
     return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
 
 
 def _errors(answer: Response) -> str:
-    """The errors in a registry's answer; "" if it has none in the form of the specification."""
+    """Return the errors in a registry's answer; "" if it has none in the format of the specification."""
     try:
         found: Any = answer.json().get("errors")
         return "; ".join(f"{entry['code']} {entry.get('message', '')}".strip() for entry in found)
@@ -259,10 +259,10 @@ class RegistryAuth:
     """The `Authorization` header of requests to a registry; called by `requests` for each.
 
     Args:
-        session: what tokens are fetched with.
+        session: the session for fetching tokens.
         reference: the registry.
-        rights: what to ask for, "pull" or "pull,push".
-        find: the credentials for a registry; called when the registry sends a challenge.
+        rights: the rights to request, "pull" or "pull,push".
+        find: returns the credentials for a registry; called when the registry sends a challenge.
     """
 
     def __init__(
@@ -274,7 +274,7 @@ class RegistryAuth:
         self._credentials: Credentials | None = None
 
     def __call__(self, request: PreparedRequest) -> PreparedRequest:
-        """Only the registry itself gets the header: redirects and uploads may lead to another origin."""
+        """Add the header only for the registry itself, as redirects and uploads may lead to another origin."""
         if self._header and origin_of(request.url or "") == origin_of(self._reference.url):
             request.headers["Authorization"] = self._header
         return request
@@ -283,7 +283,7 @@ class RegistryAuth:
         """Answer the challenge in a registry's refusal; False if there is nothing new to answer it with.
 
         Raises:
-            RegistryError: the token service cannot be reached or refuses; or no credentials can be had.
+            RegistryError: the token service cannot be reached or refuses; or credentials are unavailable.
         """
         challenges = _challenges(answer.headers.get("WWW-Authenticate", ""))
         before = self._header
@@ -297,7 +297,7 @@ class RegistryAuth:
         return self._header != before
 
     def refused(self, said: str) -> RegistryError:
-        """The error for a registry that refuses us."""
+        """Return the error for a registry that refuses access."""
         name, words = self._reference.registry, f" It says: {said}." if said else ""
         login = "docker login" if name == DOCKER_HUB else f"docker login {name}"
         if self._credentials is None:
@@ -322,7 +322,7 @@ class RegistryAuth:
                 "Ask who runs the registry to name a token service with https://.",
             )
         answer = self._ask_for_token(realm, challenge.get("service", ""))
-        if answer.status_code in (400, 401, 403):  # GitHub's and others' answer to a wrong password is one of these
+        if answer.status_code in (400, 401, 403):  # answers of GitHub and others to a wrong password
             raise self.refused("")
         try:
             found: Any = answer.json()
@@ -336,10 +336,11 @@ class RegistryAuth:
         return token
 
     def _may_ask(self, realm: str) -> bool:
-        """Whether a token service may get credentials. The specification lets it be any host, as Docker Hub's is.
+        """Return whether a token service may receive credentials. By the specification it may be any host, as Docker
+        Hub's is.
 
-        https://distribution.github.io/distribution/spec/auth/token/ names the service in the challenge and nowhere
-        else. It has to speak TLS; only beside a registry without TLS, on that registry's own host, it need not.
+        https://distribution.github.io/distribution/spec/auth/token/ names the service only in the challenge. It must
+        use TLS, except for a registry without TLS on the registry's own host.
         """
         try:
             scheme, host, _ = origin_of(realm)
@@ -356,7 +357,7 @@ class RegistryAuth:
             if known and known.identity_token:
                 fields |= {"grant_type": "refresh_token", "client_id": "skyward", "scope": self._scope}
                 fields["refresh_token"] = known.identity_token
-                # a redirect of a POST would take the token along, and is not followed
+                # a redirect of a POST would pass on the token, and is not followed
                 return self._session.post(
                     realm, data=fields, auth=_no_auth, timeout=_TOKEN_LIMITS_S, allow_redirects=False, verify=verify
                 )
@@ -375,7 +376,7 @@ class RegistryAuth:
 
 
 def _no_auth(request: PreparedRequest) -> PreparedRequest:
-    """Keeps `requests` from replacing our header by what it finds in ~/.netrc."""
+    """Prevent `requests` from replacing the header by a login from ~/.netrc."""
     return request
 
 
@@ -384,7 +385,7 @@ def _basic(credentials: Credentials) -> str:
 
 
 def _challenges(header: str) -> dict[str, dict[str, str]]:
-    """The schemes a WWW-Authenticate header offers, with their parameters."""
+    """Return the schemes of a WWW-Authenticate header, with their parameters."""
     parts = _CHALLENGE.split(header)
     return {
         scheme.lower(): {name: quoted or plain for name, quoted, plain in _PARAMETER.findall(text)}
@@ -397,8 +398,8 @@ class ImageManifest:
     """One image in a registry.
 
     Attributes:
-        tagged: digest of what the tag stands for: the manifest, or an index that has it.
-        digest: of the manifest: what nodes run.
+        tagged: digest of the target of the tag: the manifest, or an index that contains it.
+        digest: digest of the manifest, which nodes run.
         media_type: Docker's or OCI's.
         document: the manifest.
         config: the image's configuration: environment, labels, history, layers by content.
@@ -419,17 +420,17 @@ class ImageManifest:
 
     @property
     def content(self) -> str:
-        """Digest of what runs, see `skyward.builder.store`."""
+        """Digest of the executed content; see `skyward.builder.store`."""
         config = self.config
         layers = config["rootfs"]["diff_ids"]
         return content_digest(layers, config.get("config") or {}, config["os"], config["architecture"])
 
 
 def find_image(client: RegistryClient, wanted: str, platform: str) -> ImageManifest | None:
-    """The image with that tag or digest that runs on a platform; None if there is none.
+    """Return the image with that tag or digest for a platform; None if there is none.
 
     Raises:
-        RegistryError: the registry cannot say.
+        RegistryError: the registry does not answer the question.
     """
     found = client.manifest(wanted)
     if found is None:
@@ -466,7 +467,7 @@ def _document(blob: Blob) -> Mapping[str, Any]:
 
 
 def _fits(described: Mapping[str, Any], platform: str) -> bool:
-    """Whether the platform in an index or a configuration is the wanted one."""
+    """Return whether the platform in an index or a configuration is the wanted one."""
     system, _, rest = platform.partition("/")
     machine, _, variant = rest.partition("/")
     if (described.get("os"), described.get("architecture")) != (system, machine):

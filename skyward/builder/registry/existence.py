@@ -1,7 +1,7 @@
-"""The check whether a registry has an image: yes, no, or unknown and why. Unknown is never taken for yes or no.
+"""The check whether a registry has an image: yes, no, or unknown with a reason. Unknown never counts as yes or no.
 
-What was found is cached on disk for a day, so that a start with a known image asks no registry. Absence is never
-cached, and neither are credentials.
+Found images are cached on disk for a day, so that a start with a known image asks no registry. Absence is never cached,
+and neither are credentials.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Exists:
     """The registry has the image.
 
     Attributes:
-        digest: of its manifest for the platform asked for.
+        digest: digest of its manifest for the requested platform.
         reference: `repository@digest`, which nodes run.
-        content: digest of what runs, see `skyward.builder.store`.
+        content: digest of the executed content; see `skyward.builder.store`.
     """
 
     digest: str
@@ -38,15 +38,15 @@ class Exists:
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """The registry says that it does not have the image, or not for that platform."""
+    """The registry reports that it does not have the image, or not for that platform."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """Nobody can say now.
+    """The answer is currently unavailable.
 
     Attributes:
-        reason: what was asked and what came back.
+        reason: the question and the response.
         remedy: what to do.
     """
 
@@ -54,7 +54,7 @@ class Unknown:
     remedy: str
 
     def error(self) -> RegistryError:
-        """To be raised: what is unknown stops."""
+        """Return an error to raise if an unknown answer is not acceptable."""
         return RegistryError(self.reason, self.remedy)
 
 
@@ -62,19 +62,19 @@ def check(reference: str, *, platform: str, trust_s: float = TRUST_S) -> Exists 
     """Ask a registry for an image, with the credentials of this user.
 
     Args:
-        reference: with tag or digest.
-        platform: such as "linux/amd64".
-        trust_s: how old an earlier answer may be, in seconds; 0 asks anew. An answer for a tag that moves, such as
-            that of a base image, deserves a few minutes.
+        reference: a reference with tag or digest.
+        platform: the platform, such as "linux/amd64".
+        trust_s: maximum age of an earlier answer, in seconds; 0 asks again. For a tag that moves, such as that of a
+            base image, a few minutes are appropriate.
 
     Raises:
-        ConfigError: the reference is none.
+        ConfigError: the reference is invalid.
     """
     wanted = parse_reference(reference)
     known = _recall(wanted, platform)
     if known and known.age_s < trust_s:
         return known.found(wanted)
-    # not needed where the answer is known, and loading it takes longer than that answer
+    # not needed for a known answer, and loading it takes longer than that answer
     from skyward.builder.registry.client import RegistryClient, find_image
 
     try:
@@ -93,19 +93,19 @@ def check(reference: str, *, platform: str, trust_s: float = TRUST_S) -> Exists 
 
 
 def check_content(tag: str, reference: str, *, platform: str, report: Report) -> Exists | Absent | Unknown:
-    """Ask a registry for the image of a tag of ours, and count another image under that name as absent.
+    """Ask a registry for the image of one of skyward's tags; another image under that name counts as absent.
 
-    Where nothing is noted for the tag (see `skyward.builder.store`), what the registry has is noted: clients that
-    have not built an image take it from whoever may push to the repository.
+    If nothing is recorded for the tag (see `skyward.builder.store`), the registry's image is recorded: clients that
+    have not built an image accept it from anybody who may push to the repository.
 
     Args:
-        tag: of the image on engines.
-        reference: with tag.
-        platform: such as "linux/amd64".
-        report: receives a note of another image.
+        tag: tag of the image on engines.
+        reference: a reference with tag.
+        platform: the platform, such as "linux/amd64".
+        report: receives a message about another image.
 
     Raises:
-        ConfigError: the reference is none.
+        ConfigError: the reference is invalid.
     """
     found = check(reference, platform=platform)
     if isinstance(found, Exists):
@@ -120,7 +120,7 @@ def check_content(tag: str, reference: str, *, platform: str, report: Report) ->
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A cached answer: digests of the image, of what the tag stood for and of its content, and its age."""
+    """A cached answer: digests of the image, of the former target of the tag and of its content, and its age."""
 
     digest: str
     tagged: str
@@ -132,20 +132,20 @@ class _Known:
 
 
 def trusted_until(reference: str, *, platform: str) -> float:
-    """When the registry has to be asked again for an image that it has, in seconds since the epoch; 0 for now."""
+    """Return when to ask the registry again for an image it has, in seconds since the epoch; 0 for now."""
     known = _recall(parse_reference(reference), platform)
     return time() - known.age_s + TRUST_S if known else 0.0
 
 
 def remember(reference: Reference, platform: str, digest: str, tagged: str, content: str) -> None:
-    """Note that the registry was seen to have an image. Where nothing can be written, nothing is remembered.
+    """Record that the registry has an image. Nothing is recorded if the cache is not writable.
 
     Args:
-        reference: with the tag or digest that was asked for.
-        platform: of the image.
-        digest: of its manifest.
-        tagged: digest of what the tag stands for: the manifest, or an index that has it.
-        content: digest of what runs.
+        reference: the requested reference, with tag or digest.
+        platform: platform of the image.
+        digest: digest of its manifest.
+        tagged: digest of the target of the tag: the manifest, or an index that contains it.
+        content: digest of the executed content.
     """
     path = _file(reference, platform)
     digests = {"digest": digest, "tagged": tagged, "content": content}
@@ -155,7 +155,7 @@ def remember(reference: Reference, platform: str, digest: str, tagged: str, cont
 
 
 def forget(reference: str, *, platform: str) -> None:
-    """Drop a cached answer, for example when a pull shows that the image is gone."""
+    """Drop a cached answer, for example when a pull shows that the image was deleted."""
     remove(_file(parse_reference(reference), platform))
 
 
@@ -169,7 +169,7 @@ def _recall(reference: Reference, platform: str) -> _Known | None:
             age_s=time() - float(seen["seen_at"]),
         )
     except (OSError, ValueError, KeyError, TypeError):
-        return None  # not known, or half written by a machine that went down: then it is asked
+        return None  # unknown, or half written before a crash: the registry is asked
     return known if DIGEST.fullmatch(known.digest) and known.age_s >= 0 else None
 
 

@@ -1,17 +1,17 @@
 """HTTP with registries: certificates, retries, redirects without credentials, and patience with silent transfers.
 
-Trusted is what `skyward.builder.site.settings` finds, and for a registry by name what Docker's engine is given:
-`certs.d/HOST[:PORT]/*.crt` as CAs, a pair `NAME.cert` and `NAME.key` as the client's own certificate
+Trusted certificates are those found by `skyward.builder.site.settings`, and for a registry by name those of Docker's
+engine: `certs.d/HOST[:PORT]/*.crt` as CAs, a pair `NAME.cert` and `NAME.key` as the client's own certificate
 (https://docs.docker.com/engine/security/certificates/).
 
-An origin is scheme, host and port. Registries send clients to the object store that has a blob, or to another host for
-an upload: the address holds all that is needed there, so the registry's credentials stay with the registry. No redirect
-from TLS to plain http is followed.
+An origin is scheme, host and port. Registries refer clients to the object store of a blob, or to another host for an
+upload: the address contains everything needed there, so the registry's credentials are not sent. No redirect from TLS
+to plain http is followed.
 
-Registries take minutes to store a large layer, and answer nothing meanwhile: distribution's upload of a layer ends with
+Registries take minutes to store a large layer, and send nothing meanwhile: distribution's upload of a layer ends with
 one request that is answered once the object store has the whole (https://github.com/distribution/distribution,
-docs/spec: Completed Upload). So silence itself is no failure. It is one when the registry does not answer other
-requests any more, or answers them and the transfer makes no progress for half an hour.
+docs/spec: Completed Upload). So silence itself is not a failure. It is one if the registry no longer answers other
+requests, or answers them while the transfer makes no progress for half an hour.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ _TRIES = 5
 _MOST_REDIRECTS = 5  # registries need one, some object stores two
 _PORTS = {"http": 80, "https": 443}
 _OF_READS = (301, 302, 303, 307, 308)
-_OF_ALL = (307, 308)  # the others turn a request that sends something into a GET
-_LONGEST_WAIT_S = 30.0  # that a registry may ask for; hubs that limit the rate name hours
+_OF_ALL = (307, 308)  # the others turn a request with a body into a GET
+_LONGEST_WAIT_S = 30.0  # longest accepted Retry-After; hubs that limit the rate send hours
 LONGEST_S = 1800.0  # of a transfer without progress
-_ASK_AFTER_S = 15.0  # of silence; and between questions
+_ASK_AFTER_S = 15.0  # of silence, and between pings
 _SAY_EVERY_S = 30.0
-_GONE_S = 60.0  # without an answer: longer than a restart of a registry takes
+_GONE_S = 60.0  # without an answer; longer than a restart of a registry takes
 _LOOK_S = 1.0
 _PIECE = 2**16
 _PING_LIMITS_S = (3.0, 10.0)
@@ -66,24 +66,24 @@ R = TypeVar("R")
 
 
 def new_session(reference: Reference, *, tries: int = _TRIES) -> requests.Session:
-    """A session for one registry, and for the hosts that it refers to.
+    """Create a session for one registry, and for the hosts that it refers to.
 
     Raises:
         ConfigError: a variable names a CA bundle that cannot be used.
-        RegistryError: so does a file of `certs.d`.
+        RegistryError: a file of `certs.d` cannot be used.
     """
     session = requests.Session()
-    session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=()))  # cookies know no ports; Docker keeps none
+    session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=()))  # cookies ignore ports; Docker keeps none
     session.headers.clear()
     session.headers["User-Agent"] = "skyward"
-    # as in Docker, no proxy stands before this machine itself
+    # as in Docker, this machine itself is reached without a proxy
     session.trust_env = not is_loopback(reference.registry)
     retries = _Retries(
         total=tries - 1,
         connect=min(1, tries - 1),
         read=min(1, tries - 1),
-        other=0,  # distrust of a certificate does not pass
-        allowed_methods=None,  # all: what we send is the same however often it arrives
+        other=0,  # an untrusted certificate does not become trusted by waiting
+        allowed_methods=None,  # all methods, as the requests sent here are idempotent
         status_forcelist=(429, 500, 502, 503, 504),
         backoff_factor=0.3,
         raise_on_status=False,
@@ -91,13 +91,13 @@ def new_session(reference: Reference, *, tries: int = _TRIES) -> requests.Sessio
     given = None if reference.plain_http else engine_certificates(reference.registry)
     for prefix in ("http://", "https://"):
         session.mount(prefix, _Adapter(retries, given.context(with_client=False) if given else None))
-    if given and given.client:  # shown to the registry alone
+    if given and given.client:  # only for the registry itself
         session.mount(f"{reference.url}/", _Adapter(retries, given.context(with_client=True)))
     return session
 
 
 def trust(reference: Reference) -> bool | str:
-    """The `verify` of a request. It is given with each: else the variables of `requests` would come first."""
+    """Return the `verify` of a request; passed explicitly, as the variables of `requests` would take precedence."""
     bundle = None if reference.plain_http else ca_bundle()
     return str(bundle.path) if bundle else True
 
@@ -107,7 +107,7 @@ class EngineCertificates:
     """The certificates in `certs.d` for a registry.
 
     Attributes:
-        folders: where it was found.
+        folders: the folders found.
         authorities: files of CA certificates.
         client: the client's certificate, and its key.
     """
@@ -117,10 +117,10 @@ class EngineCertificates:
     client: tuple[Path, Path] | None
 
     def context(self, *, with_client: bool) -> ssl.SSLContext:
-        """For connections that trust these besides the usual ones.
+        """Create a context for connections that trust these certificates besides the usual ones.
 
         Raises:
-            RegistryError: a file cannot be read, or is none of its kind.
+            RegistryError: a file cannot be read, or is invalid.
         """
         context = create_urllib3_context()
         file = self.folders[0]
@@ -139,7 +139,8 @@ class EngineCertificates:
 
 
 def engine_certificates(registry: str) -> EngineCertificates | None:
-    """The certificates for a registry in the engine's `certs.d`, also of an engine without root; None for none.
+    """Return a registry's certificates in the engine's `certs.d`, including a rootless engine's; None if there are
+    none.
 
     Raises:
         RegistryError: a client's certificate has no key.
@@ -172,18 +173,18 @@ def follow(
     params: Any = None,
     **more: Any,
 ) -> Response:
-    """Send a request, and again to where it is redirected.
+    """Send a request and follow its redirects.
 
     Args:
-        session: sends it.
-        method: of HTTP.
-        url: where to.
-        auth: puts credentials on each request, or not, by its URL.
+        session: the session.
+        method: the HTTP method.
+        url: the first URL.
+        auth: adds credentials to each request depending on its URL.
         params: the query of the first request; a redirect has its own.
-        more: for `requests`, the same with each request.
+        more: arguments for `requests`, the same with each request.
 
     Raises:
-        RegistryError: it leads from TLS to plain http, to an address that is none, or in circles.
+        RegistryError: it leads from TLS to plain http, to an invalid address, or in circles.
         requests.RequestException: the host cannot be reached.
     """
     for _ in range(_MOST_REDIRECTS + 1):
@@ -216,12 +217,12 @@ def stay_protected(url: str, target: str) -> None:
 
 
 def origin_of(url: str) -> tuple[str, str, int]:
-    r"""Scheme, host and port of a URL, as the library that connects to it reads it.
+    r"""Return scheme, host and port of a URL, as the library that connects to it reads it.
 
-    `urllib.parse` reads some URLs differently: of `https://a\@b/` it takes b for the host, and requests connects to a.
+    `urllib.parse` reads some URLs differently: in `https://a\@b/` it takes b for the host, and requests connects to a.
 
     Raises:
-        RegistryError: it is no absolute URL.
+        RegistryError: it is not an absolute URL.
     """
     try:
         parts = parse_url(url)
@@ -234,18 +235,18 @@ def origin_of(url: str) -> tuple[str, str, int]:
 
 
 def shown_url(url: str) -> str:
-    """A URL for messages: its query, which at other origins may be a signature, is left out."""
+    """Return a URL for messages, without its query, which at other origins may be a signature."""
     return f"{origin_of(url)[0]}://{host_of(url)}{urlsplit(url).path}"
 
 
 def host_of(url: str) -> str:
-    """Host and port of a URL, for messages: nothing that may be a password."""
+    """Return host and port of a URL for messages, without a possible login."""
     scheme, host, port = origin_of(url)
     return host if port == _PORTS.get(scheme) else f"{host}:{port}"
 
 
 def unreachable(reference: Reference, error: Exception) -> RegistryError:
-    """The error for a connection that could not be made or broke off."""
+    """Return the error for a connection that could not be established or was broken."""
     words = _innermost(error)
     reason = f"The registry {reference.registry} cannot be asked: {words}."
     if "WRONG_VERSION_NUMBER" in words or "record layer failure" in words:
@@ -262,7 +263,7 @@ def unreachable(reference: Reference, error: Exception) -> RegistryError:
 
 
 def status_of(answer: Response, said: str = "") -> str:
-    """An answer in messages: status, the host's own words, how often it was asked, how long it wants us to wait."""
+    """Describe an answer for messages: status, the host's text, number of attempts, and the requested wait."""
     words = f"status {answer.status_code} {answer.reason}".rstrip() + (f" ({said})" if said else "")
     retries = getattr(answer.raw, "retries", None)
     if retries is not None and retries.history:
@@ -279,7 +280,7 @@ def _trusted(reference: Reference) -> str:
 
 
 class _Adapter(HTTPAdapter):
-    """Requests with our retries and, where there is one, a TLS context of ours."""
+    """Requests with skyward's retries and an optional TLS context."""
 
     def __init__(self, retries: Retry, context: ssl.SSLContext | None) -> None:
         self._tls: dict[str, Any] = {"ssl_context": context} if context else {}
@@ -293,12 +294,12 @@ class _Adapter(HTTPAdapter):
 
 
 class _Retries(Retry):
-    """Waits as long as the host asks for; if that is too long, its answer stands."""
+    """Waits as long as the host asks for; if that is too long, its answer is final."""
 
     def get_retry_after(self, response: BaseHTTPResponse) -> float | None:
         try:
             return super().get_retry_after(response)
-        except InvalidHeader:  # neither seconds nor a date: as if there were none
+        except InvalidHeader:  # neither seconds nor a date: treated as missing
             return None
 
     def increment(self, *args: Any, **more: Any) -> Self:
@@ -315,7 +316,7 @@ class _Retries(Retry):
 
 
 def _innermost(error: BaseException) -> str:
-    """The system's own words, from under the layers of HTTP libraries."""
+    """Return the system's own message, from under the layers of HTTP libraries."""
     while True:
         inner = error.__cause__ or error.__context__ or getattr(error, "reason", None)
         if not isinstance(inner, BaseException):
@@ -327,9 +328,9 @@ class Patience:
     """Called during a transfer's silence with its seconds; see `skyward.engine.Images.push`.
 
     Args:
-        reference: of the image and its registry.
-        doing: the transfer, in words that begin a sentence, such as "The engine's push of r.io/team/x:tag".
-        report: receives what is waited for.
+        reference: the image and its registry.
+        doing: the transfer, as the beginning of a sentence, such as "The engine's push of r.io/team/x:tag".
+        report: receives messages about the wait.
     """
 
     def __init__(self, reference: Reference, doing: str, report: Report) -> None:
@@ -338,7 +339,7 @@ class Patience:
         self._answered_s = monotonic()
 
     def __call__(self, silent_s: float) -> None:
-        """Go on waiting, or raise RegistryError."""
+        """Continue to wait, or raise RegistryError."""
         now = monotonic()
         if silent_s < _ASK_AFTER_S or now - self._asked_s < _ASK_AFTER_S:
             return
@@ -367,7 +368,7 @@ class Patience:
 
 
 class Upload:
-    """The body of a request. It is sent anew from its start by each redirect and retry."""
+    """The body of a request. Each redirect and retry sends it again from its start."""
 
     def __init__(self, content: bytes) -> None:
         self._content, self._moved_s = content, 0.0
@@ -387,7 +388,7 @@ class Upload:
 
 
 def with_patience(send: Callable[[Upload], R], content: bytes, patience: Patience) -> R:
-    """Send something that may be answered late, for as long as `patience` waits."""
+    """Send content to which the answer may be slow, for as long as `patience` waits."""
     body, done = Upload(content), Future[R]()
 
     def run() -> None:
@@ -407,14 +408,14 @@ def with_patience(send: Callable[[Upload], R], content: bytes, patience: Patienc
 
 
 def wait_for_registry(reference: Reference, pause_s: float) -> None:
-    """Wait before a registry that is busy is asked again: so long, and as long as it says that it wants to be left."""
+    """Wait before asking a busy registry again: for `pause_s`, and for as long as the registry requests."""
     sleep(pause_s)
-    with suppress(requests.RequestException), new_session(reference) as session:  # its retries heed Retry-After
+    with suppress(requests.RequestException), new_session(reference) as session:  # its retries respect Retry-After
         _ping(session, reference)
 
 
 def _failure_to_answer(reference: Reference) -> str:
-    """The reason why a registry does not answer, as a sentence; "" if it gives any answer."""
+    """Return the reason why a registry does not answer, as a sentence; "" if it answers at all."""
     with new_session(reference, tries=1) as session:
         try:
             answer = _ping(session, reference)

@@ -1,8 +1,8 @@
-"""Pushing an engine's image to a registry: by the engine, or with zstd by buildx; then verified there.
+"""Pushing an engine's image to a registry: by the engine, or with zstd by buildx; followed by a check of the result.
 
-Beside an image's own tag a push leaves a second one, `cache-<architecture>`, that moves from build to build: builders
-that have no layers yet take those that others have pushed. Builders that can put every step's layers under it do so
-while they build; for the others it is the last image pushed, whose configuration says which step made which layer.
+Besides an image's own tag, a push sets a second one, `cache-<architecture>`, which moves from build to build: builders
+without layers take those that others have pushed. Builders that can store the layers of every step under it do so while
+they build; for the others it is the last pushed image, whose configuration lists the layer of each step.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from skyward.model.image_fields import without_logins
 
 _SAY_EVERY_S = 2.0
 _THERE = ("Layer already exists", "Mounted from")
-# what engines answer, and what to do
+# errors of engines, and what to do
 _KNOWN = (
     (
         r"unauthorized|denied|authentication required|no basic auth|insufficient_scope",
@@ -50,23 +50,23 @@ _KNOWN = (
 )
 _OUTPUT = "type=image,push=true,compression=zstd,force-compression=true,oci-mediatypes=true"
 _PROBE_LIMIT_S = 20
-# said by engines and builders that a registry has answered with a status which passes
+# reports by engines and builders of a registry's temporary error status
 _BUSY = re.compile("toomanyrequests|too many requests|service unavailable|bad gateway|gateway time-?out", re.IGNORECASE)
 _PAUSES_S = (1.0, 4.0, 15.0)
-_INLINE = "moby.buildkit.cache.v0"  # where an image's configuration tells of its steps
+_INLINE = "moby.buildkit.cache.v0"  # the key of an image's configuration with the cache metadata of its steps
 _WHOLE = "mode=max,image-manifest=true,oci-mediatypes=true,ignore-error=true"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pushed:
-    """An image that is in a registry now.
+    """An image pushed to a registry.
 
     Attributes:
         reference: `repository@digest`, which nodes run.
-        digest: of its manifest.
-        size_bytes: of all its layers as the registry keeps them.
-        sent_bytes: of the layers that the registry did not have.
-        content: digest of what runs, see `skyward.builder.store`.
+        digest: digest of its manifest.
+        size_bytes: size of all its layers in the registry.
+        sent_bytes: size of the layers that the registry did not have.
+        content: digest of the executed content; see `skyward.builder.store`.
     """
 
     reference: str
@@ -77,21 +77,21 @@ class Pushed:
 
 
 def push(image: str, target: str, *, platform: str, engine: EngineImages, report: Report) -> Pushed:
-    """Push an image of an engine, and see that the registry has it.
+    """Push an image of an engine, and check that the registry has it.
 
-    On the engine the image keeps the name of the target as a second one.
+    On the engine the image keeps the target as a second name.
 
     Args:
         image: its tag on the engine.
-        target: where to, with a tag.
-        platform: of the image, such as "linux/amd64".
-        engine: has the image, and reaches the registry.
+        target: the destination, with a tag.
+        platform: platform of the image, such as "linux/amd64".
+        engine: the engine that has the image and reaches the registry.
         report: receives progress.
 
     Raises:
         ConfigError: the target is not the name of an image, or has a digest.
         ImageNotFoundError: the engine does not have the image.
-        RegistryError: the registry cannot be reached or refuses; credentials cannot be had.
+        RegistryError: the registry cannot be reached or refuses; credentials are unavailable.
         EngineError: the engine does not answer.
     """
     reference = _prepare(target)
@@ -120,11 +120,11 @@ def push(image: str, target: str, *, platform: str, engine: EngineImages, report
 
 
 def _prepare(target: str) -> Reference:
-    """The reference to push to; its repository is created where the registry needs that.
+    """Return the reference to push to, after creating its repository if the registry requires that.
 
     Raises:
         ConfigError: the target is not the name of an image, or has a digest.
-        RegistryError: the repository cannot be made.
+        RegistryError: the repository cannot be created.
     """
     reference = parse_reference(target)
     if reference.digest:
@@ -135,15 +135,15 @@ def _prepare(target: str) -> Reference:
 
 
 def _until_taken(reference: Reference, attempt: Callable[[], str], report: Report) -> None:
-    """Push, and again while the registry is busy: engines repeat the layers by themselves, but not the manifest.
+    """Push, and repeat while the registry is busy: engines retry layers on their own, but not the manifest.
 
     Args:
-        reference: of the image there.
-        attempt: pushes it; gives what the engine or builder said of a failure, "" for none.
-        report: receives what is waited for.
+        reference: the image in the registry.
+        attempt: pushes it; returns the error of the engine or builder, "" if there is none.
+        report: receives messages about the wait.
 
     Raises:
-        RegistryError: it was refused, or the registry is busy for too long.
+        RegistryError: the push was refused, or the registry is busy for too long.
     """
     for pause_s in (*_PAUSES_S, None):
         answer = attempt()
@@ -156,9 +156,9 @@ def _until_taken(reference: Reference, attempt: Callable[[], str], report: Repor
 
 
 def _find_pushed(reference: Reference, platform: str, report: Report) -> ImageManifest:
-    """The image that was pushed, as the registry has it; it is known from now on, and what next builds start from.
+    """Return the pushed image as the registry has it, after recording it and making it the cache of the next builds.
 
-    A registry that refuses the latter, a tag that moves, has the image all the same.
+    If the registry refuses the cache tag, which moves, the push is still successful.
 
     Raises:
         RegistryError: the registry does not have it, or cannot be asked.
@@ -179,7 +179,7 @@ def _find_pushed(reference: Reference, platform: str, report: Report) -> ImageMa
 
 
 class _Progress:
-    """Follows a push; `states` is the last word on each layer, by its short name."""
+    """Follows a push; `states` is the last status of each layer, by its short name."""
 
     def __init__(self, reference: Reference, report: Report) -> None:
         self.states: dict[str, str] = {}
@@ -200,12 +200,12 @@ class _Progress:
             self._next_s = monotonic() + _SAY_EVERY_S
             done = sum(state.startswith(("Pushed", *_THERE)) for state in self.states.values())
             sent, total = (sum(pair[i] for pair in self._bytes.values()) / 1e6 for i in (0, 1))
-            sent = min(sent, total)  # engines count what they compress, and tell a layer's size beforehand
+            sent = min(sent, total)  # engines count compressed bytes, but report sizes before compression
             self._report(note(f"pushing: {done} of {len(self.states)} layers, {sent:.0f} of {total:.0f} MB"))
 
 
 def _sent_bytes(image: ImageManifest, states: Mapping[str, str]) -> int:
-    """Bytes of the layers that were not there. Engines name a layer by its content, newer ones by its blob."""
+    """Return the size of the layers that were not there; engines name layers by content, newer ones by blob."""
     there = {name for name, state in states.items() if state.startswith(_THERE)}
     short = len("sha256:"), len("sha256:") + 12
     return sum(
@@ -216,7 +216,7 @@ def _sent_bytes(image: ImageManifest, states: Mapping[str, str]) -> int:
 
 
 def _refused(reference: Reference, answer: str) -> RegistryError:
-    """The error for an engine or builder that could not push, with its own words."""
+    """Return the error for an engine or builder that could not push, with its own message."""
     advice = next((text for pattern, text in _KNOWN if re.search(pattern, answer, re.IGNORECASE)), "")
     return RegistryError(
         f"The engine could not push {reference}. It answered: {_unsecret(answer)}.",
@@ -226,23 +226,23 @@ def _refused(reference: Reference, answer: str) -> RegistryError:
 
 
 def _unsecret(answer: str) -> str:
-    """An engine's words without the login that an address in them may have, and without their full stop."""
+    """Return an engine's message without logins in addresses, and without its full stop."""
     return without_logins(answer.strip().rstrip("."))
 
 
 def push_zstd(image: str, target: str, *, platform: str, report: Report, docker_host: str | None = None) -> Exists:
-    """Push an image of an engine with its layers compressed by zstd, and see that the registry has it so.
+    """Push an image of an engine with layers compressed by zstd, and check that the registry has them so.
 
     Args:
         image: its tag on the engine.
-        target: where to, with a tag.
-        platform: of the image, such as "linux/amd64".
+        target: the destination, with a tag.
+        platform: platform of the image, such as "linux/amd64".
         report: receives progress.
-        docker_host: address of the engine; None for what the docker command takes by itself.
+        docker_host: address of the engine; None for the docker command's default.
 
     Raises:
         ConfigError: the target is not the name of an image, or has a digest.
-        EngineError: there is no buildx here, or the engine cannot compress so.
+        EngineError: there is no buildx here, or the engine does not support zstd.
         RegistryError: the registry cannot be reached or refuses.
     """
     environment = {**os.environ, **({"DOCKER_HOST": docker_host} if docker_host else {})}
@@ -274,7 +274,7 @@ def push_zstd(image: str, target: str, *, platform: str, report: Report, docker_
 
 
 def _able_cli(environment: dict[str, str]) -> str:
-    """A docker command with buildx, whose engine can compress so."""
+    """Return a docker command with buildx whose engine can compress with zstd."""
     command = find_command(environment)
     if not command.is_buildx:
         raise EngineError(
@@ -299,12 +299,12 @@ def _able_cli(environment: dict[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedCache:
-    """The registry cache of a build: layers are taken from it and put there.
+    """The registry cache of a build, which layers are read from and written to.
 
     Attributes:
         place: the repository, with the tag of the cache.
-        is_there: whether the registry has it yet.
-        is_whole: whether the builder puts all of its layers there; else they go with the image that is pushed.
+        is_there: whether the registry already has it.
+        is_whole: whether the builder stores all of its layers there; else they are part of the pushed image.
     """
 
     place: Reference
@@ -313,7 +313,7 @@ class SharedCache:
 
     @property
     def words(self) -> list[str]:
-        """Options of a build, which an old docker command and buildx both take."""
+        """Options of a build, supported by old docker commands and by buildx."""
         name = f"{self.place.name}:{self.place.tag}"
         found = ["--cache-from", name] if self.is_there else []
         if self.is_whole:
@@ -322,12 +322,12 @@ class SharedCache:
 
 
 def shared_cache(target: str, platform: str, *, is_whole: bool) -> SharedCache:
-    """The cache of the repository that an image will be pushed to.
+    """Return the cache of the repository that an image will be pushed to.
 
     Args:
-        target: where the image goes.
-        platform: of the image, such as "linux/amd64".
-        is_whole: whether the builder can push layers by itself: buildx with images in containerd can.
+        target: the destination of the image.
+        platform: platform of the image, such as "linux/amd64".
+        is_whole: whether the builder can push layers itself, as buildx can with images in containerd.
 
     Raises:
         RegistryError: the registry cannot be reached or refuses.
@@ -339,12 +339,12 @@ def shared_cache(target: str, platform: str, *, is_whole: bool) -> SharedCache:
 
 
 def leave_cache(pushed: ImageManifest, reference: Reference, platform: str) -> None:
-    """Make an image that was pushed the cache of its repository, if it tells of its steps; no layer is sent.
+    """Make a pushed image the cache of its repository if it has cache metadata; no layer is sent.
 
     Raises:
         RegistryError: the registry refuses.
     """
-    if _INLINE not in pushed.config:  # built without cache metadata: keep the cache that is there
+    if _INLINE not in pushed.config:  # built without cache metadata: the existing cache is kept
         return
     place = _place_of_cache(reference, platform)
     with RegistryClient(place, "pull,push") as client:

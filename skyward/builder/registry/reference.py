@@ -25,11 +25,11 @@ class Reference:
     """One image in a registry.
 
     Attributes:
-        registry: host and port as they stand in the name; "docker.io" where the name has none.
+        registry: host and port as in the name; "docker.io" if the name has none.
         repository: path within the registry.
-        tag: "latest" where neither tag nor digest was given; "" beside a digest.
+        tag: "latest" if neither tag nor digest was given; "" with a digest.
         digest: `sha256:...`, or "".
-        plain_http: whether the registry is spoken to without TLS.
+        plain_http: whether the registry is accessed without TLS.
     """
 
     registry: str
@@ -40,12 +40,12 @@ class Reference:
 
     @property
     def name(self) -> str:
-        """Registry and repository, as `docker` takes them."""
+        """Registry and repository, as `docker` accepts them."""
         return f"{self.registry}/{self.repository}"
 
     @property
     def wanted(self) -> str:
-        """The digest, else the tag: the last part of the manifest's URL."""
+        """The digest, or else the tag: the last part of the manifest's URL."""
         return self.digest or self.tag
 
     @property
@@ -55,7 +55,7 @@ class Reference:
         return f"{'http' if self.plain_http else 'https'}://{host}"
 
     def at(self, digest: str) -> Reference:
-        """The same repository by digest."""
+        """Return the reference to a digest in the same repository."""
         return replace(self, tag="", digest=digest)
 
     def __str__(self) -> str:
@@ -63,10 +63,10 @@ class Reference:
 
 
 def parse_reference(text: str) -> Reference:
-    """Read a reference; `http://` or `https://` in front decides how its registry is spoken to.
+    """Parse a reference; a leading `http://` or `https://` determines the protocol of its registry.
 
     Raises:
-        ConfigError: it is not a reference; the message says which part is wrong.
+        ConfigError: it is not a reference; the message names the invalid part.
     """
     scheme, _, name = text.rpartition("://")
     if scheme not in ("", "http", "https"):
@@ -95,7 +95,7 @@ def parse_reference(text: str) -> Reference:
 
 
 def with_tag(where: str, tag: str) -> str:
-    """The repository that `--push` names, with a tag put to it unless it has one.
+    """Return the repository that `--push` names, with a tag added unless it has one.
 
     Raises:
         ConfigError: it is not the name of a repository.
@@ -106,7 +106,7 @@ def with_tag(where: str, tag: str) -> str:
 
 
 def is_loopback(registry: str) -> bool:
-    """Whether a registry's host is this machine's loopback interface."""
+    """Return whether a registry's host is this machine's loopback interface."""
     host = re.sub(r":\d+$", "", registry).strip("[]")
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -115,7 +115,7 @@ def is_loopback(registry: str) -> bool:
 
 
 def _split_registry(name: str) -> tuple[str, str]:
-    """The registry, and the rest: the first part is one if it looks like a host."""
+    """Split a name into registry and path: the first part is a registry if it looks like a host."""
     first, slash, rest = name.partition("/")
     is_host = slash and (any(sign in first for sign in ".:[") or first == "localhost" or first != first.lower())
     registry, path = (first, rest) if is_host else (DOCKER_HUB, name)
