@@ -1,7 +1,7 @@
-"""`skyward build`: images compiled, built and pushed before any pool needs them; or looked at without building.
+"""`skyward build`: compiles, builds and pushes images before any pool needs them; or inspects them without building.
 
-What finds an image loads nothing that builds, and asks the engine one question. The next run with the same words and
-files is answered from a record, see `skyward.cli.main`.
+Code that only finds an image loads nothing that builds, and sends the engine one request. The next run with the same
+words and files is answered from a record, see `skyward.cli.main`.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ if TYPE_CHECKING:
 
 
 EXISTS, ABSENT, UNKNOWN = 0, 1, 3
-# plugins that read nothing of this machine
+# plugins that read nothing from this machine
 PLUGINS = ("huggingface", "jax", "joblib", "keras", "sklearn", "tensorflow", "torch")
-# files that are looked for beside what an image names, and in all folders above it
+# files that are searched for beside the files an image names, and in all directories above
 _LOOKED_FOR = (".git", ".gitignore", ".dockerignore", "pyproject.toml", "pylock.toml", "uv.lock", "uv.toml")
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """An image somebody asks for.
+    """A requested image.
 
     Attributes:
-        name: for people; pools of one function differ by their lines.
-        memory: what its builds are remembered by: no line, which any edit moves, but its number among those.
-        declared: how it is declared.
+        name: for people; pools of one function are told apart by their lines.
+        memory: key under which its builds are remembered: with its number among namesakes, as edits change lines.
+        declared: its declaration.
     """
 
     name: str
@@ -63,20 +63,20 @@ class Wanted:
     declared: Declared
 
     def key(self, plan: Plan) -> str:
-        """What its builds for a platform are remembered by."""
+        """Return the key under which its builds for a platform are remembered."""
         return f"{Path.cwd() / self.memory} for {plan.platform}"
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """An image that a run found, and did not build.
+    """An image that a run found and did not build.
 
     Attributes:
-        declared: how it is declared.
-        plan: what it is made of.
-        id: its id on the engine; "" where it was looked for in a registry alone.
+        declared: its declaration.
+        plan: its plan.
+        id: its id on the engine; "" if it was looked for only in a registry.
         is_used: whether the run counts as a use of the image.
-        until: when what a registry said of it has to be asked again, in seconds since the epoch.
+        until: when the registry's answer expires, in seconds since the epoch.
     """
 
     declared: Declared
@@ -87,7 +87,7 @@ class Found:
 
     @property
     def images(self) -> Iterator[tuple[str, str]]:
-        """Images that it rests on by name, each with its id or digest: its base and itself."""
+        """The images that the result depends on, by name, each with its id or digest: its base and itself."""
         if not self.plan.base_build:
             named = self.declared.image.base or os.environ.get("SKYWARD_BASE") or default_base(self.plan.python)
             base = self.plan.base if self.plan.image.lock else str(named)
@@ -100,8 +100,8 @@ class Found:
 class BuildTarget:
     """How to build: on which engine, for which platform, where to push and how, whether to look for newer packages.
 
-    `images` and `engine` are one engine's images: its own API, and the `EngineImages` that the builder takes.
-    `found` are the images so far that were there.
+    `images` and `engine` both access one engine's images: its own API, and the `EngineImages` that the builder takes.
+    `found` lists the images so far that existed.
     """
 
     images: Images
@@ -116,25 +116,25 @@ class BuildTarget:
     found: list[Found] = field(default_factory=list)
 
     def platform_for(self, wanted: Wanted) -> str:
-        """What the image is for: what was asked for or declared, else the platform of the engine's machine."""
+        """Return the platform that was requested or declared, else that of the engine's machine."""
         architecture = wanted.declared.architecture
         if self.platform is None and architecture is None and not self.is_here:
             return self.images.platform()
         return self.platform or platform_of(architecture)
 
     def image_for(self, wanted: Wanted) -> Image:
-        """The image with what its plugins add."""
+        """Return the image, including what its plugins add."""
         declared = wanted.declared
         if self.platform:
             declared = replace(declared, image=replace(declared.image, platform=self.platform))
         if not declared.plugins and not declared.has_volumes:
             return declared.image
-        from skyward.plugins.registry import declared_image  # takes longer to load than all that click needs
+        from skyward.plugins.registry import declared_image  # loads longer than all that click needs
 
         return declared_image(declared, platform=self.platform_for(wanted), python=local_minor())
 
     def plan(self, wanted: Wanted) -> Plan:
-        """Compile, against the base the engine has and the locked requirements."""
+        """Compile against the base on the engine and the locked requirements."""
         return plan_for(
             self.image_for(wanted),
             self.engine,
@@ -145,7 +145,7 @@ class BuildTarget:
         )
 
     def reference(self, plan: Plan) -> str | None:
-        """The image's name in the registry."""
+        """Return the image's name in the registry; None if it is not to be pushed."""
         if not self.push:
             return None
         from skyward.builder.registry.reference import with_tag
@@ -241,10 +241,10 @@ def command(
 
 
 def _acting(mode: str | None, folder: str | None, wanted: list[Wanted]) -> Act:
-    """What is done with each image."""
+    """Return the action for each image."""
     if mode is None and not folder:
         return _build
-    from skyward.cli import looks  # what builds need not load it
+    from skyward.cli import looks  # not needed for builds
 
     if not folder:
         return {"print": looks.show_dockerfile, "explain": looks.show_changes, "check": looks.check}[str(mode)]
@@ -267,7 +267,7 @@ def _place(address: str) -> SshHost:
 
 
 def _read(source: str, choice: Mapping[str, Any]) -> Iterator[Wanted]:
-    """The images that a file or directory declares."""
+    """Yield the images that a file or directory declares."""
     every = declared_in(source, choice)
     for position, declared in enumerate(every):
         name = memory = source if declared.where == source else f"{source}:{declared.name}"
@@ -282,10 +282,10 @@ def _read(source: str, choice: Mapping[str, Any]) -> Iterator[Wanted]:
 
 
 def declared_in(source: str, choice: Mapping[str, Any]) -> list[Declared]:
-    """The images of a TOML file, a script, or a project's directory.
+    """Return the images of a TOML file, a script, or a project's directory.
 
     Raises:
-        ConfigError: it declares none, or not what can be used.
+        ConfigError: it declares none, or an invalid one.
     """
     if Path(source).is_dir():
         from skyward.builder.sources.declared import load_project
@@ -307,7 +307,7 @@ def declared_in(source: str, choice: Mapping[str, Any]) -> list[Declared]:
 
 
 def _build(wanted: Wanted, target: BuildTarget, output: Output) -> int:
-    """Build an image where it is nowhere, and push it where it is not in the registry."""
+    """Build an image that does not exist anywhere, and push it if it is not in the registry."""
     with output.listening(wanted.name) as report:
         plan = target.plan(wanted)
         reference = target.reference(plan)
@@ -333,9 +333,9 @@ def _build(wanted: Wanted, target: BuildTarget, output: Output) -> int:
 
 
 def _on_engine(plan: Plan, target: BuildTarget, reference: str | None, result: Result, report: Report) -> None:
-    """Have the engine have the image; one question where it does.
+    """Ensure that the engine has the image; a single request if it has.
 
-    Where it goes to a registry afterwards, what others have built and pushed there is used.
+    If the image is to be pushed, layers that others have built and pushed there are reused.
     """
     facts = target.engine.inspect(plan.tag)
     if not is_known(plan.tag, facts):
@@ -385,7 +385,7 @@ def _push(plan: Plan, reference: str, target: BuildTarget, result: Result, repor
 
 
 def _describe(plan: Plan, reference: str | None, target: BuildTarget, result: Result, report: Report) -> None:
-    """Make the image's SBOM, attach it, and sign the image, as far as that is asked for."""
+    """Create the image's SBOM, attach it, and sign the image, as far as requested."""
     if not target.sbom and target.sign is None:
         return
     from skyward.builder import sbom
@@ -411,12 +411,12 @@ def _describe(plan: Plan, reference: str | None, target: BuildTarget, result: Re
 
 
 def _record(found: Sequence[Found], output: Output, engine: EngineAddress) -> None:
-    """Record a run that found all its images, unless it printed what the next one has to print anew."""
+    """Record a run that found all its images, unless it printed messages that the next run must determine again."""
     plugins = {use.name for each in found for use in each.declared.plugins}
     has_warned = warn.cache_info().currsize > 0
     if output.has_events or has_warned or not plugins <= {*PLUGINS} or cache_folder("unchanged") is None:
         return
-    # the engine's own socket is looked for before others
+    # the engine's default socket is tried before others
     sockets = [path for path in [DEFAULT_URL.removeprefix("unix://")] if path != str(engine.path)]
     settings = settings_files(os.environ, home(), Path.cwd())
     record_unchanged(
@@ -430,7 +430,7 @@ def _record(found: Sequence[Found], output: Output, engine: EngineAddress) -> No
 
 
 def _looked_for(found: Iterable[Found]) -> set[Path]:
-    """Files that would decide what the images are made of if they were there."""
+    """Return the files that would affect the images if they existed."""
     looked_for = {Path(each.declared.where).with_suffix(".lock") for each in found}
     for each in found:
         if places := [located(each.declared.root, path) for path in _paths(each)]:
@@ -442,7 +442,7 @@ def _looked_for(found: Iterable[Found]) -> set[Path]:
 
 
 def _paths(found: Found) -> list[str]:
-    """The paths of files and folders that an image names."""
+    """Return the paths of files and directories that an image names."""
     declared, image = found.declared.image, found.plan.image
     paths = [*image.includes, *declared.requirements, *declared.constraints, *(["."] if declared.groups else [])]
     paths += [path for entry in image.pip if (path := local_path(entry)) is not None]
@@ -452,7 +452,7 @@ def _paths(found: Found) -> list[str]:
 
 
 def _members(folders: Iterable[Path]) -> Iterator[Path]:
-    """The files of workspaces that uv reads to see whether their locks fit, and the folders of members."""
+    """Yield the workspace files that uv reads to check whether their locks fit, and the members' directories."""
     for lock in {folder / "uv.lock" for place in folders for folder in (place, *place.parents)}:
         if lock.is_file():
             from skyward.builder.packages.project import read_by_uv

@@ -6,13 +6,13 @@
 | 1 | `build --check`: an image does not exist; `lock --check`: a lock does not fit; else an error of no other kind |
 | 2 | the command line, a file or a setting is wrong |
 | 3 | a plugin failed (`build --check`: whether an image exists is unknown) |
-| 4 | an image cannot be had: base, build or registry |
-| 5 | the Docker engine, or the machine it is on |
+| 4 | an image is not available: base, build or registry |
+| 5 | the Docker engine, or the machine it runs on |
 | 6, 7, 8 | machines, pools, calls |
 | 9 | a connection between client and node |
 | 130 | Ctrl-C |
 
-That of `skyward run` is the program's.
+`skyward run` exits with the status of the program.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from skyward.errors import (
     WireError,
 )
 
-# name -> the module with the command of that name, loaded when it is asked for; of a module with several, its own name
+# name -> module of the command, imported on demand; "module:attribute" where a module has several commands
 COMMANDS = {
     "attach": "skyward.cli.results:attach",
     "aws": "skyward.cli.documents:aws",
@@ -81,7 +81,7 @@ STATUSES: tuple[tuple[type[SkywardError], int], ...] = (
     (CheckpointError, 11),
 )
 _DEBUG = "--debug"
-_GARBAGE = 50_000  # with the usual 700, a sixth of a no-op's time is a search for garbage among what imports make
+_GARBAGE = 50_000  # with the default of 700, garbage collection during imports takes a sixth of a no-op's time
 
 
 class _Commands(click.Group):
@@ -126,16 +126,16 @@ def run(words: Sequence[str]) -> int:
             traceback.print_exception(error)
         return _failed(str(error), status_of(error))
     except BrokenPipeError:
-        # the reader of our output has seen enough; Python would complain once more when it flushes at exit
+        # the reader has closed the pipe; without this, Python would report it again when it flushes at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     finally:
         gc.set_threshold(*before)
-        gc.freeze()  # the interpreter's end searches for garbage once more, a tenth of a no-op's time
+        gc.freeze()  # the interpreter collects garbage once more at exit, a tenth of a no-op's time
 
 
 def _ours(words: Sequence[str]) -> int:
-    """How many of the words are skyward's: what follows `run` is the program's, what follows `--` a command's."""
+    """Return how many of the words are skyward's: those after `run` are the program's, those after `--` a command's."""
     command = next((place for place, word in enumerate(words) if not word.startswith("-")), len(words))
     if words[command : command + 1] == ["run"]:
         return command
@@ -143,7 +143,7 @@ def _ours(words: Sequence[str]) -> int:
 
 
 def status_of(error: SkywardError) -> int:
-    """The exit status for an error."""
+    """Return the exit status for an error."""
     return next((status for kind, status in STATUSES if isinstance(error, kind)), 1)
 
 

@@ -1,4 +1,4 @@
-"""`skyward cp`: files and folders into a node, and out of one."""
+"""`skyward cp`: copies files and directories into and out of nodes."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from skyward.nodes.access import OUTPUT, Program
 from skyward.runner.entry.copy import CopyError, Destination, name_of, pack, size_of, unpack
 
 _PROGRAM = ("python3", "-m", "skyward.runner.entry.copy")
-_ENV = {"PYTHONSAFEPATH": "1"}  # the node's files are no modules for it
-_PARTS = 32  # of a stream that have come and were not read
+_ENV = {"PYTHONSAFEPATH": "1"}  # do not import the node's files as modules
+_PARTS = 32  # maximum number of received but unread parts of a stream
 _MOST_NAMED = 20
 
 
 @dataclass(frozen=True, slots=True)
 class RemotePath:
-    """A path in a node, as `POOL:NODE:PATH` names it; relative ones begin where calls run."""
+    """A path in a node, written `POOL:NODE:PATH`; relative paths start at the directory in which calls run."""
 
     pool: str
     node: str | None
@@ -34,7 +34,7 @@ class RemotePath:
 
     @classmethod
     def parse(cls, text: str) -> RemotePath | None:
-        """The path in a node that a string names; None for one here, also where it has a slash before any colon."""
+        """Parse a path in a node; return None for a local one, such as any with a slash before the first colon."""
         found = re.fullmatch(r"([^:/]+):([^:/]*):(.*)", text, re.DOTALL)
         return cls(found[1], found[2] or None, found[3]) if found else None
 
@@ -79,7 +79,7 @@ def _put(target: NodeTarget, sources: Sequence[str], destination: str) -> int:
             program.end_input()
             report.status = program.wait().status
         except _EndedError:
-            report.status = program.wait().status  # it has said why
+            report.status = program.wait().status  # it has reported why
         except CopyError as error:
             report.error = str(error)
         finally:
@@ -103,7 +103,7 @@ def _get(target: NodeTarget, paths: Sequence[str], destination: str) -> int:
             report.status = program.wait().status
         except CopyError as error:
             if output.has_ended:
-                report.status = program.wait().status  # which knows better why it broke off
+                report.status = program.wait().status  # it knows better why the copy broke off
             report.error = report.error or str(error)
         finally:
             output.stop()
@@ -112,11 +112,11 @@ def _get(target: NodeTarget, paths: Sequence[str], destination: str) -> int:
 
 
 class _EndedError(Exception):
-    """The program in the node has ended before all was sent."""
+    """The program in the node ended before all data was sent."""
 
 
 class _Input:
-    """The node's end of a copy as a file that is written to."""
+    """The node's end of a copy, as a writable file."""
 
     def __init__(self, program: Program, transfer: Transfer) -> None:
         self._program, self._transfer = program, transfer
@@ -129,7 +129,7 @@ class _Input:
 
 
 class _Output:
-    """What the node's end of a copy sends as a file that is read; as much as fits waits here.
+    """Data from the node's end of a copy, as a readable file with a bounded buffer.
 
     Attributes:
         has_ended: whether the end was read.
@@ -143,7 +143,7 @@ class _Output:
         self.has_ended = self._stopped = False
 
     def put(self, stream: int, data: bytes) -> None:
-        """Take what has come (a thread of its own)."""
+        """Buffer received data (called in a separate thread)."""
         if stream != OUTPUT:
             self._report.hear(stream, data)
         elif not self._stopped:
@@ -151,11 +151,11 @@ class _Output:
             self._parts.put(data)
 
     def end(self) -> None:
-        """Take the end."""
+        """Mark the end of the data."""
         self._parts.put(b"")
 
     def read(self, count: int) -> bytes:
-        """So many bytes; fewer at the end."""
+        """Return `count` bytes; fewer at the end."""
         found = bytearray(self._rest[:count])
         self._rest = self._rest[count:]
         while len(found) < count and not self.has_ended:
@@ -176,28 +176,28 @@ class _Output:
             pass
 
     def stop(self) -> None:
-        """Let whoever gives more not wait for room any longer."""
+        """Release a blocked `put`, and discard what comes after."""
         self._stopped = True
         self._room.release(_PARTS)
 
 
 class _Report:
-    """What the program in the node tells of a copy."""
+    """Messages of the program in the node about a copy."""
 
     def __init__(self, target: NodeTarget, transfer: Transfer) -> None:
         self._target, self._transfer = target, transfer
         self._line = b""
-        self._unread: list[str] = []  # lines of the program in the node that are not its own
+        self._unread: list[str] = []  # output lines that are not the program's messages
         self.failures: list[str] = []
         self.status = 0
         self.error = ""
 
     def note(self, file: str, why: str) -> None:
-        """Take note of a file that was not copied."""
+        """Record a file that was not copied."""
         self.failures.append(f"{file} {why}")
 
     def hear(self, _: int, data: bytes) -> None:
-        """Take note of what the program in the node tells."""
+        """Handle output of the program in the node."""
         *lines, self._line = (self._line + data).split(b"\n")
         for line in lines:
             try:
@@ -212,7 +212,7 @@ class _Report:
                 self.note(about["file"], about["why"])
 
     def finish(self) -> int:
-        """The exit status; says what was not copied.
+        """Report what was not copied, and return the exit status.
 
         Raises:
             SkywardError: the copy broke off.

@@ -1,12 +1,12 @@
-"""`skyward doctor`: the checks of hosts that pools make, without a pool: of this machine and machines reached by SSH.
+"""`skyward doctor`: runs the host checks of pools without a pool, on this machine and on machines reached by SSH.
 
-With `--gpu` it runs a list of checks on this machine's GPU instead, each in a program of its own with a limit.
+With `--gpu` it runs a list of checks on this machine's GPU instead, each in a separate program with a time limit.
 
 With `--json` there is one object per host and line: `host`, `engine` (version), `platform`, `cpus`, `memory_gb`,
 `disk_gb` (free), `gpus` (names), `driver`, `cuda`, `ahead_s`, `builder`, `can`, `cannot`, `ssh` (the SSH client), each
-null or empty where it is not known, and `findings`, each with `what` and `text`. For a Slurm cluster it has `host`,
-`slurm` (version), `platform`, `partitions`, `image_modes` (what is missing for each; "" for nothing) and `findings`.
-With `--gpu` there is one per check: `check`, `title`, `state` ("seen", "failed", "not possible") and `text`.
+null or empty if unknown, and `findings`, each with `what` and `text`. For a Slurm cluster it has `host`, `slurm`
+(version), `platform`, `partitions`, `image_modes` (what is missing for each; "" if nothing is) and `findings`. With
+`--gpu` there is one per check: `check`, `title`, `state` ("seen", "failed", "not possible") and `text`.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from skyward.providers import SSH
 from skyward.ssh.connection import client_version
 from skyward.ssh.preflight import HEADINGS, Finding, HostReport, as_row, local_host_report, table
 
-UNHEALTHY = 6  # exit status where something is wrong with a host: that of provider errors
+UNHEALTHY = 6  # exit status if something is wrong with a host: that of provider errors
 _HERE = "this machine"
 SEEN, FAILED, IMPOSSIBLE = "seen", "failed", "not possible"
 _PROGRAM = (sys.executable, "-m", "skyward.cli.gpu_checks")
-# check -> what it looks at, and how many seconds it may take
+# check -> its subject, and its time limit in seconds
 CHECKS = {
     "found": ("what the driver shows is what pools believe", 120.0),
     "places": ("one GPU for a node, and for two of its ranks", 240.0),
@@ -96,7 +96,7 @@ def command(
 
 
 def _cluster_report(login: str, key: Path | None, known_hosts: Path | None) -> Mapping[str, Any]:
-    """What a Slurm cluster has, as JSON."""
+    """Return the report on a Slurm cluster as a JSON-compatible mapping."""
     from skyward.providers import Slurm
     from skyward.providers.slurm.login import ask
 
@@ -143,14 +143,14 @@ def _show(reports: list[HostReport]) -> None:
 
 
 class Outcome(NamedTuple):
-    """What became of a check: "seen", "failed" or "not possible", and the figures or the reason."""
+    """Outcome of a check: "seen", "failed" or "not possible", and the figures or the reason."""
 
     state: str
     text: str
 
 
 def check_gpu(*, as_json: bool) -> bool:
-    """Run all checks and print their outcomes, each as it comes where they are JSON; whether none failed.
+    """Run all checks and print their outcomes, as JSON each as soon as it is known; return whether none failed.
 
     Raises:
         ProviderError: there is no GPU.
@@ -171,7 +171,7 @@ def check_gpu(*, as_json: bool) -> bool:
 
 
 def run_check(command: tuple[str, ...], limit_s: float) -> Outcome:
-    """Run the program of a check, whose last line says what became of it, and end it at its limit."""
+    """Run the program of a check, whose last line is its outcome, and end it at its time limit."""
     with subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -185,7 +185,7 @@ def run_check(command: tuple[str, ...], limit_s: float) -> Outcome:
             text, _ = program.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
             with suppress(ProcessLookupError):
-                os.killpg(program.pid, signal.SIGTERM)  # its pools close
+                os.killpg(program.pid, signal.SIGTERM)  # lets it close its pools
             try:
                 program.communicate(timeout=15)
             except subprocess.TimeoutExpired:

@@ -1,5 +1,5 @@
-"""Commands that print or write a document and do nothing else: the rights that providers need, schemas for editors,
-completion for shells, a program to begin with (`skyward init`), and a file with which others bring up nodes
+"""Commands that print or write a document and do nothing else: the permissions that providers need, schemas for
+editors, completion for shells, a program to start from (`skyward init`), and a file with which others start nodes
 (`skyward up`); so far a compose file, for Docker Compose 2 and 1.29.
 """
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from skyward.model.rights import Rights
 
 
-_VARIABLE = "_SKYWARD_COMPLETE"  # which the shell sets when it asks; click's name for a program called skyward
+_VARIABLE = "_SKYWARD_COMPLETE"  # set by the shell when it completes; click's name for a program called skyward
 _USE = {
     "bash": 'eval "$(skyward completion bash)"   # in ~/.bashrc',
     "zsh": 'eval "$(skyward completion zsh)"    # in ~/.zshrc, after compinit',
@@ -75,8 +75,8 @@ def test_all_parts() -> None:
 
 
 _FILES = {"main.py": _PROGRAM, "test_main.py": _TEST}
-_NODE_IMAGE = "skyward:node"  # default of SKYWARD_IMAGE, which nodes run that no pool brings up
-_NODE_DOCKERFILE = "dockerfiles/bases/node.Dockerfile"  # in a clone of skyward; what `build` makes of it
+_NODE_IMAGE = "skyward:node"  # default of SKYWARD_IMAGE: the image of nodes that no pool starts
+_NODE_DOCKERFILE = "dockerfiles/bases/node.Dockerfile"  # in a clone of skyward; `build` builds from it
 _TEMPLATE = """\
 # {nodes} and a registry, written by `skyward up {options}`. Change the command, not this file.
 # A pool with provider=sky.Compose("compose.yaml") brings it up and down, or uses it while it is up.
@@ -120,7 +120,7 @@ _ALIKE = """\
     deploy:
       replicas: {count}
 """
-# all containers of a service reserve the same devices, so each node with GPUs of its own is a service
+# all containers of a service reserve the same devices, so each node with its own GPUs is a service
 _WITH_GPUS = """\
   {name}:
     <<: *node
@@ -279,15 +279,15 @@ def up(
 def compose_file(
     nodes: int, image: str = _NODE_IMAGE, gpus: int = 0, build: str | None = None, rights: Rights | None = None
 ) -> str:
-    """The text of a file with nodes and a registry.
+    """Return the text of a compose file with nodes and a registry.
 
     Args:
         nodes: number of nodes.
-        image: what nodes run that no pool brings up.
-        gpus: number of NVIDIA GPUs that each node has for itself; they are assigned in the machine's order.
-        build: folder of a clone of skyward, from which compose builds `image` where it is missing; None for an image
-            that is made elsewhere.
-        rights: the user that functions run as, and their capabilities; None for what images say, and none.
+        image: image of nodes that no pool starts.
+        gpus: number of NVIDIA GPUs reserved for each node; they are assigned in the machine's order.
+        build: directory of a clone of skyward, from which compose builds a missing `image`; None if the image is made
+            elsewhere.
+        rights: the user that functions run as, and their capabilities; None for the images' user and no capabilities.
     """
     from skyward.model.rights import WORK_DIR, Rights
     from skyward.nodes.container import COMMAND
@@ -313,7 +313,7 @@ def compose_file(
 
 
 def _rights(rights: Rights) -> str:
-    """The lines for user and capabilities: none can be had or gained beyond those asked for."""
+    """Return the lines for user and capabilities: none can be had or gained beyond those asked for."""
     from skyward.model.rights import ACCOUNT_ID, DEFAULT
     from skyward.providers.compose_project import USER_VAR
 

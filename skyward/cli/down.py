@@ -1,15 +1,16 @@
-"""`skyward down`: end runs by name, and pools, found by labels alone: those that are named, or all of this user's.
+"""`skyward down`: ends runs by name, and pools, found by labels alone: the named ones, or all of this user's.
 
 With `--json` standard output has one object per line and nothing else:
 
-- `{"event": "ended", "run", "where", "state", "status"}`: a run that has ended; `state` is "killed" where it did
-  not do so in order.
+- `{"event": "ended", "run", "where", "state", "status"}`: a run that has ended; `state` is "killed" if it did not
+  shut down in order.
 
-- `{"event": "ended", "pool", "where", "nodes"}`: a pool that is ended at a place, and how many nodes it had there.
-- `{"event": "absent", "pool"}`: a pool that was named and of which nothing was found.
-- `{"event": "spared", "pool", "where", "user"}`: a pool that `--all` leaves alone, because it is another user's.
-- `{"event": "error", "pool", "where", "kind", "message"}`: what could not be ended, or a place that could not be asked,
-  where `pool` is null; the exit status is then 6.
+- `{"event": "ended", "pool", "where", "nodes"}`: a pool that was ended at a place, and the number of nodes it had
+there.
+- `{"event": "absent", "pool"}`: a named pool of which nothing was found.
+- `{"event": "spared", "pool", "where", "user"}`: a pool that `--all` does not end, because it is another user's.
+- `{"event": "error", "pool", "where", "kind", "message"}`: a pool that could not be ended, or a place that could not be
+  queried, where `pool` is null; the exit status is then 6.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class Found:
     Attributes:
         pool: its identifier.
         place: where it is.
-        nodes: how many nodes it has there.
-        user: whose it is, as "name@host"; "" where no label says so.
+        nodes: number of nodes it has there.
+        user: its owner, as "name@host"; "" if no label says so.
     """
 
     pool: str
@@ -80,7 +81,7 @@ def command(
     end, and asks. Exit status 1 where nothing of a name was found.
     """
     _check(pools, everything, belongs_to_all=everyone or is_agreed)
-    sweep()  # what clients that were killed in a build have left
+    sweep()  # leftovers of clients that were killed during a build
     told, found = _Told(as_json), list[Found]()
     hosts = ssh_hosts(places)
     left = _end_runs(pools, hosts, told)
@@ -122,7 +123,7 @@ def _check(pools: Sequence[str], everything: bool, *, belongs_to_all: bool) -> N
 
 
 def _pools_at(place: Place, there: Sequence[Resource]) -> Iterator[Found]:
-    """The pools of what is at a place. One whose parts name several users is nobody's."""
+    """Yield the pools among the resources at a place; one whose parts name several users has no user."""
     for pool in sorted({str(each["pool"]) for each in there}):
         parts = [each for each in there if str(each["pool"]) == pool]
         users = {str(each.get("user", "")) for each in parts}
@@ -131,7 +132,7 @@ def _pools_at(place: Place, there: Sequence[Resource]) -> Iterator[Found]:
 
 
 def _all_of(found: Sequence[Found], everyone: bool, told: _Told) -> list[Found]:
-    """What `--all` means: this user's pools, unless everyone's are asked for."""
+    """Return the pools that `--all` means: this user's, or with `everyone` those of all users."""
     user = current_user()
     chosen = [each for each in found if everyone or each.user == user]
     told.spare([each for each in found if each not in chosen], user)
@@ -139,7 +140,7 @@ def _all_of(found: Sequence[Found], everyone: bool, told: _Told) -> list[Found]:
 
 
 def _is_there(found: Found) -> bool:
-    """Whether something of a pool is left now that its run has ended, as far as its place can be asked."""
+    """Return whether anything of a pool is left after its run has ended; True if its place cannot be queried."""
     try:
         return any(each["pool"] == found.pool for each in found.place.find())
     except SkywardError:
@@ -147,10 +148,10 @@ def _is_there(found: Found) -> bool:
 
 
 def _agree(chosen: Sequence[Found], runs: Sequence[ListedRun], told: _Told, *, is_agreed: bool) -> None:
-    """Show what is going to be ended, and ask whether it shall be; nothing where that is agreed.
+    """Show what is going to be ended and ask for confirmation, unless it has been given.
 
     Raises:
-        ConfigError: there is nobody to ask.
+        ConfigError: nobody can be asked.
         click.Abort: the answer is no.
     """
     if is_agreed or not (chosen or runs):
@@ -188,12 +189,12 @@ def _count(number: int, noun: str) -> str:
 
 
 class _Told:
-    """What is told of the ends, and what went wrong."""
+    """Output of the command, and the failures so far."""
 
     def __init__(self, as_json: bool) -> None:
         self.as_json = as_json
         self.failures: list[str] = []
-        self.absent: list[str] = []  # names of which nothing was found
+        self.absent: list[str] = []  # names for which nothing was found
 
     def end(self, found: Found) -> None:
         if self.as_json:
@@ -211,7 +212,7 @@ class _Told:
             click.echo(text, err=True)
 
     def suggest(self, known: Sequence[str]) -> None:
-        """Name what there is that comes close to the names of which nothing was found."""
+        """Suggest existing names that are close to those for which nothing was found."""
         close = sorted({near for name in self.absent for near in get_close_matches(name, known)})
         if not self.as_json:
             meant = f"Did you mean {' or '.join(close)}?" if close else "`skyward ps` shows what there is."
@@ -236,8 +237,8 @@ def _say(event: str, **about: Any) -> None:
 
 
 def _end_runs(names: Sequence[str], hosts: Sequence[SshHost], told: _Told) -> list[str]:
-    """End those of these names that are runs; the pools that are left to end: all other names, and the pools that ended
-    runs had, which are there if a program could not end them itself.
+    """End the runs among these names; return the pools that remain to be ended: all other names, and the pools of the
+    ended runs, in case a program could not end them.
     """
     pools = []
     for name in names:
@@ -252,17 +253,17 @@ def _end_runs(names: Sequence[str], hosts: Sequence[SshHost], told: _Told) -> li
 
 
 def _detached_runs(hosts: Sequence[SshHost], user: str | None) -> list[ListedRun]:
-    """The detached runs that go on, here, where records of this machine point to, and on these machines.
+    """Return the detached runs in progress: here, where records of this machine point to, and on these machines.
 
-    One whose machine does not answer can be ended where its machines are rented. `user` is who has started them, as
-    "name@host"; None is anybody.
+    One whose machine does not answer is included if it can be ended through its rented machines. `user` is who started
+    them, as "name@host"; None means anybody.
     """
     found = (run for run in list_runs(hosts).runs if run.record.detached and user in (None, run.record.user))
     return [run for run in found if run.state.phase == "running" or run.record.rented is not None]
 
 
 def _end_unheard(name: str, printer: Printer, told: _Told) -> bool:
-    """End the rented machines of a run whose driver's machine does not answer; whether it has such machines."""
+    """End the rented machines of a run whose driver's machine does not answer; return whether it has any."""
     here = ThisMachine()
     record = here.record(name)
     if record is None or record.rented is None:
@@ -279,7 +280,9 @@ def _end_unheard(name: str, printer: Printer, told: _Told) -> bool:
 
 
 def _on_hosts(name: str, hosts: Sequence[SshHost]) -> FoundRun | None:
-    """The run, if one of these machines has it. A name may be a pool's: who looks for that tells of lost machines."""
+    """Return the run if one of these machines has it. Lost machines are skipped: the name may be a pool's, and the
+    search for pools reports them.
+    """
     for host in hosts:
         with suppress(HostLostError):
             if found := find_exactly(name, [host]):
@@ -288,7 +291,7 @@ def _on_hosts(name: str, hosts: Sequence[SshHost]) -> FoundRun | None:
 
 
 def _end_run(found: FoundRun, printer: Printer, told: _Told) -> list[str]:
-    """End a run; the pools that it had."""
+    """End a run; return the pools that it had."""
     record, place = found.record, found.place
     losses = Losses(place.name, record.id, printer.note)
     with closing(place):

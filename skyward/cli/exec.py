@@ -1,8 +1,8 @@
-"""What joins this process to a node: `skyward exec`, one command there on this process' standard streams; `skyward
-shell`, a shell; `skyward forward`, a port of the node as one of this machine's loopback.
+"""Commands that connect this process to a node: `skyward exec`, one command there on this process' standard streams;
+`skyward shell`, a shell; `skyward forward`, a port of the node on this machine's loopback interface.
 
-Of a command raw terminals, signals, the end of the input and the exit status pass between this process and the node.
-With `--json` `forward` prints one object: `{"event": "forward", "pool", "node", "port", "local", "url"}`.
+For a command, raw terminal mode, signals, end of input and the exit status are passed between this process and the
+node. With `--json` `forward` prints one object: `{"event": "forward", "pool", "node", "port", "local", "url"}`.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ _CHUNK = 1 << 16
 _PASSED_ON = ("TERM", "COLORTERM", "NO_COLOR", "LANG", "LC_ALL")
 _USUAL_SIZE = (24, 80)
 _FORWARDED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
-_ENDING = ("SIGTERM", "SIGHUP")  # in a terminal these are this process's: what is typed reaches the node as it is
+_ENDING = ("SIGTERM", "SIGHUP")  # with a terminal these are for this process; keys typed there reach the node unchanged
 _RELAY = ("python3", "-m", "skyward.runner.entry.relay")
-_ENV = {"PYTHONSAFEPATH": "1"}  # the node's files are no modules for it
+_ENV = {"PYTHONSAFEPATH": "1"}  # do not import the node's files as modules
 _LOOPBACK = "127.0.0.1"
 _WAITING = 128
 
 
 class _AfterDashes(click.Command):
-    """A command that gets all that stands after the first `--` as it is."""
+    """A command that receives everything after the first `--` unchanged."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         own, words = (args, []) if "--" not in args else (args[: args.index("--")], args[args.index("--") + 1 :])
@@ -97,15 +97,15 @@ def shell(pool: str, node: str | None, places: Sequence[Place]) -> int:
 
 
 def run_in_node(access: NodeAccess, argv: Sequence[str], *, in_terminal: bool) -> int:
-    """Run a command in a node, or a shell where `argv` is empty, on this process' streams; its exit status.
+    """Run a command in a node, or a shell if `argv` is empty, on this process' streams; return its exit status.
 
-    A terminal at standard input is made raw meanwhile, and set back in any case.
+    A terminal at standard input is in raw mode meanwhile, and is restored in any case.
 
     Raises:
-        SkywardError: there is no way in, or the node was lost.
-        BrokenPipeError: nobody reads this process' output any more.
+        SkywardError: the node cannot be entered, or was lost.
+        BrokenPipeError: the reader of this process' output is closed.
     """
-    from skyward.runs.program import write_all  # which `forward` does not need
+    from skyward.runs.program import write_all  # not needed by `forward`
 
     signals: SimpleQueue[int | None] = SimpleQueue()
     is_raw = in_terminal and os.isatty(0)
@@ -132,7 +132,7 @@ def run_in_node(access: NodeAccess, argv: Sequence[str], *, in_terminal: bool) -
 
 
 def _pass_signals(signals: SimpleQueue[int | None], program: Program, *, in_terminal: bool) -> int | None:
-    """Forward signals until the program has ended; the number of one that is to end this process, if it comes."""
+    """Forward signals until the program has ended; return the number of one that is to end this process, else None."""
     had = set[int]()
     while (number := signals.get()) is not None:
         if number == signal.SIGWINCH:
@@ -148,22 +148,22 @@ def _pass_signals(signals: SimpleQueue[int | None], program: Program, *, in_term
 
 
 class _Screen:
-    """What programs in the node have turned on in the terminal here, to be turned off where they were ended before."""
+    """Terminal modes that programs in the node have switched, to be reset if they were ended before they did so."""
 
     _SWITCH = re.compile(rb"\x1b\[\?(1049|1047|47|1000|1002|1003|1006|1004|2004|25)([hl])")
-    _USUAL: ClassVar[Mapping[bytes, bytes]] = {b"25": b"h"}  # the cursor is shown; all else is off
+    _USUAL: ClassVar[Mapping[bytes, bytes]] = {b"25": b"h"}  # the cursor is shown; all other modes are off
 
     def __init__(self, write: Callable[[int, bytes], None]) -> None:
         self._write = write
         self._last: dict[bytes, bytes] = {}
 
     def write(self, stream: int, data: bytes) -> None:
-        """Write what has come, and remember what it switches."""
+        """Write data, and remember the modes it switches."""
         self._last.update(self._SWITCH.findall(data))
         self._write(stream, data)
 
     def restore(self) -> None:
-        """Set back what is not as usual; nothing after programs that have ended by themselves."""
+        """Reset modes that differ from the default; none do after programs that ended normally."""
         for mode, state in self._last.items():
             if state != (usual := self._USUAL.get(mode, b"l")):
                 with suppress(OSError):  # the terminal was hung up
@@ -172,12 +172,12 @@ class _Screen:
 
 @contextmanager
 def _signals_to(queue: SimpleQueue[int | None]) -> Iterator[None]:
-    """Put the numbers of signals into a queue instead of what they do otherwise."""
+    """Put the numbers of signals into a queue instead of their usual effect."""
     before = {}
     try:
         for name in (*_FORWARDED, "SIGWINCH"):
             number = signal.Signals[name]
-            if signal.getsignal(number) != signal.SIG_IGN or number == signal.SIGINT:  # nohup stays what it is
+            if signal.getsignal(number) != signal.SIG_IGN or number == signal.SIGINT:  # keep the effect of nohup
                 before[number] = signal.signal(number, lambda number, _: queue.put(number))
         yield
     finally:
@@ -192,13 +192,13 @@ def _raw_terminal() -> Iterator[None]:
         tty.setraw(0, termios.TCSADRAIN)
         yield
     finally:
-        with suppress(termios.error):  # it was hung up; there is nothing to set back
+        with suppress(termios.error):  # it was hung up, so there is nothing to restore
             termios.tcsetattr(0, termios.TCSADRAIN, before)
 
 
 @contextmanager
 def _input_to(program: Program) -> Iterator[None]:
-    """Give the program what comes on standard input, until it has ended."""
+    """Copy standard input to the program until it has ended."""
     over, end = os.pipe()
 
     def copy() -> None:
@@ -232,7 +232,7 @@ def _input_to(program: Program) -> Iterator[None]:
 
 
 def _size() -> tuple[int, int]:
-    """Rows and columns of this process' terminal."""
+    """Return the rows and columns of this process' terminal."""
     for stream in (0, 1, 2):
         try:
             columns, rows = os.get_terminal_size(stream)
@@ -313,7 +313,7 @@ def _forward(target: NodeTarget, port: int, listener: socket.socket, as_json: bo
 
 
 def _accept(listener: socket.socket, relay: Relay) -> None:
-    """Lead connections to the node until the listener is closed."""
+    """Forward connections to the node until the listener is closed."""
     while True:
         try:
             sock, _ = listener.accept()
@@ -329,7 +329,7 @@ def _close(listener: socket.socket) -> None:
 
 
 def _refusals(target: NodeTarget, port: int) -> Callable[[str], None]:
-    """What says why nothing can be reached in the node, once for as long as that is so."""
+    """Return a callback that reports why the port in the node cannot be reached; repeated reasons are printed once."""
     lock, last = threading.Lock(), ""
 
     def tell(why: str) -> None:

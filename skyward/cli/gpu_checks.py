@@ -1,6 +1,6 @@
 """The checks of `skyward doctor --gpu`. `python -m skyward.cli.gpu_checks NAME` runs one; its last line is the outcome.
 
-A check returns its figures, raises `NotPossibleError` where the machine lacks what it takes, and fails by any other
+A check returns its figures, raises `NotPossibleError` if the machine lacks what it needs, and fails by any other
 error.
 """
 
@@ -39,22 +39,22 @@ _MB = 10**6
 
 
 class NotPossibleError(Exception):
-    """What a check takes is missing on this machine."""
+    """The machine lacks what a check needs."""
 
 
 def pool(**given: Any) -> ComputePool:
-    """A pool of processes with a GPU, which prints nothing."""
+    """Return a pool of processes with a GPU, which prints nothing."""
     return ComputePool(**{"provider": Local(), "accelerator": accelerator(), "display": "quiet", **given})
 
 
 def accelerator() -> Accelerator:
-    """The accelerator that the driver's name for the first GPU means."""
+    """Return the accelerator for the driver's name of the first GPU."""
     name = (usable_gpus() or (("0", ""),))[0][1] or "GPU"
     return Accelerator(model_of(name) or name, cuda=True)
 
 
 def with_torch() -> str:
-    """The device for tensors, on the nodes and here."""
+    """Return the device for tensors, on the nodes and here."""
     if find_spec("torch") is None:
         raise NotPossibleError("This Python has no torch.")
     import torch
@@ -65,7 +65,7 @@ def with_torch() -> str:
 
 
 def timed(fn: Callable[[], Any]) -> float:
-    """Seconds of a call, the median of five."""
+    """Return the seconds that a call takes, as the median of five."""
     return statistics.median(_seconds(fn) for _ in range(5))
 
 
@@ -76,7 +76,7 @@ def _seconds(fn: Callable[[], Any]) -> float:
 
 
 def found() -> str:
-    """NVML, nvidia-smi and a pool; a name that is not there."""
+    """Compare NVML, nvidia-smi and a pool; request a GPU that does not exist."""
     names = [name for _, name in usable_gpus() or ()]
     said = "no nvidia-smi here"
     with suppress(FileNotFoundError):
@@ -99,7 +99,7 @@ def found() -> str:
 
 
 def places() -> str:
-    """A GPU of a node's own, a rank for each GPU, two ranks on one."""
+    """Check one GPU for a node, one rank per GPU, and two ranks on one GPU."""
     device = with_torch()
     with pool() as own:
         count, names = on_node.place() >> own
@@ -119,7 +119,7 @@ def places() -> str:
 
 
 def containers() -> str:
-    """NVML inside a container of this machine's engine."""
+    """Check NVML inside a container of this machine's engine."""
     from skyward.engine import Engine
 
     try:
@@ -145,14 +145,14 @@ def containers() -> str:
 
 
 def training() -> str:
-    """Steps in a call and under torchrun; AMP; torch.compile."""
+    """Time steps in a call and under torchrun; check AMP and torch.compile."""
     device = with_torch()
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]
     command += ["-m", on_node.__name__]
     ratios = []
     with pool() as own:
         on_node.trained(device, 10) >> own
-        for _ in range(3):  # in turn: single runs differ
+        for _ in range(3):  # alternately, because single runs vary
             here = on_node.trained(device) >> own
             done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
             ratios.append(here / float(done.stdout.split()[-1]))
@@ -163,7 +163,7 @@ def training() -> str:
 
 
 def tensors() -> str:
-    """There and back, also to a client without CUDA; a gigabyte beside `.cpu()` and pickle."""
+    """Send tensors both ways, also to a client without CUDA; compare 1 GiB with `.cpu()` and pickle."""
     device = with_torch()
     import torch
 
@@ -193,7 +193,7 @@ def tensors() -> str:
 
 
 def jax() -> str:
-    """A compiled function, a pytree there and back, two ranks on one GPU."""
+    """Check a compiled function, a pytree in both directions, and two ranks on one GPU."""
     if find_spec("jax") is None:
         raise NotPossibleError("This Python has no jax.")
     with pool() as own:
@@ -210,7 +210,7 @@ def jax() -> str:
 
 
 def ends() -> str:
-    """How calls end while a kernel runs, and that the memory is free and the next call works."""
+    """Check that calls end while a kernel runs, that the memory is freed, and that the next call works."""
     device = with_torch()
     said: list[str] = []
     with pool() as own:
@@ -269,7 +269,7 @@ _ENDS: dict[str, tuple[Callable[[ComputePool], object], Callable[[BaseException]
 
 
 def _used() -> int:
-    """Bytes in use on the first GPU."""
+    """Return the bytes in use on the first GPU."""
     used = Gpus(visible=os.environ.get(GPUS_VAR)).read()[0]["memory"]
     if used is None:
         raise NotPossibleError("NVML does not tell how much of the GPU's memory is in use.")
@@ -285,7 +285,7 @@ def _wait_until_free(before: int) -> None:
 
 
 def absent() -> str:
-    """A rank waits in a collective for one that has returned."""
+    """Check that a rank waiting in a collective for one that has returned gets an error."""
     device = with_torch()
     with pool(worker=Worker(per_node=2), plugins=[torch_plugin()]) as own:
         start = time.perf_counter()
@@ -298,7 +298,7 @@ def absent() -> str:
 
 
 def figures() -> str:
-    """An argument of 256 MB, a no-op beside a busy GPU, the cost of NVML."""
+    """Time an argument of 256 MB, a no-op beside a busy GPU, and NVML."""
     device = with_torch()
     import torch
 
@@ -309,7 +309,7 @@ def figures() -> str:
     with pool(worker=Worker(concurrency=2)) as own:
         on_node.computes(device) >> own
         future = on_node.spin(10.0) > own
-        time.sleep(3)  # for its kernel to run
+        time.sleep(3)  # until its kernel runs
         noop = timed(lambda: on_node.nothing() >> own)
         future.cancel()
     first = _seconds(Gpus)
@@ -321,12 +321,12 @@ def figures() -> str:
 
 
 def outcome_of(check: Callable[[], str]) -> dict[str, str]:
-    """Run a check; its state and text."""
+    """Run a check; return its state and text."""
     try:
         return {"state": SEEN, "text": check()}
     except NotPossibleError as error:
         return {"state": IMPOSSIBLE, "text": str(error)}
-    except Exception as error:  # of whatever a GPU, torch or a pool gives
+    except Exception as error:  # a GPU, torch or a pool may raise anything
         notes = " ".join(getattr(error, "__notes__", ()))
         return {"state": FAILED, "text": f"{type(error).__name__}: {error} {notes}".strip()[:1000]}
 

@@ -1,4 +1,4 @@
-"""What the checks of a GPU run on nodes. Under torchrun this module prints the seconds that steps of training take."""
+"""Functions that the GPU checks run on nodes. Under torchrun this module prints the seconds of training steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STEPS = 200
 
 @compute
 def place() -> tuple[int, list[str]]:
-    """How many GPUs the pool says there are, and the names of those that CUDA sees."""
+    """Return the number of GPUs that the pool reports, and the names of those that CUDA sees."""
     import torch
 
     info = InstanceInfo.current()
@@ -27,7 +27,7 @@ def place() -> tuple[int, list[str]]:
 
 @compute
 def summed(device: str) -> tuple[str, float]:
-    """The group's backend, and the sum over its ranks of a tensor on the device."""
+    """Return the group's backend, and the sum over its ranks of a tensor on the device."""
     import torch
     import torch.distributed as dist
 
@@ -38,7 +38,7 @@ def summed(device: str) -> tuple[str, float]:
 
 @compute
 def comes_only_as_rank_0(device: str) -> None:
-    """A collective that the other ranks do not take part in."""
+    """Start a collective that the other ranks do not take part in."""
     import torch
     import torch.distributed as dist
 
@@ -47,7 +47,7 @@ def comes_only_as_rank_0(device: str) -> None:
 
 
 def steps(device: str, count: int = STEPS) -> float:
-    """Seconds that steps of training take; by DDP where there is a process group."""
+    """Return the seconds that training steps take; with DDP if there is a process group."""
     import torch
     import torch.distributed as dist
 
@@ -67,7 +67,7 @@ def steps(device: str, count: int = STEPS) -> float:
             optimizer.step()
         loss.item()  # waits for the device
 
-    make(5)  # the first ones set things up
+    make(5)  # warm-up
     start = time.perf_counter()
     make(count)
     return time.perf_counter() - start
@@ -76,13 +76,13 @@ def steps(device: str, count: int = STEPS) -> float:
 @compute
 @with_group()
 def trained(device: str, count: int = STEPS) -> float:
-    """See `steps`."""
+    """Return the seconds that `steps` take with DDP."""
     return steps(device, count)
 
 
 @compute
 def in_half_precision(device: str) -> str:
-    """The dtype of a product under autocast, with a gradient."""
+    """Return the dtype of a product under autocast, after computing a gradient."""
     import torch
 
     weight = torch.ones(64, 64, device=device, requires_grad=True)
@@ -95,7 +95,7 @@ def in_half_precision(device: str) -> str:
 
 @compute
 def compiled(device: str) -> float:
-    """A function compiled by torch."""
+    """Return the result of a function compiled by torch."""
     import torch
 
     fn = torch.compile(lambda x: (x * 2).relu().sum())
@@ -104,19 +104,19 @@ def compiled(device: str) -> float:
 
 @compute
 def doubled(value: Any) -> Any:
-    """Twice a tensor, an array, or each of a dictionary."""
+    """Return twice a tensor, an array, or each value of a dictionary."""
     return {name: each * 2 for name, each in value.items()} if isinstance(value, dict) else value * 2
 
 
 @compute
 def module_on(module: Any, device: str) -> Any:
-    """A module, moved."""
+    """Return a module after moving it to the device."""
     return module.to(device)
 
 
 @compute
 def made(count: int, device: str) -> Any:
-    """A tensor of so many numbers."""
+    """Return a tensor of `count` numbers."""
     import torch
 
     return torch.ones(count, device=device)
@@ -124,12 +124,12 @@ def made(count: int, device: str) -> Any:
 
 @compute
 def nothing(*_: Any) -> None:
-    """A call that does nothing."""
+    """Do nothing."""
 
 
 @compute
 def computes(device: str) -> float:
-    """Something small that a broken device cannot do."""
+    """Compute something small that fails on a broken device."""
     import torch
 
     return float((torch.ones(1000, device=device) * 2).sum())
@@ -148,7 +148,7 @@ def spin(seconds: float) -> None:
 
 @compute
 def die() -> None:
-    """End by a signal while a kernel runs."""
+    """Kill this process with a signal while a kernel runs."""
     import torch
 
     torch.cuda._sleep(10**12)
@@ -157,7 +157,7 @@ def die() -> None:
 
 @compute
 def take_too_much() -> None:
-    """More memory than any GPU has."""
+    """Allocate more memory than any GPU has."""
     import torch
 
     held = [torch.ones(2**27, device="cuda")]
@@ -166,7 +166,7 @@ def take_too_much() -> None:
 
 @compute
 def assert_in_a_kernel() -> None:
-    """An index that is out of range, which the kernel notices."""
+    """Use an index that is out of range, which fails an assertion in the kernel."""
     import torch
 
     torch.zeros(4, device="cuda")[torch.tensor([9], device="cuda")]
@@ -175,7 +175,7 @@ def assert_in_a_kernel() -> None:
 
 @compute
 def on_jax(_: int = 0) -> tuple[str, float]:
-    """The kind of JAX's own devices, and what a compiled function gives there."""
+    """Return the platform of JAX's own devices, and the result of a compiled function there."""
     import jax
 
     return jax.local_devices()[0].platform, float(jax.jit(lambda x: (x * 2).sum())(jax.numpy.ones(1000)))

@@ -1,16 +1,16 @@
-"""`skyward image`: the images that skyward built on this engine, listed and removed. It touches no other image.
+"""`skyward image`: lists and removes the images that skyward built on this engine; other images are never touched.
 
 With `--json` standard output has one object per line and nothing else:
 
 - `{"event": "image", "tag", "size", "built", "used", "source"}` of `ls`: bytes, seconds since the epoch, and the
-  declaration or program that it was built for or used by last; `used` and `source` are null where that is not known.
+  declaration or program that it was built for or last used by; `used` and `source` are null if unknown.
 - `{"event": "removed", "tag", "size"}` of `rm` and `prune`; "would-remove" with `--dry-run`.
 - `{"event": "stays", "tag", "reason"}`: something still needs it.
 
-An image is skyward's if it has our label and a tag that is the label's identity: what somebody built on top of one of
-ours has inherited the label, but not the tag. Tags are removed, never images by their id, and never by force.
+An image is skyward's if it has skyward's label and a tag that matches the identity in that label: an image that
+somebody built on top of one inherits the label, but not the tag. Tags are removed, never image ids, and never by force.
 
-`infer` shows what a script imports, as this interpreter has it, beside what its images have.
+`infer` compares what a script imports, in the versions of this interpreter, with what its images contain.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Own:
-    """An image of ours; times in seconds since the epoch, `used` and `source` None where that is not known.
+    """An image built by skyward; times in seconds since the epoch, `used` and `source` None if unknown.
 
-    `also` are its other names, as of registries that it was pushed to.
+    `also` lists its other names, such as those of registries that it was pushed to.
     """
 
     tag: str
@@ -58,12 +58,12 @@ class Own:
 
     @property
     def last(self) -> float:
-        """When it was last used, as far as is known."""
+        """Time of its last use, or of its build if no use is known."""
         return self.built if self.used is None else self.used
 
 
 def own_images(images: Images) -> list[Own]:
-    """The images of ours that an engine has, the one used last first."""
+    """Return the images on an engine that skyward built, most recently used first."""
     found = []
     for image in images.labelled(LABEL):
         names = [tag for tag in map(_local, image["RepoTags"] or ()) if _is_own(tag, image["Labels"][LABEL])]
@@ -84,12 +84,12 @@ def own_images(images: Images) -> list[Own]:
 
 
 def _local(tag: str) -> str:
-    """A name as images are built by it: Podman says localhost/ before those that have no registry."""
+    """Return the name that the image was built under: Podman prefixes names without a registry with localhost/."""
     return tag.removeprefix("localhost/") if tag.startswith("localhost/skyward:") else tag
 
 
 def _built(images: Images, tag: str, created: float) -> float:
-    """When an image came to be on this engine: its own date is one and the same for all, so that builds repeat."""
+    """Return when an image appeared on this engine: all images have the same creation date, for reproducible builds."""
     tagged = ((images.inspect(tag) or {}).get("Metadata") or {}).get("LastTagTime") or ""
     moment = re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", tagged)
     if moment is None or tagged.startswith("0001-"):  # pulled by this name, never tagged
@@ -208,7 +208,7 @@ def show_sbom(image: str, platform: str | None) -> int:
 
 
 def _removed(images: Images, wanted: Sequence[Own], *, is_trial: bool, as_json: bool) -> tuple[list[str], list[str]]:
-    """Remove images and say so; the tags of those that went, and of those that something still needs."""
+    """Remove images and report each; return the tags that were removed, and those that are still in use."""
     gone: list[str] = []
     stay: list[str] = []
     for image in wanted:
@@ -265,7 +265,7 @@ def show_inferred(script: str, declaration: str | None, as_json: bool) -> int:
 
 
 def _differences(found: Inferred, script: str, declaration: str | None) -> Iterator[tuple[str, Difference]]:
-    """The difference to each image, with its name; to none where none is declared."""
+    """Yield the name of each image and the difference to it; if none is declared, the difference to an empty one."""
     from skyward.builder.packages.requirements import resolve_files
     from skyward.model.image import Image
     from skyward.model.image_fields import local_minor, platform_of

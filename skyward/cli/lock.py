@@ -1,4 +1,4 @@
-"""`skyward lock`: the exact packages and the base of declared images, in files made to be committed."""
+"""`skyward lock`: writes the exact packages and base of declared images to files that are meant to be committed."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ FITS, STALE = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class Locked:
-    """A declared image and the lock file that it is built by."""
+    """A declared image and the lock file that pins it."""
 
     source: Path
     declared: Declared
     file: Path
 
     def targets(self, entries: Iterable[Entry], platforms: Collection[str]) -> list[tuple[str, str]]:
-        """Platforms and Pythons to lock for: those that the file has, and those that are asked for."""
+        """Return the platforms and Python versions to lock for: those in the file, plus those requested."""
         own = self.declared.image.platform
         if own:
             return [(own, local_minor())]
@@ -45,7 +45,7 @@ class Locked:
         return sorted({(each.platform, each.python) for each in entries} | {(each, local_minor()) for each in asked})
 
     def image(self, platform: str, python: str) -> Image:
-        """The image for a target, with what its plugins add."""
+        """Return the image for a target, including what its plugins add."""
         declared = replace(self.declared, image=replace(self.declared.image, platform=platform))
         if not declared.plugins:
             return declared.image
@@ -94,7 +94,7 @@ def command(
 
 
 def _locked(source: str) -> Iterator[Locked]:
-    """The images that a file declares, each with its lock file."""
+    """Yield the images that a file declares, each with its lock file."""
     path = Path(source)
     if path.is_dir():
         raise ConfigError(f"{source} is a project, whose lock is its own: `uv lock --project {source}`.")
@@ -110,7 +110,7 @@ def _locked(source: str) -> Iterator[Locked]:
 
 
 def _check(file: Path, images: list[Locked], platforms: Collection[str], as_json: bool) -> int:
-    """Say whether a lock file fits its images."""
+    """Print whether a lock file fits its images, and return the exit status."""
     reason = ""
     try:
         entries = read_lock_file(file) if file.is_file() else ()

@@ -1,6 +1,6 @@
-"""What `skyward build` does with an image besides building it: whether it exists, its Dockerfile, what changed, eject.
+"""What `skyward build` does with an image besides building it: check, print the Dockerfile, explain changes, eject.
 
-`--eject DIR` writes a Dockerfile and its context, which `docker build`, or `podman build`, builds by itself.
+`--eject DIR` writes a Dockerfile and its context, for `docker build` or `podman build` without skyward.
 `--check-base` shows the facts of an image that matter for a base, and how skyward would use it as one.
 """
 
@@ -32,7 +32,7 @@ _DROPPED = "leaves its entry point out, as that does not run the command that it
 
 
 def check(wanted: Wanted, target: BuildTarget, output: Output) -> int:
-    """Say whether an image exists, without making anything."""
+    """Report whether an image exists, without building anything."""
     try:
         with output.listening(wanted.name):
             plan = target.plan(wanted)
@@ -47,7 +47,7 @@ def check(wanted: Wanted, target: BuildTarget, output: Output) -> int:
 
 
 def _state(plan: Plan, target: BuildTarget) -> tuple[str, str, str]:
-    """The state of an image, the reason where it is unknown, and its id where the engine has it."""
+    """Return the state of an image, the reason if it is unknown, and its id if the engine has it."""
     reference = target.reference(plan)
     if reference is None:
         facts = target.engine.inspect(plan.tag)
@@ -62,7 +62,7 @@ def _state(plan: Plan, target: BuildTarget) -> tuple[str, str, str]:
 
 
 def show_dockerfile(wanted: Wanted, target: BuildTarget, output: Output) -> int:
-    """Show the Dockerfile, each instruction after who asked for it. Asks neither engine nor index nor registry."""
+    """Show the Dockerfile, each instruction with its origin, without asking engine, index or registry."""
     from skyward.builder.plans import draft_for
 
     plan = draft_for(
@@ -75,7 +75,7 @@ def show_dockerfile(wanted: Wanted, target: BuildTarget, output: Output) -> int:
 def _annotated(plan: Plan, name: str) -> str:
     lines = [f"# {name} for {plan.platform}: each instruction after who asked for it"]
     for layer in plan.layers:
-        if layer.text.startswith("LABEL "):  # they hold the identity, of which base and lock are a part
+        if layer.text.startswith("LABEL "):  # labels hold the identity, which depends on base and lock
             continue
         about = " ".join(f"{layer.name}: asked for by {layer.origin}".split())
         lines += ["", f"# {about}", layer.text]
@@ -83,12 +83,12 @@ def _annotated(plan: Plan, name: str) -> str:
 
 
 def show_changes(wanted: Wanted, target: BuildTarget, output: Output) -> int:
-    """Say what differs from the last build of this file here, and which layers that costs."""
+    """Show what differs from the last build of this file here, and which layers must be rebuilt."""
     with output.listening(wanted.name):
         plan = target.plan(wanted)
     last = recall(wanted.key(plan))
     exists = is_known(plan.tag, target.engine.inspect(plan.tag))
-    found = explain(plan, memory_of(plan) if exists else last)  # nothing changes where nothing is built
+    found = explain(plan, memory_of(plan) if exists else last)  # an existing image has no changes
     output.explanation(wanted.name, plan, last.tag if last else None, found, exists=exists)
     return EXISTS
 
@@ -97,7 +97,7 @@ def eject(wanted: Wanted, target: BuildTarget, output: Output, folder: Path) -> 
     """Write the files of one image.
 
     Raises:
-        ConfigError: the folder has files already, or the image starts from a Dockerfile.
+        ConfigError: the directory is not empty, or the image starts from a Dockerfile.
     """
     from skyward.builder.docker.build import write_context
     from skyward.builder.files.copied import with_usual_modes
@@ -123,15 +123,15 @@ def eject(wanted: Wanted, target: BuildTarget, output: Output, folder: Path) -> 
 
 
 def _build_words(target: BuildTarget) -> list[str]:
-    """How a build begins: with Podman's command where that builds on the target's engine, else with docker's."""
+    """Return the first words of a build command: Podman's if it builds on the target's engine, else docker's."""
     from skyward.builder.docker.command import answer, find_command
 
     podman = os.environ.get("SKYWARD_DOCKER_CLI") or shutil.which("podman")
     if podman is None or not answer(podman, "--version").startswith(("podman ", "buildah ")):
-        return ["DOCKER_BUILDKIT=1", "docker", "build"]  # no engine is asked
+        return ["DOCKER_BUILDKIT=1", "docker", "build"]  # without asking an engine
     try:
         command = find_command(docker_host=target.images.url)
-    except EngineError:  # nothing on this machine builds; what was written may be built on another
+    except EngineError:  # nothing on this machine can build; another one may
         command = None
     if command is None or not command.is_podman:
         return ["DOCKER_BUILDKIT=1", "docker", "build"]
@@ -139,9 +139,10 @@ def _build_words(target: BuildTarget) -> list[str]:
 
 
 def build_command(plan: Plan, folder: Path, begin: Sequence[str]) -> str:
-    """The command that builds what was written, for bash: it can write the newlines that values of `env` have.
+    """Return the command that builds the written files, for bash, whose quoting can express newlines in values of
+    `env`.
 
-    Secrets are read from files of their names.
+    Secrets are read from files named after them.
     """
     words = [*begin, "--platform", plan.platform]
     words += [word for name in plan.image.secrets for word in ("--secret", f"id={name},type=file,src={name}")]
@@ -151,11 +152,11 @@ def build_command(plan: Plan, folder: Path, begin: Sequence[str]) -> str:
 
 
 def show_base(reference: str, store: EngineImages, platform: str, *, as_json: bool) -> int:
-    """Print what an image has, which is pulled if the engine does not have it.
+    """Print the properties of an image, pulling it if the engine does not have it.
 
     Raises:
-        ImageNotFoundError: it is nowhere.
-        ImageError: nothing can be built on it; printed is what it has all the same.
+        ImageNotFoundError: it does not exist.
+        ImageError: nothing can be built on it; its properties are printed all the same.
         EngineError: the engine refuses.
     """
     from skyward.builder.base import facts_of_base, why_unfit
@@ -202,7 +203,7 @@ def _python(found: Interpreter) -> str:
 
 
 def _does(given: BaseFacts, python: str) -> list[str]:
-    """What becomes of an image that is built on it, in sentences."""
+    """Return sentences that say how an image built on this base is made and run."""
     from skyward.model.rights import ACCOUNT
 
     if given.lacks(python):

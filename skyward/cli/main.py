@@ -1,12 +1,13 @@
-"""The entry point of the `skyward` command, where a `skyward build` that has nothing to do is answered from a record.
+"""Entry point of the `skyward` command; answers a `skyward build` that has nothing to do from a record.
 
-Finding out that an image exists takes the whole compiler, and most of that time goes into loading it. The result is
-decided by the files that the run opens and the folders that it lists (declarations, locks, sources, skyward itself), by
-files that it looks for, by the environment and the interpreter, and by what the engine has under the names of base and
-image. A run that builds nothing records all of these, as Python's audit events (PEP 578) name them. As long as each is
-as it was, the next run prints the same. In any other case, and in any doubt, the compiler runs.
+Finding out that an image exists takes the whole compiler, and most of that time goes into loading it. The result
+depends on the files that the run opens and the directories that it lists (declarations, locks, sources, skyward
+itself), on files whose existence it checks, on the environment and the interpreter, and on the images that the engine
+has under the names of base and image. A run that builds nothing records all of these, as reported by Python's audit
+events (PEP 578). While each of them is unchanged, the next run prints the same. In any other case, and in any doubt,
+the compiler runs.
 
-Nothing in a record is secret: of the environment it has a hash, of a file its times, size and inode.
+A record contains no secrets: it has a hash of the environment, and the times, size and inode of each file.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from collections.abc import Iterable, Sequence
 
 INTERRUPTED = 130  # the exit status after Ctrl-C
 _FORMAT = 2
-_LATEST_NS = 50_000_000  # what changed so shortly before a run may have changed in it, for all that its time tells
-_ENGINE_S = 2.0  # a slower one is left to the compiler's run, which has messages for it
+_LATEST_NS = 50_000_000  # a file changed this shortly before a run may also have changed during it
+_ENGINE_S = 2.0  # a slower engine is left to the compiler's run, which has messages for this
 _OURS = ("_", "OLDPWD", "SHLVL")  # variables that shells change from command to command
 _UNWATCHED = ("/dev/", "/proc/", "/sys/")
 _PROCESSES = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork")
-_UV_READS = ("lock", "export")  # commands of uv of which it is known what they read
+_UV_READS = ("lock", "export")  # commands of uv whose inputs are known
 Stat = tuple[int, int, int, int]
 _watching: _Watch | None = None
 
@@ -43,19 +44,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from skyward.cli.commands import run
 
         return run(words)
-    except KeyboardInterrupt:  # while modules are imported, before click takes care of it
+    except KeyboardInterrupt:  # while modules are imported, before click handles it
         sys.stderr.write("\nskyward: Interrupted.\n")
         return INTERRUPTED
 
 
 def answered(words: Sequence[str]) -> bool:
-    """Print what the last run with these words printed, if nothing has changed since; whether that was done."""
+    """Print what the last run with these words printed, if nothing has changed since; return whether it did."""
     try:
         with open(_file(words), "rb") as file:
             if os.fstat(file.fileno()).st_uid != os.geteuid():  # another user's home, as with sudo
                 return False
             form, until, about, paths, engine, question, answer, text, used = marshal.loads(file.read())  # noqa: S302 - ours
-    except (OSError, ValueError, EOFError, TypeError):  # none, or one that is half written
+    except (OSError, ValueError, EOFError, TypeError):  # missing, or partly written
         return False
     if (
         form != _FORMAT
@@ -69,7 +70,7 @@ def answered(words: Sequence[str]) -> bool:
     try:
         for path in used:
             os.utime(path)
-    except OSError:  # forgotten, as of an image that was removed
+    except OSError:  # deleted, as after the image was removed
         return False
     try:
         sys.stdout.write(text)
@@ -80,7 +81,7 @@ def answered(words: Sequence[str]) -> bool:
 
 
 def watch(words: Sequence[str]) -> None:
-    """Start to note what this run reads; only where it has loaded nothing yet, and so can remember nothing."""
+    """Start recording what this run reads, unless skyward.builder is loaded, whose caches would hide reads."""
     global _watching
     if sys.platform == "linux" and "skyward.builder" not in sys.modules:
         _watching = _Watch(words)
@@ -95,15 +96,15 @@ def record_unchanged(
     used: Iterable[str],
     until: float = float("inf"),
 ) -> None:
-    """Keep what a run that built nothing has read and printed, unless that is not known for certain.
+    """Save what a run that built nothing has read and printed, unless the list of inputs may be incomplete.
 
     Args:
         text: what it printed.
-        images: names of the images that it rests on, each with its id or one of its digests.
+        images: names of the images that the result depends on, each with its id or one of its digests.
         engine: path of the engine's socket.
-        more: files that it has looked for without opening them.
-        used: files to be touched by a run that prints the same.
-        until: when the record ends, in seconds since the epoch.
+        more: files whose existence it checked without opening them.
+        used: files to touch in a run that prints the same.
+        until: when the record expires, in seconds since the epoch.
     """
     global _watching
     seen, _watching = _watching, None
@@ -127,12 +128,12 @@ def record_unchanged(
         with open(fresh, "wb") as target:
             target.write(marshal.dumps(document))
         os.replace(fresh, file)  # noqa: PTH105
-    except OSError:  # a cache that cannot be written costs the next run its tenth of a second
+    except OSError:  # without this cache the next run takes a tenth of a second longer
         return
 
 
 class _Watch:
-    """What a run has read so far."""
+    """The inputs that a run has read so far."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self.words = list(words)
@@ -144,7 +145,7 @@ class _Watch:
 
 
 def _note(event: str, given: tuple[object, ...]) -> None:
-    """The audit hook."""
+    """Handle an audit event (the audit hook)."""
     seen = _watching
     if seen is None:
         return
@@ -161,7 +162,7 @@ def _note(event: str, given: tuple[object, ...]) -> None:
 
 
 def _is_uv(event: str, given: tuple[object, ...]) -> bool:
-    """Whether this is a start of uv that reads a project's lock."""
+    """Return whether this event starts uv to read a project's lock."""
     words = given[1] if event == "subprocess.Popen" else None
     if not isinstance(words, list) or len(words) < 2:
         return False
@@ -169,7 +170,7 @@ def _is_uv(event: str, given: tuple[object, ...]) -> bool:
 
 
 def _file(words: Sequence[str]) -> str:
-    """Where the record of a command line is kept."""
+    """Return the path of the record of a command line."""
     cache = os.environ.get("XDG_CACHE_HOME", "").strip() or os.path.expanduser("~/.cache")  # noqa: PTH111
     if not cache.startswith("/"):
         cache = "/nonexistent"
@@ -178,20 +179,20 @@ def _file(words: Sequence[str]) -> str:
 
 
 def _about() -> bytes:
-    """A hash of what a run finds without opening anything."""
+    """Return a hash of the inputs that a run reads without opening files."""
     variables = sorted((name, value) for name, value in os.environ.items() if name not in _OURS)
     about = repr((variables, sys.version, sys.path, sys.flags, os.getuid()))
     return _hash(about)
 
 
 def _hash(text: str) -> bytes:
-    from _blake2 import blake2b  # `hashlib` loads OpenSSL, which takes longer than all that is done here
+    from _blake2 import blake2b  # `hashlib` loads OpenSSL, which takes longer than everything done here
 
     return blake2b(text.encode("utf-8", "surrogateescape")).digest()
 
 
 def _stat(path: str) -> Stat | None:
-    """Times of the last changes, size and number of a file or folder; None where there is none."""
+    """Return the modification times, size and inode of a file or directory; None if there is none."""
     try:
         found = os.stat(path)  # noqa: PTH116
     except (OSError, ValueError):
@@ -200,7 +201,7 @@ def _stat(path: str) -> Stat | None:
 
 
 def _question(images: Iterable[str]) -> str:
-    """The path that asks an engine for the images of these names."""
+    """Return the request path that lists an engine's images of these names."""
     import json
     from urllib.parse import quote
 
@@ -208,7 +209,7 @@ def _question(images: Iterable[str]) -> str:
 
 
 def _asked(engine: str, question: str) -> bytes | None:
-    """The content of an engine's answer; None where it gives none."""
+    """Return the body of an engine's response; None if it does not answer with status 200."""
     from _socket import AF_UNIX, SOCK_STREAM, socket  # `socket` loads `enum`
 
     try:
@@ -227,7 +228,7 @@ def _asked(engine: str, question: str) -> bytes | None:
 
 
 def _has(answer: bytes, name: str, digest: str) -> bool:
-    """Whether the engine tells of an image of that name with that id or digest."""
+    """Return whether the engine lists an image of that name with that id or digest."""
     import json
 
     for each in json.loads(answer):

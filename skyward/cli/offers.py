@@ -1,11 +1,11 @@
-"""`skyward offers`: what a pool would rent and what that would cost, by the rules of pools. Nothing is launched.
+"""`skyward offers`: shows what a pool would rent and at what cost, by the same rules as pools. Nothing is launched.
 
 With `--json` standard output has one object per line and nothing else; each has `event` and `provider`:
 
-- `offer`, in the order in which a pool tries them: `text`, `nodes`, `machine`, `market`, `zone` ("" where nothing is
-  rented), `hourly_cost`: USD per hour of all machines together (null: not known), `hours`: how long the budget lasts
-  (null: there is none).
-- `error`: a provider that offers nothing, or cannot be asked: `kind` (the exception's name), `message`.
+- `offer`, in the order in which a pool tries them: `text`, `nodes`, `machine`, `market`, `zone` ("" if nothing is
+  rented), `hourly_cost`: USD per hour for all machines together (null: unknown), `hours`: how long the budget lasts
+  (null: no budget).
+- `error`: a provider that offers nothing or cannot be queried: `kind` (the exception's name), `message`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from skyward.model.image_fields import platform_of
 from skyward.model.spec import Accelerator
 from skyward.providers.base import Offer, PoolRequest
 
-UNKNOWN = 6  # exit status where a provider offers nothing: that of provider errors
+UNKNOWN = 6  # exit status if a provider offers nothing: that of provider errors
 _SHOWN = 10
 
 
@@ -118,5 +118,5 @@ def _say(
 
 
 def _hours(offer: Offer, budget: float | None) -> float | None:
-    """How long a budget pays for an offer."""
+    """Return how many hours of an offer a budget pays for; None without budget or price."""
     return budget / offer.hourly_cost if budget is not None and offer.hourly_cost else None

@@ -1,26 +1,28 @@
-"""The output of `skyward build`: progress and results; and the tables that other commands print as well.
+"""Output of `skyward build`: progress and results; and the tables that other commands print.
 
-On a terminal a live list of layers, in a pipe plain lines, both on standard error; the results go to standard output.
+Progress goes to standard error, as a live list of layers on a terminal and as plain lines in a pipe; results go to
+standard output.
 
 With `--json` standard output has one object per line and nothing else. Every object has `event`, and `image`, the name
 of what is being built. The events:
 
 - `note`: `message`, a sentence.
-- `layer`: `name` and `origin` are what it does and who asked for it; `stage` and `step` (null where it runs nothing)
-  identify it; `state` is "start", "cached", "done" (with `seconds`), "failed", or once the image is there "size" (with
+- `layer`: `name` and `origin` are what it does and who asked for it; `stage` and `step` (null if it runs nothing)
+  identify it; `state` is "start", "cached", "done" (with `seconds`), "failed", or once the image exists "size" (with
   `size`, bytes).
 - `output`: `line`, printed by the layer with that `stage` and `step`.
-- `result`: `tag`, `id`, `size` (bytes), `built` (false where the image was there), `waited_for` (the process that built
-  it meanwhile; else null), `seconds`, `reference` (with the registry's digest; null if it was not pushed), `layers` as
-  above, with `seconds` and `size` (null: not known).
+- `result`: `tag`, `id`, `size` (bytes), `built` (false if the image existed), `waited_for` (the process that built it
+  meanwhile; else null), `seconds`, `reference` (with the registry's digest; null if it was not pushed), `layers` as
+  above, with `seconds` and `size` (null: unknown).
 - `check`: `tag`, `state` ("exists", "absent", "unknown"), `reason`.
 - `explain`: `tag`, `exists`, `last` (the tag of the last build here, or null), `changes` since then (each with `input`,
-  `before`, `after`), `reused` and `rebuilt` (layers); where the image exists nothing is changed or rebuilt.
+  `before`, `after`), `reused` and `rebuilt` (layers); if the image exists, nothing is changed or rebuilt.
 - `dockerfile`: `text`.
 - `eject`: `folder`, and `command`, which builds the image there.
 - `base` (of `--check-base`): `id`, `platform`, `system`, `libc`, `apt`, `cuda`, `user`, `entrypoint`, `runs_commands`
-  (whether that runs what it is given), `pythons` (each with `path`, `version` and `environment`), `healthcheck`,
-  `stop_signal`, `shell`, `onbuild`, `missing` (programs), `does` (sentences), and `fit` (whether it can be a base).
+  (whether the entry point runs the command it receives), `pythons` (each with `path`, `version` and `environment`),
+  `healthcheck`, `stop_signal`, `shell`, `onbuild`, `missing` (programs), `does` (sentences), and `fit` (whether it can
+  be a base).
 - `error`: `kind` (the exception's name), `message`, `status` (the exit status).
 """
 
@@ -44,12 +46,12 @@ if TYPE_CHECKING:
     from skyward.image import Layer, Plan
 
 
-_WIDE = 10_000  # columns where output goes to no terminal
+_WIDE = 10_000  # columns if the output is not a terminal
 
 
 @dataclass(slots=True)
 class LayerRecord:
-    """What became of one layer."""
+    """Outcome of one layer."""
 
     state: str | None = None
     seconds: float | None = None
@@ -58,14 +60,14 @@ class LayerRecord:
 
 @dataclass(slots=True)
 class Result:
-    """What came out for one image.
+    """Outcome for one image.
 
     Attributes:
-        reference: `repository@digest` where it is in a registry.
+        reference: `repository@digest` if it is in a registry.
         built: whether it was built now.
         waited_for: the process that built it while this one waited; None if there was none.
-        seconds: how long that took.
-        layers: what became of its layers, if it was built now, in the order of the Dockerfile.
+        seconds: duration of the build or the wait.
+        layers: outcomes of its layers, if it was built now, in the order of the Dockerfile.
     """
 
     tag: str
@@ -79,16 +81,17 @@ class Result:
 
     @classmethod
     def of(cls, plan: Plan) -> Result:
-        """A result of which nothing is known yet."""
+        """Return a result in which nothing is known yet."""
         return cls(tag=plan.tag, layers={layer: LayerRecord() for layer in plan.layers})
 
     def follow(self, event: Event) -> None:
-        """Take note of what an event says about a layer."""
+        """Record what an event says about a layer."""
         if event.kind == "waited":
             self.waited_for = event.by
         if event.layer is None or event.kind == "output":
             return
-        # what a base lacks that a Dockerfile makes is known when it is built: then a layer may be another one
+        # what a base built from a Dockerfile lacks is only known once it is built; then a layer may differ from the
+        # plan
         record = self.layers.setdefault(event.layer, LayerRecord())
         if event.kind == "size":
             record.size = event.size
@@ -97,12 +100,12 @@ class Result:
 
     @property
     def made(self) -> list[tuple[Layer, LayerRecord]]:
-        """The layers that ran, were found made, or added something."""
+        """The layers that were run, found in the cache, or added to the size."""
         return [(layer, record) for layer, record in self.layers.items() if record.state or record.size]
 
 
 def result_text(image: str, result: Result) -> str:
-    """What came out for an image, in lines for people."""
+    """Return the result for an image as text for people."""
     how = f"built in {result.seconds:.1f} s" if result.built else "exists"
     if result.waited_for:
         how = f"built by {result.waited_for}; waited {result.seconds:.1f} s for it"
@@ -123,8 +126,8 @@ class Output:
     """Prints results and progress, as text or as JSON.
 
     Attributes:
-        printed: what standard output has got.
-        has_events: whether anything was reported beside the results.
+        printed: text written to standard output so far.
+        has_events: whether anything was reported besides results.
     """
 
     def __init__(self, *, as_json: bool) -> None:
@@ -134,7 +137,7 @@ class Output:
 
     @contextmanager
     def listening(self, image: str) -> Iterator[Report]:
-        """A listener for the events of one image."""
+        """Yield a listener for the events of one image."""
         with ExitStack() as stack:
             report = self._report(image, stack)
 
@@ -163,7 +166,7 @@ class Output:
             raise
 
     def result(self, image: str, result: Result) -> None:
-        """Show what came out for an image."""
+        """Show the result for an image."""
         layers = [
             {**_place(layer), "state": record.state, "seconds": record.seconds, "size": record.size}
             for layer, record in result.made
@@ -218,7 +221,7 @@ class Output:
 
 
 class _Terminal:
-    """Plain lines until the first layer, then a live list: where nothing is built, rich is not loaded."""
+    """Plain lines until the first layer, then a live list, so that rich is loaded only for builds."""
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
@@ -249,16 +252,16 @@ def _place(layer: Layer) -> dict[str, Any]:
 
 
 def say_error(error: SkywardError, **about: str) -> None:
-    """Print what could not be done, of what, as an object of JSON."""
+    """Print an error as a JSON object, with the given fields about its origin."""
     told = {"kind": type(error).__name__, "message": str(error)}
     click.echo(json.dumps({"event": "error", **about, **told}))
 
 
 def show_table(rows: Sequence[Sequence[str]]) -> None:
-    """Print rows in columns, the first row as heading. Nothing is cut; only on a terminal words go into further lines.
+    """Print rows in columns, the first row as heading. Nothing is cut; on a terminal, cells wrap between words.
 
-    On a terminal that is too narrow for that, each row is a block of lines, one for each column. The first column is
-    never broken: it has the names that other commands take.
+    On a terminal that is too narrow for that, each row is printed as a block with one line per column. The first column
+    is never broken: it has the names that other commands take.
     """
     from rich.console import Console
     from rich.table import Table

@@ -1,6 +1,6 @@
-"""The pools and nodes that commands are about: where they are looked for, by which names, and which node is meant.
+"""The pools and nodes that commands address: where to look for them, by which names, and which node is meant.
 
-Looked at are this machine's providers, and those of the options. Names are of kept pools, from their records.
+This machine's providers are searched, and those in the options. Names of kept pools come from their records.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Place:
     provider: Provider
 
     def find(self) -> Sequence[Resource]:
-        """What exists there; nothing where no Docker engine runs, because then nothing can.
+        """Return what exists there; nothing if no Docker engine is running, because then nothing can exist.
 
         Raises:
-            SkywardError: it cannot be asked.
+            SkywardError: it cannot be queried.
         """
         try:
             return list(self.provider.find())
@@ -57,7 +57,7 @@ _NAMED_HELP = "Also what sky.providers.NAME('ARGUMENT') finds: a provider of an 
 
 
 def place_options(command: Callable[..., int]) -> Callable[..., int]:
-    """The options that name places; the command gets them as `places`."""
+    """Add the options that name places; the command receives them as `places`."""
 
     @ssh_option
     @key_options
@@ -86,7 +86,7 @@ def place_options(command: Callable[..., int]) -> Callable[..., int]:
         remote = [SSH(host, key=key, known_hosts=known_hosts) for host in hosts]
         places = [Place("docker", Docker()), Place("local", Local())]
         places += [Place(provider.hosts[0].name, provider) for provider in remote]
-        places += [Place(region, providers.AWS(region)) for region in regions]  # each is imported where it is named
+        places += [Place(region, providers.AWS(region)) for region in regions]  # imported on first use
         places += [Place(region, providers.GCP(region)) for region in google]
         for each in managers:
             files = (key, known_hosts) if each.startswith("ssh://") else (None, None)
@@ -105,7 +105,7 @@ def place_options(command: Callable[..., int]) -> Callable[..., int]:
 
 
 def provider_of(text: str) -> Provider:
-    """The provider that is named on a command line, with at most one argument.
+    """Return the provider named on a command line, with at most one argument.
 
     Raises:
         ConfigError: there is no such provider, or it takes other arguments.
@@ -119,12 +119,12 @@ def provider_of(text: str) -> Provider:
 
 
 def ssh_hosts(places: Sequence[Place]) -> list[SshHost]:
-    """The machines of sky.SSH among places."""
+    """Return the hosts of the sky.SSH providers among places."""
     return [host for place in places if isinstance(place.provider, SSH) for host in place.provider.hosts]
 
 
 def ask_all(places: Sequence[Place]) -> Iterator[tuple[Place, Sequence[Resource] | SkywardError]]:
-    """What exists at each place, or the error that says why it is not known. All are asked in parallel."""
+    """Query all places in parallel; yield what exists at each, or the error that prevented the query."""
 
     def ask(place: Place) -> Sequence[Resource] | SkywardError:
         try:
@@ -138,35 +138,35 @@ def ask_all(places: Sequence[Place]) -> Iterator[tuple[Place, Sequence[Resource]
 
 @dataclass(frozen=True, slots=True)
 class NodeTarget:
-    """A node, and where it is."""
+    """A node, and the place it is at."""
 
     place: Place
     node: Resource
 
     @property
     def title(self) -> str:
-        """The node for messages."""
+        """Description of the node for messages."""
         return f"node {self.node['node']} of pool {self.node['pool']} ({self.node['name']})"
 
     def enter(self) -> NodeAccess:
-        """A way into it.
+        """Return an access to the node.
 
         Raises:
-            SkywardError: there is none.
+            SkywardError: it cannot be entered.
         """
         return self.place.provider.enter(self.node)
 
 
 def find_node(places: Sequence[Place], pool: str, node: str | None = None) -> NodeTarget:
-    """The node of a pool that runs.
+    """Return the wanted running node of a pool.
 
     Args:
         places: where to look.
-        pool: the pool's identifier, the begin of one that no other has, or its name; with ":NODE" if wanted.
-        node: number or name of the node; None for the pool's only node, else node 0.
+        pool: the pool's identifier, a unique prefix of one, or its name; with ":NODE" if wanted.
+        node: number or name of the node; None for the pool's only node, else the one with the lowest number.
 
     Raises:
-        ConfigError: the words name no one node.
+        ConfigError: the words do not identify a single node.
         ProviderError: there is no such pool or node.
     """
     pool, colon, number = pool.partition(":")
@@ -208,7 +208,7 @@ def _choose(found: Sequence[NodeTarget], wanted: str | None) -> NodeTarget:
         raise ConfigError(f"Nodes of {pool} have no numbers; name one: {names}.")
     if wanted is None:
         wanted = str(numbers[0]) if numbers else "0"
-    # of a node that two places list, the one that an option has named
+    # if two places list a node, prefer the one named by an option
     for each in reversed(running):
         if wanted in (each.node["name"], str(each.node["node"])):
             return each
@@ -217,7 +217,7 @@ def _choose(found: Sequence[NodeTarget], wanted: str | None) -> NodeTarget:
 
 
 def with_names(found: Sequence[Resource]) -> list[Resource]:
-    """The same resources; those of pools with names have them, and say until when they are kept."""
+    """Return the resources, with names and retention times added for pools that have a name."""
     records = {record.pool: record for _, record in pool_records()}
     return [_named(each, records.get(str(each["pool"]))) for each in found]
 
@@ -233,24 +233,24 @@ def _named(each: Resource, record: KeptPool | None) -> Resource:
 
 
 def identifiers(pools: Iterable[str]) -> dict[str, str]:
-    """The identifiers of pools, by what a person calls them: identifiers and names."""
+    """Return the identifiers of pools, by the identifiers or names that a person uses."""
     names = {record.name: record.pool for _, record in pool_records()}
     return {pool: names.get(pool, pool) for pool in pools}
 
 
 def names_of_pools() -> list[str]:
-    """The names of this user's pools that have one."""
+    """Return the names of this user's pools that have one."""
     return [record.name for _, record in pool_records()]
 
 
 def kept_at(pool: str) -> str:
-    """The provider on which a pool with a name is still kept, according to its record; "" where none is."""
+    """Return the provider that still keeps a named pool, according to its record; "" if none does."""
     now = time.time()
     return next((r.provider for _, r in pool_records() if r.pool == pool and (r.until is None or r.until > now)), "")
 
 
 def forget(pool: str) -> None:
-    """Remove record and directory of a pool that has been ended; a client that has the pool does that itself."""
+    """Remove the record and directory of an ended pool, unless a client has the pool open and does so itself."""
     for folder, record in list(pool_records()):
         if record.pool == pool:
             lock = PoolLock(folder)

@@ -1,16 +1,17 @@
-"""`skyward ps`: list runs, and what exists of all pools, found by labels, on this machine and where the options name.
+"""`skyward ps`: lists runs and the resources of all pools, found by labels, on this machine and the places in the
+options.
 
 With `--json` standard output has one object per line and nothing else; each has `event` and `where`, the place's name:
 
-- `node`: `pool`, `node` (-1 for what belongs to no node), `name`, `state`, `owner` (the client's process), `user` (who
-  started it, as "name@host"), and what else the provider knows: `image`, `host`, `type`; of what is rented `hourly` and
-  `cost`, USD per hour and so far (null: not known); of a pool with a name `pool_name`, and while it is kept `until`, in
-  seconds since 1970; of a pool that a program of this machine has open `cores`, `memory` and `gpus` in use, as
-  `pool.stats()` has them.
+- `node`: `pool`, `node` (-1 for resources that belong to no node), `name`, `state`, `owner` (the client's process),
+  `user` (who started it, as "name@host"), and what else the provider knows: `image`, `host`, `type`; for rented
+  resources `hourly` and `cost`, USD per hour and so far (null: unknown); for a pool with a name `pool_name`, and while
+  it is kept `until`, in seconds since 1970; for a pool that a program on this machine has open `cores`, `memory` and
+  `gpus` in use, as in `pool.stats()`.
 - `run`: `run` (its name), `program`, `arguments`, `state` ("running", "ended", "killed", "unknown"), `status`,
   `started` and `ended` (seconds since 1970; null: not yet), `detached`, `user`, `pools`, and `calls`: how many are
-  `running`, `queued`, `done` and `failed`; of what is rented `cost`, USD so far.
-- `error`: a place that cannot be asked: `kind` (the exception's name), `message`.
+  `running`, `queued`, `done` and `failed`; for rented pools `cost`, USD so far.
+- `error`: a place that cannot be queried: `kind` (the exception's name), `message`.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from skyward.errors import SkywardError
 from skyward.model.resource import NodeStats, Resource
 from skyward.runs.find import ListedRun, list_runs
 
-_PATIENCE_S = 3.0  # with which figures of nodes are waited for
+_PATIENCE_S = 3.0  # how long to wait for the figures of nodes
 _Use = Mapping[tuple[str, int], NodeStats]  # by pool and node
-UNKNOWN = 6  # exit status where a place cannot be asked: that of provider errors
+UNKNOWN = 6  # exit status if a place cannot be queried: that of provider errors
 
 
 @click.command()
@@ -64,13 +65,13 @@ def command(places: Sequence[Place], ended: bool, as_json: bool) -> int:
 
 
 def _use_of(pools: set[str]) -> _Use:
-    """What the nodes of these pools use, of those that programs of this machine have open."""
+    """Return the usage of the nodes of those of these pools that programs on this machine have open."""
     answers = figures(lambda: [each for each in open_pools(None) if each.pool in pools], time.time(), _PATIENCE_S)
     return {(stats.pool, node.node): node for _, stats in answers for node in stats.nodes}
 
 
 def _costs(found: Sequence[tuple[Place, Resource]]) -> dict[str, float]:
-    """What the nodes of each rented pool have cost so far, where that is known."""
+    """Return the cost of the nodes of each rented pool so far, where it is known."""
     costs: dict[str, float] = {}
     for _, each in found:
         if each.get("cost") is not None:
@@ -131,7 +132,7 @@ def _price(value: float | None) -> str:
 
 
 def _say_runs(runs: Sequence[ListedRun], lost: Mapping[str, SkywardError], costs: Mapping[str, float]) -> None:
-    """Print a table of runs, and which machines could not be asked; `costs` are USD so far of each rented pool."""
+    """Print a table of runs, and the machines that could not be queried; `costs` is USD so far for each rented pool."""
     for host, error in lost.items():
         click.echo(f"skyward: runs on {host} cannot be read: {error}", err=True)
     if not runs:
@@ -147,7 +148,7 @@ def _say_runs(runs: Sequence[ListedRun], lost: Mapping[str, SkywardError], costs
 
 
 def _say_runs_json(runs: Sequence[ListedRun], lost: Mapping[str, SkywardError], costs: Mapping[str, float]) -> None:
-    """The same as objects of JSON."""
+    """Print the same as JSON objects."""
     for run in runs:
         record, state = run.record, run.state
         about = {
@@ -180,7 +181,7 @@ def _state(run: ListedRun) -> str:
 
 
 def _age(run: ListedRun) -> str:
-    """How long it has run, or ran."""
+    """Return how long it has been running, or ran."""
     return duration_text(max(0.0, (run.state.ended or time.time()) - run.record.started))
 
 

@@ -1,19 +1,19 @@
-"""What a run has printed and what it left: `skyward logs`, also after its end; `skyward attach`, until its end;
-`skyward result`, how it ended, the values it has saved, and the files in its output folder.
+"""Output and results of a run: `skyward logs`, also after its end; `skyward attach`, until its end; `skyward result`:
+how it ended, the values it has saved, and the files in its output directory.
 
 With `--json` standard output has one object per line and nothing else; each has `event` and `run`.
 
-Of `logs` they are the entries of the journal, `output`: those of the program have `t`, `stream` and `text`; those of
+Those of `logs` are the entries of the journal, `output`: those of the program have `t`, `stream` and `text`; those of
 nodes also `pool`, `node`, `rank` and `call`.
 
-Of `attach` these are `output`, with what the program printed, and at last `end`: `status` (null where it told none),
+Those of `attach` are `output`, with what the program printed, and at the end `end`: `status` (null if unknown),
 `ended`, `reason`.
 
-Of `result`:
+Those of `result`:
 
 - `state`: `phase` ("running", "ended", "killed", "unknown"), `status`, `ended` (seconds since 1970), `reason`.
-- `value`: `name`, `kind` ("json", "bin", "npy"), `size`, and `value` where `kind` is "json"; numbers that JSON does not
-  have are the strings "NaN", "Infinity" and "-Infinity".
+- `value`: `name`, `kind` ("json", "bin", "npy"), `size`, and `value` if `kind` is "json"; numbers that JSON lacks are
+  the strings "NaN", "Infinity" and "-Infinity".
 - `file`: `path`, `size`.
 - `fetched`: `path`, the directory of `--into`.
 """
@@ -44,7 +44,7 @@ from skyward.runs.follow import Losses, collect, fetch, follow, size_there
 from skyward.runs.place import FileFacts, RunPlace, RunState
 from skyward.runs.saved import SUFFIXES, shown
 
-_SHOWN = 60  # characters of a value in the list
+_SHOWN = 60  # maximum number of characters of a value in the list
 
 
 @click.command()
@@ -100,7 +100,7 @@ def logs(
 def _show(
     found: FoundRun, wanted: Mapping[str, Any], begin: float, *, nodes: bool, goes_on: bool, as_json: bool
 ) -> set[int]:
-    """Print what a run has printed; the nodes that have printed something, of the pool that is wanted."""
+    """Print the output of a run; return the nodes that have printed something, in the wanted pool if there is one."""
     printer = Printer(as_json=as_json, run=found.record.id)
     lines = Lines(printer)
     seen = set[int]()
@@ -119,7 +119,7 @@ def _show(
 
 
 def _ready_nodes(found: FoundRun, pool: str | None) -> set[int]:
-    """The nodes that a run has had in all its pools, or in one."""
+    """Return the nodes that a run has had in all its pools, or in one."""
     ready = (_node_in(entry.fields, pool) for entry in found.place.entries(found.record.id, "events"))
     return set[int]().union(*ready)
 
@@ -130,14 +130,14 @@ def _node_in(fields: Mapping[str, Any], pool: str | None) -> set[int]:
 
 
 class Lines:
-    """Prints what nodes printed, line by line, with the rank before each: what came in pieces is put together."""
+    """Prints the output of nodes line by line, each prefixed with its rank, joining lines that arrive in pieces."""
 
     def __init__(self, printer: Printer) -> None:
         self._printer = printer
         self._begun: dict[tuple[Any, ...], tuple[Mapping[str, Any], str]] = {}
 
     def entry(self, fields: Mapping[str, Any]) -> None:
-        """Print the whole lines of an entry; the rest waits for what follows of the same call and stream."""
+        """Print the complete lines of an entry; buffer the rest for the next entry of the same call and stream."""
         key = tuple(fields.get(name) for name in ("pool", "rank", "call", "stream"))
         _, begun = self._begun.pop(key, (fields, ""))
         text = begun + str(fields.get("text", ""))
@@ -148,16 +148,16 @@ class Lines:
             self._printer.entry({**fields, "text": whole}, prefix=_prefix(fields))
 
     def finish(self) -> None:
-        """Print the lines that have no end."""
+        """Print the remaining, unterminated lines."""
         for fields, rest in self._begun.values():
             self._printer.entry({**fields, "text": rest}, prefix=_prefix(fields))
         self._begun.clear()
 
 
 def _find(name: str, pool: str | None, hosts: Sequence[SshHost]) -> tuple[Iterable[FoundRun], str | None]:
-    """The run of this name, or else the runs that had the pool of this name or identifier, with the identifier.
+    """Return the run of this name, or else the runs that had the pool of this name or identifier, with the identifier.
 
-    A pool of this very name comes before a run whose name only begins so.
+    A pool of exactly this name takes precedence over a run whose name only begins with it.
     """
     try:
         found = find_run(name, hosts)
@@ -253,14 +253,14 @@ def _tell_end(found: FoundRun, state: RunState, printer: Printer) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """How a run ended and what it left, with the place where that is read.
+    """How a run ended and what it saved, with the place to read that from.
 
     Attributes:
         found: the run.
-        state: how far it is.
+        state: its state.
         place: where values and files are read: this machine's copy, or the run's own host.
-        values: what it kept with sky.save.
-        files: those of its output folder.
+        values: what it saved with sky.save.
+        files: those of its output directory.
         losses: of the connection to the place.
     """
 
@@ -320,7 +320,7 @@ def result(run: str, into: Path | None, as_json: bool, hosts: Sequence[SshHost])
 
 
 def bring_here(found: FoundRun, state: RunState, losses: Losses, printer: Printer) -> RunPlace:
-    """Fetch what an ended run has left on another machine, where this one knows the run; where it can be read now."""
+    """Fetch the results of an ended run from another machine, if this one knows the run; return where to read them."""
     if found.place.is_here or not found.is_known_here or state.phase != "ended":
         return found.place
     total = size_there(found.place, found.record, losses)
@@ -332,7 +332,7 @@ def bring_here(found: FoundRun, state: RunState, losses: Losses, printer: Printe
 
 
 def give_back(record: RunRecord, rented: Rental, printer: Printer) -> None:
-    """End the machines that were rented for a run whose results are here; where that fails they end by themselves."""
+    """End the machines that were rented for a run whose results are here; if that fails, they end themselves."""
     from skyward.runs.on_machines import end_rented
 
     try:
@@ -344,7 +344,7 @@ def give_back(record: RunRecord, rented: Rental, printer: Printer) -> None:
 
 
 def _suffix(value: FileFacts) -> str:
-    """That of a saved value; "" for a draft of one."""
+    """Return the suffix of a saved value; "" for an unfinished one."""
     suffix = PurePosixPath(value.path).suffix
     return suffix if suffix in SUFFIXES and not value.path.startswith(".") else ""
 

@@ -1,6 +1,6 @@
-"""`skyward run`: a program as `python` would run it, with its output kept; `--detach` lets it go on alone.
+"""`skyward run`: runs a program as `python` would and saves its output; `--detach` runs it in the background.
 
-With `--detach --json` standard output is one object: `event` "run", and what the run's record has: `id`, `place`,
+With `--detach --json` standard output is one object: `event` "run", and the fields of the run's record: `id`, `place`,
 `program`, `arguments`, `started` and so on, see `skyward.records.run`.
 """
 

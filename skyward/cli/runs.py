@@ -1,4 +1,4 @@
-"""What commands on runs share: options that say where a run is, the printing of its output, how far a transfer is."""
+"""Shared parts of the commands on runs: options that say where a run is, printing of output, progress of transfers."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from skyward.runs.find import FoundRun
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_QUIET_S = 1.0  # what is done by then is not worth a bar
-_LINE_S, _BAR_S = 5.0, 0.1  # between two lines, or two looks of a bar
+_QUIET_S = 1.0  # no bar is shown for transfers that finish sooner
+_LINE_S, _BAR_S = 5.0, 0.1  # interval between two lines, or two updates of a bar
 
 
 def key_options(command: Callable[..., int]) -> Callable[..., int]:
-    """The options that name files for SSH; the command gets them as `key` and `known_hosts`."""
+    """Add the options for SSH files; the command receives them as `key` and `known_hosts`."""
     file = click.Path(exists=True, dir_okay=False, path_type=Path)
     known_hosts = click.option("--known-hosts", type=file, help="The only host keys to trust for SSH.")
     return click.option("--key", type=file, help="Private key for SSH.")(known_hosts(command))
 
 
 def host_options(command: Callable[..., int]) -> Callable[..., int]:
-    """The options that name machines where runs may be; the command gets them as `hosts`."""
+    """Add the options for machines where runs may be; the command receives them as `hosts`."""
 
     @click.option("--host", "--ssh", "names", multiple=True, metavar="HOST", help="Look at this machine: user@host.")
     @key_options
@@ -51,10 +51,10 @@ def host_options(command: Callable[..., int]) -> Callable[..., int]:
 
 
 def seconds_of(text: str) -> float:
-    """The duration of a string such as "90s", "10m", "2h" or "1d".
+    """Return the duration that a string such as "90s", "10m", "2h" or "1d" stands for.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is not a duration.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
     if not found:
@@ -63,7 +63,7 @@ def seconds_of(text: str) -> float:
 
 
 def duration_text(seconds: float) -> str:
-    """A duration for people, such as "41 s", "12 min", "3.5 h"."""
+    """Format a duration for people, such as "41 s", "12 min", "3.5 h"."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     if seconds < 7200:
@@ -72,13 +72,13 @@ def duration_text(seconds: float) -> str:
 
 
 def called(found: FoundRun, command: str) -> str:
-    """How a command on a run is called from here."""
+    """Return how to call a command on a run from here."""
     where = "" if found.is_known_here else f" --host {found.place.name}"
     return f"`skyward {command} {found.record.id}{where}`"
 
 
 class Printer:
-    """Prints what a program printed: standard output to standard output, byte by byte, and notes of our own."""
+    """Prints a program's output unchanged, each stream to its own, and skyward's notes."""
 
     def __init__(self, *, as_json: bool, run: str) -> None:
         self._as_json, self._run = as_json, run
@@ -99,25 +99,25 @@ class Printer:
         self._ends_line = text.endswith("\n")
 
     def end_line(self) -> None:
-        """Have the next note stand on a line of its own, where standard error is a terminal."""
+        """Make the next note start on a new line, if standard error is a terminal."""
         if sys.stderr.isatty():
             self._ends_line = False
 
     def note(self, text: str) -> None:
-        """Say something of our own, on standard error."""
+        """Print a note of skyward on standard error."""
         click.echo(f"{'' if self._ends_line else chr(10)}skyward: {text}", err=True)
         self._ends_line = True
 
     def event(self, event: str, **about: Any) -> None:
-        """Print an object of JSON."""
+        """Print a JSON object."""
         click.echo(json.dumps({"event": event, "run": self._run, **about}, ensure_ascii=False))
 
 
 class Transfer:
-    """Shows how far bytes have come, once that takes longer: by a bar on a terminal, else a line every few seconds.
+    """Progress of a transfer, shown once it takes longer: as a bar on a terminal, else as a line every few seconds.
 
     Attributes:
-        total: how many there are in all; 0 while that is not known.
+        total: total number of bytes; 0 while unknown.
     """
 
     def __init__(self, what: str, total: int = 0, note: Callable[[str], None] | None = None) -> None:
@@ -134,7 +134,7 @@ class Transfer:
             self._bar.stop()
 
     def advance(self, count: int) -> None:
-        """So many bytes more have come."""
+        """Count bytes that have been transferred, and update the display."""
         self._done += count
         now, on_terminal = time.monotonic(), sys.stderr.isatty()
         if now < self._due:

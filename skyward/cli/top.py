@@ -1,9 +1,9 @@
-"""`skyward top`: what the open pools of this machine's runs use and do now.
+"""`skyward top`: shows the current load of the open pools of this machine's runs.
 
-With `--json` standard output has one object per line and nothing else: `event` "pool", `run`, and what `pool.stats()`
-tells, as `skyward.model.resource` has it.
+With `--json` standard output has one object per line and nothing else: `event` "pool", `run`, and the content of
+`pool.stats()`, see `skyward.model.resource`.
 
-Pools write their figures while a command asks for them.
+Pools write their figures only while a command requests them.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from skyward.records.run import RunRecord, runs_folder
 if TYPE_CHECKING:
     from rich.table import Table
 
-ANSWER_S = 5.0  # how long the first figures are waited for
-_WIDE = 70  # columns, from which on all figures are shown
+ANSWER_S = 5.0  # how long to wait for the first figures
+_WIDE = 70  # number of columns from which on all figures are shown
 Column = tuple[str, Callable[[PoolStats, NodeStats], str], bool]  # heading, value, whether for wide terminals only
 _UNITS = ("", "K", "M", "G", "T", "P")
 _LOOK_S = 0.1
@@ -38,14 +38,14 @@ _LOOK_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class OpenPool:
-    """A pool that a run of this machine may have open."""
+    """A pool that a run on this machine may have open."""
 
     run: str
     folder: Path
     pool: str
 
     def read(self) -> PoolStats | None:
-        """Its figures, None while there are none."""
+        """Return its figures; None while there are none."""
         try:
             return PoolStats.from_dict(json.loads(stats_file(self.folder, self.pool).read_bytes()))
         except (OSError, ValueError, TypeError, KeyError):
@@ -53,7 +53,7 @@ class OpenPool:
 
 
 def open_pools(name: str | None) -> Iterator[OpenPool]:
-    """The pools of runs that have not ended, as far as can be told: all, or one by its identifier or its run's name."""
+    """Yield the pools of runs that appear to be running: all, or those with this identifier or run name."""
     for run, folder in open_runs():
         for each in sorted((folder / POOLS).glob("*")):
             if name is None or name in {each.name, run}:
@@ -61,14 +61,14 @@ def open_pools(name: str | None) -> Iterator[OpenPool]:
 
 
 def open_runs() -> Iterator[tuple[str, Path]]:
-    """The names and directories of runs of this machine that have not ended, as far as can be told."""
+    """Yield the names and directories of the runs on this machine that appear to be running."""
     for path in sorted(runs_folder().glob("*/run.json")):
         if (path.parent / "end.json").exists():
             continue
         try:
             record = RunRecord.parse(path.read_bytes())
         except (OSError, ValueError, TypeError):
-            continue  # it is being written, or removed
+            continue  # it is being written or removed
         process = ProcessId.parse(record.process or "")
         if process is None or not process.is_gone():
             yield record.id, path.parent
@@ -77,12 +77,12 @@ def open_runs() -> Iterator[tuple[str, Path]]:
 def figures(
     pools_now: Callable[[], Sequence[OpenPool]], since: float, patience_s: float
 ) -> list[tuple[OpenPool, PoolStats]]:
-    """The pools that have given figures since a moment; those that are open give some within two seconds.
+    """Return the pools that have written figures since a moment; open pools do so within two seconds.
 
     Args:
-        pools_now: the pools that are asked.
+        pools_now: returns the pools to query.
         since: seconds since 1970.
-        patience_s: how long the first figures are waited for; of the others only 2.5 s.
+        patience_s: how long to wait for the first figures; the remaining pools get only 2.5 intervals.
     """
     began = time.monotonic()
     while True:
@@ -96,7 +96,7 @@ def figures(
 
 
 def watch(pools: Sequence[OpenPool]) -> None:
-    """Ask for figures for the next seconds."""
+    """Request figures for the next seconds."""
     for folder in {pool.folder for pool in pools}:
         try:
             (folder / WATCHED).touch(mode=0o600)
@@ -105,13 +105,13 @@ def watch(pools: Sequence[OpenPool]) -> None:
 
 
 def utilization(gpus: Sequence[GpuStats]) -> str:
-    """The mean of all GPUs that tell it."""
+    """Return the mean utilisation of all GPUs that report it."""
     told = [gpu.utilization for gpu in gpus if gpu.utilization is not None]
     return f"{sum(told) / len(told):.0%}" if told else "-"
 
 
 def size_text(value: float | None) -> str:
-    """A number of bytes in four characters or five: "1.2G"; 1K is 1000."""
+    """Format a number of bytes in four or five characters: "1.2G"; 1K is 1000."""
     if value is None:
         return "-"
     for unit in _UNITS:
@@ -144,10 +144,10 @@ def command(name: str | None, as_json: bool) -> int:
 
 
 def _answered(name: str | None, since: float) -> list[tuple[OpenPool, PoolStats]]:
-    """The pools that have given figures since a moment; a run that has just been started is given time to open one.
+    """Return the pools that have written figures since a moment, allowing a run that has just started to open one.
 
     Raises:
-        PoolError: the one that was asked for does not.
+        PoolError: the requested one has not.
     """
     deadline = time.monotonic() + ANSWER_S
     while not (found := figures(lambda: list(open_pools(name)), since, ANSWER_S)):
@@ -177,7 +177,7 @@ def _show_live(name: str | None, first: Sequence[PoolStats]) -> None:
                 watch(pools)
                 live.update(_table([s for p in pools if (s := p.read()) is not None], console.width), refresh=True)
     except KeyboardInterrupt:
-        return  # the usual end
+        return  # the usual way to end
 
 
 def _table(pools: Sequence[PoolStats], width: int) -> Table:
