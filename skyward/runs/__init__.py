@@ -1,4 +1,4 @@
-"""Runs of programs: where their records and journals are, and how they are read from there."""
+"""Runs of programs: where their records and journals are, and how to read them."""
 
-DOWN_FILE = "down"  # in a run's directory: `skyward down` has asked it to end
-ENDED_BY_DOWN = "ended by `skyward down`"  # begins the reason for the end of such a run
+DOWN_FILE = "down"  # in a run's directory: `skyward down` has asked the run to end
+ENDED_BY_DOWN = "ended by `skyward down`"  # prefix of the reason for the end of such a run

@@ -1,7 +1,7 @@
-"""The driver of a detached run as a container: what it takes along, its image and its start.
+"""The driver of a detached run as a container: its files, its image and its start.
 
-It takes the files of its program, and finds the images of its pools prepared. `as_container` puts it on this machine's
-engine, beside the containers of its pools; `on_machines` has those on others.
+It receives the files of its program and the prepared images of its pools. `as_container` starts it on this machine's
+engine, beside the containers of its pools; `on_machines` starts it on other machines.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from skyward.runs.driver import CACHE_FOLDER, HOME_FOLDER, PROGRAM_FOLDER, START
 from skyward.runs.place import RUN_LABEL
 
 _PYTHON = "/opt/venv/bin/python"
-_EXTRAS = ("ssh",)  # drivers have no SSH client of the system
+_EXTRAS = ("ssh",)  # drivers have no system SSH client
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Detached:
-    """A program that is to run elsewhere, with what it takes along.
+    """A program that is to run elsewhere, with everything it needs there.
 
     Attributes:
         launch: the program.
         images: those of its pools, as it declares them.
         files: its files.
-        variables: environment variables that it gets; they may be secrets.
+        variables: environment variables for it; they may be secrets.
         report: receives progress.
     """
 
@@ -59,16 +59,16 @@ class Detached:
     report: Report
 
     def record(self, rented: Rental | None = None) -> RunRecord:
-        """Its record, begun now, as the driver's host has it."""
+        """Return a new record as the driver's host has it, with the current time as the start."""
         record = self.launch.record(detached=True)
         return replace(record, place="docker", container=f"skyward-run-{record.id}", rented=rented)
 
     def deliver(self, to_pools: ImageTarget, to_driver: ImageTarget) -> Delivered:
-        """Deliver the images of its pools to where they run, and its driver's to where that runs.
+        """Deliver the images of its pools to where they run, and the driver's image to where the driver runs.
 
         Raises:
-            ConfigError: skyward is not installed here as a package, so what a driver needs is not known.
-            ImageError: an image cannot be had.
+            ConfigError: skyward is not installed here as a package, so the needs of a driver are unknown.
+            ImageError: an image is not available.
             EngineError: the engine refuses.
         """
         found: dict[str, Prepared] = {}
@@ -88,7 +88,7 @@ class Detached:
 
 
 class Delivered(NamedTuple):
-    """The images of a program's pools, by their descriptions, and the tag of its driver's."""
+    """The images of a program's pools, by their descriptions, and the tag of its driver's image."""
 
     images: Mapping[str, Prepared]
     driver: str
@@ -98,13 +98,13 @@ def as_container(program: Detached, address: EngineAddress, *, registry: str | N
     """Build the images of a program's pools and of its driver, and start the driver.
 
     Args:
-        program: with what it takes along.
+        program: with everything it needs.
         address: of the engine that runs the driver, as its pools name it.
-        registry: repository through which the images of its pools go; None where that engine runs them.
+        registry: repository for the images of its pools; None if that engine runs them.
 
     Raises:
-        ConfigError: what the driver needs cannot be known.
-        ImageError: an image cannot be had.
+        ConfigError: the needs of the driver cannot be determined.
+        ImageError: an image is not available.
         EngineError: the engine refuses.
         ProviderError: the driver ended before the program ran.
     """
@@ -126,10 +126,10 @@ def as_container(program: Detached, address: EngineAddress, *, registry: str | N
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """The files of a program, by their paths below the directory that it will run in, and how it is started there.
+    """The files of a program, by their paths relative to the directory that it will run in, and its start command.
 
     Attributes:
-        programs: those of the paths that may be executed.
+        programs: the paths that are executable.
     """
 
     files: dict[str, bytes]
@@ -137,7 +137,7 @@ class Pack:
     programs: frozenset[str] = frozenset()
 
     def write(self, folder: Path) -> None:
-        """Put the files below a directory that only this user can read."""
+        """Write the files into a directory that only this user can read."""
         folder.mkdir(mode=0o700)
         for name, data in self.files.items():
             path = folder / name
@@ -148,9 +148,9 @@ class Pack:
 
 
 def pack(launch: Launch, source: Path, images: Sequence[Declared]) -> Pack:
-    """The files of a program that is to run elsewhere.
+    """Collect the files of a program that is to run elsewhere.
 
-    Its own place relative to the working directory stays, and so does that of its modules relative to it.
+    Its path relative to the working directory is preserved, and so are those of its modules relative to it.
 
     Args:
         launch: the program.
@@ -158,7 +158,7 @@ def pack(launch: Launch, source: Path, images: Sequence[Declared]) -> Pack:
         images: those of its pools.
 
     Raises:
-        ConfigError: a file cannot be read, lies where it cannot be packed from, or is too large.
+        ConfigError: a file cannot be read, is outside of the directory that is packed, or is too large.
         SerializationError: its modules cannot be read, or are larger than 20 MB.
     """
     script = _inside(launch.directory, source)
@@ -183,7 +183,7 @@ def pack(launch: Launch, source: Path, images: Sequence[Declared]) -> Pack:
 
 
 def _inside(directory: Path, source: Path) -> PurePosixPath:
-    """The path of a program below the working directory; its name where it is elsewhere."""
+    """Return the path of a program below the working directory; its name if it is elsewhere."""
     path = Path(os.path.normpath(source))
     return PurePosixPath(path.relative_to(directory) if path.is_relative_to(directory) else path.name)
 
@@ -208,7 +208,7 @@ def _searching(folder: Path) -> Iterator[None]:
 
 
 def compiled_for(declared: Declared) -> tuple[Image, Cluster]:
-    """The image of a pool with what its plugins add, and what it is compiled for."""
+    """Return the image of a pool, including what its plugins add, and the cluster it is compiled for."""
     platform = declared.image.platform or platform_of(declared.architecture)
     python = local_minor() if declared.image.python == "auto" else declared.image.python
     image = declared_image(declared, platform=platform, python=python)
@@ -216,9 +216,9 @@ def compiled_for(declared: Declared) -> tuple[Image, Cluster]:
 
 
 def _driver_image(first: Declared) -> tuple[Image, Cluster]:
-    """The image of the driver: the first pool's, with the packages that skyward's client needs.
+    """Return the image of the driver: the first pool's, with the packages that skyward's client needs.
 
-    It has the program's packages in the versions that its functions have, and skyward's own code, as each image does.
+    It has the program's packages in the same versions as its functions, and skyward's own code, like any image.
     """
     image, cluster = compiled_for(first)
     plain = replace(image, includes=(), bake=False, lock=None, verify=None)
@@ -236,7 +236,7 @@ def _client_requirements() -> list[str]:
     found = []
     for requirement in map(Requirement, lines):
         marker = requirement.marker
-        if requirement.name == "uv":  # 60 MB, which only locks of images take
+        if requirement.name == "uv":  # 60 MB, needed only for locks of images
             continue
         if marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", *_EXTRAS)):
             requirement.marker = None
@@ -253,20 +253,21 @@ def driver_container(
     variables: Mapping[str, str],
     user: str,
 ) -> ContainerSpec:
-    """The container of a driver.
+    """Return the specification of a driver's container.
 
-    It sees the machine's processes: directories of pools name the process of their client, and others tell by it
+    It sees the machine's processes: directories of pools name the process of their client, by which others determine
     whether that has ended.
 
     Args:
         record: of the run.
-        folder: the run's directory. The user's directory for state, which has it, is mounted at its own path, for pools
-            that are kept are recorded there; so are `socket` and `shared`.
+        folder: the run's directory. The user's state directory that contains it is mounted at the same path, because
+            kept
+            pools are recorded there; so are `socket` and `shared`.
         image: of the driver.
         socket: of the engine that its pools use.
         shared: directories that it shares with the machine.
-        variables: its environment, which anybody can read who may use the engine.
-        user: number of the user and of the group that it runs as.
+        variables: its environment, which is readable for everybody who may use the engine.
+        user: numeric ids of the user and group that it runs as.
     """
     return ContainerSpec(
         image=image,
@@ -276,7 +277,7 @@ def driver_container(
         env={
             "DOCKER_HOST": f"unix://{socket}",
             "HOME": str(folder / HOME_FOLDER),
-            "LOGNAME": record.user.partition("@")[0],  # the image knows no user of this number
+            "LOGNAME": record.user.partition("@")[0],  # the image has no user with this id
             "XDG_CACHE_HOME": str(folder / CACHE_FOLDER),
             "XDG_STATE_HOME": str(folder.parents[2]),
             **variables,
@@ -284,14 +285,14 @@ def driver_container(
         mounts=tuple((path, str(path)) for path in dict.fromkeys((*shared, folder.parents[1], socket))),
         working_dir=str(folder / "program"),
         user=user,
-        privileges="default" if user.startswith("0:") else (),  # root's client gives files of nodes to their users
+        privileges="default" if user.startswith("0:") else (),  # root's client changes the owners of nodes' files
         sees_processes=True,
         quiet=True,
     )
 
 
 def _own_user(socket: Path) -> str:
-    """The number of this user; their group is that of the engine's socket, where only that opens it to them."""
+    """Return this user's id and group id; the group is the engine socket's if only that grants access to it."""
     user, about = os.geteuid(), socket.stat()
     group = os.getegid() if user in (0, about.st_uid) else about.st_gid
     return f"{user}:{group}"
@@ -311,7 +312,7 @@ def start_driver(engine: Engine, spec: ContainerSpec, record: RunRecord) -> None
             said += part
             if f"{STARTED}\n".encode() in said:
                 return
-    except BaseException:  # Ctrl-C, or the engine is gone: nobody would know of it
+    except BaseException:  # Ctrl-C, or a lost engine: the run would go on unknown to the user
         engine.remove(container.id)
         raise
     told = said.decode(errors="replace").strip()

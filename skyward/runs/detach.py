@@ -1,4 +1,4 @@
-"""Detached runs: where the driver of a program goes, which its pools decide, and the driver as a process."""
+"""Detached runs: starts the driver of a program, as a process or at the place that the program's pools determine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from skyward.records.run import FOLDER_VARIABLE, RunRecord
 from skyward.runs.container import Detached, as_container, pack
 from skyward.runs.driver import STARTED, Launch, write_launch
 
-_NOT_HANDED = (FOLDER_VARIABLE, "SKYWARD_DOCKER_CLI")  # of this process, and of this machine
+_NOT_HANDED = (FOLDER_VARIABLE, "SKYWARD_DOCKER_CLI")  # specific to this process and this machine
 _OF_VOLUMES = (
     *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION"),
     *("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"),
@@ -27,17 +27,18 @@ _RENTING = frozenset({"AWS", "GCP"})
 
 
 def detach(launch: Launch, variables: Sequence[str], keep_s: float | None, report: Report) -> RunRecord:
-    """Start the driver of a program that goes on alone; returns once it has confirmed that the program runs.
+    """Start the driver of a program in the background; return once it has confirmed that the program runs.
 
     Args:
         launch: the program.
-        variables: names of environment variables that the program needs where it runs, beside those of `secrets=`.
+        variables: names of environment variables that the program needs where it runs, besides those of `secrets=`.
         keep_s: how long rented machines stay after the run's end for its results; None for an hour.
         report: receives progress.
 
     Raises:
-        ConfigError: there is no such variable, nothing is rented that could be kept, or where the program's pools run
-            is not known before it runs.
+        ConfigError: there is no such variable, nothing is rented that could be kept, or it is not known in advance
+        where
+            the program's pools run.
         ProviderError: the driver ended before the program ran.
     """
     if missing := [name for name in variables if name not in os.environ]:
@@ -88,7 +89,7 @@ def detach(launch: Launch, variables: Sequence[str], keep_s: float | None, repor
 
 
 def _variables(wanted: Sequence[str], pools: Sequence[DeclaredPool]) -> dict[str, str]:
-    """The variables that the program needs elsewhere: those asked for, secrets of its pools, skyward's settings."""
+    """Return the variables that the program needs elsewhere: those asked for, its pools' secrets, skyward settings."""
     secrets = [name for pool in pools for name in pool.secrets]
     if missing := [name for name in secrets if name not in os.environ]:
         raise ConfigError(f"The program's pools give {missing[0]} to their workers (secrets=), which is not set here.")
@@ -99,7 +100,7 @@ def _variables(wanted: Sequence[str], pools: Sequence[DeclaredPool]) -> dict[str
 
 
 def _source(launch: Launch) -> Path:
-    """The file of the program."""
+    """Return the file of the program."""
     if not launch.is_module:
         return launch.directory / launch.program
     path = (str(launch.directory), *sys.path)
@@ -110,7 +111,7 @@ def _source(launch: Launch) -> Path:
 
 
 def _as_process(launch: Launch) -> RunRecord:
-    """The driver as a process of its own session, which no terminal and no process group of this one reaches."""
+    """Start the driver as a process in a new session, out of reach of this terminal and process group."""
     record = launch.record(detached=True)
     folder = launch.folder
     record.write(folder)
@@ -126,7 +127,7 @@ def _as_process(launch: Launch) -> RunRecord:
         with process.stdout as confirmation:
             if confirmation.readline().strip() == STARTED.encode():
                 return RunRecord.parse((folder / "run.json").read_bytes())
-    except BaseException:  # Ctrl-C: nobody would know of it
+    except BaseException:  # Ctrl-C: the run would go on unknown to the user
         process.terminate()
         raise
     status, told = process.wait(), said.read_text(errors="replace").strip()

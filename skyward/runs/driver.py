@@ -1,8 +1,8 @@
-"""A run to be launched, and its driver: the process that runs its program and keeps its record.
+"""A run to be launched, and its driver: the process that runs its program and writes its record.
 
-In the foreground `skyward run` is the driver itself. A detached run's is a process of its own session, or the first
-process of a container: `python -m skyward.runs.driver FOLDER`. It says on standard output, in one line, that the
-program runs; whatever goes wrong before is a line on standard error and the exit status.
+In the foreground `skyward run` is the driver itself. For a detached run it is a process in a separate session, or the
+first process of a container: `python -m skyward.runs.driver FOLDER`. It confirms in one line on standard output that
+the program runs; an earlier failure is reported in a line on standard error and by the exit status.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from skyward.runs.program import Ended, block_signals, run_program
 STARTED = "started"
 CACHE_FOLDER, HOME_FOLDER = "cache", "home"  # in the run's directory, while it runs in a container
 PROGRAM_FOLDER = "program"  # in the run's directory, if the program was packed
-OUTPUT_LIMIT = 1 << 30  # bytes of a program's output that are kept; the oldest goes first
+OUTPUT_LIMIT = 1 << 30  # maximum bytes of a program's output that are kept; the oldest are removed first
 _LAUNCH_FILE = "launch.json"
 _VARIABLES_FILE = "variables.json"
-# hosts that are handed over with their keys; skyward.ssh, which has these names, is loaded where there are some
+# files of handed-over hosts and keys; skyward.ssh, which defines the names, is loaded only if there are any
 HANDED = ("hosts.json", "key", "known_hosts")
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A program that is to be run.
+    """A program to be run.
 
     Attributes:
         id: the run's name.
@@ -56,10 +56,10 @@ class Launch:
 
     @classmethod
     def of(cls, program: str, arguments: Sequence[str], *, is_module: bool = False, name: str | None = None) -> Launch:
-        """A program of this process's working directory.
+        """Create the launch of a program in this process's working directory.
 
         Raises:
-            ConfigError: there is no such program, or there is a run of that name.
+            ConfigError: there is no such program, or a run of that name exists.
         """
         _check(program, is_module)
         stem = program.rpartition(".")[2] if is_module else program
@@ -78,11 +78,11 @@ class Launch:
 
     @property
     def words(self) -> list[str]:
-        """What follows `python`."""
+        """The command-line arguments of `python`."""
         return [*(["-m"] if self.is_module else []), self.program, *self.arguments]
 
     def record(self, *, detached: bool = False) -> RunRecord:
-        """Its record, begun now."""
+        """Return a new record, with the current time as the start."""
         return RunRecord(
             id=self.id,
             program=f"-m {self.program}" if self.is_module else self.program,
@@ -95,7 +95,7 @@ class Launch:
 
 
 def run_here(launch: Launch) -> int:
-    """Run it in the foreground; its exit status.
+    """Run it in the foreground; return its exit status.
 
     Raises:
         ConfigError: it cannot be started.
@@ -108,7 +108,7 @@ def _check(program: str, is_module: bool) -> None:
     if is_module:
         sys.path.insert(0, str(Path.cwd()))  # where python -m looks first
         try:
-            found = find_spec(program.partition(".")[0])  # finding a part of a package would run the package
+            found = find_spec(program.partition(".")[0])  # finding a submodule would run the package
         except (ImportError, ValueError):
             found = None
         finally:
@@ -133,15 +133,15 @@ def drive(
 
     Args:
         folder: the run's directory.
-        record: of the run; it is written here, with this process in it where it is not in a container.
+        record: of the run; it is written here, with this process's identity unless it runs in a container.
         command: the program with its arguments.
-        environment: its variables; the run's own are added.
+        environment: its variables; those of the run are added.
         directory: that it runs in; None for this process's.
         foreground: see `run_program`.
         on_start: called once the program runs.
 
     Raises:
-        ConfigError: the program cannot be started. The record says so as well.
+        ConfigError: the program cannot be started. This is also recorded.
     """
     if record.container is None:
         record = replace(record, pid=os.getpid(), process=ProcessId.of(os.getpid()).text)
@@ -166,13 +166,13 @@ def drive(
 
 
 def write_launch(folder: Path, words: Sequence[str], variables: Mapping[str, str] | None = None) -> None:
-    """Leave a driver what it starts.
+    """Write the files that tell a driver what to start.
 
     Args:
         folder: of the run.
-        words: what follows `python`.
-        variables: further environment variables of the program. They may be secrets: their file is removed as soon as
-            the driver has read it.
+        words: the arguments of `python`.
+        variables: further environment variables of the program. They may be secrets: the driver deletes their file as
+            soon as it has read it.
     """
     write_json(folder / _LAUNCH_FILE, {"words": list(words)})
     if variables:
@@ -192,13 +192,13 @@ def _take_variables(folder: Path) -> dict[str, str]:
 def _note_end(folder: Path, ended: Ended) -> None:
     reason = ended.reason
     if (folder / DOWN_FILE).exists():
-        by_signal = reason is None or reason.startswith("ended by SIG")  # which down has sent
+        by_signal = reason is None or reason.startswith("ended by SIG")  # a signal sent by `skyward down`
         reason = ENDED_BY_DOWN if by_signal else f"{ENDED_BY_DOWN}; {reason}"
     write_json(folder / "end.json", {"status": ended.status, "ended": round(time.time(), 3), "reason": reason})
 
 
 def main(folder: Path) -> int:
-    """Drive the run of a directory that `write_launch` and the run's record have prepared."""
+    """Drive the run in a directory that was prepared with `write_launch` and the run's record."""
     record = RunRecord.parse((folder / "run.json").read_bytes())
     try:
         if (folder / HANDED[0]).is_file():
@@ -213,16 +213,16 @@ def main(folder: Path) -> int:
         sys.stderr.write(f"{error}\n")
         return 1
     finally:
-        for name in (*HANDED[1:], _VARIABLES_FILE):  # nobody can use them any more, or is to
+        for name in (*HANDED[1:], _VARIABLES_FILE):  # no longer usable, or not meant to be used again
             (folder / name).unlink(missing_ok=True)
         rmtree(folder / CACHE_FOLDER, ignore_errors=True)
-        with suppress(OSError):  # the program has left something there, which stays
+        with suppress(OSError):  # not empty: the program has written files there, which stay
             (folder / HOME_FOLDER).rmdir()
 
 
 def _drive_packed(folder: Path, record: RunRecord) -> int:
     command = [sys.executable, *json.loads((folder / _LAUNCH_FILE).read_text())["words"]]
-    # who follows a run sees each line when it is printed, and loses none when the program is killed
+    # followers of a run see each line when it is printed, and none is lost if the program is killed
     environment = {"PYTHONUNBUFFERED": "1", **os.environ, **_take_variables(folder)}
     if record.container is not None:
         (folder / HOME_FOLDER).mkdir(mode=0o700)
@@ -234,7 +234,7 @@ def _drive_packed(folder: Path, record: RunRecord) -> int:
 def _confirm() -> None:
     os.write(1, f"{STARTED}\n".encode())
     nothing = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nothing, 1)  # who has started us need not live, nor read
+    os.dup2(nothing, 1)  # the process that started this one need not stay alive or read
     os.close(nothing)
 
 

@@ -1,4 +1,4 @@
-"""Finds runs, one by its name or all: among this machine's records, behind pointers there, on machines named."""
+"""Finds runs, one by its name or all: in this machine's records, where those point to, and on given machines."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from skyward.records.pools import POOLS
 from skyward.records.run import RunRecord
 from skyward.runs.place import COLLECTED, RunPlace, RunState, SshRuns, ThisMachine
 
-HERE = ("local", "docker")  # values of RunRecord.place for runs whose record is where they run
-_TAIL = 256 * 1024  # bytes of a journal of events in which the latest counts of each pool are looked for
+HERE = ("local", "docker")  # values of RunRecord.place for runs whose record is on the machine they run on
+_TAIL = 256 * 1024  # bytes at the end of an event journal that are searched for the latest counts of each pool
 COUNTS = ("running", "queued", "done", "failed")
 
 
 @dataclass(frozen=True, slots=True)
 class FoundRun:
-    """A run and where its journals are.
+    """A run and the location of its journals.
 
     Attributes:
-        record: what is known of it, as the machine with the journals has it.
+        record: its record, from the machine with the journals.
         place: that machine.
         is_known_here: whether this machine has a record of it as well.
     """
@@ -34,16 +34,16 @@ class FoundRun:
 
 
 def find_run(name: str, hosts: Sequence[SshHost] = ()) -> FoundRun:
-    """The run of this name, or the only one whose name begins so.
+    """Return the run of this name, or the only one whose name begins with it.
 
     Args:
         name: of a run.
-        hosts: machines to look at if this one has no record of it.
+        hosts: machines to search if this one has no record of it.
 
     Raises:
         RunNotFoundError: there is none, or there are several.
         HostLostError: the machine with its journals does not answer.
-        ProviderError: the machine that it was started on has no record of it any more.
+        ProviderError: the machine that it was started on no longer has a record of it.
     """
     if not name:
         raise RunNotFoundError(
@@ -69,7 +69,7 @@ def find_run(name: str, hosts: Sequence[SshHost] = ()) -> FoundRun:
 
 
 def find_exactly(name: str, hosts: Sequence[SshHost] = ()) -> FoundRun | None:
-    """The run of this very name, None if there is none; otherwise as `find_run`."""
+    """Return the run of exactly this name, None if there is none; otherwise like `find_run`."""
     try:
         found = find_run(name, hosts)
     except RunNotFoundError:
@@ -81,15 +81,15 @@ def find_exactly(name: str, hosts: Sequence[SshHost] = ()) -> FoundRun | None:
 
 
 def is_pointer(record: RunRecord, here: ThisMachine) -> bool:
-    """Whether the journals of a run that is recorded here are on another machine, and have not been fetched."""
+    """Return whether the journals of a run recorded here are on another machine and have not been fetched."""
     return record.place not in HERE and here.read(f"{record.id}/{COLLECTED}") is None
 
 
 def host_of(record: RunRecord) -> SshHost:
-    """The machine that a pointer leads to.
+    """Return the machine that a pointer leads to.
 
     Raises:
-        ConfigError: its place is no such machine.
+        ConfigError: its place is not such a machine.
     """
     host = SshHost.parse(f"ssh://{record.place}")
     return replace(host, key=record.key, known_hosts=record.known_hosts, trusts_jumps=record.rented is not None)
@@ -122,11 +122,11 @@ class ListedRun:
     """A run in a list.
 
     Attributes:
-        record: what is known of it.
+        record: its record.
         where: the name of the machine that it is on.
-        state: what became of it so far.
+        state: its state so far.
         pools: identifiers of its pools so far.
-        calls: how many calls of its pools are "running", "queued", "done" and "failed", as they were told of last.
+        calls: the latest reported numbers of its pools' calls that are "running", "queued", "done" and "failed".
     """
 
     record: RunRecord
@@ -138,11 +138,11 @@ class ListedRun:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Runs, and why some are not known.
+    """Runs, and the machines that could not be queried.
 
     Attributes:
-        runs: by the time of their start.
-        failures: machines that could not be asked, and why not.
+        runs: in the order of their start.
+        failures: errors by the name of the machine.
     """
 
     runs: Sequence[ListedRun]
@@ -150,11 +150,11 @@ class Listing:
 
 
 def list_runs(hosts: Sequence[SshHost] = (), *, ended: bool = False) -> Listing:
-    """The runs of this user.
+    """Return the runs of this user.
 
     Args:
-        hosts: machines to look at, beside this one and those that its records point to.
-        ended: whether those that have ended are wanted as well.
+        hosts: machines to query, besides this one and those that its records point to.
+        ended: whether to include runs that have ended.
     """
     here = ThisMachine()
     own = here.records()
@@ -176,7 +176,7 @@ def list_runs(hosts: Sequence[SshHost] = (), *, ended: bool = False) -> Listing:
 
 
 def _ask(host: SshHost, pointers: Sequence[RunRecord], *, ended: bool) -> list[ListedRun]:
-    """All runs on a machine of which some are pointed to; those that it does not have any more are "killed"."""
+    """Return all runs on a machine that pointers may lead to; those that it no longer has are "killed"."""
     place = SshRuns(host)
     try:
         there = place.records()
@@ -196,7 +196,7 @@ def _listed(place: RunPlace, records: Sequence[RunRecord], *, ended: bool) -> It
 
 
 def _calls(place: RunPlace, record: RunRecord) -> Mapping[str, int]:
-    """The sum of the latest counts of each pool."""
+    """Return the sum of the latest counts of each pool."""
     path = f"{record.id}/events"
     segments = place.segments(path)
     if not segments:

@@ -1,8 +1,8 @@
-"""What is done with a run wherever it is, across cuts of the connection: its journal is followed, it is ended, its
-files are fetched.
+"""Operations on a run on any machine that survive lost connections: following its journal, ending it, fetching its
+files.
 
-Each entry of a journal comes once and in order. Files are compared by their checksums: what was fetched before is not
-fetched again.
+Each entry of a journal is yielded once and in order. Files are compared by checksum: files that were fetched before
+are not fetched again.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from skyward.records.run import RunRecord, folder_of
 from skyward.runs.place import COLLECTED, FileFacts, RunPlace, RunState, ThisMachine
 from skyward.system import time
 
-Progress = Callable[[int], None]  # is told of bytes that have arrived
+Progress = Callable[[int], None]  # called with the number of bytes that have arrived
 T = TypeVar("T")
 PARTS = ("output", "nodes", "events", "saved", "files")
-GRACE_S = 10.0  # for a program to end its pools
-PATIENCE_S = 60.0  # without an answer of the machine, after which it is given up
+GRACE_S = 10.0  # time for a program to end its pools
+PATIENCE_S = 60.0  # how long a machine may fail to answer before giving up
 _RETRY_S = 1.0
-_SHORTEST_S, _LONGEST_S = 0.05, 0.5  # between two looks at a journal that has nothing new
-_LOOK_S = 1.0  # between two looks at whether the run still runs
+_SHORTEST_S, _LONGEST_S = 0.05, 0.5  # between two reads of a journal without new entries
+_LOOK_S = 1.0  # between two checks whether the run is still running
 _KILL_S = 10.0
-_END_LOOK_S = 0.1  # between two looks at whether it has ended
-_PART = ".skyward-part"  # what is there of a file that is not complete
-_ATTEMPTS = 3  # at a file that changes while it is read
+_END_LOOK_S = 0.1  # between two checks whether it has ended
+_PART = ".skyward-part"  # suffix of incomplete files
+_ATTEMPTS = 3  # for a file that changes while it is read
 
 
 def follow(place: RunPlace, record: RunRecord, name: str, losses: Losses) -> Generator[Entry, None, RunState]:
-    """Entries of a journal as they come; what the generator returns is what became of the run.
+    """Yield entries of a journal as they arrive; the generator returns the final state of the run.
 
     Args:
         place: where the run is.
         record: of the run.
         name: of the journal.
-        losses: how cuts of the connection are borne.
+        losses: handles lost connections.
 
     Raises:
         HostLostError: the machine has not answered for too long.
@@ -61,18 +61,18 @@ def follow(place: RunPlace, record: RunRecord, name: str, losses: Losses) -> Gen
         except HostLostError as error:
             losses.note(error)
             continue
-        if not state.is_final:  # else what came before the end is still read
+        if not state.is_final:  # else entries written before the end are still read
             time.sleep(pause)
             pause = min(pause * 1.5, _LONGEST_S)
 
 
 class Losses:
-    """Says once that a machine does not answer, and once that it answers again.
+    """Reports once that a machine does not answer, and once that it answers again.
 
     Args:
         host: the machine's name.
         run: the run's name.
-        say: is told, in sentences.
+        say: receives the messages.
     """
 
     def __init__(self, host: str, run: str, say: Callable[[str], None]) -> None:
@@ -80,10 +80,10 @@ class Losses:
         self._since: float | None = None
 
     def note(self, error: HostLostError) -> None:
-        """It was asked and did not answer; it may be asked again when this returns, a moment later.
+        """Record that it did not answer, and wait a moment before the next attempt.
 
         Raises:
-            HostLostError: that has taken too long.
+            HostLostError: it has not answered for too long.
         """
         now = time.monotonic()
         if self._since is None:
@@ -97,13 +97,13 @@ class Losses:
         time.sleep(_RETRY_S)
 
     def over(self) -> None:
-        """It has answered."""
+        """Record that it has answered."""
         if self._since is not None:
             self._since = None
             self._say(f"{self._host} answers again.")
 
     def outlast(self, question: Callable[[], T]) -> T:
-        """The answer to a question, which is asked until it is answered.
+        """Return the answer to a request, repeating it until it is answered.
 
         Raises:
             HostLostError: as `note`.
@@ -119,16 +119,16 @@ class Losses:
 
 
 def stop(place: RunPlace, record: RunRecord, losses: Losses, *, grace_s: float = GRACE_S) -> RunState:
-    """Ask a run to end, and end it at once if it has not done so in time; what became of it.
+    """Ask a run to end, and kill it if it does not in time; return its final state.
 
     Args:
         place: where it is.
         record: of the run.
-        losses: how cuts of the connection are borne.
-        grace_s: how long it may take to end in order.
+        losses: handles lost connections.
+        grace_s: how long it may take to shut down.
 
     Raises:
-        ProviderError: it is still there all the same, or nobody can say whether it is.
+        ProviderError: it still runs, or its state cannot be determined.
         HostLostError: its machine has not answered for too long.
     """
     state = losses.outlast(lambda: place.state(record))
@@ -148,19 +148,19 @@ def stop(place: RunPlace, record: RunRecord, losses: Losses, *, grace_s: float =
 
 
 def fetch(place: RunPlace, path: str, target: Path, losses: Losses, progress: Progress) -> Sequence[FileFacts]:
-    """Bring all files below a directory of a run into one of this machine; these files.
+    """Fetch all files below a directory of a run into a local one; return these files.
 
     Args:
         place: where the run is.
-        path: the directory, which begins with the run's name.
-        target: made when it is missing; files of the same names in it are replaced.
-        losses: how cuts of the connection are borne.
-        progress: told of what arrives.
+        path: the directory, beginning with the run's name.
+        target: created if missing; files of the same names in it are replaced.
+        losses: handles lost connections.
+        progress: called with the number of bytes that arrive.
 
     Raises:
         HostLostError: the machine has not answered for too long. What has arrived stays, and is not fetched again.
         ConfigError: the target cannot be written.
-        ProviderError: a name leads out of the directory, or a file changes all the time.
+        ProviderError: a name leads out of the directory, or a file keeps changing.
     """
     found = losses.outlast(lambda: place.files(path))
     try:
@@ -189,7 +189,7 @@ def _fetch_file(place: RunPlace, path: str, facts: FileFacts, target: Path, loss
 
 
 def _append_rest(place: RunPlace, source: str, part: Path, losses: Losses, progress: Progress) -> None:
-    """Read a file from where its part ends."""
+    """Append the rest of a file to its incomplete copy."""
     with part.open("ab") as file:
         part.chmod(0o600)
         position = file.tell()
@@ -206,7 +206,7 @@ def _is_same(place: RunPlace, source: str, own: Path, losses: Losses) -> bool:
 
 
 def _below(target: Path, path: str, host: str) -> Path:
-    """The place here of a file there; another machine's names do not lead out of the directory."""
+    """Return the local path for a remote file, rejecting names that lead out of the directory."""
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or ".." in parts:
         raise ProviderError(f"{host} names a file {path!r}, which would lie outside of {target}. Nothing was written.")
@@ -214,25 +214,25 @@ def _below(target: Path, path: str, host: str) -> Path:
 
 
 def size_there(place: RunPlace, record: RunRecord, losses: Losses) -> int:
-    """Bytes that `collect` brings."""
+    """Return the number of bytes that `collect` fetches."""
     listed = (losses.outlast(lambda part=part: place.files(f"{record.id}/{part}")) for part in PARTS)  # type: ignore[misc]
     return sum(facts.size for files in listed for facts in files)
 
 
 def collect(place: RunPlace, record: RunRecord, losses: Losses, progress: Progress) -> ThisMachine:
-    """Bring the journals, values and files of a run here; the machine is not needed for it any more.
+    """Fetch the journals, values and files of a run, so that its machine is no longer needed.
 
-    The machine is told at the end. Interrupted, or called again, it goes on where it was.
+    The machine is notified at the end. If interrupted or called again, it continues where it stopped.
 
     Args:
         place: where the run has ended.
-        record: of the run, of which this machine has one as well.
-        losses: how cuts of the connection are borne.
-        progress: told of bytes that arrive.
+        record: of the run, which this machine has recorded as well.
+        losses: handles lost connections.
+        progress: called with the number of bytes that arrive.
 
     Raises:
         HostLostError: the machine has not answered for too long.
-        ConfigError: there is no room for it here.
+        ConfigError: it cannot be written here.
         ProviderError: it has not ended.
     """
     here, folder = ThisMachine(), folder_of(record.id)

@@ -1,10 +1,10 @@
-"""The key pair of a detached run: made for it, accepted by its hosts while its driver holds it, removed after that.
+"""The key pair of a detached run, which the hosts accept while its driver is alive.
 
-Each host has a line for it in the user's authorized_keys, marked with the run, and a mark whose age is the driver's
-silence. The driver's session on each host renews the mark, and removes the line at the end; when the driver is gone
-without a word, the session's shell does that a minute later. What is stale goes when the next run comes.
+Each host has a line for it in the user's authorized_keys, labelled with the run, and a marker file whose age is the
+time since the driver's last sign of life. The driver's session on each host touches the marker, and removes the line
+at the end; if the driver disappears, the session's shell does so a minute later. The next run removes stale lines.
 
-On a rented machine the session also renews the run's lease, for which the machine's guard lets it run.
+On a rented machine the session also renews the run's lease, without which the machine's guard ends the machine.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ if [ -f "$marks/$1" ] && [ -z "$(find "$marks/$1" -mmin -1)" ]; then locked remo
 
 
 def make_key(folder: Path, run_id: str) -> str:
-    """Make the key pair of a run in a directory; its public half.
+    """Create the key pair of a run in a directory; return the public key.
 
     Raises:
         ProviderError: OpenSSH's ssh-keygen is missing or fails.
@@ -105,12 +105,12 @@ def make_key(folder: Path, run_id: str) -> str:
 
 
 def line_of(public: str, sources: Sequence[str]) -> str:
-    """The line of authorized_keys: from these addresses alone, and for commands and forwards only."""
+    """Return the line for authorized_keys: valid only from these addresses, for commands and port forwarding."""
     return f'restrict,port-forwarding,from="{",".join(sources)}" {public}'
 
 
 def add_key(host: SshHost, run_id: str, line: str) -> None:
-    """Have a host accept a run's key.
+    """Make a host accept a run's key.
 
     Raises:
         ProviderError: it fails there.
@@ -121,12 +121,12 @@ def add_key(host: SshHost, run_id: str, line: str) -> None:
 
 
 def remove_key(host: SshHost, run_id: str) -> None:
-    """Have a host accept it no longer."""
+    """Remove a run's key from a host."""
     run_script(host, _REMOVE, run_id)
 
 
 def run_script(host: SshHost, script: str, *words: str, given: bytes = b"") -> str:
-    """Run a shell script on a host; what it prints.
+    """Run a shell script on a host; return its output.
 
     Raises:
         ProviderError: it fails.
@@ -138,17 +138,17 @@ def run_script(host: SshHost, script: str, *words: str, given: bytes = b"") -> s
 
 
 def address_of(host: SshHost) -> SshHost:
-    """A host with the address, the user and the port that the SSH configuration has for its name."""
+    """Return a host with the address, user and port that the SSH configuration assigns to its name."""
     told = configuration(host)
     port = int(told.get("port", "22"))
     return SshHost(host=told.get("hostname", host.host), user=told.get("user"), port=None if port == 22 else port)
 
 
 def known_keys(host: SshHost, address: SshHost) -> list[str]:
-    """The lines of a known_hosts file for a host at its address, from the keys that are known here.
+    """Return known_hosts lines for a host at its address, from the host keys known on this machine.
 
     Raises:
-        ConfigError: none is: it is trusted by a certificate, or in another way.
+        ConfigError: there are none: it is trusted by a certificate, or in another way.
     """
     told = configuration(host)
     files = [host.known_hosts] if host.known_hosts else []
@@ -172,10 +172,10 @@ def known_keys(host: SshHost, address: SshHost) -> list[str]:
 
 @contextmanager
 def held_keys(hosts: Sequence[SshHost], record: RunRecord) -> Iterator[None]:
-    """Keep a run's key alive on all its hosts, by sessions made with that key; at the end it is removed there.
+    """Keep a run's key valid on all its hosts, through sessions that use the key; remove it from them at the end.
 
-    Rented machines run for as long. The driver's, which is the first, stays at the end for the time that its record
-    says; so it does when the driver is gone without a word, at least for two minutes, as the others.
+    Rented machines stay up as long. At the end, the driver's machine, which is the first, stays for the time in its
+    record; so it does if the driver disappears, but for at least two minutes, like the others.
 
     Raises:
         ProviderError: a host cannot be reached from here.
@@ -191,7 +191,7 @@ def held_keys(hosts: Sequence[SshHost], record: RunRecord) -> Iterator[None]:
 
 
 class _Holder:
-    """The session on one host, made anew when it breaks."""
+    """The session on one host, which is reopened when it breaks."""
 
     def __init__(self, host: SshHost, folder: Path, number: int, record: RunRecord) -> None:
         self._host, self._folder = host, folder / str(number)
@@ -206,7 +206,7 @@ class _Holder:
         self._thread = threading.Thread(target=self._beat, name=f"key-{host.name}", daemon=True)
 
     def begin(self) -> None:
-        """Connect, and renew from now on.
+        """Connect, and start renewing.
 
         Raises:
             ProviderError: it cannot be reached.
@@ -215,7 +215,7 @@ class _Holder:
         self._thread.start()
 
     def end(self) -> None:
-        """Have the key removed there."""
+        """Send the final command, which removes the key there."""
         self._ending.set()
         connection = self._connection
         if connection is None:

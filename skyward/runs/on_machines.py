@@ -1,4 +1,4 @@
-"""Detached runs on other machines, reached by SSH: the driver is a container of the first host of its pools.
+"""Detached runs on other machines, reached by SSH: the driver is a container on the first host of its pools.
 
 With pools of `sky.Swarm` that host is the manager's machine; rented machines are rented for the run.
 """
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 KEEP_S = 3600.0
 _LEASE_S = 60.0
-# What the host is asked before: the addresses that it may be seen with, and the group that may use its engine.
+# Queried on the host first: the addresses that it may appear under, and the group with access to its engine.
 _LOOK = r"""
 echo "$(hostname -I 2>/dev/null || true)"
 stat -c %g "$1"
@@ -63,13 +63,13 @@ def on_first_host(program: Detached, provider: SSH, to_pools: ImageTarget | None
     """Deliver the images of a program's pools to their hosts, and start its driver on the first of them.
 
     Args:
-        program: with what it takes along.
+        program: with everything it needs.
         provider: of the hosts that the driver reaches, its own first.
         to_pools: where the program's pools run their images; None for these hosts.
 
     Raises:
-        ConfigError: what it needs cannot be known before it runs.
-        ImageError: an image cannot be had.
+        ConfigError: what it needs cannot be determined before it runs.
+        ImageError: an image is not available.
         EngineError: an engine refuses.
         ProviderError: a host cannot be used, or the driver ended before the program ran.
     """
@@ -91,7 +91,7 @@ def on_first_host(program: Detached, provider: SSH, to_pools: ImageTarget | None
 
 
 def one_provider(uses: Sequence[ProviderUse]) -> SSH:
-    """One provider of all the hosts of uses of sky.SSH.
+    """Return one provider of all hosts in these uses of sky.SSH.
 
     Raises:
         ConfigError: they have different keys.
@@ -106,8 +106,9 @@ def one_provider(uses: Sequence[ProviderUse]) -> SSH:
 def on_manager(program: Detached, uses: Sequence[ProviderUse]) -> RunRecord:
     """Deliver the images of a program's pools to their registry, and start its driver on the swarm's manager.
 
-    As `on_first_host` does, with uses of sky.Swarm; it is also a ConfigError that the registry wants a login which the
-    driver is not given.
+    As `on_first_host`, with uses of sky.Swarm; it also raises ConfigError if the registry requires a login that the
+    driver
+    does not receive.
     """
     swarm = _swarm(uses)
     registry, manager = swarm.registry, swarm.manager.host
@@ -121,7 +122,7 @@ def on_manager(program: Detached, uses: Sequence[ProviderUse]) -> RunRecord:
 
 
 def _swarm(uses: Sequence[ProviderUse]) -> Swarm:
-    """The one provider of all the pools."""
+    """Return the one provider of all the pools."""
     from skyward.providers.swarm.provider import Swarm  # most runs have no swarm
 
     found = [Swarm(*use.args, **use.kwargs) for use in uses]
@@ -144,15 +145,15 @@ def on_rented_machines(program: Detached, pools: Sequence[DeclaredPool], keep_s:
     """Rent the machines of a program's pools, and start its driver on the first of them.
 
     Args:
-        program: with what it takes along.
+        program: with everything it needs.
         pools: its pools on rented machines, all with the same provider.
         keep_s: how long the driver's machine stays after the run's end if nobody fetches the results; None for an hour.
 
     Raises:
-        ConfigError: what it needs cannot be known before it runs, or its pools ask for different machines.
-        ImageError: an image cannot be had.
+        ConfigError: what it needs cannot be determined before it runs, or its pools ask for different machines.
+        ImageError: an image is not available.
         EngineError: an engine refuses.
-        ProviderError: machines cannot be had, or the driver ended before the program ran; they are given back.
+        ProviderError: machines are not available, or the driver ended before the program ran; they are then ended.
     """
     provider, request = _provider(pools), _request(pools, program)
     provider.check(request)
@@ -194,7 +195,7 @@ def _provider(pools: Sequence[DeclaredPool]) -> CloudProvider:
 
 
 def _request(pools: Sequence[DeclaredPool], program: Detached) -> PoolRequest:
-    """What is rented: as many machines as the largest pool has, of the one kind that all ask for."""
+    """Return the request: as many machines as the largest pool has, of the one kind that all ask for."""
     from skyward._pool import config
     from skyward.providers.cloud.provider import CloudProvider
 
@@ -231,12 +232,12 @@ def _request(pools: Sequence[DeclaredPool], program: Detached) -> PoolRequest:
 
 
 def _other(first: Mapping[str, Any], second: Mapping[str, Any]) -> str | None:
-    """A parameter besides the number of nodes that differs."""
+    """Return the name of a parameter other than the number of nodes that differs, or None."""
     return next((n for n in {**first, **second} if n != "nodes" and first.get(n) != second.get(n)), None)
 
 
 def _known_inside(keys: PoolKeys, machines: Sequence[Machine]) -> list[str]:
-    """The host keys of machines, at the addresses where they reach each other."""
+    """Return the host keys of machines, at the addresses at which they reach each other."""
     known = dict(line.split(" ", 1) for line in keys.known_hosts.read_text().splitlines())
     return [f"{machine.address} {known[machine.host.host]}" for machine in machines]
 
@@ -268,14 +269,14 @@ def _start_there(
     hosts: Mapping[str, SshHost],
     known: Sequence[str],
 ) -> None:
-    """Have the machines accept the run's key, put the run's directory on the first, and start the driver there.
+    """Make the machines accept the run's key, copy the run's directory to the first, and start the driver there.
 
     Args:
         machines: in the order of `hosts`.
-        program: with what it takes along.
+        program: with everything it needs.
         record: of the run, as the driver's host has it.
         delivered: images that the machines have.
-        hosts: where they reach each other, by the names that the program has for them; the driver's first.
+        hosts: addresses at which they reach each other, by the program's names for them; the driver's first.
         known: lines of a known_hosts file for these.
 
     Raises:
@@ -306,7 +307,7 @@ def _start_there(
 
 
 def _look(machine: Machine, address: SshHost) -> tuple[list[str], str]:
-    """The addresses that connections from a machine may come from, and the number of its engine's group."""
+    """Return the addresses that connections from a machine may come from, and the id of its engine's group."""
     said = run_script(machine.connection.through, _LOOK, machine.facts.socket).splitlines()
     seen = ["127.0.0.1", "::1", machine.address, *said[0].split()]
     with suppress(OSError):  # a name that only the hosts resolve
@@ -316,7 +317,7 @@ def _look(machine: Machine, address: SshHost) -> tuple[list[str], str]:
 
 def _archive(folder: Path) -> bytes:
     def owned(info: tarfile.TarInfo) -> tarfile.TarInfo:
-        info.uid = info.gid = 0  # where root unpacks it, the files are root's
+        info.uid = info.gid = 0  # if root unpacks it, the files belong to root
         info.uname = info.gname = ""
         return info
 
@@ -327,6 +328,6 @@ def _archive(folder: Path) -> bytes:
 
 
 def _quietly(action: Callable[[], object]) -> None:
-    """Undo a step, though another undo has failed: the error that led here is the one to show."""
+    """Undo a step, ignoring errors: the error that caused the undo is the one to report."""
     with suppress(SkywardError):
         action()

@@ -1,9 +1,9 @@
-"""The runs on one machine: what they have recorded, their files, whether they still run, and their ends.
+"""The runs on one machine: their records and files, whether they still run, and how to end them.
 
-`RunPlace` is any machine; `ThisMachine` has directories below the user's state directory, processes, and containers of
+`RunPlace` is any machine. `ThisMachine` uses directories below the user's state directory, processes, and containers of
 its engine. `SshRuns` is a machine that is reached by SSH, over one connection, whose session is a shell that answers
-questions. That takes a POSIX shell and base64 there; sha256sum where files are fetched, the docker command where the
-driver is a container. Nothing is installed there and nothing stays: the shell ends with the connection.
+requests. That needs a POSIX shell and base64 there, sha256sum to fetch files, and the docker command if the driver is a
+container. Nothing is installed there and nothing remains: the shell ends with the connection.
 """
 
 from __future__ import annotations
@@ -33,24 +33,25 @@ from skyward.ssh.connection import CONNECT_S, SshConnection, connect
 from skyward.system import threading
 
 Phase = Literal["running", "ended", "killed", "unknown"]
-CHUNK = 1024 * 1024  # bytes of a file that are read at once
+CHUNK = 1024 * 1024  # maximum bytes of a file per read
 RUN_LABEL = "skyward.run"  # of a driver's container; its value is the name of the run
-COLLECTED = "collected"  # a file in a run's directory: everything of it has been fetched
+COLLECTED = "collected"  # a file in a run's directory: everything in it has been fetched
 ANSWER_S = 8.0  # of silence after which a machine counts as lost
-_PATIENT_S = 600.0  # for a checksum of a large file, or a list of many
+_PATIENT_S = 600.0  # for a checksum of a large file, or a long list of files
 _MARK = "skyward-runs "
 
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """What is known of a run now.
+    """State of a run.
 
     Attributes:
-        phase: "running"; "ended", as its record says; "killed", if nothing of it is left and it has not said how it
-            ended; "unknown" where it has not, and nobody can say whether it runs.
-        status: its exit status; None where it has told none.
-        ended: when it ended, in seconds since 1970; None while that is not known.
-        reason: why it ended, where that is not the program's own doing.
+        phase: "running"; "ended", according to its record; "killed", if nothing of it is left and its end is not
+            recorded;
+            "unknown" if its end is not recorded and it cannot be determined whether it runs.
+        status: its exit status; None if unknown.
+        ended: when it ended, in seconds since 1970; None while unknown.
+        reason: why it ended, if the program did not end by itself.
     """
 
     phase: Phase
@@ -65,7 +66,7 @@ class RunState:
 
     @property
     def text(self) -> str:
-        """In a few words, for lists."""
+        """The state in a few words, for lists."""
         if self.phase == "ended":
             if (self.reason or "").startswith(ENDED_BY_DOWN):
                 return "ended by down"
@@ -78,7 +79,7 @@ class FileFacts:
     """A file of a run.
 
     Attributes:
-        path: below the directory that was asked for, with "/" between its parts.
+        path: relative to the listed directory, with "/" between its parts.
         size: bytes.
     """
 
@@ -89,7 +90,7 @@ class FileFacts:
 class RunPlace(ABC):
     """The runs on one machine. Paths are relative to its directory of runs and begin with the name of one.
 
-    Every method that asks the machine raises HostLostError when it does not answer; asked again, it is connected anew.
+    Every method that queries the machine raises HostLostError if it does not answer; the next call connects again.
 
     Attributes:
         name: of the machine, as people write it.
@@ -101,45 +102,45 @@ class RunPlace(ABC):
 
     @abstractmethod
     def records(self) -> Sequence[RunRecord]:
-        """All runs that are recorded there."""
+        """Return all runs that are recorded there."""
 
     @abstractmethod
     def segments(self, path: str) -> Sequence[tuple[int, int]]:
-        """The position of the first byte of each file of a journal, in order, and the bytes in it."""
+        """Return the position of the first byte of each file of a journal, in order, and the number of bytes in it."""
 
     @abstractmethod
     def read(self, path: str, offset: int = 0, limit: int = CHUNK) -> bytes | None:
-        """Bytes of a file from an offset on; b"" at its end, None if there is no such file."""
+        """Return bytes of a file from an offset on; b"" at its end, None if there is no such file."""
 
     @abstractmethod
     def files(self, path: str) -> Sequence[FileFacts]:
-        """All plain files below a directory, by their paths; none if there is no such directory."""
+        """Return all regular files below a directory, sorted by path; none if there is no such directory."""
 
     @abstractmethod
     def checksum(self, path: str) -> str:
-        """The SHA-256 of a file in hexadecimal; "" if there is no such file."""
+        """Return the SHA-256 of a file in hexadecimal; "" if there is no such file."""
 
     @abstractmethod
     def is_alive(self, record: RunRecord) -> bool | None:
-        """Whether the process or the container of a run is there; None where that cannot be known."""
+        """Return whether the process or the container of a run exists; None if that is unknown."""
 
     @abstractmethod
     def signal(self, record: RunRecord, name: Literal["TERM", "KILL"]) -> None:
-        """Ask a run to end, or end it at once with the processes of its group. Nothing happens if it has ended.
+        """Ask a run to end, or kill it with the processes of its group. Nothing happens if it has ended.
 
-        That it was asked to is noted beside its record.
+        The request is recorded beside the run's record.
         """
 
     @abstractmethod
     def mark_collected(self, record: RunRecord) -> None:
-        """Note beside a run's record that a client has fetched everything; a rented machine then goes."""
+        """Record beside a run's record that a client has fetched everything; a rented machine then ends."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of connections; the next question makes another."""
+        """Close connections; the next request opens another."""
 
     def record(self, run_id: str) -> RunRecord | None:
-        """What is known of a run; None if there is none of that name."""
+        """Return the record of a run; None if there is none of that name."""
         text = self.read(f"{run_id}/run.json")
         try:
             return RunRecord.parse(text) if text else None
@@ -147,7 +148,7 @@ class RunPlace(ABC):
             raise ConfigError(f"{run_id}/run.json on {self.name} is not the record of a run: {error}.") from error
 
     def state(self, record: RunRecord) -> RunState:
-        """What became of a run so far."""
+        """Return the current state of a run."""
         ended = self.end(record.id)
         if ended is not None:
             return ended
@@ -156,10 +157,10 @@ class RunPlace(ABC):
             return RunState("unknown")
         if alive:
             return RunState("running")
-        return self.end(record.id) or RunState("killed")  # it may have ended in order between the two questions
+        return self.end(record.id) or RunState("killed")  # it may have shut down between the two requests
 
     def end(self, run_id: str) -> RunState | None:
-        """How a run has ended, as its record says; None if that says nothing."""
+        """Return how a run ended, according to its record; None if its end is not recorded."""
         text = self.read(f"{run_id}/end.json")
         if not text:
             return None
@@ -170,11 +171,11 @@ class RunPlace(ABC):
         return RunState("ended", told.get("status"), told.get("ended"), told.get("reason"))
 
     def entries(self, run_id: str, name: str, position: int = 0) -> Iterator[Entry]:
-        """Entries of a journal of a run, from a position to the end of what is there now."""
+        """Yield entries of a journal of a run, from a position to its current end."""
         return journal.entries(partial(self._bytes, f"{run_id}/{name}", []), position)
 
     def _bytes(self, path: str, known: list[tuple[int, int]], position: int) -> tuple[int, bytes] | None:
-        """For `journal.entries`. `known` are the segments as they were seen; they are asked for when that is read."""
+        """Read bytes for `journal.entries`. `known` caches the segments; it is refreshed when they have been read."""
         for again in (False, True):
             if again or not known:
                 known[:] = self.segments(path)
@@ -205,7 +206,7 @@ class ThisMachine(RunPlace):
     def segments(self, path: str) -> Sequence[tuple[int, int]]:
         found = []
         for start, file in journal.segments(self.folder / path):
-            with suppress(FileNotFoundError):  # removed meanwhile, as the oldest of a journal of limited size are
+            with suppress(FileNotFoundError):  # removed meanwhile, like the oldest of a journal of limited size
                 found.append((start, file.stat().st_size))
         return found
 
@@ -243,7 +244,7 @@ class ThisMachine(RunPlace):
         return None if process is None else not process.is_gone()
 
     def signal(self, record: RunRecord, name: Literal["TERM", "KILL"]) -> None:
-        with suppress(OSError):  # it is ended all the same, of a full disk as well
+        with suppress(OSError):  # the run is ended all the same, even if the disk is full
             (self.folder / record.id / DOWN_FILE).touch(mode=0o600)
         if record.container is not None:
             from skyward.engine import Engine
@@ -266,10 +267,10 @@ class ThisMachine(RunPlace):
         (self.folder / record.id / COLLECTED).touch(mode=0o600)
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """Do nothing: there are no connections."""
 
     def _readable(self, run_id: str) -> RunRecord | None:
-        """A record for a list; one of another version, or of a full disk, does not hide the others."""
+        """Return a record for a list; None if it is unreadable (other version, full disk), to list the others."""
         try:
             return self.record(run_id)
         except ConfigError:
@@ -277,15 +278,15 @@ class ThisMachine(RunPlace):
 
 
 def _containers(record: RunRecord) -> Sequence[Mapping[str, Any]]:
-    """The driver's container while it runs."""
+    """Return the driver's container while it runs."""
     from skyward.engine import Engine
 
     found = Engine.connect().containers(f"{RUN_LABEL}={record.id}", state="running")
     return [each for each in found if f"/{record.container}" in (each.get("Names") or ())]
 
 
-# One question per line: a word, a path in base64, and what the word needs. The answer is lines and then "end", or
-# "failed". Paths and contents travel in base64, so that no name and no byte can be taken for anything else.
+# One request per line: a word, a path in base64, and the word's arguments. The answer is lines followed by "end", or
+# "failed". Paths and contents are sent in base64, so that no name or byte can be misinterpreted.
 _SCRIPT = r"""
 LC_ALL=C umask 077
 runs=${XDG_STATE_HOME:-$HOME/.local/state}/skyward/runs
@@ -357,21 +358,21 @@ done
 
 
 class SshRuns(RunPlace):
-    """The runs of a user on a machine. It is connected when it is first asked, and after a loss when asked again.
+    """The runs of a user on a machine. It connects on the first request, and after a loss on the next one.
 
     Attributes:
         host: the machine.
 
     Raises:
         HostLostError: it does not answer.
-        ProviderError: it lacks a program that this takes.
+        ProviderError: it lacks a required program.
     """
 
     is_here = False
 
     def __init__(self, host: SshHost) -> None:
         self.name, self.host = host.name, host
-        self._lock = threading.Lock()  # one question at a time
+        self._lock = threading.Lock()  # one request at a time
         self._connection: SshConnection | None = None
         self._held = ExitStack()
 
@@ -381,7 +382,7 @@ class SshRuns(RunPlace):
             try:
                 found.append(RunRecord.parse(base64.b64decode(line)))
             except (ValueError, TypeError):
-                continue  # of another version, or of a full disk: it does not hide the others
+                continue  # another version, or a full disk: list the others all the same
         return found
 
     def segments(self, path: str) -> Sequence[tuple[int, int]]:
@@ -431,11 +432,11 @@ class SshRuns(RunPlace):
         return None if line is None else base64.b64decode(line[1:])
 
     def _ask(self, word: str, path: str = "", *more: str, timeout_s: float = ANSWER_S) -> Iterator[str]:
-        """The lines of an answer."""
+        """Return the lines of an answer."""
         with self._lock:
             try:
                 connection = self._connected()
-                # "." stands for no path: the shell's `read` takes blanks together
+                # "." stands for no path: the shell's `read` merges blanks
                 packed = base64.b64encode(path.encode("utf-8", "surrogateescape")).decode() or "Lg=="
                 connection.send(" ".join((word, packed, *more)))
                 lines = []
@@ -445,7 +446,7 @@ class SshRuns(RunPlace):
                     lines.append(line)
                 return iter(lines)
             except BaseException:
-                self._drop()  # what is left of the answer must not be taken for that to another question
+                self._drop()  # the rest of the answer must not be taken for the answer to another request
                 raise
 
     def _connected(self) -> SshConnection:
@@ -458,7 +459,7 @@ class SshRuns(RunPlace):
         return self._connection
 
     def _hear(self, connection: SshConnection, timeout_s: float) -> str:
-        """The shell's next line, without its mark.
+        """Return the shell's next line, without its mark.
 
         Raises:
             HostLostError: none came in time.
@@ -477,7 +478,7 @@ class SshRuns(RunPlace):
 
 
 def _process(record: RunRecord) -> tuple[str, str]:
-    """Number and start time of a run's process; two empty texts where the record names none."""
+    """Return id and start time of a run's process; two empty strings if the record names none."""
     pid, _, rest = record.process.partition(",")
     started = rest.partition(",")[0]
     return (pid, started) if pid.isdigit() and started.isdigit() else ("", "")

@@ -1,9 +1,9 @@
-"""One program as a child process: what it prints goes to a journal and, in the foreground, on to the terminal.
+"""Runs one program as a child process: its output goes to a journal and, in the foreground, also to the terminal.
 
-In the foreground it has this process's standard input and process group, so that job control, `input()` and the
-terminal's Ctrl-C reach it as they reach any program. An output that is a terminal stays one: the program writes to a
-pseudo terminal of the same size, whose bytes are kept and written to the real one. Where both outputs are terminals
-they share one, since on a terminal their order counts; the record then has all of it as "out".
+In the foreground it has this process's standard input and process group, so that job control, `input()` and Ctrl-C work
+as for any program. An output that is a terminal stays one: the program writes to a pseudo terminal of the same size,
+whose bytes are recorded and written to the real one. If both outputs are terminals they share one, since on a terminal
+their order counts; the journal then has all of it as "out".
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from skyward.records.journal import JournalWriter
 
 PASSED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _CHUNK = 64 * 1024
-_SMALL = 4096  # bytes; after fewer, what comes within _GATHER_S is read at once: unbuffered programs print signs singly
+_SMALL = 4096  # bytes; smaller reads pause for _GATHER_S to collect more: unbuffered programs print single characters
 _GATHER_S = 0.01
-_SILENCE_S = 0.5  # after the program's end, until what its own children left behind is taken to print no more
-_AFTER_S = 5.0  # the longest that these are read
+_SILENCE_S = 0.5  # after the program's end: silence after which its remaining children are not read any longer
+_AFTER_S = 5.0  # the longest time that they are read
 _PR_SET_PDEATHSIG = 1
 
 
@@ -43,8 +43,8 @@ class Ended:
     """How a program ended.
 
     Attributes:
-        status: its exit status; 128 and the signal's number where a signal ended it, as shells have it.
-        reason: what ended it, for people; None where it ended by itself.
+        status: its exit status; 128 plus the signal's number if a signal ended it, as in shells.
+        reason: what ended it, for people; None if it ended itself.
     """
 
     status: int
@@ -53,7 +53,7 @@ class Ended:
 
 @dataclass(slots=True)
 class _Stream:
-    """One of a program's two outputs: where it is read, and the descriptor that it is passed on to, if any."""
+    """One of a program's two outputs: the descriptor to read it from, and the one to forward it to, if any."""
 
     name: str
     source: int
@@ -70,14 +70,14 @@ def run_program(
     foreground: bool = False,
     on_start: Callable[[], None] = lambda: None,
 ) -> Ended:
-    """Run a program to its end. Signals that this process gets meanwhile are passed on to it. Main thread only.
+    """Run a program to its end, passing on signals that this process receives. Main thread only.
 
     Args:
         command: the program with its arguments.
-        journal: takes what it prints: t, stream ("out", "err"), text.
+        journal: receives the output: t, stream ("out", "err"), text.
         directory: that it runs in; None for this process's.
         environment: all its variables; None for this process's.
-        foreground: give it this process's input and terminal, and pass on what it prints.
+        foreground: use this process's input and terminal, and forward the output.
         on_start: called once it runs.
 
     Raises:
@@ -98,7 +98,7 @@ def run_program(
 
 
 def block_signals() -> set[int | signal.Signals]:
-    """Keep what is to be passed on from threads that are started from now on; what was blocked before."""
+    """Block the signals to be passed on, in this thread and in those started later; return the previous mask."""
     return signal.pthread_sigmask(signal.SIG_BLOCK, (*PASSED, signal.SIGWINCH))
 
 
@@ -107,7 +107,7 @@ class _Outputs:
 
     def __init__(self, journal: JournalWriter, foreground: bool) -> None:
         self._journal = journal
-        self._terminals: list[int] = []  # of ours, with the program's end of each pseudo terminal behind it
+        self._terminals: list[int] = []  # master sides of the pseudo terminals
         self.given: list[int] = []  # the program's ends
         self.problem: str | None = None
         self._streams = [self._open("out", 1, foreground)]
@@ -132,14 +132,14 @@ class _Outputs:
         return _Stream(name, source, number if foreground else None)
 
     def resize(self) -> None:
-        """Give the pseudo terminals the size of the real one."""
+        """Set the pseudo terminals to the size of the real one."""
         for source in self._terminals:
             with suppress(OSError):  # closed at this moment
                 size = fcntl.ioctl(1 if os.isatty(1) else 2, termios.TIOCGWINSZ, struct.pack("4H", 0, 0, 0, 0))
                 fcntl.ioctl(source, termios.TIOCSWINSZ, size)
 
     def follow(self, process: subprocess.Popen[bytes]) -> None:
-        """Read until the program has ended and its outputs with it, or nothing more comes of its own children."""
+        """Read until the program and its outputs have ended, or its remaining children print nothing more."""
         ended, tell_end = os.pipe()
 
         def wait() -> None:
@@ -167,7 +167,7 @@ class _Outputs:
             data = os.read(stream.source, _CHUNK)
         except BlockingIOError:
             return
-        except OSError:  # of a pseudo terminal that nobody has open any more
+        except OSError:  # of a pseudo terminal that no process has open
             data = b""
         if not data:
             self._end(stream)
@@ -179,7 +179,7 @@ class _Outputs:
             try:
                 write_all(stream.target, data)
             except OSError:
-                self._end(stream)  # the program then finds out as it would have without us
+                self._end(stream)  # the program then gets the same error as without this process between
 
     def _end(self, stream: _Stream) -> None:
         self._streams.remove(stream)
@@ -193,7 +193,7 @@ class _Outputs:
             return
         try:
             self._journal.append({"t": round(time.time(), 3), "stream": stream.name, "text": text})
-        except OSError as error:  # what it prints still goes to the terminal, and the program goes on
+        except OSError as error:  # its output still goes to the terminal, and the program continues
             self.problem = f"what it printed later could not be kept: {error.strerror}"
 
 
@@ -209,7 +209,7 @@ def _spawn(
 
     def prepare() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        if libc is not None:  # where this process is killed, the program is asked to end
+        if libc is not None:  # if this process is killed, the program is asked to end
             libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
     try:
@@ -230,7 +230,7 @@ def _spawn(
 
 
 def _pass_signals(process: subprocess.Popen[bytes], outputs: _Outputs) -> None:
-    """Pass on what this process gets; what a terminal sends goes to the program, in the same group, by itself."""
+    """Pass on signals that this process receives, except those a terminal sends to the whole process group."""
     while True:
         number, by_terminal = _next_signal((*PASSED, signal.SIGWINCH))
         if number == signal.SIGWINCH:
@@ -241,11 +241,11 @@ def _pass_signals(process: subprocess.Popen[bytes], outputs: _Outputs) -> None:
 
 
 def _next_signal(numbers: Sequence[int]) -> tuple[int, bool]:
-    """Wait for a signal: which it is, and whether a terminal has sent it."""
-    if sys.platform == "darwin":  # it does not tell who sends: what a terminal can send is taken for its
+    """Wait for a signal; return its number, and whether a terminal sent it."""
+    if sys.platform == "darwin":  # it does not report senders: assume a terminal for what one can send
         number = signal.sigwait(numbers)
         return number, number in (signal.SIGINT, signal.SIGQUIT)
-    else:  # noqa: RET505 - type checkers know by it what each system has
+    else:  # noqa: RET505 - lets type checkers tell the systems apart
         info = signal.sigwaitinfo(numbers)
         return info.si_signo, info.si_code > 0  # sent by the kernel
 
@@ -254,11 +254,11 @@ def write_all(target: int, data: bytes) -> None:
     """Write everything to a descriptor.
 
     Raises:
-        OSError: nobody reads it.
+        OSError: the reader is closed.
     """
     left = memoryview(data)
     while left:
         try:
             left = left[os.write(target, left) :]
-        except BlockingIOError:  # another program has made the terminal so
+        except BlockingIOError:  # another program has made the terminal non-blocking
             select.select([], [target], [])

@@ -1,7 +1,7 @@
-"""Values (`sky.save`) and files (the output folder) that programs leave with the record of their run.
+"""Values (`sky.save`) and files (the output directory) that programs save with the record of their run.
 
-A value is a file in the run's directory, in a format that says what it is and cannot hold code: `.json`, `.bin` for
-bytes, `.npy` for an array of numpy's. So whoever reads it trusts the machine that wrote it with nothing.
+A value is a file in the run's directory, in a format that is clear from its suffix and cannot hold code: `.json`,
+`.bin` for bytes, `.npy` for a NumPy array. Readers therefore need not trust the machine that wrote it.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _MAGIC = b"\x93NUMPY"
 
 
 def save(name: str, value: Any) -> None:
-    """Keep a value under a name beside the record of this program's run: `skyward result RUN` shows and fetches it.
+    """Save a value under a name with the record of this program's run; `skyward result RUN` shows and fetches it.
 
-    A program that no `skyward run` has started has a record as well, of its own. Saved again under the same name, the
-    later value replaces the earlier one. Call it in the program itself: functions on nodes return what they have.
+    A program that was not started by `skyward run` has a record as well. A later value under the same name replaces the
+    earlier one. Call it in the program itself: functions on nodes return their results.
 
     Args:
-        name: letters, digits, "_", "-" and ".".
-        value: what JSON can hold (tuples become lists), numbers of numpy's, bytes, or an array of numpy's of numbers.
+        name: letters, digits, "_", "-" and "."; begins with a letter or digit.
+        value: JSON-compatible data (tuples become lists), NumPy numbers, bytes, or a NumPy array of numbers.
 
     Raises:
-        ConfigError: the name or the value is none of these; or the disk does not take it.
-        PoolError: this process is a node's.
+        ConfigError: the name or the value is none of these, or it cannot be written to disk.
+        PoolError: this process is a node.
     """
     if not isinstance(name, str):
         raise ConfigError(
@@ -61,23 +61,23 @@ def save(name: str, value: Any) -> None:
 
 
 def output_folder() -> Path:
-    """A directory for files that this program leaves: `skyward result RUN --into DIR` fetches them.
+    """Return a directory for files that this program produces; `skyward result RUN --into DIR` fetches them.
 
-    It is part of the run's record, and this user's alone.
+    It is part of the run's record, and accessible only to this user.
 
     Raises:
-        ConfigError: it cannot be made.
-        PoolError: this process is a node's.
+        ConfigError: it cannot be created.
+        PoolError: this process is a node.
     """
     return _folder("files", "sky.output_folder")
 
 
 def shown(suffix: str, data: bytes) -> str:
-    """A saved value in a few words, for lists.
+    """Return a short description of a saved value, for lists.
 
     Args:
         suffix: of its file.
-        data: what the file begins with.
+        data: the beginning of the file.
     """
     if suffix == ".json":
         return data.decode("utf-8", "replace").strip()
@@ -124,14 +124,14 @@ def _encoded(name: str, value: Any) -> tuple[str, bytes]:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers of numpy's, and of tensors with one element, as Python's."""
+    """Convert NumPy numbers, and tensors with one element, to Python numbers."""
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
         return value.item()
     raise TypeError(f"a {type(value).__module__}.{type(value).__qualname__} is in it")
 
 
 def _header(data: bytes) -> str:
-    """The description of an array: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html."""
+    """Return an array's header: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html."""
     if not data.startswith(_MAGIC):
         raise ValueError("no array")
     wide = 2 if data[6] == 1 else 4
