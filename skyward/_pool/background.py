@@ -1,4 +1,4 @@
-"""Threads of a pool that run things for others: `Timers` at a later time, `Callbacks` what users' code may block."""
+"""Background threads of a pool: `Timers` for delayed actions, `Callbacks` for user code, which may block."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 from skyward.system import threading, time
 
-MOST_THREADS = 32  # when so many callbacks wait for something, they hold up later callbacks, and nothing else
-_IDLE_S = 5.0  # after which a thread without work ends
+MOST_THREADS = 32  # when all of them block, later callbacks wait, and nothing else does
+_IDLE_S = 5.0  # idle time after which a thread ends
 DRAIN_S = 2.0  # how long the end of a pool waits for callbacks that have not returned
 
 
@@ -36,7 +36,7 @@ class Timers:
             self._changed.notify()
 
     def stop(self) -> None:
-        """Run nothing any more."""
+        """Run no further actions."""
         with self._changed:
             self._stopped = True
             self._changed.notify()
@@ -51,7 +51,7 @@ class Timers:
                 _, _, action = heapq.heappop(self._due)
             try:
                 action()
-            except Exception:  # a bug in one of them must not stop the time limits of all other calls
+            except Exception:  # a bug in one action must not disable the time limits of all other calls
                 threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
 
 
@@ -69,7 +69,7 @@ class Callbacks:
         self._running = 0
 
     def submit(self, what: str, action: Callable[[], object]) -> None:
-        """Run `action` soon. What it raises is written to standard error, with `what` it was."""
+        """Run `action` soon. An exception from it is written to standard error, with `what` as its description."""
         with self._changed:
             self._waiting.append((what, action))
             if self._idle >= len(self._waiting):
@@ -81,7 +81,7 @@ class Callbacks:
             thread.start()
 
     def drain(self, limit_s: float = DRAIN_S) -> None:
-        """Wait until all have returned, at most for `limit_s` seconds; not when called by one of them."""
+        """Wait at most `limit_s` seconds until all have returned; do not wait when called from a callback."""
         with self._changed:
             if threading.get_ident() not in self._threads:
                 self._changed.wait_for(lambda: not (self._waiting or self._running), limit_s)
@@ -93,9 +93,9 @@ class Callbacks:
             what, action = taken
             try:
                 action()
-            except BaseException:  # also SystemExit, which must end nothing but the callback
+            except BaseException:  # including SystemExit, which may end only the callback
                 _report(what)
-            taken = action = None  # type: ignore[assignment]  # what it held must not live until the next one
+            taken = action = None  # type: ignore[assignment]  # release its references before waiting
             with self._changed:
                 self._running -= 1
                 self._changed.notify_all()
@@ -113,7 +113,7 @@ class Callbacks:
 
 
 def _report(what: str) -> None:
-    if sys.stderr is None:  # the program was started without it
+    if sys.stderr is None:  # the program was started without standard error
         return
     try:
         sys.stderr.write(f"skyward: {what} raised an error, which no caller can catch:\n{traceback.format_exc()}")

@@ -1,6 +1,6 @@
-"""The calls of an open pool, between their caller and the dispatcher: pickled, sent, waited for, unpickled.
+"""Calls of an open pool, between the caller and the dispatcher: pickling, sending, waiting, unpickling.
 
-Also what waits for them: a latch in the thread of the caller, a future for calls in the background.
+Callers wait with a `Latch` in their own thread, or with a `CallFuture` for calls in the background.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class PlainCall(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class CallRunner:
-    """Runs calls; the methods are those of `ComputePool`, whose docstrings say what they do.
+    """Runs calls. Its methods implement those of `ComputePool` and are documented there.
 
     Attributes:
         ranks: the names of the pool's ranks, by number.
-        default_timeout_s: limit of calls that have none of their own.
+        default_timeout_s: time limit of calls that set none; None for no limit.
     """
 
     ranks: Mapping[int, str]
@@ -115,7 +115,7 @@ class CallRunner:
         )
         if journal is not None:
             return journal.run(plain, known if several else [(item,) for item in known], sending)
-        # In a batch each call has one argument, no limit, is not repeated, and its result is trusted.
+        # The calls of a batch have one argument, no time limit and no retries, and their results are unpickled here.
         limited = timeout is not None or self.default_timeout_s is not None
         alone = several or limited or retries or self.functions.only_data
         if not alone and pays(plain, len(known), slots := self.dispatcher.load.slots):
@@ -123,7 +123,7 @@ class CallRunner:
         return self._run_all(list(map(single, range(len(known)))), counted=True)
 
     def _batch(self, fn: Callable[..., Any], items: bytes) -> Task:
-        """A call for each of the items in this payload."""
+        """Return one task that calls the function for each item of this payload."""
         made = Task(next(self._ids), self.functions.get(fn), items, (), None, 0)
         made.is_batch = True
         return made
@@ -144,14 +144,14 @@ class CallRunner:
         return Task(next(self._ids), function, data, buffers, timeout, call.retries)
 
     def _parts(self, call: Task) -> list[Task]:
-        """A call as each of the ranks gets it."""
+        """Return one copy of a call per rank, pinned to that rank."""
         parts = [call.copy(next(self._ids)) for _ in self.ranks]
         for rank, part in zip(self.ranks, parts, strict=True):
             part.pin = rank
         return parts
 
     def _submit(self, tasks: list[Task], arrived: SimpleQueue[Task]) -> None:
-        """Send calls; the queue receives each of them when it has ended."""
+        """Send calls; put each into the queue when it has ended."""
         for task in tasks:
             task.on_done(arrived.put)
         with uninterrupted:
@@ -170,7 +170,7 @@ class CallRunner:
         return future
 
     def _run_all(self, tasks: list[Task], *, counted: bool = False) -> list[Any]:
-        """Run tasks to their end, and show how many have ended; on the first error, and on Ctrl-C, stop the rest."""
+        """Run tasks to completion, showing a counter if asked; on the first error or Ctrl-C, stop the rest."""
         __tracebackhide__ = True
         latch = Latch(len(tasks))
         for task in tasks:
@@ -193,7 +193,7 @@ class CallRunner:
             raise shortened(error)  # noqa: B904 - it is the error itself
 
     def _run_together(self, call: Task) -> list[Any]:
-        """Run a call on all ranks, which fail together; again if one of them is lost and its function allows that."""
+        """Run a call on all ranks, which fail together; retry it if a rank is lost and the function allows retries."""
         for retries_left in range(call.retries, -1, -1):
             tasks = self._parts(call)
             error = CollectiveCall(tasks, self.ranks, self._gather(), self.dispatcher, self.group).run()
@@ -211,7 +211,7 @@ class CallRunner:
                     self.dispatcher.cancel(task)
 
     def _yield_results(self, tasks: list[Task], arrived: SimpleQueue[Task], ordered: bool) -> Iterator[Any]:
-        left = dict.fromkeys(tasks)  # whose results have not been handed out
+        left = dict.fromkeys(tasks)  # tasks whose results have not been yielded
         counting = Counting(tasks, quiet=self.printer.is_quiet)
         try:
             for task in tasks:
@@ -231,20 +231,20 @@ class CallRunner:
 
 
 class Unread(Exception):  # noqa: N818
-    """Stands in a failed future for the error, which is unpickled where it is asked for."""
+    """Placeholder in a failed future for its error, which is unpickled when the caller asks for it."""
 
 
 class CallFuture(Future[R]):
-    """The future of a call in the background. Cancelling it stops the call, also when it runs already.
+    """The future of a call in the background. Cancelling it stops the call, even if it is already running.
 
-    The thread that learns of the outcome unpickles nothing: whoever asks for the result does. Callbacks run in threads
-    of their own. An error that nobody has asked for is told when the future is dropped.
+    The outcome is unpickled by the thread that asks for the result, not by the one that receives it. Callbacks run in
+    separate threads. An error that the program never asked for is printed when the future is dropped.
 
     Args:
-        name: of the function.
+        name: the function's name.
         stop: stops the call.
         callbacks: runs callbacks.
-        tell: prints a text.
+        tell: prints a text; None prints nothing.
     """
 
     def __init__(
@@ -258,7 +258,7 @@ class CallFuture(Future[R]):
         self._process = os.getpid()
 
     def cancel(self) -> bool:
-        """Stop the call; False when it has ended before."""
+        """Stop the call; return False if it had already ended."""
         self._check_process()
         cancelled = super().cancel()
         if cancelled:
@@ -267,7 +267,7 @@ class CallFuture(Future[R]):
         return cancelled
 
     def result(self, timeout: float | None = None) -> R:
-        """What the call returned; raises what it raised, and the same errors as any future."""
+        """Return the call's result; raise its exception, or the same errors as any future."""
         __tracebackhide__ = True
         self._check_process()
         try:
@@ -281,12 +281,12 @@ class CallFuture(Future[R]):
             try:
                 raise error
             finally:
-                del error  # the traceback would hold this frame, and that the error
+                del error  # otherwise the traceback and this frame refer to each other
         result: R = value
         return result
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """What the call raised, None if it returned."""
+        """Return the exception that the call raised, or None if it returned."""
         self._check_process()
         super().exception(timeout)
         return self._read()[1]
@@ -303,20 +303,20 @@ class CallFuture(Future[R]):
         )
 
     def __await__(self) -> Generator[Any, None, R]:
-        """Wait in an asyncio task, with the event loop free meanwhile; a task that is cancelled cancels the call."""
+        """Wait in an asyncio task without blocking the event loop; cancelling the task cancels the call."""
         import asyncio
 
         with uninterrupted:
-            pass  # it takes SIGINT, for which a notebook has set a handler of its own for this cell
+            pass  # reinstalls the SIGINT handler, which a notebook has replaced for this cell
         return asyncio.wrap_future(self).__await__()
 
     def add_done_callback(self, fn: Callable[[Future[R]], object]) -> None:
-        """Call `fn(future)` when the call has ended, in a thread of the pool's; at once if it has."""
+        """Call `fn(future)` in a thread of the pool when the call has ended, or now if it already has."""
         what = f"a callback of {self._name}()"
         super().add_done_callback(lambda ended: self._callbacks.submit(what, lambda: fn(ended)))
 
     def take(self, task: Task) -> None:
-        """Note that the call has ended; called once, by the thread that learns it."""
+        """Record that the call has ended; called once, by the thread that receives the outcome."""
         self._ended = task
         try:
             if task.failed:
@@ -324,10 +324,10 @@ class CallFuture(Future[R]):
             else:
                 self.set_result(cast(R, None))
         except InvalidStateError:
-            self._ended = None  # it was cancelled meanwhile
+            self._ended = None  # it was cancelled in the meantime
 
     def __del__(self) -> None:
-        # no locks here, and no such attributes where the construction failed
+        # takes no locks; attributes are missing if __init__ failed
         ended, tell = getattr(self, "_ended", None), getattr(self, "_tell", None)
         if tell is None or ended is None or not ended.failed or os.getpid() != self._process or sys.is_finalizing():
             return
@@ -335,7 +335,7 @@ class CallFuture(Future[R]):
             process_end.soon(partial(_tell_unread, ended, tell))
 
     def _read(self) -> tuple[Any, BaseException | None]:
-        """The outcome, unpickled once."""
+        """Return the outcome, unpickling it the first time."""
         with self._reading:
             if self._outcome is None:
                 assert self._ended is not None
@@ -343,7 +343,7 @@ class CallFuture(Future[R]):
                 if error is None:
                     try:
                         value = self._ended.value()
-                    except Exception as raised:  # whatever the user's classes raise belongs to the future
+                    except Exception as raised:  # an error of the user's classes is the future's outcome
                         error = raised
                 self._outcome, self._ended = (value, error), None
             return self._outcome
@@ -357,7 +357,7 @@ class CallFuture(Future[R]):
 
 
 def _tell_unread(task: Task, tell: Callable[[str], object]) -> None:
-    """Tell of an error that no caller has seen; nothing of the user's is unpickled for that."""
+    """Report an error that no caller has seen, without unpickling anything from the user."""
     if task.error is None and task.frame is not None:
         text = payload.load_record(memoryview(task.frame.head)[RESULT_HEAD.size :]).trace
     else:
@@ -368,7 +368,7 @@ def _tell_unread(task: Task, tell: Callable[[str], object]) -> None:
 
 
 class Latch:
-    """Waits until as many tasks as were counted have ended, or one of them has failed."""
+    """Waits until `count` tasks have ended or one of them has failed."""
 
     def __init__(self, count: int) -> None:
         self._count = self._left = count
@@ -380,7 +380,7 @@ class Latch:
             self._gate.acquire()
 
     def __call__(self, task: Task) -> None:
-        """A task has ended; this object is its `on_done`."""
+        """Count a task that has ended; the latch is passed to `Task.on_done`."""
         with self._guard:
             self._left -= 1
             if task.failed and self.first_failed is None:
@@ -392,11 +392,11 @@ class Latch:
 
     @property
     def ended(self) -> int:
-        """How many tasks have ended."""
+        """Number of tasks that have ended."""
         return self._count - self._left
 
     def wait(self, timeout_s: float = -1) -> bool:
-        """Block until the latch has opened, for ever if the time is negative; Ctrl-C gets through."""
+        """Wait until the latch has opened, without limit if `timeout_s` is negative; Ctrl-C interrupts the wait."""
         opened = self._gate.acquire(timeout=timeout_s)
         if opened:
             self._gate.release()

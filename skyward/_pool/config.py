@@ -33,7 +33,7 @@ _BYTES = {
     **{unit + b: 10**power for power, unit in ((6, "M"), (9, "G"), (12, "T")) for b in ("", "B")},
     **{unit + b: 1024**power for power, unit in ((2, "MI"), (3, "GI"), (4, "TI")) for b in ("", "B")},
     "": 10**9,
-}  # by the unit in capitals
+}  # by unit in upper case
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _LONGEST_S = 10 * 86400.0
 # parameters of elastic pools, which no provider supports today
@@ -92,7 +92,7 @@ class PoolConfig:
 
     @property
     def cluster(self) -> Cluster:
-        """The plan that plugins see."""
+        """The planned cluster, as plugins see it."""
         python = self.image.python if self.image.python != "auto" else local_minor()
         spec = ClusterSpec(
             nodes=self.nodes.desired,
@@ -105,7 +105,7 @@ class PoolConfig:
 
 
 def provider_of(value: Provider | Sequence[Provider] | None, selection: Selection | None) -> Provider:
-    """The provider of a pool; `sky.Docker()` when none is given."""
+    """Return the provider of a pool; `sky.Docker()` if none is given."""
     from skyward import providers
 
     given = tuple(value) if isinstance(value, list | tuple) else (providers.default() if value is None else value,)
@@ -123,7 +123,7 @@ def provider_of(value: Provider | Sequence[Provider] | None, selection: Selectio
 
 
 def _instead_of_provider(found: object) -> str:
-    """What was given as a provider, and what is meant where that can be told."""
+    """Describe a value that is not a provider, with the likely intention if it is recognised."""
     from skyward import providers
 
     if isinstance(found, type) and issubclass(found, providers.Provider):
@@ -141,18 +141,18 @@ def _instead_of_provider(found: object) -> str:
 
 
 def image_of(value: Image | None, verify: str | None = None) -> Image:
-    """The image of a pool with the key that must have signed it; `sky.Image()` when none is given.
+    """Return the pool's image, with the key that must have signed it; `sky.Image()` if none is given.
 
     Raises:
-        ConfigError: it is not an image or for another Python than this one, a file that it includes is missing or may
-            not be sent, or there is no such key.
+        ConfigError: the value is not an image, the image is for another Python version, an included file is missing
+            or may not be sent, or the key file does not exist.
     """
     given: object = value
     if given is not None and not isinstance(given, Image):
         meant = f": to start from that image write sky.Image(base={given!r})" if isinstance(given, str) else ""
         found = "the class Image: write sky.Image(...)" if given is Image else f"{value!r}{meant}"
         raise ConfigError(f"image= takes a sky.Image(...); found {found}.")
-    # on a node a module of the user's may make a pool that is never opened there, and the client's files are not there
+    # a user's module may construct, but not open, a pool on a node, where the client's files do not exist
     if value is not None and value.includes and ENV_VAR not in os.environ:
         from skyward.builder.files.included import included_files
 
@@ -169,14 +169,14 @@ def image_of(value: Image | None, verify: str | None = None) -> Image:
 
 
 def one_of(name: str, value: L, *known: L) -> L:
-    """The value of a parameter that takes one of these words."""
+    """Return the value of a parameter, which must be one of the known words."""
     if value not in known:
         raise ConfigError(f"{name} must be {' or '.join(map(repr, known))}; found {value!r}.")
     return value
 
 
 def folder_of(name: str, value: str | Path | None) -> Path | None:
-    """The directory that a parameter names; it need not be there yet."""
+    """Return the absolute path of the directory that a parameter names; it may not exist yet."""
     if value is None:
         return None
     given: object = value
@@ -189,7 +189,7 @@ def folder_of(name: str, value: str | Path | None) -> Path | None:
 
 
 def accelerator_info(accelerator: Accelerator | None) -> AcceleratorInfo | None:
-    """The description of an accelerator that nodes get."""
+    """Return the description of an accelerator that is passed to nodes."""
     if accelerator is None:
         return None
     return AcceleratorInfo(
@@ -201,7 +201,7 @@ def accelerator_info(accelerator: Accelerator | None) -> AcceleratorInfo | None:
 
 
 def worker_of(worker: Worker | None, concurrency: int | None, accelerator: Accelerator | None) -> Worker:
-    """The worker, given by one of two parameters, on nodes with this accelerator."""
+    """Return the worker, from one of its two parameters, for nodes with this accelerator."""
     if worker is not None and concurrency is not None:
         raise ConfigError("Give either worker=Worker(concurrency=...) or concurrency=, not both.")
     given: object = worker
@@ -212,7 +212,7 @@ def worker_of(worker: Worker | None, concurrency: int | None, accelerator: Accel
 
 
 def plugins_of(value: object, volumes: tuple[Volume, ...] = ()) -> tuple[Plugin, ...]:
-    """The pool's plugins, checked, after the one that mounts its volumes."""
+    """Return the pool's plugins, checked; the plugin that mounts its volumes, if any, comes first."""
     from skyward.plugins import check
 
     if isinstance(value, str) or not isinstance(value, Sequence):
@@ -227,10 +227,10 @@ def plugins_of(value: object, volumes: tuple[Volume, ...] = ()) -> tuple[Plugin,
 
 
 def volumes_on(provider: Provider, value: object, other: object) -> tuple[Volume, ...]:
-    """The pool's volumes, from its two spellings.
+    """Return the pool's volumes, from either spelling of the parameter.
 
     Raises:
-        ConfigError: these are no volumes, or the provider's nodes may not mount file systems.
+        ConfigError: the value is not a volume, or the provider's nodes may not mount file systems.
     """
     if value and other:
         raise ConfigError("volumes= and volume= mean the same; give one of them.")
@@ -244,7 +244,7 @@ def volumes_on(provider: Provider, value: object, other: object) -> tuple[Volume
 
 
 def memory_of(memory: str | float | None, memory_gb: float | None) -> float | None:
-    """GiB of memory per node, from `memory="32GB"` or `memory_gb=32`: a GB has 10**9 bytes, a GiB 1024**3."""
+    """Return GiB of memory per node, from `memory="32GB"` or `memory_gb=32` (1 GB is 10**9 bytes, 1 GiB 1024**3)."""
     if memory is not None and memory_gb is not None:
         raise ConfigError("Give either memory= or memory_gb=, not both.")
     amount, unit = memory_gb, "GB"
@@ -258,14 +258,14 @@ def memory_of(memory: str | float | None, memory_gb: float | None) -> float | No
 
 
 def either(name: str, first: float | None, other: str, second: float | None) -> float | None:
-    """The one of two spellings that was given, a number above 0."""
+    """Return the value of whichever of two spellings was given, which must be above 0."""
     if first is not None and second is not None:
         raise ConfigError(f"{name}= and {other}= mean the same; give one of them.")
     return positive(name, first) if first is not None else positive(other, second)
 
 
 def name_of(name: str | None, keep: str | float | None) -> str | None:
-    """Check `name=`: what a pool is kept and found again by."""
+    """Check and return `name=`, under which a kept pool is found again."""
     if name is None:
         if keep is not None:
             raise ConfigError("keep= is for a pool with a name, by which the next client finds it: give name= as well.")
@@ -280,7 +280,7 @@ def name_of(name: str | None, keep: str | float | None) -> str | None:
 
 
 def seconds_of(name: str, value: str | float | None) -> float | None:
-    """A duration in seconds, from a number of them or a string such as "90s", "30m", "2h" or "1d"."""
+    """Return a duration in seconds, from a number or a string such as "90s", "30m", "2h" or "1d"."""
     if isinstance(value, str):
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd]?)\s*", value)
         if match is None:
@@ -292,7 +292,7 @@ def seconds_of(name: str, value: str | float | None) -> float | None:
 
 
 def positive(name: str, value: N) -> N:
-    """The value, refused unless it is a number above 0 (or None)."""
+    """Return the value; raise ConfigError unless it is None or a number above 0."""
     if value is not None and not _is_positive(value):
         unit = " of seconds" if "timeout" in name or name == "ttl" else ""
         raise ConfigError(f"{name}= takes a number{unit} above 0; found {value!r}.")
@@ -304,7 +304,7 @@ def _is_positive(value: object) -> bool:
 
 
 def env_of(env: Mapping[Any, Any] | None) -> tuple[tuple[str, str], ...]:
-    """The run-time environment as sorted pairs; values must be text."""
+    """Return the run-time environment as sorted pairs; values must be text."""
     given: object = env
     if given is not None and not isinstance(given, Mapping):
         raise ConfigError(f"env= takes a mapping from names to strings, such as {{'A': '1'}}; found {given!r}.")
@@ -317,14 +317,14 @@ def env_of(env: Mapping[Any, Any] | None) -> tuple[tuple[str, str], ...]:
 
 
 def secrets_of(given: object, plugins: Sequence[Plugin], env: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
-    """The values of the secrets that the caller and the plugins name, as pairs.
+    """Return the names and values of the secrets of the caller and the plugins.
 
     Raises:
         ConfigError: a variable is not set, has two values, or is in `env` as well, where it would not be secret.
     """
     sources = [("secrets", Secrets.of(() if given is None else given))]
     sources += [(f"Plugin {plugin.name!r}: secrets", plugin.secrets) for plugin in plugins]
-    if ENV_VAR not in os.environ:  # on a node a module of the user's may make a pool that is never opened there
+    if ENV_VAR not in os.environ:  # a user's module may construct, but not open, a pool on a node
         what = "Plugin {!r}: secrets of the pool"
         makers = [(what.format(each.name), each.pool_secrets) for each in plugins if each.pool_secrets is not None]
         sources += [(what, Secrets.of(make(), what)) for what, make in makers]
@@ -338,7 +338,7 @@ def secrets_of(given: object, plugins: Sequence[Plugin], env: Mapping[str, str] 
 
 
 def checked_names(init: C) -> C:
-    """The constructor of a pool, which refuses parameters that it does not have; none is ignored."""
+    """Decorate a pool's constructor so that it raises ConfigError for unknown parameters."""
     known = list(init.__annotations__)
 
     @functools.wraps(init)

@@ -1,9 +1,9 @@
 """Prints the output of nodes: whole lines, each with the node or rank it came from.
 
-A thread of its own writes, so that a stopped reader never holds up results. A file or a pipe gets everything; a
-terminal that cannot keep up loses the oldest, and says how much. Progress of nodes is a row at the bottom of a
-terminal or in the cell of a notebook, elsewhere a line every few seconds. In a notebook all output of a call goes to
-the cell that made it.
+A dedicated thread writes, so that a blocked reader never delays results. A file or a pipe receives everything; for a
+terminal that cannot keep up, the oldest output is dropped and the number of lines is reported. Progress bars of nodes
+are rows at the bottom of a terminal or in a notebook cell, otherwise a line every few seconds. In a notebook, all
+output of a call goes to the cell that made it.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from skyward._pool.display import Cell, harmless, is_terminal, screen
 from skyward._pool.line_reader import LineReader
 from skyward.system import threading, time
 
-EVERY_S = 5.0  # between lines that tell of progress where there is no terminal
-_DRAIN_S = 2.0  # how long a result waits for the output that came before it, and the end of a pool for a terminal
-_SETTLE_S = 0.1  # between looks at what is not finished
-_BEGUN_S = 1.0  # after which a line that was begun below Python, where calls have no end, is taken for whole
-_SIGNALS_S = 0.2  # how often a wait that has no end looks for signals
+EVERY_S = 5.0  # between progress lines where there is no terminal
+_DRAIN_S = 2.0  # limit for a result's wait for earlier output, and for the wait for a terminal at the pool's end
+_SETTLE_S = 0.1  # between checks for unfinished lines
+_BEGUN_S = 1.0  # after which an unfinished line of native code, whose output belongs to no call, is printed
+_SIGNALS_S = 0.2  # interval of checks for signals in an unlimited wait
 _NO_CALL = 0
 _Source = tuple[str, bool, int]
-MAX_WAITING = 4 * 1024 * 1024  # characters held in memory
+MAX_WAITING = 4 * 1024 * 1024  # characters kept in memory
 _READ_AT_ONCE = 1024 * 1024
-_HEAD = struct.Struct("<H?QII")  # bytes of the place, whether it is standard error, call, cell, bytes of the text
+_HEAD = struct.Struct("<H?QII")  # length of the place, is standard error, call, cell, length of the text
 
 
 class Printer:
@@ -35,7 +35,7 @@ class Printer:
 
     Args:
         quiet: print nothing.
-        widest: the longest name of a node or rank; text begins in one column behind all of them.
+        widest: the longest name of a node or rank, so that all text begins in the same column.
     """
 
     def __init__(self, *, quiet: bool, widest: str = "") -> None:
@@ -43,40 +43,40 @@ class Printer:
         self._waiting = Backlog(_may_skip)
         self._changed = threading.Condition()
         self._readers: dict[_Source, LineReader] = {}
-        self._told: dict[_Source, tuple[float, str]] = {}  # when progress was told of, and what was told
-        self._cells: dict[_Source, Cell] = {}  # of the readers
-        self._shown: set[tuple[Cell | None, str]] = set()  # places that have rows in a cell, or on the terminal
-        self._came = self._printed = 0  # outputs, in all
+        self._told: dict[_Source, tuple[float, str]] = {}  # time and text of the last progress line
+        self._cells: dict[_Source, Cell] = {}  # by the source of the reader
+        self._shown: set[tuple[Cell | None, str]] = set()  # places with rows in a cell or on the terminal
+        self._came = self._printed = 0  # counts of outputs
         self._stopped = self._is_hurried = self._held = self._leaving = False
         self._thread: threading.Thread | None = None
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nothing is printed."""
+        """True if nothing is printed."""
         return self._quiet
 
     def put(self, place: str, text: str, *, error: bool, call: int | None = None, cell: Cell | None = None) -> None:
-        """Take text from a node or rank, by the name that lines have; `error` for its standard error.
+        """Queue text from a node or rank; `place` is its label, `error` is true for its standard error.
 
-        Lines of several calls are not mixed where it is known which `call` printed them. It is printed to `cell`.
+        Lines of different calls are not mixed if their `call` is known. The text is printed to `cell`, if given.
         """
         if not self._quiet and text:
             self._add(Output(place, error, call or _NO_CALL, text, cell))
 
     def end(self, place: str, *, error: bool, call: int) -> None:
-        """A call that had printed a part of a line, or progress, prints no more to this stream."""
+        """Mark the end of a call's output to this stream, after an unfinished line or progress."""
         if not self._quiet:
             self._add(Output(place, error, call, ""))
 
     def drain(self) -> None:
-        """Wait until what has arrived is printed; the output of a call comes before its result that way."""
+        """Wait until the output received so far is printed, so that a call's output precedes its result."""
         if self._leaving or (self._came != self._printed and not self._held):
             with self._changed:
                 came = self._came
                 self._changed.wait_for(lambda: not self._leaving and (self._held or self._printed >= came), _DRAIN_S)
 
     def hold(self) -> None:
-        """Keep back what comes, as much as the buffer takes, while somebody types at the terminal; until `release`."""
+        """Buffer output until `release`, up to the buffer's limit, while the user types at the terminal."""
         self.drain()
         with self._changed:
             self._held, self._leaving = True, False
@@ -84,11 +84,11 @@ class Printer:
         screen.hold()
 
     def about_to_release(self) -> None:
-        """Let `drain` wait for the `release` that is on its way."""
+        """Make `drain` wait for `release`, which will follow soon."""
         self._leaving = self._held
 
     def release(self) -> None:
-        """Print what was held back."""
+        """Print the output buffered since `hold`."""
         with self._changed:
             if not self._held:
                 return
@@ -97,15 +97,15 @@ class Printer:
         screen.release()
 
     def hurry(self) -> None:
-        """Let `stop` wait no longer for a reader that does not read."""
+        """Stop `stop` from waiting any longer for a blocked reader."""
         with self._changed:
             self._is_hurried = True
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """Print what is left, unfinished lines included, and end the thread.
+        """Print the remaining output, including unfinished lines, and end the thread.
 
-        Waits for a file or a pipe until it has taken everything, or until `hurry`.
+        Wait until a file or a pipe has received everything, or until `hurry`.
         """
         self.release()
         with self._changed:
@@ -115,8 +115,8 @@ class Printer:
             if thread is None:
                 return
             if not _may_skip():
-                # Python handles a signal that comes just before it waits for a lock when that wait ends, and this one
-                # may ask to hurry
+                # Python handles a signal that arrives just before a wait for a lock only after that wait, and its
+                # handler may call hurry
                 while not self._changed.wait_for(lambda: self._is_hurried or self._came == self._printed, _SIGNALS_S):
                     pass
         thread.join(_DRAIN_S)
@@ -174,7 +174,7 @@ class Printer:
             self._show(now)
 
     def _lines(self, item: Output, now: float) -> str:
-        """The lines that are finished now, as they are printed."""
+        """Return the lines that this output completes, labelled."""
         source = item.place, item.error, item.call
         reader = self._readers.get(source)
         if not item.text:
@@ -194,7 +194,7 @@ class Printer:
         return label + lines[:-1].replace("\n", f"\n{label}") + "\n"
 
     def _settle(self, now: float) -> None:
-        """Print what nothing will change any more, and forget sources of which nothing is left."""
+        """Print rows that will not change any more, and drop sources without pending text."""
         for source, reader in list(self._readers.items()):
             place, error, call = source
             if reader.leaves_rows and (lines := reader.settle(now)):
@@ -212,7 +212,7 @@ class Printer:
             _write(self._labelled(source[0], lines), source[1], self._cells.get(source))
 
     def _show(self, now: float) -> None:
-        """Show what is not finished: as rows of a cell or a terminal, else as a line now and then."""
+        """Show unfinished lines: as rows of a cell or a terminal, otherwise as an occasional line."""
         rows: dict[tuple[Cell | None, str], list[str]] = {shown: [] for shown in self._shown}
         for source, reader in self._readers.items():
             place, error, _ = source
@@ -243,7 +243,7 @@ def _flush(texts: list[str], error: bool, cell: Cell | None) -> None:
 
 
 def _may_skip() -> bool:
-    """Whether both streams are terminals, of which nobody expects all of what comes too fast for them."""
+    """Return whether both streams are terminals, on which output may be dropped."""
     return is_terminal(sys.stdout) and is_terminal(sys.stderr)
 
 
@@ -258,7 +258,7 @@ def _write(text: str, error: bool, cell: Cell | None = None) -> None:
 
 
 class Output(NamedTuple):
-    """What a node or rank has printed, for the cell of a notebook or for none; no text: the call has ended."""
+    """Output of a node or rank, and the notebook cell it belongs to (or None). Empty text marks the end of a call."""
 
     place: str
     error: bool
@@ -271,25 +271,25 @@ class Backlog:
     """A queue with bounded memory.
 
     Args:
-        may_skip: asked when memory is full: whether the oldest output is dropped, as for a terminal that cannot keep
-            up; else what follows waits in a file.
+        may_skip: called when memory is full; returns whether the oldest output is dropped, as for a terminal that
+            cannot keep up. Otherwise further output is stored in a temporary file.
     """
 
     def __init__(self, may_skip: Callable[[], bool]) -> None:
         self._may_skip = may_skip
         self._items: deque[Output] = deque()
         self._size = 0
-        self._file: IO[bytes] | None = None  # what has come after `_items`
-        self._cells: list[Cell | None] = []  # of what is in the file, which has their places in this list
+        self._file: IO[bytes] | None = None  # items that follow `_items`
+        self._cells: list[Cell | None] = []  # of the items in the file, which refer to them by index
         self._read_to = self._end = 0
-        self.dropped = 0  # lines, since this was looked at last
+        self.dropped = 0  # lines, since the counter was last read
         self.dropped_items = 0
 
     def __bool__(self) -> bool:
         return bool(self._items) or self._file is not None
 
     def append(self, item: Output) -> None:
-        """Add what has come."""
+        """Add an output."""
         if self._file is not None:
             self._spill(item)
             return
@@ -312,7 +312,7 @@ class Backlog:
             self._drop(lost)
 
     def take(self) -> list[Output]:
-        """The oldest that waits: all of memory, or a piece of the file."""
+        """Remove and return the oldest items: all of those in memory, or a part of the file."""
         if self._items or self._file is None:
             items = list(self._items)
             self._items.clear()
@@ -331,7 +331,7 @@ class Backlog:
         return items
 
     def close(self) -> None:
-        """Forget what waits in the file."""
+        """Discard the items in the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -348,7 +348,7 @@ class Backlog:
             self._file.seek(self._end)
             self._file.write(record)
             self._file.flush()
-        except OSError:  # the disk is full; what is written of the record is overwritten by the next
+        except OSError:  # the disk is full; the next record overwrites the partial one
             self._drop(item)
             return
         self._end += len(record)

@@ -1,8 +1,8 @@
-"""`sky.pool`: a `ComputePool` around a function's run, or around a `with` block.
+"""`sky.pool`: a `ComputePool` that is open while a function or a `with` block runs.
 
-Importing this, and decorating, creates and loads nothing: nodes do both when they import a user's module. Before a pool
-opens around a function, it is said which frameworks its image lacks: a decorator of `sky.integrations` installs
-nothing, and which functions a pool is for is known here.
+Importing this module and decorating create and load nothing, since nodes do both when they import a user's module.
+Before a pool opens for a function, frameworks that its image lacks are reported: decorators of `sky.integrations`
+install nothing, and the functions that will use the pool are known here.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ R = TypeVar("R")
 
 
 class PoolScope:
-    """A pool to be opened: by the call of a function that it decorates, or by `with`. Each opens a fresh pool."""
+    """Opens a new pool for each call of a function that it decorates, and for each `with` block."""
 
     def __init__(self, make: Callable[[], ComputePool]) -> None:
         self._make = make
         self._pools: list[ComputePool] = []
 
     def __call__(self, fn: Callable[Q, R], /) -> Callable[Q, R]:
-        """Open a pool around each call of `fn`; what it returns or raises passes through.
+        """Return `fn` wrapped so that a pool is open during each call; results and exceptions pass through.
 
         Raises:
-            TypeError: `fn` is asynchronous or a generator, and would run after the pool has gone.
+            TypeError: `fn` is asynchronous or a generator, and would run after the pool has closed.
         """
         if not callable(fn):
             raise TypeError(f"@sky.pool(...) decorates a function, found {fn!r}.")
@@ -72,16 +72,16 @@ class PoolScope:
 
 
 class PoolDecorator(Generic[P]):
-    """A pool while a function runs (`@sky.pool`, `@sky.pool(...)`) or a block (`with sky.pool(...) as p`).
+    """Opens a pool while a function (`@sky.pool`, `@sky.pool(...)`) or a block (`with sky.pool(...) as p`) runs.
 
     Takes the parameters of `ComputePool`. The pool is the target of `>> sky` inside the function or block. Every call
-    of the decorated function opens a fresh pool, and closes it also when the function raises.
+    of the decorated function opens a new pool and closes it, even if the function raises.
     """
 
     def __init__(self, make: Callable[P, ComputePool]) -> None:
         self._make = make
 
-    # a function could be a provider as well, for all a type checker knows
+    # to a type checker, a function might also be a provider
     @overload
     def __call__(self, fn: Callable[Q, R], /) -> Callable[Q, R]: ...  # type: ignore[overload-overlap]
     @overload
@@ -100,11 +100,11 @@ pool = PoolDecorator(_compute_pool)
 
 # frameworks that functions are decorated for ------------------------------------------------------------------------
 
-_PLUGINS = {"transformers": "huggingface"}  # those that are called otherwise than their framework
+_PLUGINS = {"transformers": "huggingface"}  # plugins whose name differs from their framework's
 
 
 def _tell_missing(main: Callable[..., Any], pool: ComputePool) -> None:
-    """Say of each framework that functions called by `main` are decorated for, and the pool lacks, what brings it."""
+    """Report each framework that functions used by `main` are decorated for and the pool lacks, and how to add it."""
     from importlib.util import find_spec
 
     from skyward.runtime.environment import declared_frameworks
@@ -129,7 +129,7 @@ def _tell_missing(main: Callable[..., Any], pool: ComputePool) -> None:
 
 
 def _may_bring(image: Image, package: str) -> bool:
-    """Whether an image names a package, or lists of packages that are not read here."""
+    """Return whether an image names a package, or may install it by means that are not examined here."""
     from skyward.model.image import requirement_name
 
     beyond = image.base, image.requirements, image.groups, image.project, image.run
@@ -137,7 +137,7 @@ def _may_bring(image: Image, package: str) -> bool:
 
 
 def _used(main: Callable[..., Any]) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """The compute functions that a function mentions, by itself and through functions of its module; by their names."""
+    """Yield names and compute functions that a function refers to, directly or through functions of its module."""
     todo, seen = [main] if isinstance(main, FunctionType) else [], set[int]()
     while todo:
         fn = todo.pop()
@@ -155,7 +155,7 @@ def _used(main: Callable[..., Any]) -> Iterator[tuple[str, Callable[..., Any]]]:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """The names of globals, attributes and closed-over variables in some code, functions inside it included."""
+    """Yield the names of globals, attributes and closure variables in some code, including nested functions."""
     yield from code.co_names
     yield from code.co_freevars
     for constant in code.co_consts:

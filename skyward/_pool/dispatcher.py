@@ -1,8 +1,8 @@
-"""Calls to workers, answers to callers, and what becomes of calls whose worker is lost.
+"""Dispatch of calls to workers and of answers to callers, and handling of calls whose worker is lost.
 
-One lock guards the state, which `Scheduler` holds; nothing is sent, unpickled or called back under it, and nothing here
-blocks: messages are queued at a worker's connection. A call that has begun on a lost worker, or may have, is lost with
-it, unless its function allows retries; one that had not begun runs elsewhere.
+One lock guards the state, which is in `Scheduler`. Nothing is sent, unpickled or called back while it is held, and
+nothing here blocks: messages are queued at a worker's connection. A call that has begun, or may have begun, on a lost
+worker fails unless its function allows retries; one that had not begun runs on another worker.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from skyward.system import threading, time
 from skyward.wire.frames import Connection, Frame
 from skyward.wire.messages import RESULT_HEAD, Kind
 
-GRACE_S = 5.0  # between the interrupt of a call and the end of the worker that does not heed it
+GRACE_S = 5.0  # between the interrupt of a call and the end of a worker that ignores it
 TICK_S = 0.05
-DROPPED_S = 1.0  # after which a dropped stream of a collective call is stopped, which costs all its processes
+DROPPED_S = 1.0  # delay before a dropped stream of a collective call is stopped, which ends all its processes
 _LAST = frozenset((Kind.RESULT, Kind.ERROR, Kind.END))
 
 
 class Dispatcher:
-    """Sends calls to workers and brings their outcomes back.
+    """Sends calls to workers and returns their outcomes.
 
     Args:
-        clock: the pool's.
-        workers: how many there will be.
-        tell: prints a line that stays.
-        on_terminal: takes what calls say about the terminal of this program.
-        checkpoint: takes what a call asks of its checkpoints; returns at once.
+        clock: the pool's timers.
+        workers: the expected number of workers.
+        tell: prints a permanent line.
+        on_terminal: handles messages of calls about the terminal of this program.
+        checkpoint: handles a call's checkpoint requests; must not block.
 
     Attributes:
-        load: what the workers hold.
+        load: the calls that workers hold.
     """
 
     def __init__(
@@ -52,24 +52,24 @@ class Dispatcher:
         self._lock = threading.Lock()
         self._schedule = Scheduler(workers)
         self._limits: dict[int, tuple[float, Task]] = {}  # running calls that have a time limit
-        self._left_s: dict[int, float] = {}  # of the limits of calls that somebody debugs, who has all the time
+        self._left_s: dict[int, float] = {}  # remaining time of calls whose limit is paused by a debugger
         self._ticking = False
         self._streams = Streams(clock)
         self._slots = SlotWatch()
-        self._suspended: SkywardError | None = None  # why no call can run for the time being
-        self._closed: SkywardError | None = None  # why no more calls are taken
+        self._suspended: SkywardError | None = None  # why calls cannot run at present
+        self._closed: SkywardError | None = None  # why no more calls are accepted
         self.load = Load(self._schedule, self._lock)
 
     # workers ---------------------------------------------------------------------------------------------------
 
     def add(self, worker: WorkerClient) -> None:
-        """Let a connected worker take calls; does nothing if it has been lost meanwhile."""
+        """Start to send calls to a connected worker; do nothing if it has been lost in the meantime."""
         with self._lock:
             self._schedule.admit((worker,))
         _flush((worker,))
 
     def rest(self) -> None:
-        """Start no more calls, and take back those that have not started; `resume` ends it."""
+        """Send no more calls, and take back those that have not started, until `resume`."""
         with self._lock:
             self._schedule.resting = True
             touched = tuple(self._schedule.workers.values())
@@ -78,21 +78,21 @@ class Dispatcher:
         _flush(touched)
 
     def resume(self, workers: Sequence[WorkerClient]) -> None:
-        """Let these workers take the place of all before them, and the calls that wait begin."""
+        """Replace the workers by these and send them the waiting calls."""
         with self._lock:
             self._schedule.resting, self._suspended = False, None
             self._schedule.admit(workers)
         _flush(workers)
 
     def suspend(self, reason: SkywardError | None) -> None:
-        """Let what waits, and every call from now on, fail with `reason`; None ends that."""
+        """Fail waiting and new calls with `reason`, until called with None."""
         with self._lock:
             self._suspended = reason
             failed = [(task, reason) for task in self._schedule.take_queued()] if reason is not None else []
         _settle(failed)
 
     def drain(self, workers: Sequence[WorkerClient]) -> None:
-        """Give these workers no more calls, and take back those that have not started; others will take their place."""
+        """Send no more calls to these workers, which will be replaced, and take back those that have not started."""
         with self._lock:
             for worker in workers:
                 self._schedule.drain(worker)
@@ -100,13 +100,13 @@ class Dispatcher:
         _flush((*workers, *touched))
 
     def lose(self, worker: WorkerClient, lost: LostError, *, is_known: bool) -> None:
-        """Settle the calls of a worker that is gone (see `Scheduler.remove`); what waits for its rank waits on.
+        """Settle the calls of a lost worker (see `Scheduler.remove`); calls waiting for its rank continue to wait.
 
-        It may be called twice for a worker.
+        May be called twice for a worker.
         """
         with self._lock:
             for call in worker.outstanding:
-                self._limits.pop(call, None)  # of the run that was lost, not of the next
+                self._limits.pop(call, None)  # limits apply to the lost run, not to the next
                 self._left_s.pop(call, None)
             failed = self._schedule.remove(worker, lost, is_known=is_known)
             touched = self._schedule.spread()
@@ -114,13 +114,13 @@ class Dispatcher:
         _settle(failed)
 
     def give_up(self, ranks: Iterable[int], why: str) -> None:
-        """These ranks have no worker and may not get one soon: calls that need them fail, until `restore`."""
+        """Fail calls for these ranks, which have no worker and may not get one soon, until `restore`."""
         with self._lock:
             failed = self._schedule.give_up(ranks, why)
         _settle(failed)
 
     def restore(self, ranks: Iterable[int]) -> None:
-        """These ranks are about to have a worker again."""
+        """Accept calls for these ranks again, since workers for them are being started."""
         with self._lock:
             self._schedule.restore(ranks)
 
@@ -130,8 +130,8 @@ class Dispatcher:
         """Send calls, or queue them until a worker has room.
 
         Raises:
-            PoolClosedError: the pool has ended.
-            PoolError: none of its nodes is left, or its ranks cannot be started afresh now.
+            PoolClosedError: the pool is closed.
+            PoolError: the pool has no nodes left, or its ranks cannot be restarted at present.
         """
         touched: dict[int, WorkerClient] = {}
         failed: Failed = []
@@ -152,12 +152,12 @@ class Dispatcher:
         _settle(failed)
 
     def cancel(self, task: Task, reason: SkywardError | None = None) -> None:
-        """Stop a call wherever it is; its outcome is `reason`. Does nothing if it has ended."""
+        """Stop a call, queued or running, with `reason` as its outcome. Do nothing if it has ended."""
         reason = reason or TaskCancelledError(f"{task.function.name}() was cancelled.")
         with self._lock:
             if task.done and task.stream is None:
                 return
-            task.stopping = task.stopping or reason  # a queued call is skipped when its turn comes
+            task.stopping = task.stopping or reason  # the scheduler skips it if it is queued
             worker = self._schedule.worker_of(task)
             touched = worker is not None and task.id in worker.outstanding
             if worker is not None and touched:
@@ -166,7 +166,7 @@ class Dispatcher:
                     self._schedule.refill(worker)
                 else:
                     if task.fails_together:
-                        worker.post_order(Kind.STACK, task.id)  # where it was when it was stopped
+                        worker.post_order(Kind.STACK, task.id)  # the stack at which it was stopped
                     worker.post_order(Kind.CANCEL, task.id)
         if task.stream is None:
             task.resolve(error=reason)
@@ -176,7 +176,7 @@ class Dispatcher:
                 worker.flush()
 
     def ask_where(self, tasks: Iterable[Task]) -> None:
-        """Ask the workers where these calls are; each answer goes to the call's broadcast."""
+        """Ask the workers for the stacks of these calls; each answer is passed to the call's broadcast."""
         touched = []
         with self._lock:
             for task in tasks:
@@ -187,7 +187,7 @@ class Dispatcher:
         _flush(touched)
 
     def close(self, reason: SkywardError) -> None:
-        """Take no more calls; those that have not ended fail with `reason`."""
+        """Accept no more calls, and fail those that have not ended with `reason`."""
         with self._lock:
             self._closed = self._closed or reason
             held = [task for worker in self._schedule.all_workers for task in worker.outstanding.values()]
@@ -195,19 +195,19 @@ class Dispatcher:
         self._streams.close()
         _settle([(task, reason) for task in left])
 
-    # what workers say ------------------------------------------------------------------------------------------
+    # messages of workers ---------------------------------------------------------------------------------------
 
     def on_frames(self, worker: WorkerClient, frames: list[Frame]) -> None:
-        """Handle what a worker sent; called by the thread that reads from it."""
+        """Handle messages of a worker; called by the thread that reads from it."""
         heard: list[tuple[Task, Frame]] = []
         given_back: list[Task] = []
         with self._lock:
             for frame in frames:
                 if frame.kind == Kind.STALE:
-                    worker.stale = True  # it ends by itself; what it holds runs in the process after it
+                    worker.stale = True  # it will exit; its calls run in the process that replaces it
                 task = worker.outstanding.get(frame.id)
                 if task is None:
-                    continue  # lost and settled before, or answered
+                    continue  # already settled or answered
                 if frame.kind == Kind.DROPPED:
                     del worker.outstanding[frame.id]
                     given_back.append(task)
@@ -225,7 +225,7 @@ class Dispatcher:
                 heard.append((task, frame))
             for task in reversed(given_back):
                 self._schedule.requeue(task)
-            touched = self._schedule.spread() if given_back else ()  # to the idle first, not back to where it waited
+            touched = self._schedule.spread() if given_back else ()  # to idle workers first, not back to this one
             self._schedule.refill(worker)
         _flush((worker, *touched))
         for task, frame in heard:
@@ -260,7 +260,7 @@ class Dispatcher:
                 self._on_terminal(worker, task, frame)
 
     def _hold_limit(self, task: Task, *, ended: bool) -> None:
-        """Let no time count against a call's limit while it has the terminal, or waits for it."""
+        """Pause a call's time limit while it uses the terminal or waits for it."""
         with self._lock:
             now = time.monotonic()
             if ended and task.id in self._left_s and not task.done:
@@ -274,10 +274,10 @@ class Dispatcher:
         if task is not None:
             worker.end(f"{task.function.name}() was to be stopped there and did not heed that for {GRACE_S:g} s")
 
-    # at regular times, while there is work ----------------------------------------------------------------------
+    # periodic work, while there are calls ----------------------------------------------------------------------
 
     def _tick(self) -> None:
-        """Stop calls beyond their limit, give stale calls to idle workers, tell when streams hold all slots."""
+        """Stop calls beyond their limit, move stale calls to idle workers, report when streams hold all slots."""
         now = time.monotonic()
         with self._lock:
             overdue = [task for deadline, task in self._limits.values() if deadline <= now]

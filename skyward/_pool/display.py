@@ -1,7 +1,7 @@
-"""Where pools print, and show rows that change: the terminal, or the cells of a notebook.
+"""Display of pools' output and live rows: on the terminal, or in notebook cells.
 
-There is one terminal, so there is one `screen` for all pools of the process. While it has rows at its bottom, what the
-program itself prints to the terminal goes above them as well. A notebook's output belongs to the cell that caused it.
+There is one terminal, so all pools of the process share one `screen`. While it has rows at its bottom, the program's
+own output to the terminal is printed above them as well. In a notebook, output goes to the cell that caused it.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from skyward.system import threading, time
 
 _REDRAW_S = 0.1
 _STUCK_S = 0.5
-_FREE_LINES = 3  # of the terminal's height that rows leave to what is printed
-# what moves the cursor, clears, or is no character at all; colours stay
+_FREE_LINES = 3  # lines of the terminal that rows leave free for printed text
+# sequences that move the cursor or clear, and control characters; colours are kept
 _CONTROL = re.compile(
     r"\x1b\[(?![0-9;]*m)[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)"
     r"|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f]"
 )
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m|\x1b")
 _UP = "\x1b[1A\x1b[2K"
-_CELL_S = 0.1  # between two states of the rows of a cell
+_CELL_S = 0.1  # between updates of a cell's rows
 _FILE = re.compile(r'File "([^"\n]+)", line')
 _log = logging.getLogger(__name__)
 
 
 def is_terminal(stream: Any) -> bool:
-    """Whether a stream of the program is a terminal; one that is closed is none."""
+    """Return whether a stream of the program is a terminal; False if it is closed."""
     try:
         return stream is not None and bool(stream.isatty())
     except ValueError:
@@ -42,31 +42,31 @@ def is_terminal(stream: Any) -> bool:
 
 
 def harmless(text: str) -> str:
-    """Text as a terminal may show it: it can be coloured, and cannot move the cursor."""
+    """Remove from text what moves the cursor or clears a terminal; colours are kept."""
     return _CONTROL.sub("", text)
 
 
 def plain(row: str) -> str:
-    """A row without colours, and what else no character is."""
+    """Return a row without colours and control characters."""
     return _COLOUR.sub("", harmless(row)).replace("\t", " ").rstrip()
 
 
 class LiveRows:
-    """Draws rows to a terminal, below what is printed. All of it under one lock, so that nothing comes in between."""
+    """Draws rows on a terminal, below printed text. One lock covers both, so that they do not interleave."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._rows: dict[Hashable, Sequence[str]] = {}
-        self._drawn: list[int] = []  # widths of the rows that are on the terminal now
+        self._drawn: list[int] = []  # widths of the rows on the terminal
         self._is_dirty = self._in_line = False
-        self._holds = 0  # how many have the terminal for themselves
+        self._holds = 0  # number of holders that have the terminal to themselves
         self._stream: TextIO | None = None
         self._replaced: list[tuple[str, TextIO, TextIO]] = []
         self._thread: threading.Thread | None = None
 
     def set(self, key: Hashable, texts: Sequence[str]) -> None:
-        """Show these rows under a key until they are replaced; none remove them."""
+        """Show these rows under a key until they are replaced; an empty sequence removes them."""
         if texts:
             self._rows[key] = texts
         elif self._rows.pop(key, None) is None:
@@ -74,14 +74,14 @@ class LiveRows:
         self._is_dirty = True
         if bool(self._rows) == (self._stream is not None):
             return
-        if self._lock.acquire(timeout=_STUCK_S):  # a terminal that somebody has stopped does not take anything
+        if self._lock.acquire(timeout=_STUCK_S):  # a stopped terminal (Ctrl-S) blocks writers
             try:
                 self._start() if self._rows else self._stop()
             finally:
                 self._lock.release()
 
     def write(self, stream: TextIO | None, text: str) -> None:
-        """Print text above the rows, or where there are none, as it is; nowhere if the program was started without it.
+        """Print text above the rows, or directly if there are none; do nothing if `stream` is None.
 
         Raises:
             OSError, ValueError: the stream is closed.
@@ -99,7 +99,7 @@ class LiveRows:
             self._draw()
 
     def hold(self) -> None:
-        """Show no rows until `release`: somebody types at the terminal."""
+        """Hide the rows until `release`, while the user types at the terminal."""
         with self._lock:
             self._erase()
             self._holds += 1
@@ -146,7 +146,7 @@ class LiveRows:
                 self._changed.wait(_REDRAW_S)
 
     def _erase(self) -> None:
-        """Clear the rows that are drawn, of which a narrower terminal has made more lines."""
+        """Clear the rows that are drawn; on a terminal that was made narrower, a row may take several lines."""
         if self._drawn and self._stream is not None:
             columns = _size(self._stream).columns
             lines = sum(max(1, -(-width // columns)) for width in self._drawn)
@@ -169,7 +169,7 @@ class LiveRows:
 
 
 class _Above:
-    """Stands for a standard stream of the program: what is written goes above the rows."""
+    """Replacement for a standard stream of the program that prints above the rows."""
 
     def __init__(self, rows: LiveRows, original: TextIO) -> None:
         self._rows, self.skyward_original = rows, original
@@ -186,13 +186,13 @@ class _Above:
 
 
 def in_order(rows: Mapping[Hashable, Sequence[str]]) -> list[Sequence[str]]:
-    """Rows by their keys: those whose keys are tuples come first, in the order of these."""
+    """Return rows ordered by key: tuples first, sorted, then other keys."""
     order = sorted(rows, key=lambda key: (0, *key) if isinstance(key, tuple) else (1,))
     return [rows[key] for key in order]
 
 
 def _that_fit(groups: list[list[str]], most: int) -> list[str]:
-    """The rows to show: all, else the last of each group, else as many of these as there is room for."""
+    """Return the rows to show: all, or the last of each group, or as many of those as fit."""
     rows = [row for group in groups for row in group]
     if len(rows) > most:
         rows = [group[-1] for group in groups if group]
@@ -204,13 +204,13 @@ def _that_fit(groups: list[list[str]], most: int) -> list[str]:
 def _size(stream: TextIO) -> os.terminal_size:
     try:
         size = os.get_terminal_size(stream.fileno())
-    except (OSError, ValueError):  # some terminals do not know theirs
+    except (OSError, ValueError):  # not every terminal reports its size
         size = os.terminal_size((80, 24))
     return os.terminal_size((size.columns or 80, size.lines or 24))
 
 
 def put(stream: TextIO, text: str) -> None:
-    """Write text and flush; what the stream's encoding lacks is escaped."""
+    """Write text and flush; escape characters that the stream's encoding lacks."""
     try:
         stream.write(text)
     except UnicodeEncodeError:
@@ -233,28 +233,27 @@ screen = LiveRows()
 
 
 class Cell:
-    """A cell of a notebook: takes lines, and rows that change, also when other cells have been run since.
+    """A notebook cell: prints lines and live rows there, even if other cells have been run since.
 
-    A kernel finds the cell that an output belongs to in the context of the code that prints, which the threads of a
-    pool do not have. Rows are one display of the cell that is updated where it stands; front ends need no extension
-    for that.
+    A kernel identifies the cell of an output by the context of the printing code, which the threads of a pool lack.
+    Rows are one display of the cell that is updated in place, which requires no front-end extension.
     """
 
     def __init__(self, publish: Any) -> None:
         self._publish, self._context = publish, copy_context()
         self._lock = threading.RLock()
         self._rows: dict[Hashable, Sequence[str]] = {}
-        self._display = ""  # its identifier, once there is one
+        self._display = ""  # the identifier of the rows' display; "" before the first
         self._shown: list[str] = []
         self._is_dirty = False
         self._thread: threading.Thread | None = None
 
     def write(self, stream: TextIO, text: str) -> None:
-        """Print text as the cell's own output."""
+        """Print text as output of the cell."""
         self._entered().run(put, stream, text)
 
     def set(self, key: Hashable, texts: Sequence[str]) -> None:
-        """Show these rows under a key until they are replaced; none remove them."""
+        """Show these rows under a key until they are replaced; an empty sequence removes them."""
         with self._lock:
             if texts:
                 if self._rows.get(key) == texts:
@@ -264,17 +263,17 @@ class Cell:
                 return
             self._is_dirty = True
             if not self._rows:
-                self._show()  # at once: the cell may end now
+                self._show()  # immediately, since the cell may be about to end
             elif self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="skyward-cell", daemon=True)
                 self._thread.start()
 
     def _entered(self) -> Context:
-        return self._context.copy()  # a context runs in one thread at a time
+        return self._context.copy()  # a context can be entered by only one thread at a time
 
     def _run(self) -> None:
         while True:
-            time.sleep(_CELL_S)  # first: rows of what is done in less are not shown
+            time.sleep(_CELL_S)  # sleeps first, so that short operations show no rows
             with self._lock:
                 if not self._rows:
                     self._thread = None
@@ -286,14 +285,14 @@ class Cell:
         self._is_dirty = False
         rows = [plain(row) for texts in in_order(self._rows) for row in texts]
         if rows == self._shown:
-            return  # they may also be gone before they were shown
+            return  # also if they were removed before they were shown
         self._shown = rows
         is_known, self._display = bool(self._display), self._display or f"skyward-{token_hex(8)}"
         html = f"<pre>{escape(chr(10).join(rows))}</pre>" if rows else ""
         data = {"text/plain": "\n".join(rows), "text/html": html}
         try:
             self._entered().run(self._publish, data, transient={"display_id": self._display}, update=is_known)
-        except Exception:  # of the kernel, which may be ending; its pools are closed all the same
+        except Exception:  # the kernel may be shutting down; its pools must still be closed
             _log.debug("a cell could not show %s", rows, exc_info=True)
 
 
@@ -304,18 +303,18 @@ cells_begun = 0  # since the first pool was opened; 0 outside IPython
 
 
 def this_cell() -> Cell | None:
-    """The cell that the calling code belongs to; for a thread of the program, the one begun last. None elsewhere."""
+    """Return the calling code's cell, or in a thread of the program the latest cell; None outside notebooks."""
     return _current.get() or _latest
 
 
 def rows_of(stream: TextIO | None) -> Any:
-    """Where rows that change are shown: the cell of a notebook, or the terminal that the stream is; None elsewhere."""
+    """Return the display for live rows: the notebook cell, `screen` if the stream is a terminal, otherwise None."""
     return this_cell() or (screen if is_terminal(stream) else None)
 
 
 def name_cells(trace: str) -> str:
-    """The text of a traceback, with the numbers of cells in the place of the files that a kernel gives their code."""
-    names = getattr(getattr(_shell, "compile", None), "format_code_name", None)  # it is new in IPython 8
+    """Replace the file names that a kernel assigns to cells' code in a traceback by the cells' numbers."""
+    names = getattr(getattr(_shell, "compile", None), "format_code_name", None)  # since IPython 8
 
     def named(found: re.Match[str]) -> str:
         name = names(found[1]) if names is not None else None
@@ -325,7 +324,7 @@ def name_cells(trace: str) -> str:
 
 
 def follow_cells() -> None:
-    """Count cells from now on, if this program runs in IPython. Only the first call has an effect."""
+    """Start counting cells if this program runs in IPython. Only the first such call has an effect."""
     global _shell
     ipython = sys.modules.get("IPython")
     if _shell is not None or ipython is None:
@@ -346,15 +345,15 @@ def _begin(_info: object) -> None:
 
 def _note_cell() -> None:
     global _latest
-    if hasattr(_shell, "kernel"):  # a prompt in a terminal has no cells to print to
+    if hasattr(_shell, "kernel"):  # IPython in a terminal has no cells to print to
         _latest = Cell(_shell.display_pub.publish)
         _current.set(_latest)
 
 
 def _let_autoreload_update() -> None:
-    """Tell %autoreload how a compute function that a cell has imported becomes that of the reloaded module.
+    """Register a rule with which %autoreload updates imported compute functions from the reloaded module.
 
-    It does so by itself for functions and classes; its table of rules is at the top of its module for others to extend.
+    %autoreload has built-in rules for functions and classes; its rule table is public for extension.
     """
     rules = getattr(sys.modules.get("IPython.extensions.autoreload"), "UPDATE_RULES", None)
     if rules is not None and _RULE not in rules:

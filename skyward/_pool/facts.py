@@ -1,7 +1,8 @@
-"""What an open pool tells of itself: its size, its state, its times; and what its nodes use and run now.
+"""Properties of a pool (size, state, times), and statistics of its nodes and calls.
 
-`skyward top` touches the file `watched` in the run's directory. The pool looks at its time once a second; while it is
-young the pool measures itself every second and writes `stats-POOL.json` beside it. Nothing is measured else.
+`skyward top` touches the file `watched` in the run's directory. The pool checks its modification time once a second;
+while that is recent, it collects statistics every second and writes `stats-POOL.json` beside it. Otherwise nothing is
+measured.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ if TYPE_CHECKING:
 
     from skyward._pool.config import PoolConfig
     from skyward._pool.progress import Progress
-ANSWER_S = 2.0  # how long agents are waited for
-WATCHED = "watched"  # in a run's directory, touched by whoever watches
-WATCHED_S = 5.0  # for how long after that somebody does
+ANSWER_S = 2.0  # how long to wait for agents
+WATCHED = "watched"  # file in a run's directory, touched by watchers
+WATCHED_S = 5.0  # how long a touch counts as watching
 EVERY_S = 1.0
 
 
@@ -40,70 +41,70 @@ class Facts:
     _settings: PoolConfig
     _table: NodeTable
     _progress: Progress
-    _dask: Client | None = None  # while the plugin of that name has it connected
+    _dask: Client | None = None  # set while the plugin "dask" is connected
 
     @property
     def is_active(self) -> bool:
-        """Whether the pool is open."""
+        """True while the pool is open."""
         return self._running
 
     @property
     def concurrency(self) -> int:
-        """Calls at once on each node; on each rank, where a node has several."""
+        """Number of calls that run at once on each node, or on each rank if a node has several."""
         return self._settings.worker.concurrency
 
     @property
     def instance_count(self) -> int:
-        """How many nodes the pool has now; before it is open, how many it was asked for."""
+        """Number of nodes that the pool has now; the requested number while it is not open."""
         return self._table.count if self._running else self._settings.nodes.desired
 
     @property
     def workers_per_instance(self) -> int:
-        """Ranks on each node."""
+        """Number of ranks on each node."""
         return self._settings.worker.ranks
 
     @property
     def total_slots(self) -> int:
-        """Calls at once in the whole pool, on the nodes that it has now."""
+        """Number of calls that run at once in the whole pool, on its current nodes."""
         return self.concurrency * self.workers_per_instance * self.instance_count
 
     @property
     def stages(self) -> dict[str, float]:
-        """Seconds spent in the stages of this pool so far: "image", "start", and after its end "stop"."""
+        """Seconds spent so far in each stage of this pool: "image", "start", and after its end "stop"."""
         return dict(self._progress.stages)
 
     @property
     def dask(self) -> Client:
-        """Dask's client, connected to the cluster on this pool's nodes; takes `plugins=[sky.plugins.dask()]`.
+        """Dask's client, connected to the cluster on this pool's nodes; requires `plugins=[sky.plugins.dask()]`.
 
         Raises:
-            PoolError: the pool has not that plugin, or is not open.
+            PoolError: the pool lacks that plugin or is not open.
         """
         if self._dask is None:
             raise PoolError("pool.dask takes an open pool with plugins=[sky.plugins.dask()].")
         return self._dask
 
     def _head(self) -> NodeClient:
-        """Node 0 as it is now; waits while it is being started or replaced.
+        """Return the current node 0, waiting while it is being started or replaced.
 
         Raises:
-            PoolError: it could not be had.
+            PoolError: it could not be started or replaced.
         """
         return self._table.wait_for(0)
 
     def current_nodes(self) -> int:
-        """How many nodes take calls now; one that is being started or replaced does not."""
-        # at the pool's end as well, when the plugins on the client leave before the nodes do
+        """Return the number of nodes that take calls now, without those being started or replaced."""
+        # also called while the pool closes, by plugins on the client, which end before the nodes
         return self._table.count
 
 
 def stats_file(folder: Path, pool: str) -> Path:
-    """Where a pool writes its figures, in its run's directory."""
+    """Return the path of a pool's statistics file in its run's directory."""
     return folder / f"stats-{pool}.json"
 
 
 def measure(pool: str, table: NodeTable, dispatcher: Dispatcher) -> PoolStats:
-    """Ask all nodes at once that are connected. The figures of one that does not answer in two seconds are None."""
+    """Ask all connected nodes at once. The figures of a node that does not answer within 2 s are None."""
     nodes_here = [node for node in table.all_nodes() if node.is_connected and node.gone is None]
     asked = [(node, node.probe({"step": "usage"})) for node in nodes_here]
     deadline = time.monotonic() + ANSWER_S
@@ -111,7 +112,7 @@ def measure(pool: str, table: NodeTable, dispatcher: Dispatcher) -> PoolStats:
         try:
             answer.result(max(0.0, deadline - time.monotonic()))
         except TimeoutError:
-            pass  # its figures stay unknown
+            pass  # its figures remain None
     nodes = {node.index: _of_node(node, answer, dispatcher) for node, answer in asked}
     return PoolStats(
         pool=pool, at=time.time(), nodes=tuple(nodes[index] for index in sorted(nodes)), **dispatcher.load.counts()
@@ -125,16 +126,16 @@ def _of_node(node: NodeClient, answer: Future[dict[str, Any]], dispatcher: Dispa
 
 
 def show_to_watchers(pool: str, table: NodeTable, dispatcher: Dispatcher, clock: Timers) -> Callable[[], None]:
-    """Write the pool's figures whenever somebody watches its run; what is returned ends that."""
+    """Start writing the pool's statistics while its run is watched; return a function that stops it."""
     try:
         folder = run_of_process(ProcessId.of(os.getpid()).text)
     except OSError:
-        return lambda: None  # nothing is recorded of this process: its pools' records say so
+        return lambda: None  # this process has no run directory, which the pools' records report
     return StatsWriter(pool, folder, table, dispatcher, clock).close
 
 
 class StatsWriter:
-    """Writes a pool's figures while somebody watches.
+    """Writes a pool's statistics while its run is watched.
 
     Args:
         folder: the directory of the run.
@@ -148,7 +149,7 @@ class StatsWriter:
         clock.after(EVERY_S, self._look)
 
     def close(self) -> None:
-        """Write nothing any more, and leave no figures."""
+        """Stop writing and remove the file."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join(ANSWER_S + EVERY_S)
@@ -176,6 +177,6 @@ class StatsWriter:
                 self._ended.wait(EVERY_S)
             self._file.unlink(missing_ok=True)
         except OSError:
-            pass  # the disk takes nothing; who watches says that there are no figures
+            pass  # the disk is full, say; watchers report that there are no figures
         finally:
             self._thread = None

@@ -1,7 +1,7 @@
-"""Splits the output of one source into finished lines, and rows that still change.
+"""Splitting of a source's output into finished lines and rows that may still change.
 
-Programs draw progress by returning to the beginning of the line (tqdm), or by moving up some lines (several bars of
-tqdm, rich). A source is read as a terminal would show it, with a cursor; a row that is left for good becomes a line.
+Programs draw progress by returning to the beginning of the line (tqdm) or by moving up some lines (several tqdm bars,
+rich). The reader emulates a terminal with a cursor; a row to which the cursor will not return becomes a line.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-_MOVE = r"\x1b\[([0-9;?]*)([A-DG-KST@LMPXfhlsu])"  # what moves the cursor or clears; colours are text
+_MOVE = r"\x1b\[([0-9;?]*)([A-DG-KST@LMPXfhlsu])"  # sequences that move the cursor or clear; colours are text
 _TOKEN = re.compile(rf"\r|\n|{_MOVE}|(?:[^\r\n\x1b]|(?!\x1b\[[0-9;?]*[A-DG-KST@LMPXfhlsu])\x1b)+")
-_LEFT_S = 0.3  # after which a row that the cursor has left below it is finished
-_LEFT_LIVE_S = 1.5  # the same for a program that hides the cursor and redraws all of its rows several times a second
+_LEFT_S = 0.3  # after which a row above the cursor is finished
+_LEFT_LIVE_S = 1.5  # the same, for a program that hides the cursor and redraws all its rows several times a second
 _MOST_ROWS = 200
-_SHOWN = 1000  # characters of a row
+_SHOWN = 1000  # characters shown of an unfinished line
 LONGEST_LINE = 64 * 1024 * 1024  # characters; a longer line is broken
 
 
@@ -22,7 +22,7 @@ LONGEST_LINE = 64 * 1024 * 1024  # characters; a longer line is broken
 class _Row:
     text: str
     touched: float
-    is_progress: bool = False  # whether it was written over
+    is_progress: bool = False  # whether it was overwritten
 
 
 class LineReader:
@@ -31,13 +31,13 @@ class LineReader:
     def __init__(self) -> None:
         self._rows: list[_Row] = []
         self._at = 0
-        self._parts: list[str] = []  # of a line that nothing has been written over so far
+        self._parts: list[str] = []  # of an unfinished line that was never overwritten
         self._length = 0
         self._since = 0.0
         self._returned = self._live = self._went_up = self._controlled = False
 
     def feed(self, text: str, now: float) -> str:
-        """Take text in; returns the lines that are finished, each with its newline."""
+        """Process text and return the lines that it finishes, each with its newline."""
         if "\r" in text:
             text = text.replace("\r\n", "\n")
         if "\r" not in text and "\x1b" not in text and not self._is_drawn:
@@ -59,7 +59,7 @@ class LineReader:
         return "".join(f"{line}\n" for line in done)
 
     def settle(self, now: float) -> str:
-        """The rows that the cursor has left for so long that nothing will change them."""
+        """Remove and return, as lines, the rows above the cursor that have not changed for long enough."""
         limit_s = _LEFT_LIVE_S if self._live else _LEFT_S
         count = 0
         while count < self._at and now - self._rows[count].touched > limit_s:
@@ -67,7 +67,7 @@ class LineReader:
         return "".join(f"{line}\n" for line in self._take(count))
 
     def finish(self) -> str:
-        """All that is left, as lines: nothing more comes."""
+        """Remove and return everything that is unfinished, as lines, at the end of the output."""
         rows, self._rows, self._at = self._rows, [], 0
         if self._parts:
             rows.append(_Row("".join(self._parts), 0.0))
@@ -77,28 +77,28 @@ class LineReader:
 
     @property
     def rows(self) -> list[str]:
-        """What is not finished, without rows that are empty."""
+        """The unfinished rows, without empty ones."""
         begun = "".join(self._parts)[:_SHOWN].strip() if self._parts else ""
         return [row.text for row in self._rows if row.text.strip()] + [begun] * bool(begun)
 
     @property
     def is_progress(self) -> bool:
-        """Whether something of it has been written over."""
+        """Whether a row has been overwritten, or the program hides the cursor."""
         return self._live or any(row.is_progress for row in self._rows)
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing of it is unfinished."""
+        """Whether nothing is unfinished."""
         return not self._parts and not self._live and not any(row.text for row in self._rows)
 
     @property
     def begun_at(self) -> float | None:
-        """When the line that has been begun, and not written over, was added to; None where there is none."""
+        """When text was last added to the unfinished line that was never overwritten; None if there is no such line."""
         return self._since if self._parts else None
 
     @property
     def leaves_rows(self) -> bool:
-        """Whether `settle` may have something to do."""
+        """Whether there are rows above the cursor, which `settle` may return."""
         return self._at > 0
 
     @property
@@ -127,7 +127,7 @@ class LineReader:
         return self._rows[self._at]
 
     def _write(self, text: str, done: list[str], now: float) -> None:
-        if self._live and self._went_up:  # as far as it draws: what is above that is finished
+        if self._live and self._went_up:  # a live program redraws from here; rows above are finished
             done += self._take(self._at)
         self._went_up = self._controlled = False
         row = self._row(now)
@@ -151,7 +151,7 @@ class LineReader:
             done += self._take(1)
 
     def _control(self, parameters: str, what: str) -> None:
-        self._controlled = True  # a row that only such have been written to is not an empty line
+        self._controlled = True  # a row that received only control sequences is not an empty line
         count = int(parameters) if parameters.isdigit() else 1
         if what == "A":
             self._at = max(0, self._at - count)
@@ -169,7 +169,7 @@ class LineReader:
             self._live = what == "l"
 
     def _take(self, count: int, *, keep_last: bool = False) -> list[str]:
-        """Take the first rows away, as lines; of those that were progress, not the empty ones."""
+        """Remove the first rows and return them as lines, without empty ones, except a last one if `keep_last`."""
         taken, self._rows = self._rows[:count], self._rows[count:]
         self._at = max(0, self._at - count)
         last = taken[-1] if keep_last and taken else None

@@ -1,11 +1,11 @@
-"""`pool.map`: items that travel together, and results that a journal keeps.
+"""`pool.map`: batches of items, and journals of results.
 
-Items share a message where one for each would cost more than its call. A worker calls the function for one item of a
-batch after the other, and after 5 ms it answers with the results so far. What it has not come to is sent again: where a
-call took a millisecond or more, in batches of as many items as it has finished in that time, mostly one; else in
-somewhat smaller batches. So nobody has to know how long a function takes: an item waits behind another of a slow
-function at most once, and the last items are spread over all workers. With `journal=` each item is a call of its own:
-results that the file holds are taken from there, the others are computed and kept in it.
+Items share a message if a message each would cost more than the calls. A worker calls the function for the items of a
+batch one after another and answers after 5 ms with the results so far. The remaining items are sent again: if a call
+took 1 ms or more, in batches of as many items as were finished in that time (usually one), otherwise in somewhat
+smaller batches. The duration of a function therefore need not be known: an item waits behind another of a slow
+function at most once, and the last items are spread over all workers. With `journal=`, each item is a separate call:
+results in the file are reused, the others are computed and added to it.
 """
 
 from __future__ import annotations
@@ -32,16 +32,17 @@ from skyward.wire import payload
 from skyward.wire.batch import COUNT, Packer, Unpacker
 from skyward.wire.messages import RESULT_HEAD
 
-_PER_SLOT = 4  # batches to begin with, so that no slot waits long for another at the end
-_LEAST, _MOST = 8, 4096  # items of one to begin with
+_PER_SLOT = 4  # initial batches, so that no slot waits long for another at the end
+_LEAST, _MOST = 8, 4096  # items in an initial batch
 _SHORT_S = 0.001  # a call that takes longer gains little from a batch
 
 
 def check_map(fn: Any, iterables: tuple[Any, ...]) -> None:
-    """Refuse a map of what is no function, over what are no items, or with more or fewer than the function takes.
+    """Check the arguments of a map.
 
     Raises:
-        TypeError: the message says what to write.
+        TypeError: `fn` is not a function, an argument is not iterable, or the function takes another number of
+            arguments; the message says what to write.
     """
     if hasattr(fn, "fn") and hasattr(fn, "args"):
         raise TypeError(f"map() takes the function itself, as in `pool.map(f, items)`; found the call {fn!r}.")
@@ -63,7 +64,7 @@ def check_map(fn: Any, iterables: tuple[Any, ...]) -> None:
 
 
 def _check_takes(fn: Callable[..., Any], count: int) -> None:
-    """A map calls its function with one item of each iterable.
+    """Check that a function can be called with one item of each iterable.
 
     Raises:
         TypeError: it takes more or fewer arguments.
@@ -71,7 +72,7 @@ def _check_takes(fn: Callable[..., Any], count: int) -> None:
     plain = getattr(fn, "fn", fn)
     try:
         signature = inspect.signature(plain, follow_wrapped=False)
-    except (TypeError, ValueError):  # a function written in C that does not say
+    except (TypeError, ValueError):  # a C function without a signature
         return
     try:
         signature.bind(*[None] * count)
@@ -88,15 +89,15 @@ def _check_takes(fn: Callable[..., Any], count: int) -> None:
 
 
 class Sending(NamedTuple):
-    """How the calls of a map are made and sent.
+    """Functions that create and send the calls of a map.
 
     Attributes:
-        single: makes the call for the item with this number.
-        batch: makes the call for the items in this payload.
-        submit: sends calls; the queue receives each of them when it has ended.
-        cancel: stops those that have not ended.
-        drain: waits until what was printed before is shown.
-        quiet: show no progress.
+        single: creates the call for the item with this index.
+        batch: creates the call for the items in this payload.
+        submit: sends calls and puts each into the queue when it has ended.
+        cancel: stops calls that have not ended.
+        drain: waits until earlier output is shown.
+        quiet: whether to show no progress.
     """
 
     single: Callable[[int], Task]
@@ -108,17 +109,17 @@ class Sending(NamedTuple):
 
 
 def pays(fn: Callable[..., Any], items: int, slots: int) -> bool:
-    """Whether batches are tried with a function and so many items."""
+    """Return whether to use batches for a function and this number of items."""
     return items >= _LEAST * _PER_SLOT * slots and not inspect.isgeneratorfunction(fn)
 
 
 class BatchedMap:
-    """A map whose items travel in batches.
+    """A map that sends its items in batches.
 
     Args:
         items: the arguments of its calls.
-        slots: how many calls can run at once.
-        sending: how they are sent.
+        slots: number of calls that can run at once.
+        sending: creates and sends the calls.
     """
 
     def __init__(self, items: Sequence[Any], slots: int, sending: Sending) -> None:
@@ -126,13 +127,13 @@ class BatchedMap:
         self._results: list[Any] = [None] * len(items)
         self._ended = 0
         self._arrived: SimpleQueue[Task] = SimpleQueue()
-        self._open: dict[Task, range] = {}  # the calls that have not ended, and their items
+        self._open: dict[Task, range] = {}  # calls that have not ended, with their items
 
     def run(self) -> list[Any]:
-        """The results, in the order of the items.
+        """Run the map and return the results in the order of the items.
 
         Raises:
-            The first error of any item, the others being stopped.
+            The first error of any item; the other calls are stopped.
         """
         calls = self._calls(range(len(self._items)), self._part(len(self._items)))
         try:
@@ -148,11 +149,11 @@ class BatchedMap:
         return self._results
 
     def _part(self, items: int) -> int:
-        """How many of these items make a batch, so that there are several for each slot."""
+        """Return the batch size at which this number of items makes several batches for each slot."""
         return min(_MOST, items // (_PER_SLOT * self._slots))
 
     def _calls(self, items: range, size: int) -> dict[Task, range]:
-        """The calls for these items, each with its own."""
+        """Return the calls for these items, each with its range of items."""
         calls = {}
         while items:
             packer = self._packed(items[:size])
@@ -162,14 +163,14 @@ class BatchedMap:
         return calls
 
     def _packed(self, items: range) -> Packer:
-        """As many of these items, from the first on, as are small together; of one alone nothing has to be packed."""
+        """Pack items, from the first on, until the packer is full; pack nothing if there is only one."""
         packer = Packer()
         if len(items) < 2 or packer.add_numbers(self._items[items.start : items.stop]):
             return packer
         for index in items:
             try:
                 packer.add(self._items[index], "An item")
-            except SerializationError:  # the call for it alone tells what in it cannot be pickled
+            except SerializationError:  # a separate call for it reports what cannot be pickled
                 break
             if packer.is_full:
                 packer.remove_last()
@@ -181,7 +182,7 @@ class BatchedMap:
         self._sending.submit(list(calls), self._arrived)
 
     def _take(self, task: Task, items: range) -> None:
-        """Keep what a call has given, and send the items that it has not come to."""
+        """Store the results of a call, and send the items that it did not process."""
         if task.failed:
             self._sending.drain()
             raise self._error(task, items)
@@ -193,7 +194,7 @@ class BatchedMap:
                 f"A result of {task.function.name}()"
             )
         done = len(results)
-        size = 1 if task.stream is not None else done  # a generator's items come over the call that has returned it
+        size = 1 if task.stream is not None else done  # a generator streams its items over its own call
         self._results[items.start : items.start + done] = results
         self._ended += done
         if rest := items[done:]:
@@ -202,7 +203,7 @@ class BatchedMap:
             self._send(self._calls(rest, size))
 
     def _error(self, task: Task, items: range) -> BaseException:
-        """What a call has failed with; it names the item, or the few of which it can be any."""
+        """Return the error of a call, with a note naming the item, or the items of the batch if it is unknown."""
         error = task.failure()
         assert error is not None
         if not task.is_batch:
@@ -218,10 +219,10 @@ class JournaledMap:
     """A map of one function with a journal.
 
     Attributes:
-        journal: its file.
-        image: identity of what the nodes run.
+        journal: the path of the journal.
+        image: identity of the image that nodes run.
         only_data: whether the pool reads results as data only.
-        tell: prints a line that stays.
+        tell: prints a permanent line.
     """
 
     journal: str | Path
@@ -231,23 +232,23 @@ class JournaledMap:
 
     @classmethod
     def of(cls, journal: str | Path, image: str | None, pool: PoolConfig, progress: Progress) -> JournaledMap:
-        """For a pool with an image of this name; without one, what the nodes run is this Python at the provider."""
+        """Return a map for a pool with this image; without an image, provider and Python version are its identity."""
         python = f"{pool.provider.name}, Python {sys.version_info.major}.{sys.version_info.minor}"
         return cls(journal, image or python, pool.results == "data", progress.tell)
 
     def run(self, fn: Callable[..., Any], calls: Sequence[tuple[Any, ...]], sending: Sending) -> list[Any]:
-        """The results of all calls, in their order.
+        """Run the calls whose results are missing, and return the results of all calls in order.
 
         Args:
             fn: the undecorated function.
-            calls: its arguments in each of them.
-            sending: how they are made and sent.
+            calls: the arguments of each call.
+            sending: creates and sends the calls.
 
         Raises:
-            ConfigError: the file is not a journal of this user's, or is in use.
+            ConfigError: the file is not a journal owned by this user, or is in use.
             JournalError: it cannot be read or written.
-            SerializationError: the function or an item cannot be told from others.
-            Whatever a call raises; the results that came before it are kept.
+            SerializationError: the function or an item cannot be identified by a digest.
+            Any exception of a call; results that arrived before are saved.
         """
         name = getattr(fn, "__qualname__", type(fn).__name__).rpartition("<locals>.")[2]
         if inspect.isgeneratorfunction(fn):
@@ -272,7 +273,7 @@ class JournaledMap:
         return keys
 
     def _kept(self, journal: ResultJournal, key: ResultKey) -> tuple[bool, list[bytearray]] | None:
-        """A result as it came from its node, and whether that made it as data only; None if it is not to be used."""
+        """Return whether a saved result is data only, and its pickled parts; None if there is no usable result."""
         is_data = journal.is_data(key)
         if is_data is None or (self.only_data and not is_data):
             return None
@@ -286,7 +287,7 @@ class JournaledMap:
     def _compute(
         self, journal: ResultJournal, keys: Sequence[ResultKey], missing: Sequence[int], sending: Sending
     ) -> list[Task]:
-        """Keep results as they come; on the first error, and on Ctrl-C, keep those that are here and stop the rest."""
+        """Save results as they arrive; on the first error or Ctrl-C, save those that have arrived and stop the rest."""
         tasks, arrived = [sending.single(index) for index in missing], SimpleQueue[Task]()
         place = {task: keys[index] for task, index in zip(tasks, missing, strict=True)}
         counting = Counting(tasks, quiet=sending.quiet)
@@ -319,7 +320,7 @@ class JournaledMap:
             journal.keep(key, [body, *task.frame.buffers], only_data=self.only_data)
 
     def _said(self, journal: ResultJournal, key: ResultKey, items: int, missing: int) -> str:
-        """What a user has to know of a journal with earlier results; "" if there are none."""
+        """Return the message about a journal's earlier results and those not used; "" if there are none."""
         said = f"{items - missing} of {items} results are there" if missing < items else ""
         earlier = [each for each in journal.keys if each.function == key.function]
         code = sum(each.code != key.code for each in earlier)

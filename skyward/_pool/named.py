@@ -1,6 +1,6 @@
-"""A pool with a name, as its client sees it: who may have it, what is there of it, and what the next client is left.
+"""Client side of named pools: exclusive use, takeover of kept nodes, and handover to the next client.
 
-`NamedPool` holds the claim and the record; `Order`, `take` and `keeping` are what an agent is asked for.
+`NamedPool` manages the lock and the record; `Order`, `take` and `keeping` are the requests to agents.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from skyward.system import threading, time
 from skyward.wire.frames import Connection, Frame
 from skyward.wire.messages import Kind, decode, encode
 
-_held: set[str] = set()  # names that this process has
-_MOMENT_S, _LOOKS = 0.05, 4  # `skyward down` and the sweep of what is left of other pools have it for a moment
-_LATE_S = 5.0  # how long after its time a kept node may still be ending
-PATIENCE_S = 10.0  # how long an agent may take to end workers that do not end by themselves
+_held: set[str] = set()  # names that this process holds
+_MOMENT_S, _LOOKS = 0.05, 4  # retries, since `skyward down` and the cleanup of other pools hold it briefly
+_LATE_S = 5.0  # how long after its deadline a kept node may still be shutting down
+PATIENCE_S = 10.0  # how long an agent may take to end workers that do not exit on request
 
 
 class NamedPool:
-    """The claim of this client on a pool's name, and the record of the pool.
+    """Lock of this client on a pool's name, and the record of the pool.
 
     Args:
-        settings: what the pool is asked to be; with a name.
-        tell: prints a line that stays.
+        settings: the pool's parameters; `name` must be set.
+        tell: prints a permanent line.
     """
 
     def __init__(self, settings: PoolConfig, tell: Callable[[str], None]) -> None:
@@ -44,15 +44,16 @@ class NamedPool:
         self._lock = PoolLock(self._folder)
         self._changed = threading.Lock()  # guards the record
         self._record: KeptPool
-        self._kept: dict[int, KeptNode] = {}  # those that are there, and not taken over yet
+        self._kept: dict[int, KeptNode] = {}  # kept nodes that have not been taken over yet
         self._before: KeptPool | None = None
         self._holds = False
 
     def enter(self, new_id: str) -> str:
-        """Claim the name; the identifier of the pool: `new_id`, unless nodes of it are there.
+        """Lock the name and return the identifier of the pool: that of the kept pool, if any, otherwise `new_id`.
 
         Raises:
-            PoolError: another client has it and it is not shared, or this process has it, or it runs elsewhere.
+            PoolError: another client uses the pool and `share` is false, this process has it open already, or the pool
+                is kept on another provider.
         """
         self._claim()
         record = KeptPool.read(self._folder)
@@ -87,7 +88,7 @@ class NamedPool:
         _held.add(self.name)
 
     def _try(self, holder: Holder) -> bool:
-        """Claim the name without waiting for a client that has it."""
+        """Try to lock the name without waiting for a client that uses it."""
         for _ in range(_LOOKS):
             if self._lock.acquire(wait=False, holder=holder):
                 return True
@@ -95,7 +96,7 @@ class NamedPool:
         return False
 
     def sort(self, wanted: Mapping[int, Launch]) -> list[KeptNode]:
-        """Choose which nodes are taken over, by what is wanted of each; those that cannot be used."""
+        """Select the nodes to take over, by the launch wanted for each index; return those that cannot be used."""
         unfit, why = [], dict[str, None]()
         for index, node in list(self._kept.items()):
             launch = wanted.get(index)
@@ -109,7 +110,7 @@ class NamedPool:
         return unfit
 
     def take(self, index: int) -> KeptNode | None:
-        """The node with this index that is there to be taken over, once; None if there is none."""
+        """Remove and return the kept node with this index; None if there is none to take over."""
         return self._kept.pop(index, None)
 
     def note(self, node: KeptNode) -> None:
@@ -119,7 +120,7 @@ class NamedPool:
             self._record.write(self._folder)
 
     def keep(self, indexes: set[int]) -> None:
-        """Leave these nodes to the next client, and let it come."""
+        """Record these nodes as kept for the next client, and release the name."""
         assert self.keep_s is not None
         until = time.time() + self.keep_s
         with self._changed:
@@ -131,16 +132,16 @@ class NamedPool:
         self.leave()
 
     def untaken(self) -> list[KeptNode]:
-        """The nodes that are there and were not taken over, because the pool could not be opened."""
+        """Return the kept nodes that have not been taken over."""
         return list(self._kept.values())
 
     def left_s(self) -> float:
-        """For how many seconds the nodes that are there are kept if nobody takes them over."""
+        """Return for how many more seconds the kept nodes live if no client takes them over."""
         until = self._before.until if self._before is not None else None
         return self._lease_s if until is None else max(1.0, until - time.time())
 
     def restore(self) -> None:
-        """Leave everything to the next client as it was found, because the pool could not be opened."""
+        """Restore the record as it was found, since the pool could not be opened, and release the name."""
         if self._before is not None:
             self._before.write(self._folder)
         else:
@@ -148,27 +149,27 @@ class NamedPool:
         self.leave()
 
     def forget(self) -> None:
-        """Remove the record of a pool that has ended, and let the next client come."""
+        """Remove the record of a pool that has ended, and release the name."""
         if self._holds:
             self._lock.remove()
             self.leave()
 
     def leave(self) -> None:
-        """Let the next client come. Does nothing the second time."""
+        """Release the name. Do nothing the second time."""
         if self._holds:
             self._holds = False
             _held.discard(self.name)
             self._lock.release()
 
     def let_go(self) -> None:
-        """In a forked process: close its copy of the claim."""
+        """Close a forked process's copy of the lock."""
         self._holds = False
         _held.discard(self.name)
         self._lock.let_go()
 
 
 def shape_of(launch: Launch) -> dict[str, str]:
-    """What a node is started with and cannot be changed while it runs, by what people call it."""
+    """Return the properties of a node that cannot change while it runs, by their names in messages."""
     runner = json.loads(launch.runner)
     shape = {
         "worker": f"{runner['processes']} x {runner['slots']}",
@@ -185,7 +186,7 @@ def shape_of(launch: Launch) -> dict[str, str]:
 
 
 def _own_files() -> str:
-    """When the files that nodes run were last changed: a process of the node before has them in memory."""
+    """Return the latest modification time of the modules that nodes run, since running nodes keep the old code."""
     package = Path(__file__).parents[1]
     files = (
         path for name in ("runner", "runtime", "wire", "model", "system") for path in (package / name).glob("*.py")
@@ -198,17 +199,17 @@ def _differences(before: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
 
 
 class NodeInUseError(PoolError):
-    """Another client has the node."""
+    """Another client uses the node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a node is to be for its next client.
+    """Settings of a node for its next client.
 
     Attributes:
         document: its COMPUTE_POOL document.
         lease_s: seconds that it lives without this client.
-        environment: the whole environment of its workers; None for the one that they have.
+        environment: the whole environment of its workers; None to keep the present one.
     """
 
     document: str
@@ -217,12 +218,12 @@ class Order:
 
 
 def take(agent: Connection, order: Order, timeout_s: float) -> list[tuple[int, str]]:
-    """Take a node; generation and address of each of its workers, which no other client has used.
+    """Take over a node; return generation and address of each of its workers, which no other client has used.
 
-    What the agent has said before its answer was for the client before, and is dropped.
+    Messages of the agent before its answer were meant for the previous client and are dropped.
 
     Raises:
-        NodeInUseError: another client has it.
+        NodeInUseError: another client uses it.
         WireError: it ends, or does not answer in time.
     """
     about = {"compute_pool": order.document, "lease_s": order.lease_s, "environment": order.environment}
@@ -244,5 +245,5 @@ def take(agent: Connection, order: Order, timeout_s: float) -> list[tuple[int, s
 
 
 def keeping(keep_s: float, grace_s: float) -> Frame:
-    """The message by which a client gives a node back."""
+    """Return the message with which a client leaves a node to the next one."""
     return Frame(Kind.KEEP, 0, encode({"keep_s": keep_s, "grace_s": grace_s}))

@@ -55,60 +55,61 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 T = TypeVar("T")
-STOP_GRACE_S = 10.0  # for plugins to leave their hooks
-_ERROR_CHARS = 2000  # of an error in the record
-INTERRUPTED_GRACE_S = 3.0  # the same after Ctrl-C, when somebody waits at a terminal, and for a pool that never opened
+STOP_GRACE_S = 10.0  # time for plugins to exit their hooks
+_ERROR_CHARS = 2000  # longest error text in the record
+INTERRUPTED_GRACE_S = 3.0  # the same after Ctrl-C, and for a pool that never opened
 
 
 class ComputePool(Facts, CallsOnly):
     """Nodes that exist while a `with` block runs, or from `open` to `close`, and the calls sent to them.
 
-    A pool that is still open when the program ends, or is ended by Ctrl-C, SIGTERM or SIGHUP, is closed first.
+    A pool that is open when the program ends, also by Ctrl-C, SIGTERM or SIGHUP, is closed first.
 
     Args:
-        provider: where the nodes come from; `sky.Docker()` when None. Of a list, one gives all of them.
-        selection: which of a list is tried first: the "cheapest" (the default), the "first", or by a function of
-            provider and USD per hour that gives its rank, the lowest first. One that cannot is followed by the next.
-        nodes: how many; a number, `(min, max)` or `Nodes`. The pool opens when `min` of them are ready (of a number,
-            and where the ranks form a group: all), and more join. A node that is lost is replaced.
+        provider: where the nodes come from; `sky.Docker()` when None. From a list, one provider supplies all nodes.
+        selection: which provider of a list is tried first: the "cheapest" (the default), the "first", or a function of
+            provider and USD per hour that returns a rank, lowest first. If one cannot supply the nodes, the next is
+            tried.
+        nodes: number of nodes; a number, `(min, max)` or `Nodes`. The pool opens when `min` of them are ready (all, for
+            a plain number or if the ranks form a group); the others join later. A lost node is replaced.
         accelerator: GPUs of each node: "A100", "A100:4" or an `Accelerator`; None for CPU nodes.
         plugins: frameworks to set up, in this order.
-        image: what the nodes run; `sky.Image()` when None.
-        concurrency: calls at once on a node; short for `worker=Worker(concurrency=...)`.
+        image: image of the nodes; `sky.Image()` when None.
+        concurrency: number of calls at once on a node; short for `worker=Worker(concurrency=...)`.
         worker: how calls run on a node.
         cpu, vcpus: limit of CPUs per node (two spellings); None for no limit. A rented machine has at least as many.
-        memory, memory_gb: limit of memory per node, "32GB" or 32, of 10**9 bytes each, or "32GiB"; None for no limit.
-            The same holds.
-        machine: type of machine to rent, by the provider's name for it; None for one that has what is asked for.
+        memory, memory_gb: limit of memory per node, "32GB" or 32 (10**9 bytes each) or "32GiB"; None for no limit. A
+            rented machine has at least as much.
+        machine: type of machine to rent, by the provider's name for it; None to choose one that meets the request.
         allocation: how to rent, such as "spot-if-available" or "on-demand"; None for the provider's default.
         max_hourly_cost: limit in USD per hour for all rented machines together; None for no limit.
-        budget: USD that all rented machines together may cost: warned at 80 %, and when it is spent the machines are
-            ended, by themselves while this client is away, and calls fail; None for no limit.
+        budget: limit in USD for the total cost of all rented machines; None for no limit. There is a warning at 80 %.
+            When it is spent, calls fail and the machines are terminated, even while this client is not connected.
         architecture: "x86_64" or "arm64"; None for this machine's.
         env: environment of the nodes at run time; not part of the image.
-        secrets: names of variables of this program's environment that functions and plugins on the nodes shall have,
-            or a mapping from names to values. They travel over the authenticated connection only.
-        volumes, volume: buckets of S3 as directories of every node: `[sky.Volume("data", "/data")]`, or
-            `{"/data": "s3://data"}` for those that are only read.
+        secrets: names of variables of this program's environment to set for functions and plugins on the nodes, or a
+            mapping from names to values. They are sent over the authenticated connection only.
+        volumes, volume: S3 buckets to mount on every node: `[sky.Volume("data", "/data")]`, or
+            `{"/data": "s3://data"}` for read-only ones.
         ttl, timeout: seconds a node lives without this client (two spellings); None for the provider's default.
-            A pool that is in use is never ended by it.
-        provision_timeout: seconds a node may take to become ready, its image being there.
-        default_compute_timeout: limit in seconds for calls that have none of their own; None for no limit.
-        checkpoints: directory of this machine that keeps what functions commit with `sky.checkpoint`, for those that
-            follow, those of later programs included; None for that of this program's run.
+            It never ends a pool that is in use.
+            provision_timeout: seconds a node may take to become ready once its image is available.
+            default_compute_timeout: time limit in seconds for calls that set none; None for no limit.
+            checkpoints: directory on this machine for what functions commit with `sky.checkpoint`, also read by later
+                programs that use the same directory; None for the directory of this program's run.
         display: "auto" shows progress and the nodes' output, "quiet" neither.
-        results: "any" takes whatever nodes return, which is code of theirs that runs here; "data" runs none of it:
-            values are built-in ones, arrays, frames, tensors in main memory, and this program's own dataclasses, named
-            tuples and enumerations; exceptions come as text, in a `RemoteError`. See SECURITY.md.
-        name: under which the pool can be kept, and is found by the next client of this user that opens one by the name.
-        keep: seconds, or "30m" or "2h", that its nodes wait for that client after the block; None to end them.
-        share: whether this client waits where another one has the pool; False for a PoolError.
+        results: "any" accepts whatever nodes return, and unpickling it may run their code here. "data" runs no such
+            code: values may be built-in ones, arrays, frames, tensors in main memory, and this program's own
+            dataclasses, named tuples and enumerations; exceptions arrive as text, in a `RemoteError`. See SECURITY.md.
+        name: name under which the nodes can be kept for this user's next client that opens a pool of that name.
+        keep: seconds, or "30m" or "2h", that the nodes wait for that client after the block; None to end them.
+        share: whether to wait while another client uses the pool; False raises a PoolError instead.
         verify: file with the public key (PEM) that must have signed the image in the provider's registry; None for no
-            check. It is looked at before a node starts. See `skyward build --sign`.
-        others: any other name is a ConfigError that suggests the closest parameter; type checkers refuse it.
+            check. The signature is checked before any node starts. See `skyward build --sign`.
+        others: any other name raises a ConfigError that suggests the closest parameter; type checkers reject it.
 
     Raises:
-        ConfigError: a value is wrong; raised here, before anything is created.
+        ConfigError: a value is invalid; raised here, before anything is created.
     """
 
     @config.checked_names
@@ -207,7 +208,7 @@ class ComputePool(Facts, CallsOnly):
 
     # life ------------------------------------------------------------------------------------------------------
 
-    _entered = False  # from `open` to `close`, whatever comes of them
+    _entered = False  # from `open` to `close`, even if they fail
     _takes_signals = _is_closing = False
 
     def __enter__(self) -> Self:
@@ -217,11 +218,11 @@ class ComputePool(Facts, CallsOnly):
         self._close(error)
 
     def open(self) -> Self:
-        """Start the nodes; `with` does the same, and closes the pool at the end of its block.
+        """Start the nodes; `with` does the same and closes the pool at the end of its block.
 
         Raises:
             PoolError: the pool is open already.
-            SkywardError: it cannot be opened; nothing is left of it.
+            SkywardError: it cannot be opened; everything created for it has been removed.
         """
         signals.check_place()
         with self._life:
@@ -240,11 +241,11 @@ class ComputePool(Facts, CallsOnly):
         return self
 
     def close(self) -> None:
-        """Stop what runs and remove the nodes. Does nothing if the pool is not open; waits where it is being closed."""
+        """Stop calls and remove the nodes. Do nothing if the pool is not open; wait if it is already being closed."""
         self._close(None)
 
     def _hurry(self, after_s: float) -> None:
-        """Remove the nodes at once, in so many seconds, if the pool is still being closed then."""
+        """Remove the nodes without grace after `after_s` seconds, if the pool is being closed."""
         if self._is_closing:
             self._printer.hurry()
             self._clock.after(after_s, self._manager.hurry)
@@ -319,7 +320,7 @@ class ComputePool(Facts, CallsOnly):
         return transform_all(self._settings.image, self._settings.plugins, self._settings.cluster)
 
     def _set_up(self, nodes: Sequence[NodeClient]) -> None:
-        """Enter the plugins on all workers of these nodes together, then let them take calls."""
+        """Enter the plugins on all workers of these nodes together, then start sending them calls."""
         workers = [(node, worker) for node in nodes for worker in node.workers]
         self._setup.enter(workers, self._clock)
         for _, worker in workers:
@@ -327,9 +328,9 @@ class ComputePool(Facts, CallsOnly):
         self._group.open()
 
     def _close(self, cause: BaseException | None) -> None:
-        """End everything, whatever state it is in; signals wait until that is done."""
+        """End everything, whatever its state, with signals deferred until that is done."""
         if self._owner != os.getpid():
-            return  # a process forked from the pool's own leaves the block; nothing here is its
+            return  # a forked process leaves the block, and owns nothing here
         with uninterrupted, self._life:
             if not self._entered:
                 return
@@ -352,7 +353,7 @@ class ComputePool(Facts, CallsOnly):
 
     def _end(self, grace_s: float, cause: BaseException | None, *, keeps: bool) -> None:
         with self._progress.stage("stop", "stopping"), ExitStack() as last:
-            # in reverse: what stands first here is done last
+            # runs in reverse order
             if self._takes_signals:
                 last.callback(uninterrupted.uninstall)
             last.callback(self._end_record, cause)
@@ -386,7 +387,7 @@ class ComputePool(Facts, CallsOnly):
             signals.close_soon(self)
 
     def _let_go(self) -> None:
-        """In a process that was forked from the pool's own: close this process's descriptors, and nothing else."""
+        """Close a forked process's copies of the descriptors, and do nothing else."""
         self._running = False
         if self._named is not None:
             self._named.let_go()
@@ -396,23 +397,23 @@ class ComputePool(Facts, CallsOnly):
     # calls -----------------------------------------------------------------------------------------------------
 
     def run(self, call: Call[R]) -> R:
-        """Run a call on one node and return what it returns; the same as `call >> pool`.
+        """Run a call on one node and return its result; the same as `call >> pool`.
 
         Raises:
-            The exception the function raised, with the traceback of its node as cause; else a `TaskError`.
+            The exception that the function raised, with the node's traceback as cause; otherwise a `TaskError`.
         """
         return self._opened().run(call)
 
     def broadcast(self, call: Call[R]) -> list[R]:
-        """Run a call once on every rank; the index of the list is the rank. The same as `call @ pool`.
+        """Run a call once on every rank and return the results by rank; the same as `call @ pool`.
 
-        There is one rank per node, unless `Worker(per_node=...)` says otherwise. The first error of any rank is raised,
-        with a note that names node and rank; the others are stopped. Where the ranks form one group, the error also
-        says where the others were, and all are started afresh before the next call. A node that is being started or
-        replaced is waited for.
+        There is one rank per node unless `Worker(per_node=...)` sets another number. The first error of any rank is
+        raised, with a note that names node and rank; the others are stopped. If the ranks form one group, the error
+        also says what the others were executing, and all are restarted before the next call. Nodes that are being
+        started or replaced are waited for.
 
         Raises:
-            PoolError: a node is gone and could not be replaced.
+            PoolError: a node was lost and could not be replaced.
         """
         calls = self._opened()
         self._table.wait_whole()
@@ -423,16 +424,16 @@ class ComputePool(Facts, CallsOnly):
         return self._opened().run_async(call)
 
     def run_parallel(self, calls: Iterable[Call[Any]]) -> tuple[Any, ...]:
-        """Run calls at once, on whichever nodes are free; results in the order of the calls.
+        """Run calls concurrently on whichever nodes are free; return the results in the order of the calls.
 
-        The first error of any of them is raised; the others are stopped.
+        The first error of any call is raised; the others are stopped.
         """
         return self._opened().run_parallel(calls)
 
     def run_stream(self, calls: Iterable[Call[Any]], *, ordered: bool = True) -> Iterator[Any]:
-        """Run calls at once; yields results as they arrive, in the order of the calls if `ordered`.
+        """Run calls concurrently; yield results as they arrive, or in the order of the calls if `ordered`.
 
-        An error is raised in its result's place, and the rest is stopped; so it is when the iterator is closed.
+        An error is raised in place of its result. The remaining calls are then stopped, as when the iterator is closed.
         """
         return self._opened().run_stream(calls, ordered=ordered)
 
@@ -443,18 +444,18 @@ class ComputePool(Facts, CallsOnly):
         self, fn: Callable[..., Any], items: Iterable[Any], *more: Iterable[Any], journal: str | Path | None = ...
     ) -> list[Any]: ...
     def map(self, fn: Any, items: Any, *more: Any, journal: str | Path | None = None) -> list[Any]:
-        """Run `fn(item)` for every item; results in the order of the items. `fn` may be a compute function or plain.
+        """Run `fn(item)` for every item and return the results in the order of the items.
 
         Args:
-            fn: the function.
+            fn: the function, a compute function or a plain one.
             items: its arguments, one for each call.
-            more: its further arguments, as the builtin `map` takes them: the shortest iterable ends the map.
-            journal: file that keeps each result as it comes, so that a program that runs again calls only what is
-                missing. A result belongs to the function's code, the item and the image: those of an older version of
-                any of them are not used, which is said. Failures are not kept. See docs/runs.md.
+            more: its further arguments, as for the builtin `map`: the shortest iterable ends the map.
+            journal: file that stores each result as it arrives, so that a program that is run again makes only the
+                missing calls. A result is reused only for the same code of the function, item and image; a message
+                reports results that are not used. Failures are not stored. See docs/runs.md.
 
         Raises:
-            The first error of any call, the others being stopped; a `TaskError`, as with `run`.
+            The first error of any call, or a `TaskError`, as with `run`; the other calls are stopped.
             ConfigError, JournalError: the journal is another kind of file, not this user's alone, in use, or unusable.
         """
         __tracebackhide__ = True  # IPython and pytest leave such frames out of tracebacks
@@ -463,11 +464,11 @@ class ComputePool(Facts, CallsOnly):
         return calls.map(fn, items, *more, journal=kept)
 
     def _series(self) -> SharedArguments:
-        """Calls in the background that have large arguments in common, each of which is sent to a node once."""
+        """Return a maker of background calls that share large arguments, which are sent to each node once."""
         return SharedArguments(self._opened().functions, lambda packed: self._opened().start_packed(packed))
 
     def _opened(self) -> CallRunner:
-        """The calls of the pool, if this process may make any."""
+        """Return the pool's `CallRunner`; raise PoolError in a forked process or if the pool is not open."""
         if self._owner != os.getpid():
             raise PoolError(
                 f"Pool {self.id} belongs to process {self._owner}, which opened it; process {os.getpid()} was forked "
@@ -479,7 +480,7 @@ class ComputePool(Facts, CallsOnly):
         return self._calls
 
     def stats(self) -> PoolStats:
-        """What each node uses now (processors, memory, GPUs, network), and its calls. A node answers in 0.25 s."""
+        """Return current figures for each node: CPUs, memory, GPUs, network, calls. A node answers in 0.25 s."""
         self._opened()
         return measure(self.id, self._table, self._dispatcher)
 

@@ -1,6 +1,6 @@
-"""Progress of a pool: its start and stop, which are timed, and many calls at once: how many have ended, and how fast.
+"""Progress display: the timed stages of a pool's start and stop, and the number and rate of ended calls.
 
-Both are live on a terminal and in a notebook, and lines elsewhere.
+It is live on a terminal and in a notebook, and printed as lines elsewhere.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from skyward.system import Empty, SimpleQueue, time
 if TYPE_CHECKING:
     from skyward.builder.docker.live import LiveLayers
     from skyward.builder.events import Event
-FIRST_S = 1.0  # what takes less shows nothing
+FIRST_S = 1.0  # operations shorter than this show nothing
 LOOK_S = 0.25
-_FIRST_LINE_S, _NEXT_LINE_S = 3.0, 5.0  # where there is no terminal
+_FIRST_LINE_S, _NEXT_LINE_S = 3.0, 5.0  # without a terminal
 
 
 class Progress:
@@ -31,13 +31,13 @@ class Progress:
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
-        self._rows: Any = None  # where the stage has its row, while one is shown
+        self._rows: Any = None  # display of the stage's row, while there is one
         self._layers: LiveLayers | None = None
         self.stages: dict[str, float] = {}
 
     @contextmanager
     def stage(self, name: str, doing: str) -> Iterator[None]:
-        """Time a stage and show what is being done in it."""
+        """Time a stage and show `doing` while it runs."""
         start = time.perf_counter()
         self._begin(doing)
         try:
@@ -47,9 +47,9 @@ class Progress:
             self._end()
 
     def report(self, event: Event) -> None:
-        """Show what a build tells: as a live list of its layers on a terminal, as lines elsewhere.
+        """Show an event of a build: in a live list of its layers on a terminal, as a line elsewhere.
 
-        In a notebook the row of the stage has what a layer prints, and lines the layers that are made.
+        In a notebook, the row of the stage shows the output of layers, and lines report finished layers.
         """
         if self._rows is screen and event.layer is not None:
             from skyward.builder.docker.live import LiveLayers
@@ -67,14 +67,14 @@ class Progress:
             as_lines(self.tell)(event)
 
     def say(self, line: str) -> None:
-        """Show a line of progress: as the live line on a terminal or in a notebook, as a line of its own elsewhere."""
+        """Show progress: as the live row on a terminal or in a notebook, as a separate line elsewhere."""
         if self._rows is not None:
             self._rows.set(self, [line])
         else:
             self.tell(line)
 
     def tell(self, line: str) -> None:
-        """Print a line that stays."""
+        """Print a permanent line."""
         if not self._quiet:
             _print(line)
 
@@ -93,14 +93,14 @@ class Progress:
 
 
 class Counting:
-    """Shows the progress of calls for the time of a `with` block, by whoever waits for them: nothing is done per call.
+    """Shows the progress of calls during a `with` block, driven by the waiting thread, without work per call.
 
-    On a terminal and in a notebook it is a row, which goes at the end; elsewhere a line every few seconds.
+    On a terminal and in a notebook it is a row that is removed at the end; elsewhere a line every few seconds.
 
     Args:
         tasks: the calls.
         quiet: show nothing.
-        total: how many they are where some tasks are several calls; None where each is one.
+        total: number of calls, if a task may stand for several; None if each is one call.
     """
 
     def __init__(self, tasks: Sequence[Task], *, quiet: bool, total: int | None = None) -> None:
@@ -113,7 +113,7 @@ class Counting:
         self._next_line = self._began + _FIRST_LINE_S
         self._due = self._began + FIRST_S
         self._told = -1
-        self._rows: Any = None  # where it has a row
+        self._rows: Any = None  # display of its row, while there is one
         self._arrived = 0
 
     def __enter__(self) -> Self:
@@ -123,7 +123,7 @@ class Counting:
         self.close(finished=kind is None)
 
     def close(self, *, finished: bool) -> None:
-        """Nothing more comes; `finished` if all calls have ended well."""
+        """End the display; `finished` says that all calls have succeeded."""
         if self._rows is not None:
             self._rows.set(self, ())
         elif self._told >= 0 and finished:
@@ -132,15 +132,15 @@ class Counting:
 
     @property
     def wait_s(self) -> float:
-        """Seconds until `look` has something to show; negative for ever."""
+        """Seconds until `look` may show something; negative if never."""
         return -1.0 if self._quiet else max(0.01, self._due - time.monotonic())
 
     def take(self, arrived: SimpleQueue[Task], ended: int | None = None) -> Task:
-        """The next task that has ended, from where all arrive; what it waits for is shown.
+        """Wait for the next task that has ended and return it, showing progress meanwhile.
 
         Args:
-            arrived: the queue of those that have ended.
-            ended: how many calls have; None for as many as were taken from the queue.
+            arrived: the queue of tasks that have ended.
+            ended: number of calls that have ended; None for the number of tasks taken so far.
         """
         while True:
             self.look(self._arrived if ended is None else ended)
@@ -152,7 +152,7 @@ class Counting:
             return task
 
     def look(self, done: int) -> None:
-        """Show how many calls have ended, if it is time to."""
+        """Show how many calls have ended, if an update is due."""
         now = time.monotonic()
         if self._quiet or now < self._due:
             return
@@ -176,11 +176,11 @@ def _print(line: str) -> None:
     try:
         screen.write(sys.stderr, f"skyward: {line}\n")
     except (OSError, ValueError):
-        pass  # the program's own output is closed, as a terminal is after SIGHUP
+        pass  # standard error is closed, such as a terminal after SIGHUP
 
 
 def seconds(value: float) -> str:
-    """A duration in words: "8.2 s", "3 min 20 s", "2 h 05 min"."""
+    """Format a duration: "8.2 s", "3 min 20 s", "2 h 05 min"."""
     if value < 60:
         return f"{value:.1f} s" if value < 10 else f"{value:.0f} s"
     minutes, rest = divmod(round(value), 60)

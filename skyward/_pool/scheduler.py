@@ -1,7 +1,7 @@
-"""The scheduler: chooses the worker for each call, and queues calls while no worker has room.
+"""Scheduler: selects the worker for each call, and queues calls while no worker has room.
 
-The state behind `Dispatcher`, used under its lock: nothing here blocks, and messages are queued, not sent. `Load` reads
-it, and takes the lock itself.
+It is the state of `Dispatcher`, used under its lock: nothing here blocks, and messages are queued, not sent. `Load`
+reads it and acquires the lock itself.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from skyward.wire.batch import COUNT
 from skyward.wire.frames import Frame
 from skyward.wire.messages import Kind
 
-STALE_S = 0.02  # a call that waits on a busy worker for longer is given to an idle one
-HELD_S = 2.0  # for how long open streams have to hold all slots before that is told
-Failed = list[tuple[Task, SkywardError]]  # calls to be settled once the lock is released
+STALE_S = 0.02  # a call that waits longer on a busy worker is moved to an idle one
+HELD_S = 2.0  # how long open streams must hold all slots before that is reported
+Failed = list[tuple[Task, SkywardError]]  # calls to settle after the lock is released
 
 
 class Scheduler:
-    """Gives calls to the least loaded worker with room, and queues them while there is none.
+    """Assigns calls to the least loaded worker with room, and queues them while there is none.
 
     Args:
-        workers: how many there will be.
+        workers: the expected number of workers.
 
     Attributes:
-        workers: those that take calls, by rank.
-        draining: those that get no new calls, and may finish those they run.
-        absent: ranks whose worker could not be replaced so far, and why.
-        resting: whether calls wait whoever has room, because the ranks are started afresh.
+        workers: workers that take calls, by rank.
+        draining: workers that receive no new calls, and may finish those that run.
+        absent: ranks whose worker could not be replaced so far, with the reason.
+        resting: whether all calls are queued, because the ranks are being restarted.
     """
 
     def __init__(self, workers: int) -> None:
@@ -41,19 +41,19 @@ class Scheduler:
         self.draining: list[WorkerClient] = []
         self.absent: dict[int, str] = {}
         self.resting = False
-        self._expected = workers  # that are here or will come, or come back
+        self._expected = workers  # workers that are connected, or will be
         self._queue: deque[Task] = deque()
-        self._pinned: dict[int, list[Task]] = {}  # calls for a worker that is being started again
+        self._pinned: dict[int, list[Task]] = {}  # by rank: calls whose worker is not connected
 
     # workers ---------------------------------------------------------------------------------------------------
 
     @property
     def all_workers(self) -> tuple[WorkerClient, ...]:
-        """Those that are draining included."""
+        """All workers, including those that are draining."""
         return (*self.workers.values(), *self.draining)
 
     def admit(self, workers: Sequence[WorkerClient]) -> None:
-        """Give workers that are here what waits for them."""
+        """Add connected workers and assign waiting calls to them."""
         here = [w for w in workers if w.alive and not w.draining and w.rank not in self.absent]
         self.workers.update((worker.rank, worker) for worker in here)
         for worker in () if self.resting else here:
@@ -61,7 +61,7 @@ class Scheduler:
             self.refill(worker)
 
     def drain(self, worker: WorkerClient) -> None:
-        """Give a worker no more calls, and take back those that have not started."""
+        """Assign no more calls to a worker, and take back those that have not started."""
         if self.workers.get(worker.rank) is worker:
             del self.workers[worker.rank]
             self.draining.append(worker)
@@ -69,11 +69,11 @@ class Scheduler:
         self.take_back(worker)
 
     def remove(self, worker: WorkerClient, lost: LostError, *, is_known: bool) -> Failed:
-        """Forget a worker that is gone; its calls that do not run again.
+        """Remove a lost worker, requeue the calls that may run again, and return the others with their errors.
 
         Args:
-            worker: everything that has arrived of it has been handled.
-            lost: makes the error of a call that is lost with it.
+            worker: the worker, all of whose messages have been handled.
+            lost: creates the error of a call that is lost with it.
             is_known: see `WorkerClient.fates`.
         """
         if self.workers.get(worker.rank) is worker:
@@ -102,7 +102,7 @@ class Scheduler:
         return failed + self._hopeless()
 
     def give_up(self, ranks: Iterable[int], why: str) -> Failed:
-        """These ranks have no worker and may not get one soon; the calls that need them, and now fail."""
+        """Mark ranks that have no worker and may not get one soon; return the calls that fail because of it."""
         new = [rank for rank in ranks if rank not in self.absent]
         self.absent.update(dict.fromkeys(new, why))
         self._expected -= len(new)
@@ -110,11 +110,11 @@ class Scheduler:
         return [(task, self.refusal(task)) for task in pinned] + self._hopeless()
 
     def restore(self, ranks: Iterable[int]) -> None:
-        """These ranks are about to have a worker again."""
+        """Unmark ranks whose worker is being started."""
         self._expected += sum(self.absent.pop(rank, None) is not None for rank in ranks)
 
     def _hopeless(self) -> Failed:
-        """The queued calls, if no worker is left to come."""
+        """Remove and return the queued calls with their errors, if no worker is connected or expected."""
         if self.has_workers:
             return []
         failed = [(task, self.refusal(task)) for task in self._queue]
@@ -123,11 +123,11 @@ class Scheduler:
 
     @property
     def has_workers(self) -> bool:
-        """Whether a worker is here, or will come."""
+        """Whether a worker is connected or expected."""
         return self._expected > 0
 
     def refusal(self, task: Task | None = None) -> SkywardError:
-        """Why a call cannot be run now: its worker is absent, or all workers are."""
+        """Return the error for a call that cannot run now, since its worker or all workers are absent."""
         if task is not None and task.pin in self.absent:
             return PoolError(f"A call for every node cannot be run: {self.absent[task.pin]}")
         return PoolError(f"No node of this pool takes calls now: {next(iter(self.absent.values()), 'none has come')}")
@@ -135,7 +135,7 @@ class Scheduler:
     # calls -----------------------------------------------------------------------------------------------------
 
     def place(self, task: Task) -> WorkerClient | None:
-        """Give a new call to a worker, or queue it (None)."""
+        """Assign a new call to a worker and return that, or queue the call and return None."""
         if task.pin is not None:
             worker = None if self.resting else self.workers.get(task.pin)
             if worker is None:
@@ -149,24 +149,24 @@ class Scheduler:
         return worker
 
     def worker_of(self, task: Task) -> WorkerClient | None:
-        """The worker that a call was sent to, None while it is queued."""
+        """Return the worker that a call was sent to, or None while it is queued."""
         if not task.sent_at:
             return None
         draining = (worker for worker in tuple(self.draining) if task.id in worker.outstanding)
         return next(draining, self.workers.get(task.rank))
 
     def refill(self, worker: WorkerClient) -> None:
-        """Give a worker as many queued calls as it has room for."""
+        """Assign queued calls to a worker until it has no room."""
         room = worker.window - len(worker.outstanding) if worker.alive and not worker.draining else 0
         while room > 0 and not self.resting and (task := self._next()) is not None:
             self._assign(task, worker)
             room -= 1
 
     def spread(self) -> list[WorkerClient]:
-        """Give queued calls to workers with room, the least loaded first, and those of a rank to its worker."""
+        """Assign queued calls to workers with room, least loaded first, and pinned calls; return the workers used."""
         touched: dict[int, WorkerClient] = {}
         for rank in () if self.resting else self._pinned.keys() & self.workers.keys():
-            touched[rank] = self.workers[rank]  # it came while the one before still held them
+            touched[rank] = self.workers[rank]  # it connected while its predecessor still held these calls
             self._send_pinned(touched[rank])
         while self._queue and (worker := self._least_loaded()) is not None and (task := self._next()) is not None:
             self._assign(task, worker)
@@ -174,7 +174,7 @@ class Scheduler:
         return list(touched.values())
 
     def requeue(self, task: Task) -> None:
-        """Put a call that did not run back, before all that came after it."""
+        """Return a call that did not run to the front of its queue."""
         task.sent_at = 0.0
         if task.stopping is not None:
             return
@@ -184,9 +184,7 @@ class Scheduler:
             self._queue.appendleft(task)
 
     def take_back(self, worker: WorkerClient, tasks: Sequence[Task] | None = None) -> None:
-        """Take calls back that have not begun (all, if none are given): at once those that have not been sent, others
-        when the worker agrees.
-        """
+        """Take back calls that have not begun (`tasks`, or all): unsent ones now, others when the worker agrees."""
         for task in reversed(list(worker.outstanding.values())[worker.slots :] if tasks is None else tasks):
             if worker.take_back(task.id):
                 del worker.outstanding[task.id]
@@ -195,7 +193,7 @@ class Scheduler:
                 worker.post_order(Kind.RECALL, task.id)
 
     def rebalance(self, now: float) -> list[WorkerClient]:
-        """Ask busy workers for calls they have not started, when others have nothing to do; who is to be sent that."""
+        """Take back waiting calls from busy workers while others are idle; return the workers to flush."""
         room = sum(w.window for w in self.workers.values() if not w.outstanding)
         if not room or self._queue:
             return []
@@ -210,7 +208,7 @@ class Scheduler:
         return touched + self.spread()
 
     def take_queued(self) -> list[Task]:
-        """The calls that wait here, which wait no more."""
+        """Remove and return all queued calls."""
         queued = [*self._queue, *(task for tasks in self._pinned.values() for task in tasks)]
         self._queue.clear()
         self._pinned.clear()
@@ -218,21 +216,21 @@ class Scheduler:
 
     @property
     def queued(self) -> int:
-        """How many calls wait for a worker."""
+        """Number of calls that wait for a worker."""
         return len(self._queue) + sum(map(len, self._pinned.values()))
 
     @property
     def first_queued(self) -> Task | None:
-        """The call that has waited longest for any worker."""
+        """The first call in the queue for any worker, or None."""
         return self._queue[0] if self._queue else None
 
     @property
     def has_work(self) -> bool:
-        """Whether a call waits, or was sent and is not answered."""
+        """Whether any call is queued or unanswered."""
         return bool(self._queue or self._pinned or any(worker.outstanding for worker in self.all_workers))
 
     def _least_loaded(self) -> WorkerClient | None:
-        """The worker with most of its window free, None when all are full."""
+        """Return the worker with the largest free share of its window, or None if all are full."""
         best, best_load = None, 1.0
         if self.resting:
             return None
@@ -243,7 +241,7 @@ class Scheduler:
         return best
 
     def _next(self) -> Task | None:
-        """The oldest queued call that was not cancelled."""
+        """Remove and return the oldest queued call that was not cancelled, or None."""
         while self._queue:
             task = self._queue.popleft()
             if task.stopping is None:
@@ -257,20 +255,20 @@ class Scheduler:
         worker.post(task)
 
     def _send_pinned(self, worker: WorkerClient) -> None:
-        """Give a worker what waits for its rank."""
+        """Assign the calls pinned to a worker's rank."""
         for task in self._pinned.pop(worker.rank, ()):
             if task.stopping is None:
                 self._assign(task, worker)
 
 
 class SlotWatch:
-    """Tells, once, when open streams hold all slots while a call waits: often the same thread opened them all."""
+    """Detects that open streams hold all slots while a call waits, often in the thread that opened them."""
 
     def __init__(self) -> None:
         self._since: float | None = None
 
     def look(self, now: float, first_queued: Task | None, workers: Iterable[WorkerClient]) -> str:
-        """What to tell now, if anything; called at regular times."""
+        """Return a message if this has lasted for HELD_S, once, otherwise ""; called periodically."""
         slots, running = 0, list[Task]()
         for worker in workers:
             slots += worker.slots
@@ -281,7 +279,7 @@ class SlotWatch:
         self._since = since = now if self._since is None else self._since
         if now - since < HELD_S:
             return ""
-        self._since = math.inf  # until that has changed
+        self._since = math.inf  # reported; until the state changes
         return (
             f"{first_queued.function.name}() waits for a slot: all {slots} slots of the pool are held by open streams."
             " Take their items to the end or close them, or open the pool with more slots (concurrency=, nodes=)."
@@ -292,33 +290,33 @@ class Load:
     """Reads the state of calls under the lock of `Dispatcher`.
 
     Args:
-        schedule: which worker has which call.
-        lock: the one that guards it.
+        schedule: the scheduler.
+        lock: the lock that guards it.
     """
 
     def __init__(self, schedule: Scheduler, lock: threading.Lock) -> None:
         self._schedule, self._lock = schedule, lock
-        self._answered: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])  # calls, and errors, by node
+        self._answered: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])  # number of calls and errors, by node
 
     def count_answer(self, node: int, task: Task, frame: Frame) -> None:
-        """Count a node's last message of a call, or of several that it made; under the lock."""
+        """Count a node's final message of a call, or of the calls of a batch; called under the lock."""
         answered = self._answered[node]
         answered[0] += COUNT.unpack(frame.buffers[0])[0] if task.is_batch and frame.kind == Kind.RESULT else 1
         answered[1] += frame.kind == Kind.ERROR
 
     @property
     def slots(self) -> int:
-        """How many calls the workers that are here can run at once."""
+        """Number of calls that the connected workers can run at once."""
         with self._lock:
             return sum(worker.slots for worker in self._schedule.workers.values())
 
     def held(self, worker: WorkerClient) -> list[Task]:
-        """The calls that a worker has been sent and has not answered; the first `slots` of them run."""
+        """Return the unanswered calls of a worker; the first `slots` of them run."""
         with self._lock:
             return list(worker.outstanding.values())
 
     def counts(self) -> dict[str, int]:
-        """How many calls run now and wait, and how many nodes have answered, by a result or an error."""
+        """Return the numbers of calls that run, that wait, that were answered, and that failed."""
         with self._lock:
             held = [(len(worker.outstanding), worker.slots) for worker in self._schedule.all_workers]
             running = sum(min(calls, slots) for calls, slots in held)
@@ -327,7 +325,7 @@ class Load:
             return {"running": running, "queued": queued, "done": done, "failed": failed}
 
     def counts_of(self, node: int) -> dict[str, int]:
-        """The same of one node, with what those before it at its index have answered."""
+        """Return the same numbers for one node, including the answers of its predecessors at that index."""
         with self._lock:
             held = [(len(w.outstanding), w.slots) for w in self._schedule.all_workers if w.node == node]
             running = sum(min(calls, slots) for calls, slots in held)
@@ -335,11 +333,11 @@ class Load:
             return {"running": running, "queued": sum(n for n, _ in held) - running, "done": done, "failed": failed}
 
     def has_begun(self, task: Task) -> bool:
-        """Whether a call runs now."""
+        """Return whether a call runs now."""
         worker = self._schedule.worker_of(task)
         return worker is not None and task in self.held(worker)[: worker.slots]
 
     def has_hung_up(self, task: Task) -> bool:
-        """Whether the worker of a call has closed its connection, and why is not known yet."""
+        """Return whether the worker of a call has closed its connection for a reason not known yet."""
         worker = self._schedule.worker_of(task)
         return worker is not None and worker.hung_up
