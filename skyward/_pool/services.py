@@ -1,12 +1,13 @@
-"""What functions on nodes ask of this client while they run: `gather` with other ranks, and checkpoints.
+"""Services of the client for functions that run on nodes: `gather` with other ranks, and checkpoints.
 
-A gather collects a value from every rank of one set-up or one broadcast, and answers them all. Values pass through as
-the pickles they came as. Whatever keeps a rank from coming (the deadline, its end, a gather of another name) fails the
-gather for every rank, those that come later included: ranks that are out of step stay so.
+A gather collects a value from every rank of one set-up or one broadcast, and sends all values to each. They are
+forwarded as pickles, without being unpickled. If a rank does not take part (it has ended, misses the deadline, or
+calls a gather of another name), the gather fails for every rank, including those that call it later, because ranks
+that are out of step stay so.
 
-Checkpoints are what functions commit; it is kept here, and given to those that follow. Requests are served in a thread
-of their own, in the order in which they came: who reads a worker's socket never waits for the disk. A worker that is
-lost is heard no more before its call is sent again, so that only one run of it commits.
+Checkpoints are stored here when functions commit them, and sent to later calls. Requests are served in a separate
+thread, in order of arrival, so that the reader of a worker's socket never waits for the disk. Messages of a lost worker
+are no longer handled when its call is sent again, so that only one run of it commits.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from skyward.wire.payload import load_record
 if TYPE_CHECKING:
     from skyward._pool.task import Task
 
-CALL_LIMIT_S = 60.0  # of a gather in a call, unless it names its own
+CALL_LIMIT_S = 60.0  # default limit of a gather in a call
 ALONE = (
     "this worker was started again and is set up alone, where all ranks are needed. Declare the plugin collective "
     "(Plugin.with_collective()): its ranks are then set up together again."
 )
-_Reply = tuple[dict[str, Any], Sequence[Buffer]]  # to what is asked of a checkpoint
+_Reply = tuple[dict[str, Any], Sequence[Buffer]]  # to a checkpoint request
 
 
 # gather --------------------------------------------------------------------------------------------------------------
@@ -43,7 +44,7 @@ _Reply = tuple[dict[str, Any], Sequence[Buffer]]  # to what is asked of a checkp
 
 @dataclass(frozen=True, slots=True)
 class _GatherRequest:
-    """The gather of one rank: where to answer, and its pickled value with the buffers beside it."""
+    """A rank's request: where to send the answer, and its pickled value with out-of-band buffers."""
 
     connection: Connection
     call: int
@@ -51,8 +52,8 @@ class _GatherRequest:
     value: Sequence[Buffer]
 
     def answer(self, document: dict[str, object], values: Sequence[Buffer] = ()) -> None:
-        """Send the outcome, without waiting for the worker to read it."""
-        with suppress(WireError):  # its reader notices the same, and `ended` follows
+        """Send the outcome without waiting for the worker to read it."""
+        with suppress(WireError):  # the reader fails too, and calls `ended`
             self.connection.post(Frame(Kind.GATHERED, self.call, encode({"round": self.number, **document}), values))
 
 
@@ -60,25 +61,26 @@ _Answers = list[tuple[_GatherRequest, dict[str, object], Sequence[Buffer]]]
 
 
 class GatherCoordinator:
-    """The ranks that gather with each other, and how far they are.
+    """State of the gathers between a set of ranks.
 
     Args:
-        ranks: who takes part, as messages name them, by rank.
-        clock: ends what takes too long.
-        limit_s: how long a gather that names no limit may take from its first rank on, asked when that one comes.
+        ranks: names of the participants in messages, by rank.
+        clock: timers for the limits.
+        limit_s: returns the limit, from the first rank's request on, of a gather that sets none; called at that
+            request.
     """
 
     def __init__(self, ranks: Mapping[int, str], clock: Timers, limit_s: Callable[[], float] = lambda: CALL_LIMIT_S):
         self._ranks, self._clock, self._limit_s = dict(sorted(ranks.items())), clock, limit_s
         self._lock = threading.Lock()
-        self._number = 1  # of the gather that is under way, or next
+        self._number = 1  # of the current or next gather
         self._name = ""
         self._given: dict[int, _GatherRequest] = {}
-        self._gone: dict[int, str] = {}  # ranks that have ended, and how
+        self._gone: dict[int, str] = {}  # ranks that have ended, with a description
         self._failed = ""
 
     def give(self, rank: int, connection: Connection, frame: Frame) -> None:
-        """A rank has sent its value; with the last one all are answered."""
+        """Record the value that a rank has sent; answer all ranks when it is the last one."""
         document = decode(frame.head)
         name, number, limit_s = document["name"], document["round"], document["timeout_s"]
         request = _GatherRequest(connection, frame.id, number, frame.buffers)
@@ -101,18 +103,18 @@ class GatherCoordinator:
             self._clock.after(limit_s, lambda: self._expire(number, started))
 
     def left(self, rank: int, how: str) -> None:
-        """A rank has ended and gathers no more; `how` completes a sentence that starts with the rank."""
+        """Record that a rank has ended; `how` completes a sentence that starts with the rank."""
         with self._lock:
             self._gone.setdefault(rank, how)
             answers = self._fail(self._absence([rank])) if self._given else []
         _tell(answers)
 
     def ended(self, rank: int, outcome: Frame | BaseException | None) -> None:
-        """A rank's call has ended: with its last message, or with an error of the pool's own."""
+        """Record that a rank's call has ended, with its final message or an error of the pool."""
         self.left(rank, _in_words(outcome))
 
     def waiting(self) -> tuple[str, list[int]]:
-        """The name of the gather that is under way and the ranks that wait in it; an empty name when there is none."""
+        """Return the name of the current gather and the ranks waiting in it; an empty name if there is none."""
         with self._lock:
             return (self._name, sorted(self._given)) if self._given else ("", [])
 
@@ -128,7 +130,7 @@ class GatherCoordinator:
             answers = self._fail(text)
         _tell(answers)
 
-    # all of it under the lock ----------------------------------------------------------------------------------
+    # called under the lock -------------------------------------------------------------------------------------
 
     def _problem(self, rank: int, name: str, number: int) -> str:
         if number != self._number:
@@ -176,7 +178,7 @@ def _in_words(outcome: Frame | BaseException | None) -> str:
 
 
 def refuse(connection: Connection, frame: Frame, why: str) -> None:
-    """Answer a rank that gathers where not all ranks take part."""
+    """Refuse a gather in a call that does not run on all ranks."""
     _GatherRequest(connection, frame.id, decode(frame.head)["round"], ()).answer({"error": why})
 
 
@@ -193,8 +195,8 @@ class Checkpoints:
     """The checkpoints of a pool.
 
     Args:
-        folder: where they are kept; None for the directory of this program's run. It is made if it is missing.
-        process: this process, as `nodes/process_id.py` writes it.
+        folder: directory to store them in, created if missing; None for the directory of this program's run.
+        process: identifier of this process, as text of `nodes/process_id.py`.
     """
 
     def __init__(self, folder: Path | None, process: str) -> None:
@@ -202,11 +204,11 @@ class Checkpoints:
         self._requests: SimpleQueue[_CheckpointRequest | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._serving: threading.Thread | None = None
-        self._stores: dict[tuple[Path, Connection, Task], CheckpointStore] = {}  # of each run of each call
+        self._stores: dict[tuple[Path, Connection, Task], CheckpointStore] = {}  # one for each run of each call
         self._users: dict[Path, list[Task]] = {}
 
     def take(self, task: Task, connection: Connection, frame: Frame) -> None:
-        """A call has sent a request; it is answered soon."""
+        """Queue a call's request, to be answered by the serving thread."""
         with self._lock:
             if self._serving is None:
                 self._serving = threading.Thread(target=self._serve, name="skyward-checkpoints", daemon=True)
@@ -214,7 +216,7 @@ class Checkpoints:
         self._requests.put(_CheckpointRequest(task, connection, frame))
 
     def close(self) -> None:
-        """Serve no more; what is under way is finished first."""
+        """Stop serving, after finishing the requests received so far."""
         with self._lock:
             serving = self._serving
         if serving is not None:
@@ -232,9 +234,9 @@ class Checkpoints:
             except (CheckpointError, OSError) as error:
                 answer, data = {"error": str(error)}, ()
             head = encode({"request": document["request"], **answer})
-            with suppress(WireError):  # the worker is gone, and its reader notices the same
+            with suppress(WireError):  # the worker is lost, which its reader detects too
                 request.connection.post(Frame(Kind.CHECKPOINTED, request.frame.id, head, data))
-            del request, data  # a piece of a file must not live until the next request
+            del request, data  # release file contents before waiting for the next request
 
     def _answer(self, request: _CheckpointRequest, asked: dict[str, Any]) -> _Reply:
         store = self._store(request, asked)
@@ -254,7 +256,7 @@ class Checkpoints:
         raise CheckpointError(f"The client was asked for {asked['op']!r} of a checkpoint, which it does not know.")
 
     def _store(self, request: _CheckpointRequest, asked: dict[str, Any]) -> CheckpointStore:
-        """The store that a run of a call may use; its first request asks for the last commit."""
+        """Return the store that a run of a call uses; its first request must be "last"."""
         task, rank = request.task, asked["rank"]
         folder = self._of(asked["name"])
         if task.pin is not None:
@@ -263,7 +265,7 @@ class Checkpoints:
         if asked["op"] == "last":
             self._take(folder, task, asked["name"])
             for used in [each for each in self._stores if each[2].done or (each[0], each[2]) == (folder, task)]:
-                self._stores.pop(used).discard()  # of calls that are over, and of a run of this one that was lost
+                self._stores.pop(used).discard()  # of ended calls, and of a lost run of this call
             self._stores[key] = CheckpointStore(folder)
         store = self._stores.get(key)
         if store is None:
@@ -271,7 +273,7 @@ class Checkpoints:
         return store
 
     def _take(self, folder: Path, task: Task, name: str) -> None:
-        """Let a call have a checkpoint, which the ranks of a broadcast may share."""
+        """Reserve a checkpoint for a call; the ranks of a broadcast may share it."""
         others = [each for each in self._users.get(folder, ()) if each is not task and not each.done]
         for other in others:
             if task.broadcast is None or other.broadcast is not task.broadcast:

@@ -1,14 +1,14 @@
-"""How open pools end with the program: by a signal, at its end, when they are forgotten, or in a forked process.
+"""Closing of open pools on signals, at the program's end, on garbage collection, and after a fork.
 
 SIGINT, SIGTERM and SIGHUP are deferred while a pool changes its state, and never lost.
 
-While the main thread is inside `uninterrupted`, a signal is remembered and acted on on the way out. What is done then
-is what the program set up: its own handler is called. Where it has none for SIGTERM or SIGHUP, they are raised as
-`Terminated`, so that the program leaves its pools as it does after Ctrl-C. What is ignored stays ignored. One that
-comes while a pool is being closed hurries it.
+A signal that arrives while the main thread is inside `uninterrupted` is recorded and handled on exit from it, by the
+program's own handler. If the program has none for SIGTERM or SIGHUP, they are raised as `Terminated`, so that the
+program leaves its pools as it does after Ctrl-C. Ignored signals stay ignored. A signal that arrives while a pool is
+being closed shortens the grace period.
 
-The program ends: its pools are closed before Python does. A pool is forgotten: it is closed by a thread of its own. The
-process is forked: the child lets go of them.
+When the program ends, its pools are closed before Python shuts down. A pool that is garbage-collected while open is
+closed by a separate thread. After a fork, the child closes its copies of the pools' descriptors.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from _signal import getsignal  # type: ignore[import-not-found]  # without the enum of `signal`: 4 us of each call
+from _signal import getsignal  # type: ignore[import-not-found]  # avoids the enum conversion of `signal`: 4 us per call
 from collections.abc import Callable
 from functools import partial
 from inspect import CO_GENERATOR
@@ -29,15 +29,15 @@ from skyward.model.instance import ENV_VAR
 from skyward.system import process_end, threading, time
 from skyward.wire.exceptions import Stopping
 
-SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)  # in the order in which deferred ones are acted on
-_ONCE_S = 0.5  # a terminal that is closed and its shell both send SIGHUP: within this time they count as one
+SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)  # in the order in which deferred ones are handled
+_ONCE_S = 0.5  # a closed terminal and its shell both send SIGHUP, which count as one within this time
 _AGAIN_S = 0.001
 _Handler = Callable[[int, FrameType | None], object] | int | signal.Handlers | None
-_PATIENCE_S = 2.0  # after a signal: for a pool that is being closed, and for threads whose pool was closed
+_PATIENCE_S = 2.0  # after a signal, for a pool that is being closed, and for threads whose pool was closed
 
 
 class Terminated(SystemExit, Stopping):
-    """The process is to end because of a signal; the exit status is 128 and the signal's number, as shells have it."""
+    """Raised to end the process after a signal; the exit status is 128 plus the signal's number, as in shells."""
 
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
@@ -45,24 +45,24 @@ class Terminated(SystemExit, Stopping):
 
 
 class _Uninterrupted:
-    """Context manager; a handful of instructions when entered, since every call enters it."""
+    """Context manager that defers signals; entering it is cheap, since every call does."""
 
     def __init__(self) -> None:
         self._main = threading.main_thread().ident
         self._depth = 0
-        self._pending: dict[int, _Handler] = {}  # what came, with what the program had set up for it
+        self._pending: dict[int, _Handler] = {}  # deferred signals, with the program's handler for each
         self._users = 0
         self._previous: dict[int, _Handler] = {}
         self._raised_at = -_ONCE_S
-        self._handler = self._on_signal  # one object: a bound method is a new one each time
+        self._handler = self._on_signal  # stored for comparisons by identity: each access creates a new bound method
         self._diverted: Callable[[], None] | None = None
-        self._masks: dict[int, set[int | signal.Signals]] = {}  # of threads that fork now: what they blocked before
+        self._masks: dict[int, set[int | signal.Signals]] = {}  # previous signal masks of threads that are forking
         self.terminated: Terminated | None = None
 
     def install(self) -> bool:
-        """Take over the signals for as long as a pool is open; False outside the main thread, which alone can.
+        """Install the handlers while a pool is open; return False outside the main thread, where that is impossible.
 
-        Whoever was told True calls `uninstall` in the end.
+        If it returns True, the caller must call `uninstall` later.
         """
         if threading.get_ident() != self._main:
             return False
@@ -74,19 +74,19 @@ class _Uninterrupted:
         return True
 
     def uninstall(self) -> None:
-        """Give the signals back, unless somebody else has taken them meanwhile; in another thread, with the next."""
+        """Restore handlers that were not replaced since; outside the main thread, the next signal restores them."""
         self._users -= 1
         if self._users == 0 and threading.get_ident() == self._main:
             self._give_back()
 
     def divert(self, handler: Callable[[], None] | None) -> None:
-        """Let Ctrl-C call this and nothing else, in the main thread; None ends that."""
+        """Make Ctrl-C call only this, in the main thread; None restores normal handling."""
         self._diverted = handler
 
     def __enter__(self) -> None:
         if threading.get_ident() == self._main:
             if not self._depth and self._users and getsignal(signal.SIGINT) is not self._handler:
-                self._take(signal.SIGINT)  # a notebook sets its handler anew for each cell
+                self._take(signal.SIGINT)  # a notebook installs its handler for each cell
             self._depth += 1
 
     def __exit__(self, *_: object) -> None:
@@ -122,7 +122,7 @@ class _Uninterrupted:
         elif self._users:
             self._pass_on(number, self._previous.get(number), frame)
         else:
-            self._give_back()  # the last pool was closed in another thread
+            self._give_back()  # the last pool was closed by another thread
             signal.raise_signal(number)
 
     def _pass_on(self, number: int, previous: _Handler, frame: FrameType | None) -> None:
@@ -138,13 +138,13 @@ class _Uninterrupted:
             raise self.terminated
 
     def _send_again(self, number: int) -> None:
-        """Let a signal come once more, to the main thread (in another one)."""
+        """Send a signal to the main thread again; called in another thread."""
         time.sleep(_AGAIN_S)
         if self._main is not None:
             signal.pthread_kill(self._main, number)
 
     def _before_fork(self) -> None:
-        """Let signals wait for the end of the fork: the handler of this process would drop one in the child."""
+        """Block signals during the fork, since this process's handler would drop one in the child."""
         if self._users:
             self._masks[threading.get_ident()] = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 
@@ -154,19 +154,19 @@ class _Uninterrupted:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def _forget(self) -> None:
-        """In a forked process: the thread that forked is the main one, and no pool is open."""
+        """Reset the state in a forked process, where the forking thread is the main one and no pool is open."""
         self._main = threading.get_ident()
         self._depth, self._users, self._raised_at = 0, 0, -_ONCE_S
         self._pending, self._diverted, self.terminated = {}, None, None
         self._give_back()
-        self._after_fork()  # a signal that came meanwhile finds what the program had set up
-        self._masks.clear()  # of other threads, which are the parent's
+        self._after_fork()  # a signal that arrived meanwhile reaches the program's handlers
+        self._masks.clear()  # other threads exist only in the parent
 
 
 def _is_ignored(frame: FrameType | None) -> bool:
-    """Whether Python ignores what is raised now: in a destructor of ours, or a generator that ends as it is dropped.
+    """Return whether Python would ignore an exception now: in skyward's destructors and generators being dropped.
 
-    Both take little time; destructors of the program's own may block, and are interrupted as ever.
+    Both take little time. The program's own destructors may block, and are interrupted as usual.
     """
     is_closing = isinstance(sys.exc_info()[1], GeneratorExit)
     while frame is not None:
@@ -179,16 +179,16 @@ def _is_ignored(frame: FrameType | None) -> bool:
 
 
 def _wake_event_loop() -> None:
-    """Let this thread's event loop look for what a handler has given it to do; while it waits, it does not.
+    """Wake this thread's event loop, so that it runs callbacks that a signal handler has scheduled.
 
-    A notebook's handler cancels a cell that awaits something that way, and is else heard when the wait is over.
+    A notebook's handler cancels an awaiting cell that way, which otherwise takes effect only when the wait ends.
     """
     asyncio = sys.modules.get("asyncio")
     try:
         if asyncio is not None:
             asyncio.get_running_loop().call_soon_threadsafe(lambda: None)
     except RuntimeError:
-        pass  # no loop runs here
+        pass  # no loop is running
 
 
 uninterrupted = _Uninterrupted()
@@ -199,7 +199,7 @@ os.register_at_fork(
 )
 
 
-# pools that are open -----------------------------------------------------------------------------------------------
+# open pools --------------------------------------------------------------------------------------------------------
 
 
 class _Pool(Protocol):
@@ -213,13 +213,13 @@ _opened: WeakSet[_Pool] = WeakSet()
 
 
 def check_place() -> None:
-    """Refuse to open a pool while a module is imported on a node, or by a process that multiprocessing spawns.
+    """Check that no module is being imported on a node or by a process that multiprocessing has spawned.
 
-    Both import the modules of the program again; one that opens a pool where it is imported would open another in each
-    of that pool's nodes, and so on.
+    Both import the program's modules again; one that opens a pool on import would open another on each of that pool's
+    nodes, and so on.
 
     Raises:
-        PoolError: that is so; the message names the file and the line.
+        PoolError: a module is being imported there; the message names the file and the line.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -236,14 +236,14 @@ def check_place() -> None:
 
 
 def closed_early(pool_id: str) -> PoolClosedError:
-    """The error of calls that had not ended when their pool was closed."""
+    """Return the error for calls that had not ended when their pool was closed."""
     return PoolClosedError(
         f"Pool {pool_id} was closed before the call had ended. Ask for its result inside the pool's block."
     )
 
 
 def not_open(pool_id: str) -> PoolClosedError:
-    """The error of a call that is sent before a pool is opened, or after its end."""
+    """Return the error for a call to a pool that is not open yet or was closed."""
     return PoolClosedError(
         f"Pool {pool_id} is not open: it has not been opened, or its block has ended. Send calls inside of `with "
         "sky.ComputePool(...) as pool:`, or between open() and close()."
@@ -251,29 +251,29 @@ def not_open(pool_id: str) -> PoolClosedError:
 
 
 def look_after(pool: _Pool) -> None:
-    """Look after a pool from now on, until it is closed."""
+    """Register an open pool, to be closed at the program's end."""
     process_end.before_end(_before_end)
     _opened.add(pool)
 
 
 def forget(pool: _Pool) -> None:
-    """A pool has been closed."""
+    """Unregister a pool that has been closed."""
     _opened.discard(pool)
 
 
 def close_soon(pool: _Pool) -> None:
-    """Close a pool that nobody refers to any more; may be called wherever the garbage collector runs."""
+    """Close an unreferenced pool in another thread; may be called wherever the garbage collector runs."""
     process_end.soon(pool.close)
 
 
 def _hurry(after_s: float) -> None:
-    """A signal waits for the main thread, which may be closing a pool; the second one lets nothing wait."""
+    """Hurry pools that are being closed while a signal waits; the second signal sets `after_s` to 0."""
     for pool in list(_opened):
         pool._hurry(after_s)
 
 
 def _before_end() -> None:
-    """Close what is open when the program has ended; in its main thread, once its other threads have ended too."""
+    """Close open pools at the program's end, in the main thread, after its other threads have ended."""
     try:
         if uninterrupted.terminated is None and len(_opened):
             process_end.wait_for_threads()
@@ -282,7 +282,7 @@ def _before_end() -> None:
         process_end.end(int(str(ended.code)))
     finally:
         _close_all()
-    if uninterrupted.terminated is not None:  # threads whose pools are closed may still go on
+    if uninterrupted.terminated is not None:  # threads whose pools were closed may continue
         process_end.end_in(_PATIENCE_S, int(str(uninterrupted.terminated.code)))
 
 
@@ -292,7 +292,7 @@ def _close_all() -> None:
 
 
 def _after_fork() -> None:
-    """A child has copies of the sockets: two processes that write to one mix their calls, so the child closes its."""
+    """Close the child's copies of the sockets: if two processes wrote to one, their calls would mix."""
     for pool in list(_opened):
         pool._let_go()
     _opened.clear()

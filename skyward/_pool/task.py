@@ -1,6 +1,6 @@
-"""`Task`: one call with its payload, its state and its outcome; `Broadcast`: the calls of one `@`.
+"""`Task`: one call with its payload, state and outcome; `Broadcast`: the calls of one `@`.
 
-The outcome of a generator is a stream: items arrive as the consumer takes them, an error arrives as an error.
+The outcome of a generator is a stream: the worker sends items as the consumer takes them, and errors in their place.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ _SHORT.maxstring = _SHORT.maxother = 80
 Waiter = Callable[["Task"], None]
 T = TypeVar("T")
 _END = Frame(Kind.END, NO_CALL)
-_CREDIT_STEP = 8  # items taken before the worker is told that it may send as many more
+_CREDIT_STEP = 8  # after this many items, the worker is allowed to send as many more
 Read = Callable[[Buffer, Sequence[Buffer], str], Any]  # see `Task.read`
 ReadError = Callable[[Frame], BaseException]  # see `Task.remote_error`
 
 
 class Task:
-    """A call and its state. Changed under the dispatcher's lock only.
+    """A call and its state. Changed only under the dispatcher's lock.
 
     Attributes:
-        pin: rank of the only worker that may run it, None for any.
-        place, rank: the worker it was sent to last.
-        sent_at: monotonic time at which it was sent, 0.0 while it is queued.
-        stopping: why it is being stopped, None while it is not.
-        done: whether its outcome is known; set before anybody is told.
-        stream: where the items of a generator arrive, the outcome of a call that returned one.
-        broadcast: the call on all ranks that it is part of, None for a call on one.
-        item: of a map, which one it is of, while that may have to be said; None for other calls.
-        cell: of a notebook, the one that made the call, and gets its output; None elsewhere.
-        is_batch: whether it is several calls of a map, which one worker makes one after the other.
-        shared: values that its arguments refer to and its worker must have been sent.
+        pin: rank of the only worker that may run it; None for any.
+        place, rank: the worker it was last sent to.
+        sent_at: monotonic time at which it was sent; 0.0 while it is queued.
+        stopping: why it is being stopped; None while it is not.
+        done: whether its outcome is known; set before the waiter is called.
+        stream: the outcome of a call that returned a generator, where the items arrive.
+        broadcast: the call on all ranks that it is part of; None for a call on one rank.
+        item: index and value of its item in a map, as long as an error may name them; None for other calls.
+        cell: the notebook cell that made the call and shows its output; None outside notebooks.
+        is_batch: whether it stands for several calls of a map, which one worker runs one after another.
+        shared: values that its arguments refer to, which must be sent to its worker first.
     """
 
     __slots__ = (
@@ -104,15 +104,15 @@ class Task:
         self._waiter: list[Waiter] = [_no_waiter]
 
     def copy(self, ident: int) -> Task:
-        """The same call under another id; the payload is shared."""
+        """Return the same call under another id, sharing the payload."""
         return Task(ident, self.function, self.data, self.buffers, self.timeout, self.retries)
 
     def on_done(self, waiter: Waiter) -> None:
-        """Set who is told of the outcome, once, by whichever thread learns it; before the call is submitted."""
+        """Set the waiter, before the call is submitted. It is called once, by the thread that receives the outcome."""
         self._waiter = [waiter]
 
     def call_frame(self) -> Frame:
-        """The message that makes a worker run this call."""
+        """Return the message that makes a worker run this call."""
         flags = (WANT_STARTED if self.timeout is not None else 0) | (EVERYWHERE if self.pin is not None else 0)
         flags |= (ONLY_DATA if self.function.only_data else 0) | (BATCH if self.is_batch else 0)
         return Frame(Kind.CALL, self.id, CALL_HEAD.pack(self.function.number, flags) + self.data, self.buffers)
@@ -120,9 +120,9 @@ class Task:
     def resolve(
         self, frame: Frame | None = None, error: BaseException | None = None, stream: StreamSource | None = None
     ) -> None:
-        """Set the outcome and tell the waiter; the second outcome of a call is ignored."""
+        """Set the outcome and call the waiter; ignore a second outcome of a call."""
         try:
-            waiter = self._waiter.pop()  # one indivisible step: of two outcomes, one finds the list empty
+            waiter = self._waiter.pop()  # atomic: a second outcome finds the list empty
         except IndexError:
             return
         self.frame, self.error, self.stream = frame, error, stream
@@ -142,7 +142,7 @@ class Task:
             self.resolve(error=error)
 
     def stream_item(self, item: Frame | BaseException) -> None:
-        """Hand over an item of the stream, its end, or what broke it; called by the reader thread."""
+        """Pass on an item of the stream, its end, or an error; called by the reader thread."""
         assert self.stream is not None
         if self.broadcast is None:
             self.stream.put(item)
@@ -158,7 +158,7 @@ class Task:
 
     @property
     def fails_together(self) -> bool:
-        """Whether its failure is that of a call on all ranks."""
+        """Whether it is part of a broadcast whose ranks fail together."""
         return self.broadcast is not None and self.broadcast.fails_together
 
     @property
@@ -168,13 +168,13 @@ class Task:
 
     @property
     def run_s(self) -> float:
-        """How long it ran, in seconds."""
+        """The run time in seconds."""
         assert self.frame is not None
         seconds: float = RESULT_HEAD.unpack_from(self.frame.head)[0]
         return seconds
 
     def failure(self) -> BaseException | None:
-        """The error that the call ended with; unpickles what its function raised."""
+        """Return the error of the call, unpickling the function's exception; None if it succeeded."""
         error = self.error
         if error is None and self.frame is not None and self.frame.kind == Kind.ERROR:
             error = self.remote_error(self.frame)
@@ -184,7 +184,7 @@ class Task:
         return error
 
     def value(self) -> Any:
-        """What the call returned; raises what it raised."""
+        """Return the call's result, or raise its error."""
         __tracebackhide__ = True
         if (failure := self.failure()) is not None:
             raise failure
@@ -195,12 +195,12 @@ class Task:
         return self.read(body, self.frame.buffers, "The result")
 
     def read(self, data: Buffer, buffers: Sequence[Buffer], what: str) -> Any:
-        """Unpickle what the function has sent; `what` it is starts the message of an error."""
+        """Unpickle data from the function; `what` describes it at the start of error messages."""
         what = f"{what} of {self.function.name}()"
         return payload.loads(data, buffers, what=what, only_data=self.function.only_data)
 
     def remote_error(self, frame: Frame) -> BaseException:
-        """The exception raised by the user's code, with a note that says where."""
+        """Return the exception raised by the user's code, with a note that names function and place."""
         dumped = bytes(memoryview(frame.head)[RESULT_HEAD.size :])
         error = payload.load_exception(dumped, only_data=self.function.only_data)
         if self.cell is not None and isinstance(error.__cause__, RemoteTraceback):
@@ -216,9 +216,9 @@ class Task:
 
 
 class Broadcast:
-    """A call on all ranks, one task for each; the parts end by themselves, and can `gather` with each other.
+    """A call on all ranks, one task for each. The parts end independently, and can `gather` with each other.
 
-    `CollectiveCall` is one whose parts fail together.
+    In the subclass `CollectiveCall`, the parts fail together.
     """
 
     fails_together = False
@@ -229,11 +229,11 @@ class Broadcast:
             task.broadcast = self
 
     def holds_back(self, _task: Task, _item: Frame | BaseException) -> bool:
-        """Whether an item of a part's stream is not for its consumer, because the broadcast decides on the outcome."""
+        """Return whether the broadcast withholds an item of a part's stream, because it decides on the outcome."""
         return False
 
     def stack_arrived(self, task: Task, frame: Frame) -> None:
-        """A worker has answered where a part is, which only `CollectiveCall` asks."""
+        """Handle a worker's answer about a part's stack, which only `CollectiveCall` asks for."""
 
     def stop(self, task: Task) -> None:
         """Stop a part whose stream was closed by its consumer."""
@@ -245,10 +245,10 @@ def _is_here(file: object) -> bool:
 
 
 def item_note(index: int, item: Any) -> str:
-    """What the error of a map says of the item that it is about."""
+    """Return the note for a map's error that describes the item."""
     try:
         shown = _SHORT.repr(item)
-    except Exception:  # of the user's class: the error that is told of matters more
+    except Exception:  # raised by the user's class; the error to report matters more
         shown = f"a {type(item).__name__}"
     return f"for item {index} of the map: {shown}"
 
@@ -270,12 +270,12 @@ class Streams:
         self._collecting = False
 
     def open(self, credit: Callable[[int], None], stop: Callable[[], None], linger_s: float = 0.0) -> StreamSource:
-        """The client's end of a stream that a call has returned.
+        """Return the client's end of a stream that a call has returned.
 
         Args:
-            credit: allows the worker to send so many further items.
+            credit: allows the worker to send this many more items.
             stop: stops the generator.
-            linger_s: how long after the consumer has dropped the stream that happens.
+            linger_s: seconds between the dropping of the stream and the stop.
         """
         with self._lock:
             if not self._collecting:
@@ -284,17 +284,17 @@ class Streams:
         return StreamSource(credit, stop, linger_s, self._dropped)
 
     def close(self) -> None:
-        """Look after dropped streams no more."""
+        """End the thread that stops dropped streams."""
         self._dropped.put(None)
 
     def _collect(self) -> None:
-        """Stop streams that nobody holds any more (a thread: the garbage collector may run where a lock is held)."""
+        """Stop dropped streams, in a thread, since the garbage collector may run where a lock is held."""
         while (source := self._dropped.get()) is not None:
             self._clock.after(source.linger_s, source.stop)
 
 
 class StreamSource:
-    """What has arrived of a stream. The pool holds this end, so that the other one can be dropped by its consumer."""
+    """Receiving end of a stream, referenced by the pool; the consumer's end can be dropped independently."""
 
     def __init__(
         self,
@@ -307,18 +307,18 @@ class StreamSource:
         self.arrived: SimpleQueue[Frame | BaseException] = SimpleQueue()
 
     def put(self, item: Frame | BaseException) -> None:
-        """Hand over an item, the end, or what broke the stream."""
+        """Add an item, the end of the stream, or an error."""
         self.arrived.put(item)
 
     def open(self, read: Read, read_error: ReadError) -> RemoteStream[object]:
-        """The consumer's end; there is one."""
+        """Return the consumer's end; called once."""
         return RemoteStream(self, read, read_error)
 
 
 class RemoteStream(Iterator[T], Generic[T]):
-    """Iterates over what a generator yields on its node. At most 16 items wait here.
+    """Iterates over the items that a generator yields on its node. At most 16 items wait here.
 
-    Closing it (or dropping it) before its end stops the generator.
+    Closing or dropping it before its end stops the generator.
     """
 
     def __init__(self, source: StreamSource, read: Read, read_error: ReadError) -> None:
@@ -334,7 +334,7 @@ class RemoteStream(Iterator[T], Generic[T]):
             raise PoolError("A stream belongs to the process that opened it; this one was forked from it.")
         try:
             return self._take()
-        except (KeyboardInterrupt, Stopping) as interrupt:  # as a generator of this process would end
+        except (KeyboardInterrupt, Stopping) as interrupt:  # as a local generator would end
             self.close()
             raise shortened(interrupt)  # noqa: B904 - it is the error itself
 

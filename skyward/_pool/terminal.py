@@ -1,8 +1,8 @@
-"""Lends this program's terminal to calls, one at a time: for `input()` and for the debugger that a call stops in.
+"""Access of calls to this program's terminal, one at a time, for `input()` and the debugger.
 
-A thread of its own writes and reads, and lives as long as a call has the terminal or waits for it. Lines are edited as
-the terminal itself does it. While a call has the terminal, its pool's other output waits. `sky.debug` is a call in this
-process, with its debugger.
+A dedicated thread reads and writes, as long as any call uses the terminal or waits for it. Line editing is that of the
+terminal. While a call uses the terminal, other output of its pool is buffered. `sky.debug` runs a call in this process,
+with a debugger.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ R = TypeVar("R")
 
 @dataclass(eq=False, slots=True)
 class _Use:
-    """A call that has the terminal, or waits for it.
+    """A call that uses the terminal or waits for it.
 
     Attributes:
-        question: number of what the call waits to have answered: for the terminal, then for lines; 0 for nothing.
-        wants_source: whether a function of this program's file, which its node does not have, is to be debugged.
+        question: number of the request that the call waits for (the terminal first, then lines); 0 for none.
+        wants_source: whether the debugged function is in this program's file, which its node does not have.
     """
 
     worker: WorkerClient
@@ -73,16 +73,16 @@ class Terminal:
     """The terminal of this process."""
 
     def __init__(self) -> None:
-        self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()  # for the thread, which owns what follows it
-        self._uses: deque[_Use] = deque()  # the first one has the terminal
-        self._typed = b""  # the beginning of a line
+        self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()  # for the thread, which owns the attributes below
+        self._uses: deque[_Use] = deque()  # the first one uses the terminal
+        self._typed = b""  # an unfinished line
         self._interrupts = 0
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the attributes below
         self._thread: threading.Thread | None = None
         self._wake_read, self._wake_write = -1, -1
 
     def take(self, printer: Printer, worker: WorkerClient, task: Task, frame: Frame) -> None:
-        """Take a message of a call about the terminal; called by the thread that reads from its worker."""
+        """Handle a call's message about the terminal; called by the thread that reads from its worker."""
         match frame.kind:
             case Kind.TERMINAL:
                 document = decode(frame.head)
@@ -108,12 +108,12 @@ class Terminal:
                 self._do(partial(self._end, worker, task.id))
 
     def forget(self, worker: WorkerClient) -> None:
-        """A worker is gone: its calls need the terminal no more."""
+        """End the use of the terminal by calls of a lost worker."""
         if self._thread is not None:
             self._do(partial(self._end, worker, None))
 
     def _holder_leaves(self, worker: WorkerClient, call: int) -> None:
-        """Let this call's result, which may be right behind, wait until what was held back is printed."""
+        """Make this call's result, which may follow immediately, wait until buffered output is printed."""
         try:
             use = self._uses[0]
         except IndexError:
@@ -147,7 +147,7 @@ class Terminal:
                     return
 
     def _heed(self) -> None:
-        """Take note of what calls have said."""
+        """Process the queued messages of calls."""
         while True:
             try:
                 order = self._inbox.get_nowait()
@@ -167,7 +167,7 @@ class Terminal:
             use.question = question
 
     def _end(self, worker: WorkerClient, call: int | None) -> None:
-        """A call, or all of a worker that is gone, need the terminal no more."""
+        """End the use of the terminal by a call, or by all calls of a worker if `call` is None."""
         for use in [use for use in self._uses if use.worker is worker and call in {None, use.task.id}]:
             self._uses.remove(use)
             if use.granted:
@@ -176,7 +176,7 @@ class Terminal:
                 use.printer.release()
 
     def _serve(self, use: _Use) -> None:
-        """Do for the call that has the terminal what can be done now."""
+        """Grant the terminal to a call if that is new, then print its texts and pass on interrupts."""
         if not use.granted:
             use.granted = True
             use.printer.hold()
@@ -201,7 +201,7 @@ class Terminal:
                 _post(use.worker, Frame(Kind.BREAK_IN, use.task.id))
 
     def _wait(self, use: _Use) -> None:
-        """Sleep until there is something to do, or a line."""
+        """Wait for a message or for typed text."""
         sources = [self._wake_read, *([sys.stdin.fileno()] if use.question else [])]
         ready, _, _ = select.select(sources, [], [])
         if self._wake_read in ready:
@@ -213,25 +213,25 @@ class Terminal:
         try:
             data = os.read(sys.stdin.fileno(), _CHUNK)
         except OSError:
-            data = b""  # the terminal is gone: as its end
+            data = b""  # the terminal is gone; treat it as end of file
         self._typed += data
         if data and not self._typed.endswith(b"\n"):
-            return  # Ctrl-D in the midst of a line
+            return  # Ctrl-D within a line
         line, self._typed = self._typed.decode(sys.stdin.encoding or "utf-8", "replace"), b""
         use.answer(**({"line": line} if line else {"end": True}))
 
     def _on_interrupt(self) -> None:
-        """Ctrl-C while a call is being debugged; in the main thread, whatever that does, so without a lock."""
+        """Handle Ctrl-C while a call is being debugged; runs in the main thread at any point, so takes no lock."""
         self._interrupts += 1
         os.write(self._wake_write, b".")
 
     def _start_afresh(self) -> None:
-        """In a forked process: the calls, and the thread, are its parent's."""
+        """Reset the state in a forked process; calls and thread belong to the parent."""
         self.__init__()  # type: ignore[misc]
 
 
 def missing() -> str:
-    """Why this process has no terminal that lines can be typed at, as a sentence; "" if it has one."""
+    """Return why this process has no interactive terminal, as a sentence; "" if it has one."""
     if this_cell() is not None:
         return "it is a notebook."
     for stream, name in ((sys.stdin, "standard input"), (sys.stdout, "standard output")):
@@ -246,7 +246,7 @@ def missing() -> str:
 
 
 def _source() -> str:
-    """The text of this program's file, for the debugger to show; "" where it has none."""
+    """Return the text of this program's file, for the debugger to show; "" if there is none."""
     path = getattr(sys.modules.get("__main__"), "__file__", None)
     try:
         return Path(path).read_text(errors="replace")[:_SOURCE_CHARS] if path else ""
@@ -272,22 +272,22 @@ os.register_at_fork(after_in_child=terminal._start_afresh)
 
 
 def debug(call: Call[R]) -> R:
-    """Run a call in this process, as `sky.debug(train(10))`; where it fails, look at it in the debugger `pdb`.
+    """Run a call in this process, as `sky.debug(train(10))`; if it fails, examine it in the debugger `pdb`.
 
-    The function gets copies of its arguments, as a node would, and finds itself on the only node of a pool. Plugins are
-    not entered, and a time limit does not count. With a terminal, `pdb` shows the frames of an exception before it is
-    raised here; without one it is raised at once.
+    The function gets copies of its arguments, as on a node, and runs as if on the only node of a pool. Plugins are not
+    entered, and time limits do not apply. With a terminal, `pdb` opens at an exception before it is raised here;
+    without one, it is raised immediately.
 
     Args:
-        call: of a compute function. It need not have failed before.
+        call: a call of a compute function. It need not have failed before.
 
     Returns:
-        What the function returns; of a generator function, the list of its items.
+        The function's result; for a generator function, the list of its items.
 
     Raises:
         The exception that the function raises.
-        ConfigError: this is not one call.
-        SerializationError: the arguments could not be sent to a node either.
+        ConfigError: the argument is not a single call.
+        SerializationError: the arguments cannot be pickled, so they could not be sent to a node either.
     """
     if not all(hasattr(call, name) for name in ("fn", "args", "kwargs")):
         raise ConfigError(f"sky.debug() takes one call, as in sky.debug(train(10)); found {call!r}.")
@@ -304,7 +304,7 @@ def debug(call: Call[R]) -> R:
 
 
 def _look_at(error: Exception) -> None:
-    """Show where an exception was raised in pdb, if somebody is there to look."""
+    """Open pdb where an exception was raised, if there is an interactive terminal."""
     if missing() or error.__traceback__ is None:
         return
     import pdb

@@ -1,1 +1,1 @@
-"""The user's code and arguments on their way to nodes: functions, local modules, large arguments sent once."""
+"""Transfer of the user's code and arguments to nodes: functions, local modules, shared large arguments."""

@@ -1,7 +1,7 @@
-"""Finds the local modules that a function needs, without importing anything, and bundles their files for the nodes.
+"""Detection of the local modules that a function needs, without importing any, and bundling of their files.
 
-What lives in `__main__` travels inside the pickle. Everything else that a function refers to, or imports, and that is
-neither of the standard library nor installed, is sent as a file and importable on the node by the same name.
+Code in `__main__` is sent inside the pickle. Every other module that a function refers to or imports, and that is
+neither in the standard library nor installed, is sent as a file and can be imported on the node by the same name.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ MAIN = ("__main__", "__mp_main__")
 
 @dataclass(frozen=True, slots=True)
 class CodeBundle:
-    """Files to be sent to nodes: paths relative to a directory that is on `sys.path` there, with their content.
+    """Files to send to nodes: paths relative to a directory on `sys.path` there, with their content.
 
     Attributes:
-        digest: of paths and contents.
-        programs: those of the paths that may be executed.
+        digest: digest of paths and contents.
+        programs: paths of executable files.
     """
 
     files: tuple[tuple[str, bytes], ...] = field(default=(), repr=False)
@@ -49,7 +49,7 @@ class CodeBundle:
 
     @classmethod
     def of(cls, files: dict[str, bytes], programs: Iterable[str] = ()) -> CodeBundle:
-        """The bundle of these files, in the order of their paths."""
+        """Return the bundle of these files, sorted by path."""
         digest = hashlib.sha256()
         for path, data in sorted(files.items()):
             name = path.encode("utf-8", "surrogateescape")
@@ -58,13 +58,13 @@ class CodeBundle:
 
 
 class ReadModule(Protocol):
-    """Gives the content of a module's file, by its name, where it is here, and the path that nodes have it under."""
+    """Function that returns the content of a module's file, given module name, local file and path on nodes."""
 
     def __call__(self, name: str, file: Path, path: str, /) -> bytes: ...
 
 
 def read_module(_name: str, file: Path, _path: str) -> bytes:
-    """The content of a module's file as it is now.
+    """Return the present content of a module's file.
 
     Raises:
         SerializationError: it cannot be read.
@@ -73,7 +73,7 @@ def read_module(_name: str, file: Path, _path: str) -> bytes:
 
 
 def local_modules(obj: object, read: ReadModule = read_module) -> CodeBundle:
-    """The files of all local modules that a function (or any other object) needs in order to be loaded and run.
+    """Return the files of all local modules that are needed to load and run a function (or any other object).
 
     Raises:
         SerializationError: a file cannot be read, or all together are larger than 20 MB.
@@ -82,7 +82,7 @@ def local_modules(obj: object, read: ReadModule = read_module) -> CodeBundle:
 
 
 def bundle_modules(names: Iterable[str], read: ReadModule = read_module) -> CodeBundle:
-    """The files of those of these modules that are local, and of the local modules that they import.
+    """Return the files of the local ones of these modules, and of the local modules that they import.
 
     Raises:
         SerializationError: a file cannot be read, or all together are larger than 20 MB.
@@ -113,10 +113,10 @@ def bundle_modules(names: Iterable[str], read: ReadModule = read_module) -> Code
 
 
 def bundle_paths(includes: Iterable[str | Path], excludes: Sequence[str] = DEFAULT_EXCLUDES) -> CodeBundle:
-    """The files of `Image.includes`: files and directories, relative to the working directory.
+    """Return the files of `Image.includes`: files and directories, relative to the working directory.
 
-    What lies below the working directory keeps its relative path, anything else its name. `excludes` holds patterns of
-    these paths as a .dockerignore file has them.
+    Paths below the working directory stay relative to it; others are reduced to their name. `excludes` holds patterns
+    for these paths in the syntax of .dockerignore.
 
     Raises:
         ConfigError: a path is missing or cannot be read, or all together are larger than 20 MB.
@@ -124,7 +124,7 @@ def bundle_paths(includes: Iterable[str | Path], excludes: Sequence[str] = DEFAU
     includes = tuple(includes)
     if not includes:
         return CodeBundle.of({})
-    from skyward.builder.files.included import facts, included_files, largest, total_size  # brings all of the builder
+    from skyward.builder.files.included import facts, included_files, largest, total_size  # imports the whole builder
 
     found = included_files(includes, excludes, Path.cwd())
     if total_size(found) > MAX_BYTES:
@@ -137,7 +137,7 @@ class _Module(NamedTuple):
     """A module that may be local.
 
     Attributes:
-        file: where its code is; None for a namespace package.
+        file: path of its code; None for a namespace package.
         folders: directories of its submodules; None if it is not a package.
     """
 
@@ -149,14 +149,14 @@ class _Module(NamedTuple):
         return self.folders is not None
 
     def path(self, name: str) -> str:
-        """Where its file belongs, relative to a directory on `sys.path`; the file's own name may be another."""
+        """Return the file's path relative to a directory on `sys.path`; the local file may be named differently."""
         assert self.file is not None
         suffix = ".py" if self.file.suffix == ".py" else "." + self.file.name.partition(".")[2]
         return name.replace(".", "/") + ("/__init__" if self.is_package else "") + suffix
 
 
 class _Noting(payload.Pickler):
-    """Pickles, drops the bytes, and notes the modules of what is pickled."""
+    """Pickler that discards its output and records the modules of the pickled objects."""
 
     def __init__(self) -> None:
         super().__init__(io.BytesIO(), 5, lambda _buffer: False)
@@ -169,7 +169,7 @@ class _Noting(payload.Pickler):
 
 
 def modules_of(obj: Any, *, by_value: bool) -> Iterator[str]:
-    """The modules that an object needs; a pickler reduces it, by value or else by reference."""
+    """Yield the modules that an object needs, which is pickled by value or by reference."""
     kind = type(obj)
     if issubclass(kind, ModuleType):
         yield namespace(obj)["__name__"]
@@ -184,17 +184,17 @@ def modules_of(obj: Any, *, by_value: bool) -> Iterator[str]:
 
 
 def _modules_in(obj: object) -> set[str]:
-    """The modules of everything that is pickled with an object."""
+    """Return the modules of everything that is pickled with an object."""
     noting = _Noting()
     try:
         noting.dump(obj)
-    except Exception:  # noqa: S110 - what cannot be pickled is reported, with its name, by whoever pickles it to send it
+    except Exception:  # noqa: S110 - pickling it for sending reports what cannot be pickled, by name
         pass
     return noting.modules
 
 
 def imported_by_main(names: dict[str, Any]) -> Iterator[str]:
-    """The modules of what `__main__` has imported: arguments may be of classes that the function never mentions."""
+    """Yield the modules of what `__main__` imports, since arguments may be of classes the function never mentions."""
     for value in list(names.values()):
         kind = type(value)
         if issubclass(kind, ModuleType):
@@ -204,7 +204,7 @@ def imported_by_main(names: dict[str, Any]) -> Iterator[str]:
 
 
 def _code_imports(code: CodeType, package: str) -> Iterator[str]:
-    """What the import statements in a function's body name."""
+    """Yield the modules named by import statements in a function's body."""
     before: list[Any] = [None, None]
     for step in dis.get_instructions(code):
         if step.opname == "IMPORT_NAME":
@@ -218,10 +218,10 @@ def _code_imports(code: CodeType, package: str) -> Iterator[str]:
 
 @functools.lru_cache(maxsize=512)
 def _imports(source: bytes, package: str) -> tuple[str, ...]:
-    """What the import statements of a module name, those inside functions included."""
+    """Return the modules named by a module's import statements, including those inside functions."""
     try:
         tree = ast.parse(source)
-    except (SyntaxError, ValueError):  # it cannot be imported there either, and says so itself if that is tried
+    except (SyntaxError, ValueError):  # importing it on a node fails with this error too
         return ()
     names: list[str] = []
     for node in ast.walk(tree):
@@ -233,7 +233,7 @@ def _imports(source: bytes, package: str) -> tuple[str, ...]:
 
 
 def _named(name: str, members: Iterable[str], level: int, package: str) -> Iterator[str]:
-    """The modules an import statement may mean: the one named, and each member, which may be a submodule."""
+    """Yield the modules an import statement may refer to: the named one, and each member, possibly a submodule."""
     if level and not package:
         return
     if level:
@@ -244,7 +244,7 @@ def _named(name: str, members: Iterable[str], level: int, package: str) -> Itera
 
 
 def _find(name: str, found: dict[str, _Module | None]) -> _Module | None:
-    """A module by name; None if it is not local or not there."""
+    """Return a module by name; None if it is not local or does not exist."""
     if name not in found:
         parent = name.rpartition(".")[0]
         above = _find(parent, found) if parent else None
@@ -265,17 +265,17 @@ def _loaded(name: str) -> _Module | None:
 
 
 def _on_path(name: str, folders: Sequence[str] | None) -> _Module | None:
-    """Look a module up as an import would, except that no package on the way to it is imported."""
+    """Find a module as an import would, but without importing its parent packages."""
     portions: list[str] = []
     for folder in sys.path if folders is None else folders:
-        finder = pkgutil.get_importer(folder or os.getcwd())  # noqa: PTH109 - as the import system does
+        finder = pkgutil.get_importer(folder or os.getcwd())  # noqa: PTH109 - as in the import system
         spec = finder.find_spec(name) if finder is not None else None
         if spec is not None and spec.loader is not None:
             return _Module(Path(spec.origin), _folders(spec)) if spec.has_location and spec.origin else None
         portions += (spec and spec.submodule_search_locations) or ()
     if portions:
         return _Module(None, tuple(portions))
-    for other in sys.meta_path if folders is None else ():  # those of editable installs, for one
+    for other in sys.meta_path if folders is None else ():  # such as finders of editable installs
         if other not in (BuiltinImporter, FrozenImporter, PathFinder):
             spec = other.find_spec(name, None)
             if spec is not None and spec.has_location and spec.origin:
@@ -294,7 +294,7 @@ def _is_local(file: Path) -> bool:
 
 
 def namespace(module: ModuleType) -> dict[str, Any]:
-    """A module's names, past any `__getattribute__` of its own, which may load it."""
+    """Return a module's namespace, bypassing any `__getattribute__` of its own, which may load it."""
     names: dict[str, Any] = ModuleType.__getattribute__(module, "__dict__")
     return names
 

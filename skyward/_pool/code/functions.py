@@ -1,7 +1,7 @@
 """The functions of a pool: each is pickled once, with the local modules it needs, and sent to each worker once.
 
-What travels with a function (`dependencies.py`) is compared at each call with what it was, name by name and entry by
-entry, by identity; when it has changed, the function is pickled anew and sent under another number.
+At each call, the dependencies sent with a function (`dependencies.py`) are compared with their previous state, name by
+name and entry by entry, by identity. If they have changed, the function is pickled again and sent under a new number.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _spec = itemgetter("__spec__")
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A user's function as nodes get it: once per worker, addressed by its number.
+    """A user's function as it is sent: once per worker, identified by its number.
 
     Attributes:
-        latest: what the files of the bundle are to contain on nodes, by path; what is not in it is as in the bundle.
-        replaces: number of the same function before something that travels with it has changed; 0 for none.
+        latest: current content of the bundle's files, by path; files that are not in it are as in the bundle.
+        replaces: number of the same function before its dependencies changed; 0 for none.
     """
 
     number: int
@@ -52,32 +52,33 @@ class Function:
     data: bytes = field(repr=False)
     bundle: CodeBundle | None = field(repr=False)
     env: Mapping[str, str] = field(default_factory=dict)  # set in the worker before it loads the function
-    collective: bool = False  # its ranks form one group when it is called on every node
+    collective: bool = False  # whether its ranks form one group when it is called on every node
     only_data: bool = False  # whether its results are read as data only, and its exceptions as text
     latest: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     replaces: int = 0
 
     def wishes(self) -> tuple[bytes, ...]:
-        """What goes beside its pickle: what it asks of its process, and which function it replaces."""
+        """Return the encoded options sent beside its pickle, if any: environment, `collective`, `replaces`."""
         asked: dict[str, Any] = {"replaces": self.replaces} if self.replaces else {}
         if self.env or self.collective:
             asked |= {"env": dict(self.env), "collective": self.collective}
         return (encode(asked),) if asked else ()
 
     def files(self) -> list[tuple[str, bytes]]:
-        """The local modules that it needs, as nodes are to have them now."""
+        """Return paths and current contents of the local modules that it needs."""
         latest = self.latest
         return [] if self.bundle is None else [(path, latest.get(path, data)) for path, data in self.bundle.files]
 
 
 class Functions:
-    """The functions a pool has seen, and whether their results are read as data only.
+    """The functions that a pool has been called with.
 
-    Equal content is sent once, whichever object holds it.
+    Equal content is sent once, even if it belongs to several objects.
 
     Args:
         only_data: whether results are read as data only; also an attribute.
-        tell: is told, once per function, of globals whose changes are not seen; and of modules whose file was edited.
+        tell: prints warnings: once per function, about globals whose changes are not detected; and about modules whose
+            file was edited.
     """
 
     def __init__(self, *, only_data: bool = False, tell: Callable[[str], object] = lambda _line: None) -> None:
@@ -90,7 +91,7 @@ class Functions:
         self._numbers = itertools.count(1)
 
     def get(self, fn: Callable[..., Any]) -> Function:
-        """The function as nodes get it.
+        """Return the function as it is sent to nodes.
 
         Raises:
             SerializationError: it cannot be pickled; the message says what in it cannot.
@@ -102,7 +103,7 @@ class Functions:
             return self._taken(fn, known)
 
     def of_series(self, fn: Callable[..., Any], name: str, modules: frozenset[str]) -> Function:
-        """A function of ours that runs what it is given: under the name of that, and with the modules that needs."""
+        """Return a function of skyward that runs user code, under that code's name and with the modules it needs."""
         key = (fn, name, modules)
         known = self._of_series.get(key)
         if known is not None and known.is_current():
@@ -124,8 +125,8 @@ class Functions:
         return function
 
     def _taken(self, fn: Callable[..., Any], known: _Snapshot | None) -> Function:
-        """The function as it is now."""
-        watch = Watch(fn)  # first: what changes meanwhile is found at the next call
+        """Return the function in its present state, and record that."""
+        watch = Watch(fn)  # first, so that the next call detects concurrent changes
         found: dict[str, LoadedModule] = {}
         bundle: CodeBundle = local_modules(fn, partial(self._read, found))
         digest, data = payload.dumps_function(fn)
@@ -172,14 +173,14 @@ class Functions:
 
 
 class _Snapshot:
-    """A function as it was sent last, and what tells whether it is still that."""
+    """A function as it was last sent, with the state needed to detect changes."""
 
     __slots__ = ("_fn", "_imported", "_main", "_modules", "_size", "_watch", "function")
 
     def __init__(
         self, fn: Callable[..., Any], function: Function, watch: Watch | None, modules: Mapping[str, LoadedModule]
     ) -> None:
-        self._fn = fn  # kept, so that its id is
+        self._fn = fn  # the reference keeps its id from being reused
         self.function = function
         self._watch = None if watch is None or watch.is_empty else watch
         self._modules = ModulesWatch(modules) if modules else None
@@ -189,7 +190,7 @@ class _Snapshot:
             self._size, self._imported = len(fn.__globals__), set(imported_by_main(fn.__globals__))
 
     def is_current(self) -> bool:
-        """Whether the function, sent now, would be the same."""
+        """Return whether nothing sent with the function has changed."""
         main = self._main
         if main is not None and len(main) != self._size:
             if set(imported_by_main(main)) != self._imported:
@@ -201,13 +202,13 @@ class _Snapshot:
 
 
 class Watch:
-    """What one function travels with.
+    """Snapshot of the values sent with one function.
 
     Args:
-        fn: the function, which has just been pickled.
+        fn: the function, which is about to be pickled.
 
     Attributes:
-        beyond: the globals, by name, inside which changes are not seen, each with what it is.
+        beyond: names and types of the globals inside which changes are not detected.
     """
 
     __slots__ = ("_cells", "_codes", "_empty", "_entries", "_functions", "_small", "_spaces", "_tensors", "beyond")
@@ -227,11 +228,11 @@ class Watch:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing that could change."""
+        """Whether nothing in it can change."""
         return not (self._functions or self._entries or self._empty or self._small or self._tensors)
 
     def unchanged(self) -> bool:
-        """Whether everything is as it was."""
+        """Return whether everything is unchanged."""
         try:
             for space, names, values in self._spaces:
                 if not all(map(is_, map(space.get, names, repeat(MISSING)), values)):
@@ -248,7 +249,7 @@ class Watch:
                 if len(entries) != len(values) or not all(map(is_, entries, values)):
                     return False
             return not (self._small or self._tensors) or self._content_is_unchanged()
-        except RuntimeError:  # another thread changes a collection
+        except RuntimeError:  # another thread is changing a collection
             return False
 
     def _content_is_unchanged(self) -> bool:
@@ -258,7 +259,7 @@ class Watch:
 
 
 class ModulesWatch:
-    """Tells whether any of some modules was loaded anew. Asked at every call: 0.1 us for each module."""
+    """Detects reloads of a set of modules. Checked at every call: 0.1 us per module."""
 
     __slots__ = ("_cell", "_imported", "_modules", "_names", "_others", "_spaces", "_specs")
 
@@ -272,13 +273,13 @@ class ModulesWatch:
         self._cell = display.cells_begun
 
     def unchanged(self) -> bool:
-        """Whether all are as they were."""
+        """Return whether no module was reloaded."""
         try:
             if not all(map(is_, map(sys.modules.get, self._names), self._modules)):
                 return False
             if not all(map(is_, map(_spec, self._spaces), self._specs)):
                 return False
-        except KeyError:  # a module that is being loaded has no specification for a moment
+        except KeyError:  # a module that is being loaded briefly has no spec
             return False
         if self._cell != display.cells_begun:
             if not all(each.is_current() for each in self._imported):
@@ -288,7 +289,7 @@ class ModulesWatch:
 
 
 def _with_files(function: Function, bundle: CodeBundle) -> Function | None:
-    """A known function, with the files that it needs in addition now; None if one of those it has is another one."""
+    """Return a known function, extended by new files of the bundle; None if one of its files has changed."""
     known = dict(function.bundle.files) if function.bundle is not None else {}
     files = dict(bundle.files)
     if any(path in known and known[path] != data for path, data in files.items()):

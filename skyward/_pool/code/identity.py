@@ -1,9 +1,9 @@
-"""Digests of calls that are the same in every process: of a function's code and of its arguments.
+"""Digests of a function's code and of its arguments that are the same in every process.
 
-A pickle will not do for that: it depends on the order of sets, on which strings are one object, on line numbers and on
-names that cloudpickle draws. Here a value is what it consists of. A function is its instructions, constants, defaults,
-the values it closes over and the globals it uses, where it travels by value; its name, where its module's file travels
-or its package is installed. Classes likewise. Of a local module its code counts, and not its comments.
+Pickles are unsuitable: they depend on the order of sets, on which strings are one object, on line numbers and on random
+names in cloudpickle. Here a value is encoded by its contents. A function that is pickled by value is encoded as its
+instructions, constants, defaults, closure and the globals it uses; one whose module is sent as a file or installed, as
+its name. The same holds for classes. The digest of a local module covers its code without comments.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from skyward.runtime.environment import declared_env
 from skyward.wire import payload, tensors
 
 _SCALARS = frozenset({int, float, bool, str, bytes, types.NoneType})
-_WHOLE = 64  # bytes of an encoding that stands for itself; longer ones by their digest
+_WHOLE = 64  # longest encoding in bytes; longer ones are replaced by their digest
 _DIGEST = 16
-# made by the class statement, or by Python for its own use; none of it decides what a method does
+# created by the class statement or by Python; none of it affects what methods do
 _OF_CLASSES = frozenset(
     {"__dict__", "__weakref__", "__module__", "__doc__", "__annotations__", "__annotate__", "__annotate_func__"}
     | {"__annotations_cache__", "__static_attributes__", "__firstlineno__", "__abstractmethods__", "_abc_impl"}
@@ -39,10 +39,10 @@ _DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType, types.Wr
 
 
 def code_digest(fn: Callable[..., Any]) -> str:
-    """The digest (hex) of a function's code, of all values that travel with it, and of the local modules that do.
+    """Return the digest (hex) of a function's code and of all values and local modules sent with it.
 
     Raises:
-        SerializationError: it refers to something that has no lasting identity.
+        SerializationError: it refers to something that has no stable encoding.
     """
     name = getattr(fn, "__qualname__", type(fn).__name__)
     try:
@@ -56,16 +56,16 @@ def code_digest(fn: Callable[..., Any]) -> str:
 
 
 class Arguments:
-    """Digests of the arguments of one function's calls; remembers the modules that it has looked at."""
+    """Computes digests of the arguments of one function's calls; caches those of modules."""
 
     def __init__(self) -> None:
         self._modules: dict[str, bytes] = {}
 
     def digest(self, args: tuple[Any, ...], *, of: str) -> str:
-        """The digest (hex) of the arguments of the function named `of`.
+        """Return the digest (hex) of the arguments of the function named `of`.
 
         Raises:
-            SerializationError: one of them has no lasting identity.
+            SerializationError: one of them has no stable encoding.
         """
         encoder = _Encoder()
         try:
@@ -83,20 +83,20 @@ class Arguments:
 
 
 class _Encoder:
-    """Encodes values as bytes: small ones whole, large ones by digest, each after the kind of what it is.
+    """Encodes values as bytes, tagged by kind: small ones whole, large ones as digests.
 
     Attributes:
-        modules: those of what was named instead of encoded.
+        modules: modules of objects that were encoded by name.
     """
 
     def __init__(self) -> None:
         self.modules: set[str] = set()
-        self._inside: dict[int, int] = {}  # depth at which each object stands that is being encoded
-        self._known: dict[int, tuple[Any, bytes]] = {}  # encodings of objects, which are kept so that their id is
+        self._inside: dict[int, int] = {}  # depth of each object that is being encoded, by id
+        self._known: dict[int, tuple[Any, bytes]] = {}  # encodings, with references that keep ids from being reused
         self._pickler = payload.Pickler(io.BytesIO(), 5, lambda _buffer: False)
 
     def encode(self, obj: Any) -> bytes:
-        """The encoding of a value.
+        """Return the encoding of a value.
 
         Raises:
             TypeError, PicklingError: it cannot be pickled.
@@ -140,12 +140,12 @@ class _Encoder:
     def _cell(self, cell: types.CellType) -> bytes:
         try:
             return _tagged("cell", [self.encode(cell.cell_contents)])
-        except ValueError:  # it is empty: what it is to hold is not defined yet
+        except ValueError:  # it is empty, since its variable is not assigned yet
             return _tagged("cell", [])
 
     def _sequence(self, what: str, items: list[Any] | tuple[Any, ...]) -> bytes:
         if len(items) > _WHOLE and set(map(type, items)) <= _SCALARS:
-            return _tagged(what, [_pickled(list(items))])  # as exact, and a hundred times as fast
+            return _tagged(what, [_pickled(list(items))])  # equally exact, and a hundred times as fast
         return _tagged(what, [b"%d" % len(items), *map(self.encode, items)])
 
     def _function(self, fn: types.FunctionType) -> bytes:
@@ -163,7 +163,7 @@ class _Encoder:
         return _tagged("function", [fn.__name__, *map(self.encode, values)])
 
     def _code(self, code: types.CodeType) -> bytes:
-        """A function's instructions; its file, lines and the name of what it stands in are no part of it."""
+        """Encode a function's instructions, without its file, lines and qualified name."""
         numbers = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
         names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
         handlers = getattr(code, "co_exceptiontable", b"")
@@ -181,13 +181,13 @@ class _Encoder:
         return _tagged("name", [module, name])
 
     def _reduced(self, obj: Any, kind: type) -> bytes:
-        """Any other object, as it would be pickled."""
+        """Encode any other object by the way it would be pickled."""
         reduced: Any = self._pickler.reducer_override(obj)
         if reduced is NotImplemented:
             own = self._pickler.dispatch_table.get(kind) or copyreg.dispatch_table.get(kind)
             reduced = own(obj) if own is not None else obj.__reduce_ex__(5)
         if isinstance(reduced, str):
-            own = self.encode(_in_order(getattr(obj, "__dict__", {})))  # such as the function that a cache wraps
+            own = self.encode(_in_order(getattr(obj, "__dict__", {})))  # such as the function wrapped by a cache
             return _tagged("global", [self._named(obj, reduced), own])
         make, args, state, items, pairs = (*reduced, None, None, None)[:5]
         contents = (make, args, state, list(items or ()), [tuple(pair) for pair in pairs or ()])
@@ -222,7 +222,7 @@ def _scalar(value: Any) -> bytes:
 
 
 def _tagged(kind: str, parts: Iterable[bytes | bytearray | memoryview | str]) -> bytes:
-    """An encoding that no other kind, and no other division of the same bytes, can have."""
+    """Encode parts unambiguously: other kinds, or other divisions of the same bytes, have other encodings."""
     texts = [part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part for part in parts]
     lengths = b"%s %s:" % (kind.encode(), b",".join(b"%d" % memoryview(part).nbytes for part in texts))
     if sum(map(len, texts)) + len(lengths) <= _WHOLE:
@@ -240,7 +240,7 @@ def _hashed(parts: Iterable[bytes | str]) -> str:
 def _pickled(values: list[Any]) -> bytes:
     file = io.BytesIO()
     pickler = pickle.Pickler(file, 5)
-    pickler.fast = True  # without memory of which strings are one object
+    pickler.fast = True  # without memoisation, which depends on which strings are one object
     pickler.dump(values)
     return file.getvalue()
 
@@ -250,7 +250,7 @@ def _in_order(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _global_names(code: types.CodeType) -> Iterator[str]:
-    """The globals that instructions name, those of functions inside the function included."""
+    """Yield the globals used by code, including nested functions."""
     for step in dis.get_instructions(code):
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
             yield step.argval
@@ -260,7 +260,7 @@ def _global_names(code: types.CodeType) -> Iterator[str]:
 
 
 def _modules_digest(bundle: CodeBundle) -> bytes:
-    """The digest of local modules: of the code of Python's files, of the bytes of others."""
+    """Return the digest of local modules: of the syntax tree of Python files, of the bytes of others."""
     return _tagged("modules", [part for path, data in bundle.files for part in (path, _source(path, data))])
 
 
@@ -269,7 +269,7 @@ def _source(path: str, data: bytes) -> bytes:
         try:
             return ast.dump(ast.parse(data)).encode("utf-8", "surrogatepass")
         except (SyntaxError, ValueError):
-            pass  # it cannot be imported there either, and says so if that is tried
+            pass  # importing it on a node fails with this error too
     return data
 
 

@@ -1,4 +1,4 @@
-"""Calls with large arguments in common: each argument is sent to a node once, and known by its digest from then on."""
+"""Calls that share large arguments: each is sent to a node once, and afterwards referred to by its digest."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from skyward._pool.code.functions import Function, Functions
     from skyward._pool.nodes.worker_client import WorkerClient
 
-BUDGET = 512 * 1024 * 1024  # bytes of values that are kept, here and on a node, although no call needs them now
-SHARED_FROM = 64 * 1024  # bytes; smaller ones cost less inside the call than as a message of their own
-READ_ONLY_FROM = 1024 * 1024  # bytes; below, calls get copies they may write into: joblib draws the line here too
-_RECENT_CALLS = 64  # a value that none of so many calls has needed may be dropped
+BUDGET = 512 * 1024 * 1024  # bytes of unused values that are kept here, and on each node
+SHARED_FROM = 64 * 1024  # bytes; smaller values are cheaper inside the call than as a separate message
+READ_ONLY_FROM = 1024 * 1024  # bytes; below, calls get writable copies; joblib uses the same limit
+_RECENT_CALLS = 64  # a value that none of this many last calls used may be dropped
 
 
 @dataclass(frozen=True, slots=True)
 class SharedValue:
-    """A value as it is sent: a snapshot, so that what the caller does to the original later is not sent."""
+    """A value to send, as a snapshot: later changes to the original are not sent."""
 
     digest: bytes
     head: bytes = field(repr=False)
@@ -38,7 +38,7 @@ class SharedValue:
 
     @classmethod
     def of(cls, obj: object) -> SharedValue:
-        """The snapshot of an object.
+        """Return a snapshot of an object.
 
         Raises:
             SerializationError: it cannot be pickled.
@@ -52,13 +52,13 @@ class SharedValue:
 
     @property
     def nbytes(self) -> int:
-        """How much memory it takes."""
+        """Size in bytes."""
         return len(self.head) + sum(map(len, self.buffers))
 
 
 @dataclass(slots=True)
 class _Seen:
-    """A large array that calls have had as argument. It is kept, so that no other array gets its address."""
+    """A large array that was an argument. The reference keeps its address from being reused."""
 
     obj: Any
     value: SharedValue
@@ -66,7 +66,7 @@ class _Seen:
 
 
 class Packed(NamedTuple):
-    """A call of a series, ready to be sent."""
+    """A call that is ready to be sent."""
 
     function: Function
     data: bytes
@@ -75,34 +75,34 @@ class Packed(NamedTuple):
 
 
 class SharedArguments:
-    """Calls with large arguments in common, such as those of one `joblib.Parallel`; made by `ComputePool._series`.
+    """Makes calls that share large arguments, such as those of one `joblib.Parallel`; see `ComputePool._series`.
 
-    An array of 1 MiB and more is looked at once: what is changed in it while the series goes on is not seen. Calls get
-    it read-only; of smaller ones, and of those of objects, they get copies.
+    An array of 1 MiB or more is read once: later changes to it are not detected, and calls receive it read-only. Calls
+    receive copies of smaller arrays and of arrays of objects.
 
     Args:
-        functions: of the pool that the calls go to.
-        start: sends a packed call; returns its future.
+        functions: the functions of the pool.
+        start: sends a packed call and returns its future.
     """
 
     def __init__(self, functions: Functions, start: Callable[[Packed], Future[Any]]) -> None:
         self._functions, self._start = functions, start
-        self._large: OrderedDict[tuple[Any, ...], _Seen] = OrderedDict()  # by address, the least recently used first
+        self._large: OrderedDict[tuple[Any, ...], _Seen] = OrderedDict()  # by address, least recently used first
         self._calls = 0
         self._noted: set[FunctionType] = set()
         self._modules: set[str] = set()
 
     def run_async(self, fn: Callable[..., Any], args: tuple[Any, ...], *, name: str) -> Future[Any]:
-        """Run `fn(*args)` on one node in the background; errors call it `name`. Cancelling the future stops the call.
+        """Run `fn(*args)`, named `name` in errors, on a node in the background. Cancelling the future stops the call.
 
         Raises:
             SerializationError: something in the arguments cannot be pickled.
-            PoolClosedError: the pool has ended, or has no nodes left.
+            PoolClosedError: the pool is closed, or has no nodes left.
         """
         return self._start(self.pack(fn, args, name))
 
     def pack(self, fn: Callable[..., Any], args: tuple[Any, ...], name: str) -> Packed:
-        """The function under this name with the local modules the arguments need; the pickled arguments; shared values.
+        """Return the call: function with the local modules that the arguments need, pickled arguments, shared values.
 
         Raises:
             SerializationError: something in the arguments cannot be pickled.
@@ -115,7 +115,7 @@ class SharedArguments:
         return Packed(function, data, buffers, tuple(values.values()))
 
     def value(self, obj: Any, nbytes: int) -> SharedValue:
-        """The value of an array or buffer of this size."""
+        """Return the shared value of an array or buffer of `nbytes` bytes."""
         if nbytes < READ_ONLY_FROM:
             return SharedValue.of(obj)
         address = _address(obj)
@@ -128,7 +128,7 @@ class SharedArguments:
         return seen.value
 
     def _drop_old(self) -> None:
-        """Drop snapshots that calls have ceased to need, when they take too much memory."""
+        """Drop snapshots that recent calls have not used, if they exceed the budget."""
         excess = sum(seen.value.nbytes for seen in self._large.values()) - BUDGET
         for address, seen in tuple(self._large.items()):
             if excess <= 0 or seen.last_call > self._calls - _RECENT_CALLS:
@@ -137,7 +137,7 @@ class SharedArguments:
             del self._large[address]
 
     def note(self, obj: Any, *, by_value: bool) -> None:
-        """Remember the modules that something in the arguments needs; those of a function are looked for once."""
+        """Record the modules that an object in the arguments needs; each function is examined once."""
         if type(obj) is FunctionType:
             if obj in self._noted:
                 return
@@ -146,7 +146,7 @@ class SharedArguments:
 
 
 class _Pickler(payload.Pickler):
-    """Replaces large arrays by calls of `shared`, and notes the modules of everything else."""
+    """Replaces large arrays by calls of `shared`, and records the modules of everything else."""
 
     def __init__(
         self, series: SharedArguments, values: dict[bytes, SharedValue], file: Any, protocol: int, in_band: Any
@@ -170,18 +170,18 @@ class _Pickler(payload.Pickler):
 
 
 def _address(obj: Any) -> tuple[Any, ...]:
-    """Where in memory an array or buffer is, and how it is read; different objects may be views of one array."""
+    """Return memory address and layout of an array or buffer, since several objects may be views of one array."""
     if type(obj).__module__ == "numpy":
         view = obj.__array_interface__
         return type(obj), view["data"][0], view["strides"], view["shape"], obj.dtype
     if hasattr(obj, "address"):
         return obj.address, obj.size
-    return (id(obj),)  # a subclass of arrays may hold more than its data
+    return (id(obj),)  # a subclass of ndarray may hold more than its data
 
 
 @dataclass(slots=True)
 class _Held:
-    """A value that a node holds: its size, the worker that was sent it, and all workers that know of it."""
+    """A value that a node holds: its size, the worker it was sent to, and all workers that can use it."""
 
     nbytes: int
     source: WorkerClient
@@ -192,19 +192,19 @@ class SharedValueIndex:
     """The shared values that the workers of one node hold. Used under the dispatcher's lock.
 
     Args:
-        processes: how many worker processes the node has; several of them take a value from the first that got it.
-        budget: bytes it may hold beyond what the calls it has been sent need; the least recently used go first.
+        processes: number of the node's worker processes; if there are several, the first passes a value to the others.
+        budget: bytes above which values that no outstanding call needs are dropped, least recently used first.
     """
 
     def __init__(self, processes: int = 1, budget: int = BUDGET) -> None:
         self._how, self._budget = LEAVE if processes > 1 else KEEP, budget
-        self._held: OrderedDict[bytes, _Held] = OrderedDict()  # by digest, the least recently used first
+        self._held: OrderedDict[bytes, _Held] = OrderedDict()  # by digest, least recently used first
 
     def messages(self, worker: WorkerClient, values: Iterable[SharedValue]) -> Iterator[Frame]:
-        """What this worker must be sent before a call that needs these values, the call being in its `outstanding`."""
+        """Yield the messages to send a worker before a call that needs these values and is in its `outstanding`."""
         for value in values:
             held = self._held.get(value.digest)
-            if held is None or not held.source.alive:  # one that died may have left nothing for its neighbours
+            if held is None or not held.source.alive:  # a dead source may not have passed the value on
                 others = [holder for holder in held.holders if holder.alive and holder is not worker] if held else []
                 self._held[value.digest] = _Held(value.nbytes, worker, [worker, *others])
                 yield Frame(Kind.SHARED, 0, bytes((self._how,)) + value.digest + value.head, value.buffers)
