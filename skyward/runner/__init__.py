@@ -1,1 +1,1 @@
-"""The process inside a node: agent, workers, slots, the lease. Standard library and cloudpickle only."""
+"""The processes of a node: agent and workers with their slots, and the lease. Standard library and cloudpickle only."""

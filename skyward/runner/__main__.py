@@ -1,4 +1,4 @@
-"""Entry of `python -m skyward.runner`: what a node's container runs."""
+"""Entry point of `python -m skyward.runner`, the main program of a node's container."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from skyward.runner.config import (
 
 
 def main() -> int:
-    """Read what this node is to be and start its workers, then become its agent."""
+    """Read the settings of this node, start its workers, then run as its agent."""
     try:
         place = read_place()
         settings = RunnerSettings.from_json(_variable(SETTINGS_VAR))
@@ -27,7 +27,7 @@ def main() -> int:
         key = take_key(run_dir)
         channel = os.environ.pop(CHANNEL_VAR, "")
     except ConfigError as error:
-        print(f"skyward: {error}", file=sys.stderr)  # noqa: T201 - for whoever started this node
+        print(f"skyward: {error}", file=sys.stderr)  # noqa: T201 - for the program that started this node
         return EXIT_CONFIG
     children = [
         Child(
@@ -44,7 +44,7 @@ def main() -> int:
         )
         for i in range(settings.processes)
     ]
-    from skyward.runner.agent import Agent, say  # only now: its imports take as long as a worker's first steps
+    from skyward.runner.agent import Agent, say  # imported while the workers start, as it takes about as long
     from skyward.runner.output_log import OutputLog
 
     log = OutputLog(run_dir, "agent", settings.log_share, say, node=place.node)

@@ -1,6 +1,6 @@
 """The agent of a node: starts, watches and restarts its workers, answers clients, enforces the lease.
 
-It never runs user code, so that it always answers: one C call that holds the GIL would silence it for its whole length.
+It never runs user code, since a C call that holds the GIL would keep it from answering.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ if TYPE_CHECKING:
     from skyward.runner.usage import UsageMeter
 
 _TERM_GRACE_S = 5.0  # `docker stop` kills after ten seconds
-_KILLED_S = 1.0  # how long a killed process may take to vanish
-_TOGETHER_S = 0.2  # between the signals to two processes of a job that its scheduler ends
+_KILLED_S = 1.0  # how long a killed process may take to end
+_TOGETHER_S = 0.2  # maximum delay between a scheduler's signals to two processes of a job
 _DUMP_S = 1.0  # how long a worker may take to write its stack
-_START_S = 60.0  # for workers to listen where the lease is shorter: a busy machine takes longer than a short one
+_START_S = 60.0  # minimum time for workers to listen, as a short lease is not enough on a busy machine
 _MAX_FAILED_STARTS = 3  # in a row
 _LONGEST_GRACE_S = 1e6
-_SHOWN = 200  # characters of what a malformed message led to
+_SHOWN = 200  # characters shown of the error from a malformed message
 
 
 class End(NamedTuple):
-    """Why the node ends."""
+    """Reason for the end of the node."""
 
     status: int
     text: str = ""
@@ -59,7 +59,7 @@ class End(NamedTuple):
 
 
 class Agent:
-    """One node. `run` is the main thread; everything that is to end the node reaches it through a queue."""
+    """The agent of one node. `run` is the main thread; every event that ends the node reaches it through a queue."""
 
     def __init__(
         self,
@@ -74,9 +74,9 @@ class Agent:
         self._node, self._lease_s, self._run_dir = node, settings.lease_s, run_dir
         self._key, self._channel = key, channel
         self._masks = Masks()
-        self._keep = keep  # what workers write below Python: see `OutputLog.add`
-        self._inbox: SimpleQueue[End | None] = SimpleQueue()  # None: look again
-        self._lock = threading.Lock()  # guards what follows
+        self._keep = keep  # records what workers write to their file descriptors: see `OutputLog.add`
+        self._inbox: SimpleQueue[End | None] = SimpleQueue()  # None: check the conditions again
+        self._lock = threading.Lock()  # guards the attributes below
         self._changed = threading.Condition(self._lock)
         self._children = children
         clean = cleaner(settings.reset, run_dir)
@@ -92,7 +92,7 @@ class Agent:
         self._watchers = [self._thread(self._keep_alive, child) for child in children]
 
     def run(self) -> int:
-        """Serve until told to end, or until no client has been there for the lease; returns the exit status."""
+        """Serve until told to end or until the lease expires without a client; return the exit status."""
         threading.excepthook = self._on_thread_error
         ended = End(0, grace_s=_TERM_GRACE_S)
         dismissed = End(EXIT_DISMISSED, f"Node {self._node} ends: it was told to by another client than its pool's.")
@@ -119,10 +119,10 @@ class Agent:
         acceptor = Acceptor(listener, authenticate=self._authenticate, serve=self._welcome, say=say)
         for thread in (*self._watchers, self._thread(acceptor.run)):
             thread.start()
-        versions()  # imports cloudpickle, while the workers start, for the first client not to wait
+        versions()  # imports cloudpickle while the workers start, so that the first client does not wait
         end = self._wait_for_end(lambda: all(child.address for child in self._children))
         if end is None:
-            self._ready, self._contact = True, time.monotonic()  # from now on a client can come: the lease begins
+            self._ready, self._contact = True, time.monotonic()  # a client can connect from now on: the lease begins
             addresses = {"agent": address, "workers": [child.address for child in self._children]}
             try:
                 os.write(1, f"{ANNOUNCEMENT}{encode(addresses).decode()}\n".encode())
@@ -132,7 +132,7 @@ class Agent:
         return end or End(0)
 
     def _wait_for_end(self, done: Callable[[], bool]) -> End | None:
-        """Block until `done`, or until the node is to end: it is told to, fails, or outlives its lease."""
+        """Block until `done`, or until the node is to end: by request, by failure, or because its lease has expired."""
         while not done():
             limit_s = self._lease_s if self._ready else max(self._lease_s, _START_S)
             left = self._contact + limit_s - time.monotonic()
@@ -156,7 +156,7 @@ class Agent:
             client.close()
 
     def _stop(self, grace_s: float) -> None:
-        """End the workers, then the connections, and leave nothing in the run directory."""
+        """End the workers, then the connections, and remove sockets and stack files from the run directory."""
         with self._lock:
             self._stopping = True
             self._takeover.stop()
@@ -191,11 +191,11 @@ class Agent:
             child.close()
             self._pass_on_unfinished(child)
             if ended.signal == signal.SIGTERM and not ended.asked and self._told_to_end.wait(_TOGETHER_S):
-                return  # whoever ends the node has signalled all of its processes, and that it ends is the news
+                return  # all processes of the node were signalled: the node's end is reported instead
             self._report(child, ended, oom=oom)
             if child.address:
                 failed_starts = 0
-            elif not ended.asked:  # one that a client has ended has not failed
+            elif not ended.asked:  # a worker killed for a client has not failed
                 failed_starts += 1
             if self._stopping:
                 return
@@ -235,7 +235,7 @@ class Agent:
         written.finish()
 
     def _pass_on_unfinished(self, child: Child) -> None:
-        """Send what a worker that has ended had printed of a line, and had no time to send."""
+        """Send the unfinished lines that an ended worker had printed but not sent."""
         which = {"worker": child.start.index, "generation": child.start.generation}
         for part in unfinished(self._run_dir, log_name(child.start.index)):
             with self._lock:
@@ -254,7 +254,7 @@ class Agent:
             self._tell_all(Frame(Kind.WORKER_EXIT, 0, encode(document)))
 
     def _restart(self, child: Child) -> Child | None:
-        """Start a worker process again; None when the node is ending."""
+        """Start a worker process again; return None if the node is ending."""
         if child.address and child.address.startswith("unix:"):
             (self._run_dir / child.address.removeprefix("unix:")).unlink(missing_ok=True)
         dump_file(child.start).unlink(missing_ok=True)
@@ -282,11 +282,11 @@ class Agent:
         return accept(sock, self._key, agent_endpoint(self._node), self._channel)
 
     def _welcome(self, connection: Connection) -> None:
-        """Serve an authenticated client to its end (a thread per connection)."""
+        """Serve an authenticated client until it disconnects (a thread per connection)."""
         client = Client(connection)
         with self._lock:
             for child in self._children:
-                if child.start.generation and child.address:  # not where the announcement said
+                if child.start.generation and child.address:  # its address is not the announced one
                     client.post(_worker_up(child))
             self._clients.append(client)
         self._thread(client.send).start()
@@ -309,8 +309,8 @@ class Agent:
                 for frame in frames:
                     self._take(client, frame)
         except WireError:
-            return  # it is gone; the lease decides what follows
-        except Exception as error:  # whatever a malformed message leads to, it ends its own connection only
+            return  # the client has disconnected; the lease decides what follows
+        except Exception as error:  # a malformed message only ends its own connection, whatever the error
             _refuse(client, error)
 
     def _take(self, client: Client, frame: Frame) -> None:
@@ -336,7 +336,7 @@ class Agent:
             case Kind.KEEP:
                 order = decode(frame.head)
                 keep_s, grace_s = _seconds(order["keep_s"]), _seconds(order["grace_s"])
-                self._takeover.release(client)  # here: what comes after this message finds the node given back
+                self._takeover.release(client)  # not in the thread: later messages must find the node released
                 self._thread(self._try_for, client, self._takeover.keep, keep_s, grace_s).start()
             case Kind.SHUTDOWN:
                 self._inbox.put(End(0, grace_s=_seconds(decode(frame.head)["grace_s"])))
@@ -344,7 +344,7 @@ class Agent:
                 raise ValueError(f"kind {frame.kind}")
 
     def _try_for(self, client: Client, action: Callable[..., None], *args: object) -> None:
-        """Do what a client asks for and what takes a while (a thread of its own)."""
+        """Perform a client's request that takes a while (a thread of its own)."""
         try:
             action(client, *args)
         except Exception as error:  # as in `_converse`
@@ -352,13 +352,13 @@ class Agent:
 
     def _set_lease(self, lease_s: float) -> None:
         self._lease_s, self._contact = lease_s, time.monotonic()
-        self._inbox.put(None)  # the main thread counts anew
+        self._inbox.put(None)  # the main thread recomputes its timeout
 
     def _fail(self, problem: str) -> None:
         self._inbox.put(End(EXIT_FAILED, f"Node {self._node} ends: {problem}"))
 
     def _move(self, document: str) -> None:
-        """Note the node's new place for workers started from now on; the client tells running workers itself."""
+        """Store the node's new place for workers started from now on; the client informs running workers itself."""
         place = InstanceInfo.from_json(document)
         if place.node != self._node:
             raise ValueError(f"the place of node {place.node}, sent to node {self._node}")
@@ -370,14 +370,14 @@ class Agent:
                 child.env.update(variables)
 
     def _dump(self, child: Child | None, order: dict[str, int]) -> None:
-        """Let a worker that does not answer write its stack, and send that to the client (a thread of its own)."""
+        """Make an unresponsive worker write its stack, and send that to the clients (a thread of its own)."""
         if child is not None and child.address:
             text = read_dump(dump_file(child.start), child.signal, _DUMP_S)
             with self._lock:
                 self._tell_all(Frame(Kind.DUMPED, 0, encode({**order, "text": text})))
 
     def _try_probe(self, client: Client, question: int, order: dict[str, Any]) -> None:
-        """Do one step of a UDP probe between the nodes (a thread of its own)."""
+        """Perform one step of a UDP probe between the nodes, or measure usage (a thread of its own)."""
         try:
             answer = self._measure() if order.get("step") == "usage" else self._probe.take(order)
         except Exception as error:  # as in `_converse`
@@ -386,16 +386,16 @@ class Agent:
             client.post(Frame(Kind.PROBED, question, encode(answer)))
 
     def _measure(self) -> dict[str, Any]:
-        """What the node uses; of several questions at once, one is answered after the other."""
+        """Return the node's resource usage; concurrent requests are handled one after the other."""
         with self._measuring:
             if self._usage is None:
-                from skyward.runner.usage import UsageMeter  # for nodes that are asked
+                from skyward.runner.usage import UsageMeter  # imported on the first request
 
                 self._usage = UsageMeter(of_processes=PROCESSES_VAR in os.environ)
             return self._usage.measure()
 
     def _meant(self, order: dict[str, int]) -> Child | None:
-        """The worker a message is meant for; a message with a generation never reaches the process that replaced it."""
+        """Return the worker that a message is for; None if its generation is that of a process replaced since."""
         with self._lock:
             child = {c.start.index: c for c in self._children}[order["worker"]]
         return child if order.get("generation", child.start.generation) == child.start.generation else None
@@ -410,14 +410,14 @@ class Agent:
         return threading.Thread(target=target, args=args, daemon=True)
 
     def _on_thread_error(self, args: threading.ExceptHookArgs) -> None:
-        """Fail fast: an unexpected exception in any thread ends the node."""
+        """End the node on an unexpected exception in any thread."""
         if args.exc_value is not None:
             sys.excepthook(args.exc_type, args.exc_value, args.exc_traceback)
         self._inbox.put(End(EXIT_FAILED, f"Node {self._node} ends: its agent failed, see above."))
 
 
 def _refuse(client: Client, error: Exception) -> None:
-    """Close the connection of a client that sent a malformed message, and say so, with no more than a part of it."""
+    """Close the connection of a client that sent a malformed message, and report that with a shortened error."""
     text = repr(error)
     shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
     say(f"A client sent a malformed message ({shown}); its connection was closed.")
@@ -425,18 +425,18 @@ def _refuse(client: Client, error: Exception) -> None:
 
 
 def _seconds(value: object) -> float:
-    """A duration out of a message: a number, neither negative nor infinite."""
+    """Return a duration from a message; raises ValueError unless it is a number from 0 to 1e6."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _LONGEST_GRACE_S:
         raise ValueError(f"{value!r} is not a duration in seconds")
     return float(value)
 
 
 def say(text: str) -> None:
-    """Write a line for whoever started this node."""
+    """Write a line for the program that started this node."""
     try:
         os.write(2, f"skyward: {text}\n".encode(errors="replace"))
     except OSError:
-        pass  # they no longer listen
+        pass  # the other end is closed
 
 
 def _worker_up(child: Child) -> Frame:

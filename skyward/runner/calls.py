@@ -1,6 +1,6 @@
-"""Carries out a worker's messages: sets plugins up, loads functions, runs calls, streams generators.
+"""Handles a worker's messages: sets plugins up, loads functions, runs calls, streams generators.
 
-It uses no threads or sockets: it is given frames and a function that sends them.
+It uses no threads or sockets: it is passed frames and a function that sends them.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from skyward.wire.frames import Frame
 from skyward.wire.messages import BATCH, CALL_HEAD, EVERYWHERE, ONLY_DATA, RESULT_HEAD, WANT_STARTED, Kind, decode
 
 _OLD_FUNCTIONS = 32  # calls begin in the order in which they were sent, up to the number of slots
-_BATCH_S = 0.005  # after which a batch of calls is answered: the others may run elsewhere
-_RUN_FURTHER = frozenset({types.CoroutineType, types.GeneratorType})  # values that are not the result yet
+_BATCH_S = 0.005  # after which a batch is answered: the remaining calls may run elsewhere
+_RUN_FURTHER = frozenset({types.CoroutineType, types.GeneratorType})  # values that have to be run to get the result
 _ITEM = "An item of the generator"
-STREAM_WINDOW = 16  # items of a generator that may be on their way before the client has taken one
+STREAM_WINDOW = 16  # items of a generator that may be sent before the client has taken one
 Send = Callable[[Frame], None]
 Dumps = Callable[[Any], tuple[bytes, list[memoryview]]]
 
 
 class Session(Protocol):
-    """What a pool's plugins set up in a worker; made by the callable that a SETUP message carries."""
+    """The plugins of a pool, set up in a worker; created by the callable in a SETUP message."""
 
     collective: bool
 
@@ -54,9 +54,9 @@ class Calls:
     def __init__(self, place: InstanceInfo, *, replaceable: bool = True) -> None:
         self._place, self._replaceable = place, replaceable
         self._functions: dict[int, bytes | Callable[..., Any]] = {}
-        self._wishes: dict[int, dict[str, Any]] = {}  # what functions ask of the process, of those that do
-        self._replaced: dict[int, int] = {}  # the functions that those which have not been loaded yet take the place of
-        self._old: deque[int] = deque()  # functions that nobody calls any more, but for calls that are just beginning
+        self._wishes: dict[int, dict[str, Any]] = {}  # requirements of functions for the process, if any
+        self._replaced: dict[int, int] = {}  # by functions not loaded yet, the function that each replaces
+        self._old: deque[int] = deque()  # replaced functions, needed only by calls that are just beginning
         self._loading = threading.Lock()
         self._code: deque[Frame] = deque()  # local modules that could not be placed yet
         self._placing = threading.Lock()
@@ -66,14 +66,14 @@ class Calls:
         self.is_grouped = False
 
     def move(self, place: InstanceInfo) -> None:
-        """Note the place for plugins that are set up from now on."""
+        """Store the place for plugins that are set up from now on."""
         self._place = place
 
     def keep_function(self, frame: Frame) -> None:
-        """Remember a pickled function; it is loaded where it is first called."""
+        """Store a pickled function; it is loaded at its first call."""
         asked = decode(frame.buffers[0]) if frame.buffers else {}
         self._functions[frame.id] = bytes(frame.head)
-        if self._replaced or self._old:  # a call of an older one that comes after all, since its worker was lost
+        if self._replaced or self._old:  # an old function is called again, after a worker was lost
             self._replaced = {new: old for new, old in self._replaced.items() if old != frame.id}
             self._old = deque(old for old in self._old if old != frame.id)
         if replaced := asked.pop("replaces", 0):
@@ -82,21 +82,21 @@ class Calls:
             self._wishes[frame.id] = asked
 
     def keep_code(self, frame: Frame) -> None:
-        """Place local modules. Where the disk does not take them, calls of new functions try again, and say why not."""
+        """Write local modules to disk. If that fails, calls of new functions try again and report the error."""
         self._code.append(frame)
         with suppress(OSError):
             self._place_code()
 
     def credit(self, call: int, items: int) -> None:
-        """Let a stream send further items."""
+        """Allow a stream to send further items."""
         if semaphore := self._credits.get(call):
             semaphore.release(items)
 
     def setup(self, frame: Frame) -> Frame:
-        """Set the pool's secrets and enter its plugins in this process; the answer is READY or ERROR."""
+        """Set the pool's secrets and enter its plugins in this process; return READY or ERROR."""
         secrets = decode(frame.head)
         masking.use(secrets.values())
-        os.environ.update(secrets)  # first: loading plugins may import modules of the user's
+        os.environ.update(secrets)  # before the plugins: loading them may import user modules
         try:
             self.close()
             self._place_code()
@@ -105,19 +105,19 @@ class Calls:
                 self._session = session = payload.loads(data, buffers)(self._place)
                 self.is_grouped |= session.collective and self._place.total_workers > 1
             end_child()
-        except BaseException as error:  # any failure of a user's plugin is reported, none ends the worker
+        except BaseException as error:  # any failure of a user's plugin is reported; none ends the worker
             end_child(error)
             return Frame(Kind.ERROR, frame.id, RESULT_HEAD.pack(0.0) + payload.dump_exception(error, masking.current))
         return Frame(Kind.READY, frame.id)
 
     def close(self) -> None:
-        """Leave the plugins, in reverse order."""
+        """Exit the plugins, in reverse order."""
         session, self._session = self._session, None
         if session is not None:
             session.close()
 
     def run(self, frame: Frame, slot: Slot, send: Send) -> Frame:
-        """Run a call to its end; returns the frame that ends it. Only an interrupt leaves this function as an error."""
+        """Run a call to its end and return its final frame. Only an interrupt propagates as an exception."""
         number, flags = CALL_HEAD.unpack_from(frame.head)
         everywhere = bool(flags & EVERYWHERE)
         if number in self._wishes and (refusal := self._prepare(frame.id, self._wishes[number], everywhere=everywhere)):
@@ -136,7 +136,7 @@ class Calls:
                 environment.prepare(fn)
                 args, kwargs = payload.loads(packed, frame.buffers, what="An argument")
                 if isinstance(frame.buffers, list):
-                    frame.buffers.clear()  # what loads made owns the memory now, and the caller's frame must not
+                    frame.buffers.clear()  # the arguments own the memory now; the caller's frame must not keep it
                 value = fn(*args, **kwargs)
                 del args, kwargs
                 if isinstance(value, types.CoroutineType):
@@ -149,7 +149,7 @@ class Calls:
             return Frame(Kind.RESULT, frame.id, RESULT_HEAD.pack(time.perf_counter() - start) + data, buffers)
         except Interrupted:
             raise
-        except BaseException as error:  # user code may raise SystemExit and the like; the worker stays
+        except BaseException as error:  # user code may raise SystemExit and the like, which must not end the worker
             end_child(error)
             slot.broke_device = breaks_device(error)
             return failure(frame.id, error, start)
@@ -157,9 +157,9 @@ class Calls:
             environment.end_call()
 
     def _run_batch(self, call: int, fn: Callable[..., Any], items: Unpacker, slot: Slot, send: Send) -> Frame:
-        """Make calls one after the other until there is no more time; the answer has the results so far.
+        """Run the calls of a batch in order until the time is up; return a frame with the results so far.
 
-        Whoever asks for more sends the other items again.
+        The client sends the remaining items again.
         """
         start = time.perf_counter()
         results = Packer()
@@ -173,12 +173,12 @@ class Calls:
                     elif index == 0:
                         return self._stream(call, value, slot, send, partial(_dumps, what=_ITEM, fn=fn, flags=0))
                     else:
-                        break  # the results before it have to go first: the item comes again, as the first of its call
+                        break  # earlier results are sent first: the item will come again, as the first of its call
                 end_child()
                 results.add(value, "The result")
             except Interrupted:
                 raise
-            except BaseException as error:  # as of a call by itself
+            except BaseException as error:  # as for a single call
                 end_child(error)
                 slot.broke_device = breaks_device(error)
                 return failure(call, error, start)._replace(buffers=[COUNT.pack(index)])
@@ -190,7 +190,7 @@ class Calls:
         return Frame(Kind.RESULT, call, head, [COUNT.pack(len(results))])
 
     def _prepare(self, call: int, wishes: dict[str, Any], *, everywhere: bool) -> Frame | None:
-        """Set the variables that a function asks for; the answer to its call where that comes too late here."""
+        """Set the variables that a function requests; return the answer to its call if it is too late for that here."""
         self.is_grouped |= everywhere and wishes["collective"] and self._place.total_workers > 1
         why = environment.conflict(wishes["env"])
         if why is None:
@@ -242,7 +242,7 @@ class Calls:
     def _stream(
         self, call: int, items: types.GeneratorType[Any, Any, Any], slot: Slot, send: Send, dumps: Dumps
     ) -> Frame:
-        """Send a generator's items, never more than the client has given credit for; the frame that ends them."""
+        """Send a generator's items as far as the client's credit allows, and return the frame that ends them."""
         start = time.perf_counter()
         credit = self._credits[call] = threading.Semaphore(STREAM_WINDOW)
         try:
@@ -251,7 +251,7 @@ class Calls:
             for item in items:
                 end_child()
                 data, buffers = dumps(item)
-                with slot.shield():  # no interrupt wakes a thread from this: who interrupts it gives it a credit
+                with slot.shield():  # an interrupt cannot wake this thread: the interrupter also releases a credit
                     credit.acquire()
                 with slot.shield():
                     send(Frame(Kind.ITEM, call, data, buffers))
@@ -263,7 +263,7 @@ class Calls:
 
 
 def _dumps(value: Any, what: str, fn: Callable[..., Any], flags: int) -> tuple[bytes, list[memoryview]]:
-    """Pickle a result or an item, as the client reads it."""
+    """Pickle a result or an item in the format that the client reads."""
     if not flags & ONLY_DATA:
         return payload.dumps(value, what=what)
     from skyward.wire.data import Pickler
@@ -272,7 +272,7 @@ def _dumps(value: Any, what: str, fn: Callable[..., Any], flags: int) -> tuple[b
 
 
 def failure(call: int, error: BaseException, start: float) -> Frame:
-    """The frame that carries an error to the client."""
+    """Return the frame that carries an error to the client."""
     return Frame(
         Kind.ERROR, call, RESULT_HEAD.pack(time.perf_counter() - start) + payload.dump_exception(error, masking.current)
     )

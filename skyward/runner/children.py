@@ -1,4 +1,4 @@
-"""The worker processes of an agent: start, output below Python, exit, and whether memory ran out."""
+"""The worker processes of an agent: start, output through file descriptors, exit, and out-of-memory detection."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from skyward.system import select, socket, threading, time
 from skyward.wire.messages import STDERR, STDOUT
 
 if TYPE_CHECKING:
-    from skyward.runtime.masking import Masks  # the agent imports it while its workers start
+    from skyward.runtime.masking import Masks  # imported by the agent while its workers start
 
 _CHUNK = 64 * 1024
-_DRAIN_S = 0.1  # how long output is read after the end: a process that left the group may hold the pipes open for ever
-PARTIAL_S = 0.1  # how long the start of a line waits for its rest
+_DRAIN_S = 0.1  # how long output is read after the exit: a process outside the group may keep the pipes open
+PARTIAL_S = 0.1  # how long the beginning of a line waits for its rest
 _PARTIAL_CHARS = 64 * 1024  # a longer line is passed on in pieces
 _RING_BYTES = 64 * 1024
 _TAIL_BYTES = 8 * 1024
@@ -32,7 +32,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 class Ended(NamedTuple):
-    """How a worker process ended: exit status or signal number, and whether its agent killed it."""
+    """How a worker process ended: exit status or signal number, and whether its agent killed it (`asked`)."""
 
     code: int | None
     signal: int | None
@@ -42,13 +42,14 @@ class Ended(NamedTuple):
 class Child:
     """One worker process, from its start to its exit.
 
-    It leads a session of its own, so that whatever its tasks started can be killed with it. The private socket tells it
-    what to be; the end of that socket tells it that the agent is gone.
+    It leads its own session, so that everything its tasks started can be killed with it. It receives its settings over
+    the private socket; the end of that socket means that the agent has ended.
+
 
     Attributes:
         start: its settings, sent over the private socket.
-        env: what its environment has besides its agent's.
-        address: where it listens, None before it does.
+        env: variables in addition to those of its agent.
+        address: where it listens, None until then.
     """
 
     def __init__(self, start: WorkerStart, env: Mapping[str, str] | None = None) -> None:
@@ -74,25 +75,25 @@ class Child:
         self._tell(asdict(start))
 
     def ask_exit(self, grace_s: float) -> None:
-        """Ask it to leave its hooks and end within `grace_s`."""
+        """Ask it to exit its contexts and end within `grace_s`."""
         self._tell({"exit": grace_s})
 
     def kill(self) -> None:
-        """End it and all it started, at once; nothing happens if it has ended."""
+        """Kill it and everything it started; do nothing if it has ended."""
         with self._lock:
             if not self._ended:
                 self._asked = True
                 self._kill_group()
 
     def signal(self, number: int) -> None:
-        """Send the process a signal; nothing happens if it has ended."""
+        """Send the process a signal; do nothing if it has ended."""
         with self._lock:
             if not self._ended:
                 self._process.send_signal(number)
 
     def wait(self) -> Ended:
-        """Block until it has ended; what it started and left behind is killed."""
-        # The dead leader is not reaped before its group is killed: until then nobody else can get the group's number.
+        """Block until it has ended, then kill the processes that it left behind."""
+        # The dead leader is reaped after its group is killed: until then the group's number cannot be reused.
         wait_unreaped(self._process.pid)
         with self._lock:
             self._kill_group()
@@ -102,7 +103,7 @@ class Child:
         return Ended(None if status < 0 else status, -status if status < 0 else None, self._asked)
 
     def read(self, on_listening: Callable[[str], None], on_output: Callable[[int, str], None]) -> None:
-        """Pass on what it says and writes until it has ended (a thread of its own), then let go of its sockets."""
+        """Pass on its address and output until it has ended, then close its pipes; in a thread of its own."""
         assert self._process.stdout and self._process.stderr
         streams = {self._process.stdout.fileno(): STDOUT, self._process.stderr.fileno(): STDERR}
         lines = {fd: Lines() for fd in streams}
@@ -131,15 +132,15 @@ class Child:
         self._process.stderr.close()
 
     def log(self) -> str:
-        """The last lines it wrote below Python."""
+        """Return the last lines that it wrote to its file descriptors."""
         return self._ring.tail()
 
     def close(self) -> None:
-        """Let go of the private socket; called after `wait` and `read`."""
+        """Close the private socket; called after `wait` and `read`."""
         self._control.close()
 
     def _read(self, fd: int, lines: dict[int, Lines]) -> str:
-        """What is there of one stream; the stream is forgotten at its end."""
+        """Read from one stream, and return the text to pass on; at its end, the stream is removed from `lines`."""
         data = os.read(fd, _CHUNK)
         if not data:
             return lines.pop(fd).finish()
@@ -147,10 +148,13 @@ class Child:
         return lines[fd].feed(data, time.monotonic())
 
     def _listen_to(self, on_listening: Callable[[str], None]) -> bool:
-        """Read from the private socket; False at its end. Only the first line, sent before user code runs, counts."""
+        """Read from the private socket; return False at its end.
+
+        Only the first line counts, as it is sent before user code runs.
+        """
         try:
             data = self._control.recv(4096)
-        except ConnectionResetError:  # it ended before it had read what it was told
+        except ConnectionResetError:  # it ended with unread data
             return False
         if data and self.address is None:
             self.address = json.loads(data)["listening"]
@@ -167,11 +171,11 @@ class Child:
         try:
             os.killpg(self._process.pid, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
-            pass  # nothing is left of it, or only processes that changed their user and are out of reach
+            pass  # nothing is left, or only processes of other users, which cannot be killed
 
 
 def wait_unreaped(pid: int) -> None:
-    """Block until a child has ended, and leave it to be reaped: until then nobody else can get its number."""
+    """Block until a child has ended, without reaping it: until it is reaped, its number cannot be reused."""
     if sys.platform == "darwin":  # Python has no waitid there before 3.13
         queue = select.kqueue()
         try:
@@ -194,24 +198,24 @@ def _timeout_ms(moments: list[float | None]) -> int | None:
 
 
 class Ring:
-    """The last 64 KiB of what was written."""
+    """The last 64 KiB of the output."""
 
     def __init__(self) -> None:
         self._data = bytearray()
 
     def add(self, data: bytes) -> None:
-        """Append, and forget what is too old."""
+        """Append, and drop the oldest bytes beyond the limit."""
         self._data += data
         del self._data[:-_RING_BYTES]
 
     def tail(self) -> str:
-        """The last 20 lines, at most 8 KiB."""
+        """Return the last 20 lines, at most 8 KiB."""
         lines = bytes(self._data[-_TAIL_BYTES:]).splitlines(keepends=True)
         return b"".join(lines[-_TAIL_LINES:]).decode("utf-8", "replace")
 
 
 class Lines:
-    """Makes text of a stream of bytes: whole lines where possible, never a part of a character."""
+    """Decodes a byte stream to text: in whole lines if possible, and never a partial character."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -219,7 +223,7 @@ class Lines:
         self._since = 0.0
 
     def feed(self, data: bytes, now: float) -> str:
-        """Take bytes in; returns the text that is complete."""
+        """Decode bytes, and return the text that is complete."""
         had = bool(self._partial)
         text = self._partial + self._decoder.decode(data)
         cut = len(text) if len(text) - text.rfind("\n") > _PARTIAL_CHARS else text.rfind("\n") + 1
@@ -229,24 +233,25 @@ class Lines:
         return text[:cut]
 
     def due(self) -> float | None:
-        """When the start of a line has waited long enough; None if there is none."""
+        """Return the monotonic time at which the beginning of a line is to be flushed; None if there is none."""
         return self._since + PARTIAL_S if self._partial else None
 
     def flush(self) -> str:
-        """The start of a line, complete or not."""
+        """Return the beginning of a line, complete or not."""
         text, self._partial = self._partial, ""
         return text
 
     def finish(self) -> str:
-        """All that is left, the bytes of a character that was cut off included."""
+        """Return the remaining text, including the bytes of a truncated character."""
         return self.flush() + self._decoder.decode(b"", final=True)
 
 
 class ChildOutput:
-    """Takes the text of a worker's descriptors, in the thread that reads them: masks, records and sends it.
+    """Masks, records and sends the text from a worker's file descriptors, in the thread that reads them.
+
 
     Args:
-        masks: the secrets of the client of now.
+        masks: returns the secrets of the current client.
         keep: writes stream and text to this host's disk.
         tell: sends them to the client.
     """
@@ -255,11 +260,11 @@ class ChildOutput:
         self, masks: Callable[[], Masks], keep: Callable[[int, str], None], tell: Callable[[int, str], None]
     ) -> None:
         self._masks, self._keep, self._tell = masks, keep, tell
-        self._held: dict[int, str] = {}  # what may be the beginning of a secret, by stream
-        self._begun = set[int]()  # the streams whose last line has no end
+        self._held: dict[int, str] = {}  # text that may be the beginning of a secret, by stream
+        self._begun = set[int]()  # the streams whose last line is unfinished
 
     def add(self, stream: int, text: str) -> None:
-        """Take what has been written."""
+        """Process text that has been written."""
         masks = self._masks()
         if masks:
             text, held = masks.split(self._held.pop(stream, "") + text)
@@ -268,7 +273,7 @@ class ChildOutput:
         self._pass_on(stream, text)
 
     def finish(self) -> None:
-        """Take the end: what comes next is of another process, and begins a line."""
+        """Flush what is held back, and end unfinished lines: further output comes from another process."""
         for stream, held in self._held.items():
             self._pass_on(stream, self._masks().conceal(held))
         for stream in tuple(self._begun):
@@ -285,7 +290,7 @@ class ChildOutput:
 
 
 class OomCounter:
-    """Counts the kernel's kills in this node's cgroup; where the kernel does not tell, it never sees any."""
+    """Counts the kernel's out-of-memory kills in this node's cgroup; sees none if the kernel does not report them."""
 
     def __init__(self, membership: Path = _MEMBERSHIP, cgroups: Path = _CGROUPS) -> None:
         self._lock = threading.Lock()
@@ -293,7 +298,7 @@ class OomCounter:
         self._seen = self._read()
 
     def take(self) -> bool:
-        """Whether there was a kill since the last look; each kill is reported to one caller only."""
+        """Return whether there was a kill since the last check; each kill is reported to one caller only."""
         with self._lock:
             before, self._seen = self._seen, self._read()
             return self._seen > before
@@ -303,9 +308,9 @@ class OomCounter:
 
 
 def _candidates(membership: Path, cgroups: Path) -> list[Path]:
-    """Files that may hold the counter, the likeliest first.
+    """Return the files that may hold the counter, the likeliest first.
 
-    A container may see its own cgroup at the root of the mount and yet be told its path on the host, so that both the
+    A container may see its own cgroup at the root of the mount while /proc reports its path on the host, so both the
     path and the root are tried.
     """
     try:
@@ -326,7 +331,7 @@ def _candidates(membership: Path, cgroups: Path) -> list[Path]:
 
 
 def _kills(path: Path) -> int | None:
-    """The value of `oom_kill` in this file; None if the file is not there or does not say."""
+    """Return the value of `oom_kill` in this file; None if the file or the field does not exist."""
     try:
         lines = path.read_text().splitlines()
     except OSError:

@@ -1,6 +1,6 @@
-"""The clients of a node's processes: each is accepted and authenticated before anything else of it is read.
+"""The clients of a node's processes: each is authenticated before anything else is read from it.
 
-The agent keeps a queue of bounded size for each, so that a slow reader blocks nothing else.
+The agent has a queue of bounded size for each client, so that a slow reader blocks nothing else.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from skyward.wire.messages import STDERR, Kind
 
 _MAX_PENDING = 8  # connections that have not authenticated yet
 _REPORT_S = 60.0  # at most one line about refused connections in this time
-_RETRY_S = 0.1  # until the next attempt where the process has no descriptor left
-_QUEUE_BYTES = 1024 * 1024  # of output that waits; beyond it the oldest is dropped
-LAST_WORDS_S = 0.5  # how long the end of a node waits for a client to take what is left
+_RETRY_S = 0.1  # delay before the next attempt if the process is out of file descriptors
+_QUEUE_BYTES = 1024 * 1024  # of queued output; beyond that the oldest is dropped
+LAST_WORDS_S = 0.5  # how long an ending node waits for a client to receive what is queued
 C = TypeVar("C")
 
 
@@ -27,15 +27,16 @@ def _as_it_is(sock: socket.socket) -> socket.socket:
 
 
 class Acceptor(Generic[C]):
-    """Accepts on one socket for as long as the process lives.
+    """Accepts connections on one socket for as long as the process lives.
+
 
     Args:
         listener: the listening socket.
-        authenticate: given a connection, finds out who it is, within a time of its own; closes it and raises WireError
-            if that is nobody it knows. Called in a thread of the connection's own.
-        serve: called with what `authenticate` has made of it, in the same thread.
-        say: called with a line for people when connections were refused.
-        wrap: called with each socket as soon as it is accepted, without waiting for anything.
+        authenticate: authenticates the peer of a connection, within its own time limit; closes it and raises WireError
+            if that fails. Called in a separate thread for each connection.
+        serve: called with the result of `authenticate`, in the same thread.
+        say: called with a message when connections were refused.
+        wrap: called with each socket as soon as it is accepted; must not block.
     """
 
     def __init__(
@@ -50,16 +51,16 @@ class Acceptor(Generic[C]):
         self._listener = listener
         self._wrap, self._authenticate, self._serve, self._say = wrap, authenticate, serve, say
         self._lock = threading.Lock()  # guards what follows
-        self._pending: list[socket.socket] = []  # the oldest first
+        self._pending: list[socket.socket] = []  # oldest first
         self._refused = 0
         self._reported = float("-inf")
 
     def run(self) -> None:
-        """Take connections (a thread of its own). Of too many that have not authenticated, the oldest is dropped."""
+        """Accept connections, in a thread of its own; if too many are unauthenticated, the oldest is dropped."""
         while True:
             try:
                 sock = self._accept()
-            except OSError:  # its peer was faster
+            except OSError:  # e.g. its peer has closed it already
                 continue
             with self._lock:
                 self._pending.append(sock)
@@ -67,7 +68,7 @@ class Acceptor(Generic[C]):
                     shut(self._pending.pop(0))
             try:
                 threading.Thread(target=self._welcome, args=(sock,), daemon=True).start()
-            except RuntimeError as error:  # one connection fewer: others can come when threads have ended
+            except RuntimeError as error:  # only this one is dropped: others are accepted once threads have ended
                 self._drop(sock)
                 sock.close()
                 self._report(explained(error))
@@ -112,16 +113,17 @@ class Acceptor(Generic[C]):
 
 
 def shut(sock: socket.socket) -> None:
-    """End a connection in both directions, which wakes the thread that reads it; nothing happens if it has ended."""
+    """Close a connection in both directions, which wakes the thread that reads it; do nothing if it has ended."""
     try:
-        # the plain socket's own shutdown: after that of TLS, a later read would take what comes for unencrypted
+        # the plain socket's shutdown: after that of TLS, a later read would treat incoming data as unencrypted
         socket.socket.shutdown(sock, socket.SHUT_RDWR)
     except OSError:
-        pass  # it has just been closed
+        pass  # it is closed already
 
 
 class Client:
-    """Sends frames in order from a thread of its own. Reports are never dropped, only output is.
+    """Sends frames in order from a thread of its own. Only output may be dropped, never reports.
+
 
     Attributes:
         connection: for the thread that receives.
@@ -149,15 +151,15 @@ class Client:
             self._changed.notify_all()
 
     def send(self) -> None:
-        """Send what is queued until closed (a thread of its own)."""
+        """Send queued frames until closed, in a thread of its own."""
         try:
             while frames := self._take():
                 self.connection.send(*frames)
         except WireError:
-            self.close()  # the receiving thread sees the same end
+            self.close()  # the receiving thread notices the same
 
     def close(self, last_words_s: float = 0.0) -> None:
-        """Close the connection, after at most `last_words_s` for what is queued."""
+        """Close the connection, waiting at most `last_words_s` until queued frames have been sent."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or (self._idle and not self._queue), last_words_s)
             self._closed = True
@@ -165,7 +167,7 @@ class Client:
         self.connection.close()
 
     def _take(self) -> list[Frame]:
-        """Block for frames; none when closed."""
+        """Wait for frames and return them; an empty list when closed."""
         with self._changed:
             self._idle = True
             self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""A runner's settings: environment, key file, and the document that the agent sends to each worker."""
+"""A runner's settings: its environment, its key file, and the settings that the agent sends to each worker."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ _JAX_MEMORY = (
     *("XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_ALLOCATOR"),
 )
 _TENSORFLOW_GROWS = "TF_FORCE_GPU_ALLOW_GROWTH"
-LOG_BYTES = 16 * 1024**2  # a host's run directory is often in memory
+LOG_BYTES = 16 * 1024**2  # limited since a host's run directory is often in memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerSettings:
-    """What a pool sets for one node's runner, injected as `SKYWARD_RUNNER` (JSON).
+    """A pool's settings for the runner of one node, passed as `SKYWARD_RUNNER` (JSON).
+
 
     Attributes:
         lease_s: seconds without an authenticated client after which the runner ends itself.
-        processes: worker processes on this node.
-        slots: calls at once in each of them.
-        reset: what is restored for the next client of a pool that is kept: the "container", or the working "directory"
-            where the node is a process; "" where nobody takes the node over.
-        log_bytes: how much of what the node prints is kept on its host, by all of its processes together.
+        processes: number of worker processes on this node.
+        slots: number of concurrent calls in each of them.
+        reset: what is restored for the next client of a kept pool: the "container", or the working "directory" if the
+            node is a process; "" if no other client takes the node over.
+        log_bytes: how much output is kept on the node's host, for all of its processes together.
     """
 
     lease_s: float
@@ -43,16 +44,16 @@ class RunnerSettings:
 
     @property
     def log_share(self) -> int:
-        """The part of `log_bytes` that each worker has, and the agent."""
+        """The part of `log_bytes` for each worker and for the agent."""
         return self.log_bytes // (self.processes + 1)
 
     def to_json(self) -> str:
-        """The text for `SKYWARD_RUNNER`."""
+        """Return the text for `SKYWARD_RUNNER`."""
         return json.dumps(asdict(self), separators=(",", ":"), sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> RunnerSettings:
-        """Read `SKYWARD_RUNNER`; raises ConfigError when it is not such a document."""
+        """Parse `SKYWARD_RUNNER`; raises ConfigError if it is invalid."""
         try:
             settings = cls(**json.loads(text))
             if settings.processes < 1 or settings.slots < 1 or settings.lease_s <= 0:
@@ -64,16 +65,17 @@ class RunnerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStart:
-    """What an agent hands to a worker over their private socket, before anything else.
+    """Settings that an agent sends to a worker over their private socket, before anything else.
+
 
     Attributes:
         index: index of the worker process on its node.
         generation: how often this worker has been started before.
-        slots: calls at once.
+        slots: number of concurrent calls.
         run_dir: directory for its listening socket.
         key: the node's key, hexadecimal.
-        channel: what names the encrypted channel that clients come through, hexadecimal; empty if there is none.
-        log_bytes: how much of what it prints is kept in `run_dir`.
+        channel: identifier of the encrypted channel that clients connect through, hexadecimal; empty if there is none.
+        log_bytes: how much of its output is kept in `run_dir`.
     """
 
     index: int
@@ -86,7 +88,7 @@ class WorkerStart:
 
 
 def read_place() -> InstanceInfo:
-    """The node's place, from `COMPUTE_POOL`; raises ConfigError when it is missing or broken."""
+    """Return the node's place from `COMPUTE_POOL`; raises ConfigError if it is missing or invalid."""
     text = os.environ.get(ENV_VAR)
     if not text:
         raise ConfigError(f"{ENV_VAR} is not set: a runner is started by a pool, which tells it its place there.")
@@ -96,11 +98,11 @@ def read_place() -> InstanceInfo:
 def rank_environment(
     place: InstanceInfo, worker: int, environment: Mapping[str, str], processes: int = 1
 ) -> dict[str, str]:
-    """What sets a worker process of a node with several ranks apart: its place, and its part of the node's GPUs.
+    """Return the variables of one worker process on a node with several ranks: its place and its share of the GPUs.
 
-    On nodes with one rank all processes have the node's place and its GPUs. GPUs are dealt out in neighbouring
-    blocks; where there are fewer than ranks, several ranks share one. A `CUDA_VISIBLE_DEVICES` in the node's
-    environment says which there are. Processes that share a GPU are kept from taking all of its memory.
+    On nodes with one rank all processes have the node's place and all of its GPUs. GPUs are assigned in contiguous
+    blocks; if there are fewer than ranks, several ranks share one. `CUDA_VISIBLE_DEVICES` in the node's environment
+    lists the available ones. Processes that share a GPU are configured not to take all of its memory.
     """
     if place.workers_per_node == 1:
         return _memory_part(processes, environment) if place.accelerators else {}
@@ -116,9 +118,9 @@ def rank_environment(
 
 
 def _memory_part(processes: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables by which so many processes share a GPU's memory.
+    """Return the variables by which this number of processes share a GPU's memory.
 
-    By itself JAX takes three quarters of it at once, and TensorFlow all; PyTorch takes what it needs.
+    By default JAX reserves three quarters of it at once, and TensorFlow all; PyTorch takes what it needs.
     """
     if processes < 2:
         return {}

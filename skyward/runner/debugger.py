@@ -1,7 +1,7 @@
-"""`pdb` in a call: the standard library's debugger, which reads and writes the terminal of the client's program.
+"""`pdb` in a call: the standard library's debugger, reading and writing the terminal of the client's program.
 
-Loaded with `pdb` itself. It traces the thread of its call and no other, stops in the user's code only, and ends
-with the call, breakpoints included.
+Loaded together with `pdb`. It traces only the thread of its call, stops only in user code, and ends with the call,
+removing its breakpoints.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _OURS = "skyward"
 
 
 def replace_in(module: ModuleType, terminal: TerminalClient) -> None:
-    """Let everything in `pdb` that makes a debugger make one for the calling thread's call."""
+    """Make every function of `pdb` that creates a debugger create one for the calling thread's call."""
 
     class CallDebugger(Debugger):
         def __init__(self, *_: Any, **settings: Any) -> None:
@@ -40,7 +40,7 @@ def replace_in(module: ModuleType, terminal: TerminalClient) -> None:
 
 
 class Debugger(pdb.Pdb):
-    """A debugger of one call."""
+    """The debugger of one call."""
 
     def __init__(self, terminal: TerminalClient, skip: Iterable[str] | None = None) -> None:
         self._terminal = terminal
@@ -53,7 +53,7 @@ class Debugger(pdb.Pdb):
             nosigint=True,  # Ctrl-C arrives as an answer
         )
         terminal.used[self._call] = self
-        self._prompts = False  # whether commands are read, or one of them runs
+        self._prompts = False  # whether commands are being read or executed
 
     def cmdloop(self, intro: Any = None) -> None:
         self._prompts = True
@@ -63,7 +63,7 @@ class Debugger(pdb.Pdb):
             self._prompts = False
 
     def interaction(self, frame: FrameType | None, tb_or_exc: TracebackType | BaseException | None, *rest: Any) -> None:
-        self._terminal.acquire("breakpoint()", frame)  # it may have been given back since the last stop
+        self._terminal.acquire("breakpoint()", frame)  # it may have been released since the last stop
         super().interaction(frame, cast(Any, tb_or_exc), *rest)
 
     def trace_dispatch(self, frame: FrameType, event: str, arg: Any) -> Any:
@@ -83,19 +83,19 @@ class Debugger(pdb.Pdb):
 
     def dispatch_return(self, frame: FrameType, arg: Any) -> Any:
         result = super().dispatch_return(frame, arg)
-        if frame.f_back is None or _is_ours(frame.f_back):  # a step from the call's last line leads out of it
+        if frame.f_back is None or _is_ours(frame.f_back):  # stepping from the call's last line leaves the call
             self.set_continue()
             self._terminal.release(self._call)
         return result
 
     def get_stack(self, f: FrameType | None, t: TracebackType | None) -> tuple[list[tuple[FrameType, int]], int]:
-        """The frames that can be looked at: those of the call."""
+        """Return the frames that can be inspected: those of the call."""
         stack, index = super().get_stack(f, t)
         ours = max((number for number, (frame, _) in enumerate(stack[:index]) if _is_ours(frame)), default=-1)
         return stack[ours + 1 :], index - ours - 1
 
     def do_continue(self, arg: str) -> bool | None:
-        """Continue the call, and give the terminal back."""
+        """Continue the call and release the terminal."""
         self._terminal.release(self._call)
         return super().do_continue(arg)
 
@@ -111,19 +111,19 @@ class Debugger(pdb.Pdb):
     do_q = do_exit = do_quit
 
     def do_EOF(self, arg: str) -> bool | None:  # noqa: N802 - pdb's name
-        """End the call: Ctrl-D."""
+        """End the call (Ctrl-D)."""
         self.message("")
         return self.do_quit(arg)
 
     def do_run(self, arg: str) -> bool | None:  # noqa: ARG002
-        """Refused: a call is started by its program."""
+        """Print an error: a call is started by its program."""
         self.error("a call cannot be started again from its debugger; q ends it")
         return None
 
     do_restart = do_run
 
     def stop(self, frame: FrameType) -> None:
-        """Ctrl-C: at the prompt, or in what was typed there, as ever; in a line of the call: look into that."""
+        """Handle Ctrl-C: raise KeyboardInterrupt while commands are read or run, else stop in the call."""
         if self._prompts:
             raise KeyboardInterrupt
         inner = _first_of_users(frame)
@@ -134,13 +134,13 @@ class Debugger(pdb.Pdb):
                 self._raise_end(inner)
 
     def leave(self) -> None:
-        """Trace no more, and forget the breakpoints."""
+        """Stop tracing and remove the breakpoints."""
         sys.settrace(None)
         self.clear_all_breaks()
 
 
 class _Output:
-    """The text that a debugger writes."""
+    """The stream that a debugger writes to."""
 
     encoding = "utf-8"
 
@@ -152,18 +152,19 @@ class _Output:
         return len(text)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: no text is buffered."""
 
     def isatty(self) -> bool:
-        """No: what it is told to is text, without colours."""
+        """Return False, so that plain text without colours is written."""
         return False
 
 
 class _Input:
-    """The lines that a debugger reads.
+    """The stream that a debugger reads its commands from.
+
 
     Attributes:
-        interrupt: what the client has stopped the call with. `pdb` would take it for a Ctrl-C and go on.
+        interrupt: the exception with which the client stopped the call. `pdb` would take it for Ctrl-C and continue.
     """
 
     def __init__(self, terminal: TerminalClient, call: int) -> None:

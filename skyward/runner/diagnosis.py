@@ -1,8 +1,7 @@
-"""What a client asks of a node to find out why ranks wait: where a call is, and whether datagrams reach the others.
+"""Diagnosis of waiting ranks, on request of a client: the position of a call, and whether datagrams reach other nodes.
 
-The stack of a call is read by another thread of the same process, which works as long as the call does not hold the
-interpreter's lock; waiting in a collective releases it. When it is held, a signal makes the process write its frames
-all the same.
+Another thread of the same process reads the stack of a call, which works unless the call holds the global interpreter
+lock; waiting in a collective releases it. If the lock is held, a signal still makes the process write its frames.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ from skyward.runner.config import WorkerStart
 from skyward.system import select, socket, threading, time
 from skyward.wire import payload
 
-if sys.platform == "darwin":  # one that user code hardly takes for itself
+if sys.platform == "darwin":  # unlikely to be used by user code
     DUMP_SIGNAL = signal.SIGINFO
 else:
     DUMP_SIGNAL = signal.SIGRTMAX - 2
 
 
-_DEPTH = 60  # frames told, the innermost ones
+_DEPTH = 60  # maximum number of frames reported, the innermost ones
 _POLL_S = 0.02
-_BELOW = (str(Path(__file__).parent), "<frozen runpy>", threading.__file__)  # files whose frames are below every call
+_BELOW = (str(Path(__file__).parent), "<frozen runpy>", threading.__file__)  # files of frames at the base of every call
 _WIRE = str(Path(payload.__file__).parent)
 # Modules whose C code waits for other ranks when it does not return. Others of these packages (loading a file, a data
 # loader) wait for other things.
@@ -44,27 +43,27 @@ _WAITING_PLACES = (
     "tensorflow.python.eager", "tensorflow.python.distribute",
 )  # fmt: skip
 _FRAMEWORKS = ("torch", "jax", "jaxlib", "tensorflow")
-_SENT = 10  # datagrams for each other node: a network that loses some still lets others through
+_SENT = 10  # datagrams per node, as a network may lose some of them
 _PAUSE_S = 0.05
 _NODE = struct.Struct("!I")
-_LARGEST = 64  # bytes; of ours 36
+_LARGEST = 64  # bytes; a probe's datagram has 36
 
 
 # where a call is ------------------------------------------------------------------------------------------------------
 
 
 def describe(thread: int) -> dict[str, Any]:
-    """Where a thread of this process is; an empty document if it, or the call that it ran, has ended or not begun.
+    """Return where a thread of this process is; an empty document if it, or its call, has ended or not begun.
 
-    Keys: `frames`, outermost first, each `[file, line, function, source line]`; `place`, equal as long as no frame
-    moves; `waits`, whether it is in a framework's C code that can wait for other ranks; `cpu_s`, processor time of the
-    process; `switches`, how often the thread has gone to sleep, -1 where the system does not tell.
+    Keys: `frames`, outermost first, each `[file, line, function, source line]`; `place`, a digest that is equal as long
+    as no frame moves; `waits`, whether it is in C code of a framework that can wait for other ranks; `cpu_s`, processor
+    time of the process; `switches`, how often the thread has gone to sleep, -1 if the system does not report it.
     """
     innermost = sys._current_frames().get(thread)
     if innermost is None:
         return {}
     if _has_failed(innermost):
-        return {}  # its exception, which tells where it was, is about to be sent
+        return {}  # its exception, with the traceback, is about to be sent
     frames = _frames(innermost)
     if not frames:
         return {}
@@ -79,7 +78,7 @@ def describe(thread: int) -> dict[str, Any]:
 
 
 def _has_failed(innermost: FrameType) -> bool:
-    """Whether the call is over, and the runner puts its exception into words."""
+    """Return whether the call has failed and the runner is serialising its exception."""
     frame: FrameType | None = innermost
     while frame is not None and frame.f_back is not None:
         if frame.f_code is payload.dump_exception.__code__:
@@ -89,7 +88,7 @@ def _has_failed(innermost: FrameType) -> bool:
 
 
 def _frames(innermost: FrameType) -> list[FrameType]:
-    """The frames of a call, outermost first, without those below them; none while the runner itself is at work."""
+    """Return the frames of a call, outermost first, without the runner's; none while the runner itself is executing."""
     frames = []
     frame: FrameType | None = innermost
     while frame is not None:
@@ -107,10 +106,10 @@ def _frames(innermost: FrameType) -> list[FrameType]:
 
 
 def _is_the_runners(frame: FrameType) -> bool:
-    """Whether the runner called this for itself: it packs a result or sends it. Arguments are unpacked for the call."""
+    """Return whether the runner called this for itself, to pack or send a result; unpacking arguments is the call's."""
     code = frame.f_code
     if code.co_filename == contextlib.__file__:
-        return code.co_name != "inner"  # which is a decorator made of a context manager
+        return code.co_name != "inner"  # "inner" is a decorator made from a context manager
     return code.co_filename.startswith(_WIRE) and code is not payload.loads.__code__
 
 
@@ -120,7 +119,7 @@ def _told(frame: FrameType) -> tuple[str, int, str, str]:
 
 
 def _waits(frame: FrameType) -> bool:
-    """Whether the frame is a framework's, or calls a C function of an object of a framework's (`work.wait()`)."""
+    """Return whether the frame belongs to a framework, or calls a C method of a framework's object (`work.wait()`)."""
     if _within(str(frame.f_globals.get("__name__", "")), _WAITING_PLACES):
         return True
     name = _called_on(frame.f_code, frame.f_lasti)
@@ -130,11 +129,11 @@ def _waits(frame: FrameType) -> bool:
     return called is not None and _within(type(called).__module__ or "", _FRAMEWORKS)
 
 
-@lru_cache(maxsize=256)  # reading a function of 300 lines takes 12 ms, and a loop is in few places of it
+@lru_cache(maxsize=256)  # reading a function of 300 lines takes 12 ms, and a loop is seen at few positions
 def _called_on(code: CodeType, at_instruction: int) -> str | None:
-    """The variable that the expression being called starts with: `work` in `work.wait()`, `step` in `step(x)`."""
+    """Return the variable that the call expression starts with: `work` in `work.wait()`, `step` in `step(x)`."""
     at = None
-    loads: dict[tuple[int | None, int | None], str] = {}  # names by the place at which they stand
+    loads: dict[tuple[int | None, int | None], str] = {}  # names by their position
     for instruction in dis.get_instructions(code):
         where = instruction.positions
         if where is None:
@@ -161,22 +160,22 @@ def _switches(thread: int) -> int:
     return int(status.partition("\nvoluntary_ctxt_switches:")[2].split(maxsplit=1)[0])
 
 
-# where one is that holds the interpreter's lock -----------------------------------------------------------------------
+# where a call is that holds the interpreter's lock --------------------------------------------------------------------
 
 
 def prepare_dump(path: Path) -> None:
-    """Let `DUMP_SIGNAL` append the main thread's frames to a file, also while the interpreter's lock is held."""
+    """Make `DUMP_SIGNAL` append the main thread's frames to a file, even while the interpreter lock is held."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
     faulthandler.register(DUMP_SIGNAL, file=file, all_threads=False)
 
 
 def dump_file(start: WorkerStart) -> Path:
-    """The file that this worker process writes its frames to."""
+    """Return the file that this worker process writes its frames to."""
     return Path(start.run_dir) / f"w{start.index}.{start.generation}.stack"
 
 
 def read_dump(path: Path, send_signal: Callable[[int], None], limit_s: float) -> str:
-    """Make a process write its frames, in which `prepare_dump` was called; what it wrote within the limit."""
+    """Make a process that called `prepare_dump` write its frames; return what it wrote within the limit."""
     written = ""
     try:
         before = path.stat().st_size
@@ -186,36 +185,38 @@ def read_dump(path: Path, send_signal: Callable[[int], None], limit_s: float) ->
             time.sleep(_POLL_S)
             text = path.read_bytes()[before:].decode("utf-8", "replace")
             if text and text == written:
-                break  # it has stopped growing
+                break  # the file has stopped growing
             written = text
     except FileNotFoundError:
-        pass  # the process has ended meanwhile
+        pass  # the process has ended
     return written
 
 
-# who is reached -------------------------------------------------------------------------------------------------------
+# which nodes are reached ----------------------------------------------------------------------------------------------
 
 
 class UdpProbe:
-    """One node's part in trials whether what it sends reaches the others, for each direction separately; one at a time.
+    """Tests on one node whether its datagrams reach the other nodes, per direction; one test at a time.
 
-    A connection needs both directions, so it cannot tell which of them fails. Here a node opens a port, sends datagrams
-    to those of all others, and then says whose have come. The client leads every step, so that all have sent before any
-    of them counts. Nothing that arrives is answered or passed on, and what does not bear the trial's secret is dropped.
+    A connection needs both directions, so it cannot show which of them fails. Here a node opens a port, sends datagrams
+    to the ports of all others, and then reports whose datagrams arrived. The client controls each step, so that all
+    have sent before any of them counts. Nothing that arrives is answered or passed on, and datagrams without the test's
+    secret are dropped.
     """
 
     def __init__(self, node: int) -> None:
         self._node = node
-        self._lock = threading.RLock()  # a step may be asked for while one that took too long still runs
+        self._lock = threading.RLock()  # a step may be requested while an earlier one is still running
         self._socket: socket.socket | None = None
         self._secret = b""
         self._heard: set[int] = set()
 
     def take(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Do a step, and give its answer.
+        """Perform a step and return its answer.
 
-        `open` {"address", "secret"} answers {"port"}, 0 where this node has no such address; `send` {"peers"}, a list
-        of [node, address, port], takes half a second; `close` answers {"heard"}, the nodes whose datagrams have come.
+        `open` {"address", "secret"} answers {"port"}, 0 if this node does not have that address; `send` {"peers"}, a
+        list of [node, address, port], takes half a second; `close` answers {"heard"}, the nodes whose datagrams have
+        arrived.
         """
         with self._lock:
             match order["step"]:
@@ -229,7 +230,7 @@ class UdpProbe:
             raise ValueError(f"step {order['step']!r}")
 
     def close(self) -> list[int]:
-        """Give up the port; the nodes that were heard."""
+        """Close the port and return the nodes whose datagrams have arrived."""
         with self._lock:
             if self._socket is not None:
                 self._collect(0.0)
@@ -242,11 +243,11 @@ class UdpProbe:
         self._secret, self._heard = secret, set()
         listener = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         try:
-            listener.bind((address, 0))  # that address alone; one that is translated on its way here is nobody's
+            listener.bind((address, 0))  # only that address; a translated (NAT) address is on no interface
         except OSError:
             listener.close()
             return 0
-        except BaseException:  # an address of another type than text
+        except BaseException:  # the address is not a string
             listener.close()
             raise
         self._socket = listener
@@ -261,11 +262,11 @@ class UdpProbe:
                     if self._socket is not None:
                         self._socket.sendto(word, (address, port))
                 except OSError:
-                    continue  # no route, or refused: it will not be heard, which is what is to be found out
+                    continue  # no route, or refused: the peer then does not hear this node, which is the result
             self._collect(_PAUSE_S)
 
     def _collect(self, wait_s: float) -> None:
-        """Note who is heard from, for so long."""
+        """Receive datagrams for this long, and record their senders."""
         end = time.monotonic() + wait_s
         while self._socket is not None:
             ready, _, _ = select.select([self._socket], [], [], max(0.0, end - time.monotonic()))
@@ -274,6 +275,6 @@ class UdpProbe:
             try:
                 word = self._socket.recv(_LARGEST)
             except OSError:
-                continue  # word of a datagram of ours that was refused
+                continue  # report that a datagram sent from here was refused
             if len(word) == len(self._secret) + _NODE.size and hmac.compare_digest(word[: -_NODE.size], self._secret):
                 self._heard.add(*_NODE.unpack(word[-_NODE.size :]))

@@ -1,7 +1,7 @@
-"""What calls exchange with the client over the connection that they came by: values of all ranks, and checkpoints.
+"""Requests of calls to the client over their connection: values gathered from all ranks, and checkpoints.
 
-The thread of the call sleeps until an answer is there; whoever reads the socket hands it over. It is woken as well when
-the client is gone and when the worker is to end, so that nobody waits for an answer that cannot come.
+The thread of the call sleeps until the thread that reads the socket passes it the answer. It is also woken when the
+client disconnects and when the worker is to end, so that no call waits for an answer that cannot come.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from skyward.wire.frames import Buffer, Frame
 from skyward.wire.messages import Kind, decode, encode
 
 CHECKPOINTS = ".skyward-checkpoints"  # below the node's working directory
-_UNDER_WAY = 8  # pieces of files
+_UNDER_WAY = 8  # chunks of files
 K = TypeVar("K")
 
 
@@ -37,23 +37,24 @@ class _Wait:
         self._answer: Frame | str = ""
 
     def end(self, answer: Frame | str) -> None:
-        """Take the answer; a string says why there is none."""
+        """Set the answer; a string is the reason why there is none."""
         self._answer = answer
         self._done.set()
 
     def result(self) -> Frame | str:
-        """Block until it is answered."""
+        """Block until it is answered, and return the answer."""
         self._done.wait()
         return self._answer
 
 
 class _Requests(Generic[K]):
-    """The requests of one worker process, by what their answers tell them apart.
+    """The pending requests of one worker process, by the key that their answers carry.
+
 
     Args:
-        send: hands a frame to the client; returns whether an answer can come.
+        send: sends a frame to the client; returns whether an answer can come.
         running: the id of the call that the calling thread belongs to, `SETUP` while plugins are set up, None
-            otherwise; and the ids of all that run.
+            otherwise; and the ids of all running calls.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class _Requests(Generic[K]):
         self._waits: dict[K, _Wait] = {}
 
     def take(self, frame: Frame) -> None:
-        """Hand an answer to the thread that waits for it; does nothing if it does not any more."""
+        """Pass an answer to the thread that waits for it; do nothing if none waits any more."""
         document = decode(frame.head)
         with self._lock:
             wait = self._waits.pop(self._key(frame.id, document), None)
@@ -73,14 +74,14 @@ class _Requests(Generic[K]):
             wait.end(document.get("error") or frame)
 
     def abandon(self, why: str) -> None:
-        """Let every request that waits fail: no answer will come."""
+        """Fail all pending requests, since no answer will come."""
         with self._lock:
             waits, self._waits = tuple(self._waits.values()), {}
         for wait in waits:
             wait.end(why)
 
     def _ask(self, key: K, frame: Frame) -> _Wait:
-        """Send a request; the answer is to be waited for."""
+        """Send a request and return the object to wait for its answer with."""
         wait = _Wait()
         with self._lock:
             self._waits[key] = wait
@@ -96,7 +97,7 @@ class _Requests(Generic[K]):
 
 
 class GatherClient(_Requests[tuple[int, int]]):
-    """The gathers of one worker process, known by call and round."""
+    """The gathers of one worker process, identified by call and round."""
 
     def __init__(
         self, send: Callable[[Frame], bool], running: Callable[[], tuple[int | None, Collection[int]]]
@@ -105,7 +106,7 @@ class GatherClient(_Requests[tuple[int, int]]):
         self._rounds: dict[int, int] = {}  # gathers so far, by call
 
     def gather(self, value: Any, name: str, timeout_s: float | None) -> list[Any]:
-        """The values of all ranks; see `skyward.runtime.ranks.gather`."""
+        """Return the values of all ranks; see `skyward.runtime.ranks.gather`."""
         if os.getpid() != self._process:
             raise PluginError(
                 f"gather({name!r}) was called in a process forked from a worker; only the worker itself can gather."
@@ -131,7 +132,7 @@ class GatherClient(_Requests[tuple[int, int]]):
         return _values(answer, name)
 
     def begin_setup(self) -> None:
-        """Count the gathers of a set-up from one, as the other ranks do."""
+        """Restart the count of the set-up's gathers, as the other ranks do."""
         with self._lock:
             self._rounds.pop(SETUP, None)
 
@@ -140,7 +141,7 @@ class GatherClient(_Requests[tuple[int, int]]):
 
 
 def _values(answer: Frame, name: str) -> list[Any]:
-    """The ranks' values out of the buffers of an answer, which holds a pickle and its buffers for each."""
+    """Return the ranks' values from the buffers of an answer, which hold a pickle and its buffers for each rank."""
     values, start = [], 0
     for parts in decode(answer.head)["parts"]:
         data, *buffers = answer.buffers[start : start + parts]
@@ -153,11 +154,12 @@ def _values(answer: Frame, name: str) -> list[Any]:
 
 
 class CheckpointClient(_Requests[int]):
-    """The checkpoints of one worker process: reads and writes of the client's store.
+    """The checkpoints of one worker process: reads and writes to the client's store.
+
 
     Args:
         send, running: see `_Requests`.
-        root: where their directories are made.
+        root: directory in which their directories are created.
     """
 
     def __init__(
@@ -183,7 +185,7 @@ class CheckpointClient(_Requests[int]):
         return Path(tempfile.mkdtemp(dir=self._root, prefix=f"{os.getpid()}."))
 
     def ask(self, call: int, document: Mapping[str, Any], data: Sequence[Buffer] = ()) -> _Wait:
-        """Send a request; the answer is to be waited for."""
+        """Send a request and return the object to wait for its answer with."""
         number = next(self._numbers)
         return self._ask(number, Frame(Kind.CHECKPOINT, call, encode({**document, "request": number}), data))
 
@@ -215,7 +217,7 @@ def _is_gone(process: int) -> bool:
 class _RemoteStore:
     """The client's store of one checkpoint, for one call.
 
-    Some pieces of files are under way at once, so that a long way to the client costs no waiting for each.
+    Several chunks of files are requested at once, so that high latency does not delay each of them.
     """
 
     def __init__(self, client: CheckpointClient, call: int, named: Mapping[str, Any]) -> None:
@@ -257,10 +259,11 @@ class _RemoteStore:
 
 
 def _answered(wait: _Wait) -> tuple[dict[str, Any], Sequence[Buffer]]:
-    """The client's answer.
+    """Wait for the client's answer and return it.
+
 
     Raises:
-        CheckpointError: the client could not do it, or is gone.
+        CheckpointError: the request failed, or the client has disconnected.
     """
     answer = wait.result()
     if isinstance(answer, str):

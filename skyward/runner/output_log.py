@@ -1,9 +1,9 @@
-"""The output of a node's processes as files on its host: in its run directory, of bounded size, for its owner only.
+"""Log files with the output of a node's processes, in its run directory: of bounded size, readable by the owner only.
 
-Each process has two files of JSON lines, as the journals of `skyward.records` have them: `w0.log` and, before it,
-`w0.log.1`. When the newer one is full it takes the place of the older one, and says how much has gone. A line is
-written as soon as it is printed, also the beginning of one, so that what a process had printed when it was killed is
-there: the kernel keeps what has been written. The agent's files have what came through the workers' descriptors.
+Each process has two files of JSON lines, like the journals of `skyward.records`: `w0.log` and the older `w0.log.1`.
+When the newer one is full it replaces the older one, and records how many bytes were lost. Text is written as soon as
+it is printed, even an unfinished line, so that the output of a killed process is complete: the kernel keeps what has
+been written. The agent's files hold what arrived through the workers' file descriptors.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 
 from skyward.system import threading, time
 
-_TAIL = 512 * 1024  # bytes at the end of a log in which unfinished lines are looked for
+_TAIL = 512 * 1024  # bytes at the end of a log that are searched for unfinished lines
 _NAMES = {1: "out", 2: "err"}
 
 
 class Unfinished(NamedTuple):
-    """The beginning of a line that a process had printed when it ended; whose it is."""
+    """The beginning of a line that a process had printed when it ended, with its call and stream."""
 
     call: int | None
     stream: int
@@ -30,19 +30,20 @@ class Unfinished(NamedTuple):
 
 
 def log_name(worker: int) -> str:
-    """What the log of a worker is called; a process that takes its place goes on in it."""
+    """Return the name of a worker's log; a process that replaces the worker appends to it."""
     return f"w{worker}"
 
 
 class OutputLog:
-    """Writes the files of one process of a node, from any thread.
+    """Writes the log files of one process of a node, from any thread.
+
 
     Args:
         folder: the node's run directory.
-        name: of the process: "w0", "agent".
-        limit: bytes that both files together may have.
-        failed: told once, with a line, when the disk takes no more; nothing is written after that.
-        about: what is true of all that is printed; it begins each file.
+        name: name of the process: "w0", "agent".
+        limit: maximum size of both files together, in bytes.
+        failed: called once, with a message, when writing fails; nothing is written after that.
+        about: fields that apply to all of the output; written at the beginning of each file.
     """
 
     def __init__(
@@ -60,12 +61,12 @@ class OutputLog:
             self._fail(error)
 
     def add(self, text: str, *, call: int | None, stream: int, worker: int | None = None) -> None:
-        """Write what has just been printed."""
+        """Write text that has just been printed."""
         whose = self._whose(call, stream) if worker is None else f'"worker":{worker},"stream":"{_NAMES[stream]}"'
         self._write(f'{whose},"text":{encode_basestring(text)}')
 
     def passed_on(self, *, call: int | None, stream: int) -> None:
-        """Note that the client is sent the line that this thread has begun."""
+        """Record that this thread's unfinished line is being sent to the client."""
         self._write(f'{self._whose(call, stream)},"sent":true')
 
     def _whose(self, call: int | None, stream: int) -> str:
@@ -91,7 +92,7 @@ class OutputLog:
             line = line[os.write(self._file, line) :]
 
     def _turn(self) -> None:
-        """Begin the newer file anew; the older one goes."""
+        """Start a new newer file; the full one replaces the older one."""
         older = self._path.with_suffix(".log.1")
         if older.exists():
             self._gone += older.stat().st_size
@@ -103,7 +104,7 @@ class OutputLog:
         self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._size = os.fstat(self._file).st_size
         about = {"t": round(time.time(), 3), **self._about, "begins": begins, "gone": self._gone}
-        mended = b"\n" if self._size else b""  # the one before may have been killed while it wrote
+        mended = b"\n" if self._size else b""  # the previous process may have been killed while writing
         self._put(mended + json.dumps(about, separators=(",", ":")).encode() + b"\n")
 
     def _fail(self, error: OSError) -> None:
@@ -114,11 +115,11 @@ class OutputLog:
 
 
 def unfinished(folder: Path, name: str) -> list[Unfinished]:
-    """The lines that a process of a node had begun when it ended, and which its client has not been sent."""
+    """Return the lines that a process of a node had begun when it ended, and that its client has not received."""
     open_lines: dict[tuple[Any, ...], str] = {}
     for entry in _tail(folder / f"{name}.log"):
         if entry.get("begins"):
-            open_lines.clear()  # those of the process before it
+            open_lines.clear()  # lines of the previous process
         key = (entry.get("call"), entry.get("stream"), entry.get("thread"))
         if "sent" in entry:
             open_lines.pop(key, None)
@@ -129,7 +130,7 @@ def unfinished(folder: Path, name: str) -> list[Unfinished]:
 
 
 def _tail(path: Path) -> Iterator[dict[str, Any]]:
-    """The last entries of a log, those of its older file first."""
+    """Yield the last entries of a log, starting with its older file."""
     data = b""
     for each in (path, path.with_suffix(".log.1")):
         wanted = _TAIL - len(data)
@@ -144,6 +145,6 @@ def _tail(path: Path) -> Iterator[dict[str, Any]]:
         try:
             entry = json.loads(line)
         except ValueError:
-            continue  # cut off at the beginning, or by the end of its writer
+            continue  # truncated at the start of the tail, or by the end of the writing process
         if isinstance(entry, dict):
             yield entry

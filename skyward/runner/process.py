@@ -1,4 +1,4 @@
-"""A worker's process, as far as its calls share it: what they fork, log and import, and what they leave on a GPU."""
+"""Process-wide effects of calls in a worker: forks, logging, imports, and memory left on a GPU."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from skyward.system import time
 
 _READ_WITHIN_S = 5.0
 _LOOK_S = 0.001
-_LONGEST = 64 * 1024  # characters of a string that are sent
-# after these CUDA answers every call of the process with the same error; others, such as too little memory, pass
+_LONGEST = 64 * 1024  # maximum number of characters sent of a string
+# after these errors every CUDA call of the process fails; after others, such as out of memory, it works again
 _BREAKING = re.compile(
     r"(cuda|hip).*(device-side assert|illegal memory access|unspecified launch failure|misaligned address"
     r"|illegal instruction|hardware stack error|invalid program counter|launch timed out|uncorrectable ECC)",
@@ -43,7 +43,7 @@ _is_child = False  # whether this process has been forked from a worker
 
 
 def on_fork(abandon: Callable[[], object]) -> None:
-    """Have this process's connections closed in every process that is forked from it; called once, by the worker."""
+    """Close this process's connections in every process forked from it; called once, by the worker."""
 
     def begin() -> None:
         global _is_child
@@ -54,11 +54,11 @@ def on_fork(abandon: Callable[[], object]) -> None:
 
 
 def end_child(error: BaseException | None = None) -> None:
-    """End a forked process with the status that Python would give it after this error; nothing happens in a worker.
+    """End a forked process with the exit status that Python would use for this error; do nothing in a worker.
 
-    One that returned from its function would go on in the worker's loop, and read the socket that its parent reads.
-    Its standard streams are flushed, and read: what its parent writes when it has ended comes after them. What a worker
-    does at its exit is the worker's, and is not done.
+    A child that returned from its function would continue in the worker's loop, and read from its parent's socket. Its
+    standard streams are flushed and waited for, so that output of the parent after the child's end comes later. The
+    worker's exit handlers are not run.
     """
     if not _is_child:
         return
@@ -68,12 +68,12 @@ def end_child(error: BaseException | None = None) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         _wait_until_read()
-    finally:  # also when nobody reads what it writes
+    finally:  # also if its output cannot be written
         os._exit(status)
 
 
 def _wait_until_read() -> None:
-    """Wait until the agent has read both streams, 5 s at most. It reads them in no order: they are two pipes."""
+    """Wait until the agent has read both streams, at most 5 s. They are two pipes, read in no particular order."""
     pipes = [fd for fd in (1, 2) if stat.S_ISFIFO(os.fstat(fd).st_mode)]
     deadline = time.monotonic() + _READ_WITHIN_S
     while any(_unread(fd) for fd in pipes) and time.monotonic() < deadline:
@@ -81,7 +81,7 @@ def _wait_until_read() -> None:
 
 
 def _unread(pipe: int) -> int:
-    """How many bytes a pipe holds, asked at the end that is written to."""
+    """Return how many bytes a pipe holds, given its write end."""
     return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
@@ -99,14 +99,15 @@ def _status(error: BaseException | None) -> int:
 
 
 class ClientHandler(logging.Handler):
-    """Sends records to the client, with the call that they came from, as plain data.
+    """Sends log records to the client as plain data, with the call that they belong to.
 
-    It stands in for Python's handler of last resort, so a function that configures handlers of its own has these, and
-    what they print is output.
+    It replaces Python's handler of last resort: a function that configures its own handlers uses those, and their text
+    is output.
+
 
     Args:
         send: sends the fields of a record, for the call with this number: `name`, `level` (a number), `text`, `trace`
-            (of an exception, else ""), `line` (all of it, as text), `t`, `path`, `lineno`, `function`.
+            (of an exception, else ""), `line` (the formatted record), `t`, `path`, `lineno`, `function`.
     """
 
     def __init__(self, send: Send) -> None:
@@ -115,7 +116,7 @@ class ClientHandler(logging.Handler):
         self.setFormatter(logging.Formatter(logging.BASIC_FORMAT))
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Send a record, unless what the calling code prints to standard error is muted."""
+        """Send a record, unless standard error of the calling code is muted."""
         try:
             line = self.format(record)
             if _is_child:
@@ -124,7 +125,7 @@ class ClientHandler(logging.Handler):
             call, muted = output.standard_error()
             if not muted:
                 self._send(call, _fields(record, line))
-        except Exception:  # texts of records are made by other people's code
+        except Exception:  # user code may fail while it formats the record
             self.handleError(record)
 
 
@@ -148,7 +149,7 @@ def _shown(text: str) -> str:
 
 
 def send_logs(level: int, send: Send) -> None:
-    """Log from this level on, and send what no handler here takes; called again, it sets the level."""
+    """Set the log level, and send records that no handler in this process takes; later calls only set the level."""
     logging.getLogger().setLevel(level)
     if not isinstance(logging.lastResort, ClientHandler):
         logging.lastResort = ClientHandler(send)
@@ -158,19 +159,20 @@ def send_logs(level: int, send: Send) -> None:
 
 
 modules_directory = Path(CODE_DIR)  # set where the worker starts, since functions may change the working directory
-_written: dict[str, bytes] = {}  # digests of what this process was sent
+_written: dict[str, bytes] = {}  # digests of the files that this process was sent
 _is_replaced = False
 
 
 def place_modules(files: tuple[tuple[str, bytes], ...], programs: Collection[str] = ()) -> None:
-    """Place the user's local modules where they can be imported; a file appears whole or not at all.
+    """Write the user's local modules to where they can be imported; each file appears complete or not at all.
 
-    An image with `bake=True` has them with the other files of its includes. These are linked beside what is sent, as
-    modules find their data beside themselves.
+    In an image with `bake=True` they are part of the image, with the other included files. Those are linked next to the
+    sent files, since modules look for their data next to themselves.
+
 
     Args:
         files: paths below the directory, and contents.
-        programs: those of the paths that may be executed.
+        programs: the paths that are to be executable.
 
     Raises:
         WireError: a path leads out of the directory.
@@ -180,7 +182,7 @@ def place_modules(files: tuple[tuple[str, bytes], ...], programs: Collection[str
     if not _written and BAKED_DIR in sys.path:
         _link_baked(Path(BAKED_DIR), root)
     for name, data in files:
-        path = Path(os.path.normpath(root / name))  # itself it may be a link to the image's file
+        path = Path(os.path.normpath(root / name))  # the file itself may be a link to the image's
         if not path.parent.resolve().is_relative_to(root.resolve()):
             raise WireError(f"The client sent a module outside its directory: {name!r}.")
         digest = hashlib.blake2b(data, digest_size=16).digest()
@@ -193,7 +195,7 @@ def place_modules(files: tuple[tuple[str, bytes], ...], programs: Collection[str
 
 
 def _link_baked(baked: Path, root: Path) -> None:
-    """Link the image's files where no other worker of this node has linked or placed one."""
+    """Link the image's files, unless another worker of this node has already linked or written them."""
     for folder, _, names in os.walk(baked):
         target = root / Path(folder).relative_to(baked)
         target.mkdir(parents=True, exist_ok=True)
@@ -208,16 +210,16 @@ def _place(path: Path, data: bytes, stamp: int, *, is_program: bool) -> None:
     partial.write_bytes(data)
     if is_program or (path.exists() and path.stat().st_mode & 0o111):
         partial.chmod(partial.stat().st_mode | 0o111)
-    # Python takes the bytecode of an earlier file for this one's where size and time, in seconds, are the same
+    # Python reuses bytecode of an earlier version if size and time (in whole seconds) are equal
     os.utime(partial, (stamp, stamp))
     partial.replace(path)
 
 
 def forget_replaced_modules() -> None:
-    """Forget all local modules if one of them was replaced; by the thread that is about to load a function.
+    """Remove all local modules from `sys.modules` if one was replaced; called before a function is loaded.
 
-    The client sends a file again when it has loaded the module anew. The function's modules, and those that import
-    them, are then imported as they are now.
+    The client sends a file again when it has reloaded the module. The function's modules, and those that import them,
+    are then imported in their current version.
     """
     global _is_replaced
     if not _is_replaced:
@@ -229,7 +231,7 @@ def forget_replaced_modules() -> None:
 
 
 def _is_below(root: Path, module: ModuleType | None) -> bool:
-    """Whether a module's Python code stands below a directory; extension modules can be imported once per process."""
+    """Return whether a module's Python source is below a directory; extension modules can only be imported once."""
     if not issubclass(type(module), ModuleType):
         return False
     names = ModuleType.__getattribute__(module, "__dict__")
@@ -243,7 +245,7 @@ def _is_below(root: Path, module: ModuleType | None) -> bool:
 
 
 def breaks_device(error: BaseException | None) -> bool:
-    """Whether this error, or one that it followed from, is that of a kernel after which CUDA works no more here."""
+    """Return whether this error, or one of its causes, is a kernel failure after which CUDA is unusable here."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -254,17 +256,18 @@ def breaks_device(error: BaseException | None) -> bool:
 
 
 def free_device_memory() -> bool:
-    """Give back the GPU memory that PyTorch keeps for later calls; waits for kernels that run.
+    """Release the GPU memory that PyTorch caches for later calls; waits for running kernels.
+
 
     Returns:
-        Whether CUDA still works in this process: the error of a kernel that was queued may come out here.
+        Whether CUDA still works in this process: the error of a queued kernel may surface here.
     """
-    cuda = getattr(sys.modules.get("torch"), "cuda", None)  # by its name: nothing here imports it
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)  # looked up, not imported
     try:
         if cuda is None or not cuda.is_initialized():
             return True
-        gc.collect()  # tensors of frames that refer to themselves, as those of an exception often do
+        gc.collect()  # frees tensors in reference cycles, common in frames of exceptions
         cuda.empty_cache()
-    except Exception:  # whatever it is, a fresh process is the better place for the next call
+    except Exception:  # after any error, the next call is safer in a fresh process
         return False
     return True

@@ -1,7 +1,7 @@
-"""Values that many calls share as arguments: each is sent to a node once, and its calls take it from here.
+"""Values that many calls share as arguments: each is sent to a node once, and looked up here by its calls.
 
-They are known by a digest of their content. Where a node has several worker processes, the one that is sent a value
-leaves it in a file for its neighbours, and all of them map that file into their memory.
+They are identified by a digest of their content. If a node has several worker processes, the one that receives a value
+writes it to a file, and all of them map that file into memory.
 """
 
 from __future__ import annotations
@@ -18,29 +18,30 @@ from skyward.system import threading, time
 from skyward.wire import payload
 
 DIGEST_BYTES = 16
-KEEP, LEAVE, TAKE = 0, 1, 2  # first byte of a SHARED message: for this process; for its neighbours too; left by one
+KEEP, LEAVE, TAKE = 0, 1, 2  # first byte of a SHARED message: for this process; also neighbours; a neighbour has it
 DIRECTORY = ".skyward-shared"  # below the node's working directory
-_ALIGN = 64  # bytes; what arrays in a file are aligned to, as numpy aligns those it makes
+_ALIGN = 64  # bytes; alignment of arrays in a file, as in numpy
 _SIZE = struct.Struct("<Q")
-_WAIT_S = 60.0  # for a file that a neighbour writes as soon as it reads its socket
+_WAIT_S = 60.0  # for a file that a neighbour writes once it has received the value
 _LOOK_S = 0.005
 
 Buffer = bytes | bytearray | memoryview
 
 
 class _Packed(NamedTuple):
-    """A value that no call has asked for yet; without a pickle, it is in a file."""
+    """A value that no call has requested yet; if `head` is None, it is in a file."""
 
     head: Buffer | None
     buffers: Sequence[Buffer]
 
 
 class Values:
-    """The shared values that this process has been sent.
+    """The shared values that this process has received.
+
 
     Attributes:
-        directory: of the node, where its worker processes leave values for each other; None where there is no node. A
-            worker sets it before user code can change the working directory.
+        directory: directory of the node in which its worker processes share values; None outside a node. A worker sets
+            it before user code can change the working directory.
     """
 
     def __init__(self) -> None:
@@ -49,7 +50,7 @@ class Values:
         self._known: dict[bytes, Any] = {}
 
     def keep(self, head: Buffer, buffers: Sequence[Buffer]) -> None:
-        """Remember what a SHARED message carries: how (one byte), the digest, the pickled value."""
+        """Store the value of a SHARED message, which has a mode (one byte), the digest and the pickled value."""
         view = memoryview(head)
         digest, data = bytes(view[1 : 1 + DIGEST_BYTES]), view[1 + DIGEST_BYTES :]
         if view[0] == LEAVE:
@@ -57,20 +58,21 @@ class Values:
         self._known[digest] = _Packed(data, buffers) if view[0] == KEEP else _Packed(None, ())
 
     def forget(self, digest: bytes) -> None:
-        """Let go of a value, and of the file it may be in; calls that have it keep it."""
+        """Drop a value and its file, if any; calls that already have the value are unaffected."""
         self._known.pop(digest, None)
         if self.directory is not None:
             self._path(digest).unlink(missing_ok=True)
 
     def clear(self) -> None:
-        """Let go of all of them: they were another client's."""
+        """Drop all values, which belong to the previous client."""
         self._known.clear()
 
     def get(self, digest: bytes) -> Any:
-        """The value, the same object for all calls of this process. Arrays are read-only.
+        """Return the value, the same object for all calls of this process. Arrays are read-only.
+
 
         Raises:
-            SerializationError: it is not here, or cannot be unpickled here.
+            SerializationError: it is not in this process, or cannot be unpickled here.
         """
         known = self._known.get(digest)
         if type(known) is not _Packed and known is not None:
@@ -88,13 +90,13 @@ class Values:
         return known
 
     def _path(self, digest: bytes) -> Path:
-        if self.directory is None:  # the working directory of whoever this is, is no place for it
+        if self.directory is None:  # not in an arbitrary process's working directory
             raise SerializationError("A shared argument is in a file of its node, and this process belongs to no node.")
         return self.directory / digest.hex()
 
     def _read(self, digest: bytes) -> tuple[memoryview, list[memoryview]]:
         path, deadline = self._path(digest), time.monotonic() + _WAIT_S
-        while not path.exists():  # it comes over another connection, a moment later than the call that needs it
+        while not path.exists():  # it arrives over another connection, possibly later than the call
             if time.monotonic() > deadline:
                 raise SerializationError(
                     f"An argument that another worker process of this node was sent did not appear within {_WAIT_S:g} "
@@ -105,7 +107,7 @@ class Values:
 
 
 def _write(path: Path, head: memoryview, buffers: Sequence[Buffer]) -> None:
-    """Write a value to a file that appears whole: number and sizes of its parts, then each part, aligned."""
+    """Write a value to a file that appears complete: number and sizes of its parts, then each part, aligned."""
     path.parent.mkdir(exist_ok=True)
     parts = [head, *(memoryview(buffer).cast("B") for buffer in buffers)]
     partial = path.with_name(f".{path.name}.{os.getpid()}")
@@ -135,10 +137,10 @@ values = Values()
 
 
 def shared(digest: bytes) -> Any:
-    """The value of this digest; what pickled arguments call where one of them is a shared value."""
+    """Return the value with this digest; called by pickled arguments that refer to a shared value."""
     return values.get(digest)
 
 
 def own_copy(digest: bytes) -> Any:
-    """A copy of a shared array, for functions that write into their arguments."""
+    """Return a copy of a shared array, for functions that write to their arguments."""
     return values.get(digest).copy()

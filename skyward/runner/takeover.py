@@ -1,4 +1,4 @@
-"""Lets one client after another have a node whose pool is kept: one at a time, each with fresh worker processes."""
+"""Hands a node of a kept pool to one client after another: one at a time, each with fresh worker processes."""
 
 from __future__ import annotations
 
@@ -14,23 +14,25 @@ from skyward.system import threading
 from skyward.wire.frames import Frame
 from skyward.wire.messages import Kind, encode
 
-_PATIENCE_S = 2.0  # how long a client waits for the one before it, whose end may just be on its way
-_KILLED_S = 5.0  # how long killed processes may take to vanish
-_OF_EACH_CLIENT = (ENV_VAR, SETTINGS_VAR)  # the place is told to the workers that run; the settings are the agent's
+_PATIENCE_S = 2.0  # how long a client waits for the previous one, which may be about to leave
+_KILLED_S = 5.0  # how long killed processes may take to end
+_OF_EACH_CLIENT = (ENV_VAR, SETTINGS_VAR)  # running workers are sent the place; the settings are for the agent
 
 
 class Takeover:
-    """Who has the node, and what it takes to give it to the next.
+    """The client that has the node, and the steps to hand it to the next one.
+
 
     Args:
         changed: the agent's condition; its lock guards the children.
         children: the worker processes as they are now.
-        clean: removes what a client has left besides the workers' processes; what it cannot remove, or "".
+        clean: removes what a client left behind besides worker processes; returns a description of what it cannot
+            remove, or "".
         set_lease: sets how many seconds the node lives without a client, counted from now.
-        fail: ends the node, and says why.
+        fail: ends the node with the given reason.
 
     Attributes:
-        is_kept: whether the node waits for its next client.
+        is_kept: whether the node is waiting for its next client.
     """
 
     def __init__(
@@ -45,19 +47,20 @@ class Takeover:
         self._set_lease, self._fail = set_lease, fail
         self.is_kept = False
         self._holder: Client | None = None
-        self._used = False  # whether a client may have used the workers that run
-        self._resetting = False  # whether all workers are being ended; whoever sets it calls `_reset`
+        self._used = False  # whether a client may have used the running workers
+        self._resetting = False  # whether all workers are being ended; the code that sets it calls `_reset`
         self._stopped = False
-        self._ended: set[int] = set()  # workers that have ended meanwhile
+        self._ended: set[int] = set()  # workers that have ended during the reset
 
     def take(self, client: Client, order: Mapping[str, Any], move: Callable[[str], None]) -> None:
-        """Give the node to a client, who is told of its workers once they listen. Blocks until then.
+        """Assign the node to a client, and send it the workers' addresses once they listen. Blocks until then.
+
 
         Args:
-            client: who asks.
-            order: `lease_s`; `compute_pool`, the node's place; `environment`: that of the workers as a whole, None for
-                the one that they have.
-            move: notes the node's place.
+            client: the requesting client.
+            order: `lease_s`; `compute_pool`, the node's place; `environment`: the complete environment of the workers,
+                None to leave it unchanged.
+            move: stores the node's place.
         """
         environment = _checked(order["environment"])
         lease_s = float(order["lease_s"])
@@ -87,14 +90,15 @@ class Takeover:
         with self._changed:
             if stale:
                 self._allow_starts()
-                self._used = self._holder is client  # else it is gone, and has used nothing
+                self._used = self._holder is client  # else it has disconnected without using any worker
             self._changed.wait_for(lambda: self._holder is not client or self._stopped or self._all_listen())
             if self._holder is client and not self._stopped:
                 workers = [[child.start.generation, child.address] for child in self._children()]
                 client.post(Frame(Kind.TAKEN, 0, encode({"workers": workers})))
 
     def release(self, client: Client) -> None:
-        """Take the node back from its client; `keep` is to follow.
+        """Release the node from its client; must be followed by `keep`.
+
 
         Raises:
             ValueError: the client does not have the node.
@@ -105,7 +109,7 @@ class Takeover:
             self._holder, self._resetting = None, True
 
     def keep(self, client: Client, keep_s: float, grace_s: float) -> None:
-        """End the workers of the client before, tell it, and wait for the next one with fresh workers."""
+        """End the previous client's workers, notify that client, and start fresh workers for the next one."""
         if self._reset(grace_s):
             with self._changed:
                 self._used, self.is_kept = False, True
@@ -114,7 +118,7 @@ class Takeover:
                 client.post(Frame(Kind.KEPT, 0))
 
     def left(self, client: Client) -> bool:
-        """A client is gone; whether it has left workers behind, which `renew` ends."""
+        """Record that a client has disconnected; return whether it left workers behind, to be ended by `renew`."""
         with self._changed:
             if self._holder is not client:
                 return False
@@ -123,10 +127,10 @@ class Takeover:
             return not self._resetting and not self._stopped
 
     def renew(self) -> None:
-        """End what a client has left that is gone without a word, and start fresh workers. Blocks until then."""
+        """End the workers of a client that disconnected without KEEP, and start fresh ones. Blocks until then."""
         with self._changed:
             if self._stopped or not self._used or not self._is_free():
-                return  # somebody has taken the node already
+                return  # another client has taken the node already
             self._resetting = True
         if self._reset(0.0):
             with self._changed:
@@ -134,14 +138,14 @@ class Takeover:
                 self._allow_starts()
 
     def wait_start(self, worker: int) -> None:
-        """Block while all workers are being ended: none is started again before that. Called with the lock held."""
+        """Block while all workers are being ended: none may be restarted before that. Called with the lock held."""
         while self._resetting and not self._stopped:
             self._ended.add(worker)
             self._changed.notify_all()
             self._changed.wait()
 
     def stop(self) -> None:
-        """The node ends. Called with the lock held."""
+        """Unblock all waiting threads because the node is ending. Called with the lock held."""
         self._stopped = True
         self._changed.notify_all()
 
@@ -152,15 +156,15 @@ class Takeover:
         return all(child.address for child in self._children())
 
     def _allow_starts(self) -> None:
-        """Let workers be started again. Called with the lock held."""
+        """Allow workers to be started again. Called with the lock held."""
         for child in self._children() if self._resetting else ():
-            child.address = None  # until fresh ones are in their places, nobody listens there
+            child.address = None  # nothing listens there until the fresh worker does
         self._resetting = False
         self._ended.clear()
         self._changed.notify_all()
 
     def _reset(self, grace_s: float) -> bool:
-        """End all workers within the grace, and clean up; False where the node ends."""
+        """End all workers within the grace period, then clean up; return False if the node is ending."""
         with self._changed:
             children = tuple(self._children())
         if grace_s > 0:
@@ -181,10 +185,11 @@ class Takeover:
 
 
 def _checked(environment: object) -> dict[str, str] | None:
-    """The environment of a message, which a process can be started with.
+    """Return the environment of a message after checking that a process can be started with it.
+
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not a valid environment.
     """
     if environment is None:
         return None
@@ -197,20 +202,22 @@ def _checked(environment: object) -> dict[str, str] | None:
 
 
 def _essence(environment: Mapping[str, str]) -> dict[str, str]:
-    """What of an environment a process has to be started with."""
+    """Return the variables that a process must have from its start."""
     return {name: value for name, value in environment.items() if name not in _OF_EACH_CLIENT}
 
 
 def cleaner(reset: str, run_dir: Path) -> Callable[[], str]:
-    """What removes the traces of a client, as `RunnerSettings.reset` says; it gives a problem in words, or ""."""
+    """Return the function that removes a client's traces according to `RunnerSettings.reset`, and returns a problem or
+    "".
+    """
     if reset == "container":
         return container_cleaner()
     return folder_cleaner(run_dir / WORK_FOLDER) if reset else str
 
 
 def folder_cleaner(folder: Path) -> Callable[[], str]:
-    """Empties a working directory: all that a node has to itself where it is a process of the machine."""
-    from shutil import rmtree  # most nodes need neither it nor what cleans containers
+    """Return a function that empties a working directory, all that a node has to itself if it is a plain process."""
+    from shutil import rmtree  # most nodes need neither this nor the cleaning of containers
 
     def clean() -> str:
         for path in folder.iterdir():
@@ -224,7 +231,10 @@ def folder_cleaner(folder: Path) -> Callable[[], str]:
 
 
 def container_cleaner() -> Callable[[], str]:
-    """Restores the container that this process runs in to what it is now: processes, files, mounts, shared memory."""
+    """Return a function that restores this process's container to its present state.
+
+    It covers processes, files, mounts and shared memory.
+    """
     from skyward.runner.entry import container
 
     known, mounts = container.files(), set(container.mounts())

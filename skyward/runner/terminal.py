@@ -1,8 +1,8 @@
-"""The terminal of the client's program, for calls: what `input()` and the debugger in a call read and write.
+"""Access to the terminal of the client's program for calls: it serves `input()` and the debugger in a call.
 
-A call first asks for the terminal and waits until it has it: one call has it at a time. Where there is none the client
-says so at once, and the call fails with a sentence instead of an end of file. The thread that waits sleeps; whoever
-reads the socket meanwhile hands it the answer.
+A call first requests the terminal and waits for it; only one call has it at a time. If there is no terminal, the client
+answers so at once, and the call fails with an error message instead of an end of file. The waiting thread sleeps; the
+thread that reads the socket passes the answer to it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from skyward.system import threading
 from skyward.wire.frames import Frame
 from skyward.wire.messages import Kind, decode, encode
 
-_LOOK_S = 0.1  # an interrupt reaches a slot's thread, which is not the main one, between two looks
+_LOOK_S = 0.1  # an interrupt reaches a slot thread other than the main one between two waits
 _ADVICE = {
     "input()": "Give the call what it asks for as an argument.",
     "breakpoint()": (
@@ -38,23 +38,24 @@ class Tracer(Protocol):
     """The debugger of a call."""
 
     def stop(self, frame: FrameType) -> None:
-        """Let the user look into the call, in its thread, in the midst of what it does."""
+        """Stop inside the call, in its own thread, and let the user inspect it."""
 
     def leave(self) -> None:
-        """Trace no more."""
+        """Stop tracing."""
 
 
 class TerminalClient:
-    """The use that the calls of one worker process make of the client's terminal.
+    """Terminal access for the calls of one worker process.
+
 
     Args:
-        send: hands a frame to the client; returns whether an answer can come.
+        send: sends a frame to the client; returns whether an answer can come.
         running: as in `exchange.GatherClient`.
-        shield: holds interrupts of the calling thread's call back in its block.
+        shield: defers interrupts of the calling thread's call while its block runs.
 
     Attributes:
-        held: the calls that have the terminal; what they print goes there, too.
-        used: the calls that have asked for it, each with its debugger once it has one.
+        held: the calls that have the terminal; their output is shown there, too.
+        used: the calls that have requested it, each with its debugger, None while it has none.
     """
 
     def __init__(
@@ -67,15 +68,16 @@ class TerminalClient:
         self._process = os.getpid()
         self._questions = itertools.count(1)
         self._waits: dict[int, _Wait] = {}
-        self._unread: dict[int, _Wait] = {}  # by call: the line that was asked for and has not been read
+        self._unread: dict[int, _Wait] = {}  # by call: the requested line that has not been read yet
         self.held: set[int] = set()
         self.used: dict[int, Tracer | None] = {}
 
     def acquire(self, what: str, frame: FrameType | None) -> int:
-        """Wait until the calling thread's call has the terminal; returns the call.
+        """Wait until the calling thread's call has the terminal, and return the call.
+
 
         Raises:
-            TerminalError: there is none, or the calling thread belongs to no call.
+            TerminalError: there is no terminal, or the calling thread belongs to no call.
         """
         where = _where(frame)
         if os.getpid() != self._process:
@@ -111,18 +113,19 @@ class TerminalClient:
         self._send(Frame(Kind.TERMINAL_TEXT, call, text.encode("utf-8", "replace")))
 
     def read_line(self, call: int) -> str:
-        """A line typed there, with its end; "" for Ctrl-D.
+        """Return a line typed in the terminal, including its line end; "" for Ctrl-D.
+
 
         Raises:
             KeyboardInterrupt: Ctrl-C was typed.
-            TerminalError: the client is gone.
+            TerminalError: the client has disconnected.
         """
-        with self._shield():  # Ctrl-C comes before the line is asked for, or when that is noted
+        with self._shield():  # Ctrl-C takes effect before the line is requested or after that is recorded
             wait = self._unread.get(call)
             if wait is None:
                 wait = self._unread[call] = self._expect()
                 self._ask(wait, Kind.READ_LINE, call, {})
-        answer = self._finish(wait)  # after Ctrl-C the client still waits for this line, and once only
+        answer = self._finish(wait)  # after Ctrl-C the client is still reading this line, and must not be asked twice
         del self._unread[call]
         if why := answer.get("error"):
             raise TerminalError(f"The terminal that call {call} had is lost: {why}")
@@ -131,13 +134,13 @@ class TerminalClient:
         return str(answer.get("line", ""))
 
     def release(self, call: int) -> None:
-        """Give the terminal back; nothing happens if the call has not got it."""
+        """Release the terminal; do nothing if the call does not have it."""
         if call in self.held:
             self.held.discard(call)
             self._send(Frame(Kind.TERMINAL_LEFT, call))
 
     def end(self, call: int) -> None:
-        """A call has ended: leave its debugger and the terminal; called in the thread that it ran in."""
+        """End a call's use of the debugger and the terminal; called in the thread that it ran in."""
         if call in self.used:
             tracer = self.used.pop(call)
             if (unread := self._unread.pop(call, None)) is not None:
@@ -147,24 +150,24 @@ class TerminalClient:
             self.release(call)
 
     def take(self, frame: Frame) -> None:
-        """Hand an answer to the thread that waits for it; does nothing if it does not any more."""
+        """Pass an answer to the thread that waits for it; do nothing if none waits any more."""
         document = decode(frame.head)
         if wait := self._waits.get(document["question"]):
             wait.end(document)
 
     def abandon(self, why: str) -> None:
-        """No answer will come any more."""
+        """Fail all pending requests, since no answer will come."""
         for wait in tuple(self._waits.values()):
             wait.end({"error": why})
 
     def _expect(self) -> _Wait:
-        """Note a question that is going to be sent."""
+        """Register a question that is about to be sent."""
         wait = _Wait(next(self._questions))
         self._waits[wait.number] = wait
         return wait
 
     def _ask(self, wait: _Wait, kind: Kind, call: int, document: dict[str, Any]) -> None:
-        """Send it."""
+        """Send the question."""
         if not self._send(Frame(kind, call, encode({"question": wait.number, **document}))):
             wait.end({"error": "the client is gone, or this worker is to end."})
 
@@ -190,7 +193,7 @@ class _Wait:
 
 
 def install(terminal: TerminalClient) -> None:
-    """Let `input()`, `breakpoint()` and `pdb` in this process use the client's terminal."""
+    """Make `input()`, `breakpoint()` and `pdb` in this process use the client's terminal."""
 
     def ask(prompt: object = "", /) -> str:
         """Read a line from the terminal of the program that opened the pool; see `builtins.input`."""
@@ -201,7 +204,7 @@ def install(terminal: TerminalClient) -> None:
             terminal.write(call, str(prompt))
             line = terminal.read_line(call)
         finally:
-            if call not in had:  # not the debugger's, in which the user has typed this
+            if call not in had:  # unless the debugger had it, where the user typed this
                 terminal.release(call)
         if not line:
             raise EOFError("end of input: Ctrl-D was typed where input() was to read a line")
@@ -246,26 +249,26 @@ class _PdbLoader(Loader):
 
 
 def _of_program(frame: FrameType | None) -> str | None:
-    """The file of the client's program, which is not here, if a function of it is in these frames."""
+    """Return the file of the client's program, which is not on this node, if a function of it is in these frames."""
     while frame is not None:
         name = frame.f_code.co_filename
-        if frame.f_globals.get("__name__") == "__main__" and not os.path.exists(name):  # noqa: PTH110 - of a name
+        if frame.f_globals.get("__name__") == "__main__" and not os.path.exists(name):  # noqa: PTH110 - a plain name
             return name
         frame = frame.f_back
     return None
 
 
 def _remember(program: str, source: str) -> None:
-    """Let a debugger show the lines of a file that is not here."""
+    """Give the debugger the source lines of a file that is not on this node."""
     import linecache
 
     lines = source.splitlines(keepends=True)
-    for name in (program, os.path.abspath(program)):  # noqa: PTH100 - as pdb makes it
+    for name in (program, os.path.abspath(program)):  # noqa: PTH100 - as pdb does it
         linecache.cache[name] = len(source), None, lines, name
 
 
 def _where(frame: FrameType | None) -> str:
-    """A place in the code, as people write it."""
+    """Return a code location in readable form."""
     if frame is None:
         return "a call"
     return f"{frame.f_code.co_qualname}() ({os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno})"  # noqa: PTH119

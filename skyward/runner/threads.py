@@ -1,7 +1,7 @@
-"""The threads of a worker: slots, in which calls run and are interrupted, and the reading of its socket.
+"""The threads of a worker: slots, in which calls run and are interrupted, and the inbox that reads the socket.
 
-An interrupt is raised inside the call it was meant for and nowhere else: it names the call, and is dropped when that
-call is no longer running. While a slot is shielded (it writes to the socket), the interrupt waits.
+An interrupt is raised only in the call that it is meant for: it names the call, and is dropped if that call is no
+longer running. While a slot is shielded (it writes to the socket), the interrupt is deferred.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from skyward.system import SimpleQueue, threading, time
 from skyward.wire.exceptions import Stopping
 from skyward.wire.frames import Connection, Frame
 
-_IMPORT_SYSTEM = "<frozen importlib._bootstrap>"  # the file of its frames
+_IMPORT_SYSTEM = "<frozen importlib._bootstrap>"  # file name of its frames
 Stop = Callable[[FrameType], None]
 IDLE = 0  # no call has this id
 _REPEAT_S = 0.05
@@ -37,14 +37,14 @@ class Slot:
     """A thread that runs one call at a time.
 
     Attributes:
-        running: id of the call that runs, `IDLE` without. Set by the slot's own thread alone.
+        running: id of the running call, `IDLE` if there is none. Set only by the slot's own thread.
         unsent: whether it has taken a call whose outcome has not been sent yet.
         thread: identifier of that thread.
-        struck: whether an interrupt has been raised in the call that runs, or ran last. What becomes of the call then
-            is not its own outcome.
-        broke_import: whether an interrupt was raised while that call imported something. Modules may then be half
-            there, and extension modules cannot be imported again in the same process.
-        broke_device: whether a kernel of that call failed so that CUDA works no more in this process.
+        struck: whether an interrupt has been raised in the running or last call, whose
+            result is then not its own outcome.
+        broke_import: whether an interrupt was raised while that call imported a module. Modules may then be partly
+            initialised, and extension modules cannot be imported again in the same process.
+        broke_device: whether a kernel of that call failed in a way that makes CUDA unusable in this process.
     """
 
     def __init__(self) -> None:
@@ -59,29 +59,29 @@ class Slot:
         self.thread = threading.get_ident()
 
     def is_current(self) -> bool:
-        """Whether the caller runs in this slot's thread."""
+        """Return whether the caller runs in this slot's thread."""
         return self.thread == threading.get_ident()
 
     def begin(self, call: int) -> None:
-        """Note which call starts; in the slot's own thread, as `end`."""
+        """Record the call that starts; called, like `end`, in the slot's own thread."""
         self.struck = self.broke_import = self.broke_device = False
-        self.unsent = True  # first: as soon as the call runs, an interrupt can lead out of here
+        self.unsent = True  # before `running`: once that is set, an interrupt can leave this function
         self.running = call
 
     def end(self) -> None:
-        """Note that the call has ended. An interrupt that was on its way is dropped: none is raised from now on."""
+        """Record that the call has ended. A pending interrupt is dropped, and no further one is raised."""
         self.running = IDLE
 
     def interrupt(self, call: int) -> bool:
-        """Raise `Interrupted` in this call if it runs here; returns whether it did run here."""
+        """Raise `Interrupted` in this call if it runs here; return whether it did."""
         if call == IDLE or self.running != call:
             return False
         self._target = call
         self._signal()
         return True
 
-    def break_in(self, call: int, stop: Stop) -> bool:  # noqa: ARG002 - for those that can
-        """Run `stop` in the midst of this call, in its own thread; returns whether that is possible here."""
+    def break_in(self, call: int, stop: Stop) -> bool:  # noqa: ARG002 - used by subclasses
+        """Run `stop` inside this call, in its own thread; return whether this kind of slot supports that."""
         return False
 
     def _signal(self) -> None:
@@ -89,7 +89,7 @@ class Slot:
 
     @contextmanager
     def shield(self) -> Iterator[None]:
-        """Hold interrupts back while the block runs; one that came meanwhile is raised at its end."""
+        """Defer interrupts while the block runs; one that arrives meanwhile is raised at its end."""
         self._begin_shield()
         try:
             yield
@@ -101,7 +101,7 @@ class Slot:
         self._shielded += 1
 
     def deliver(self) -> None:
-        """Raise the pending interrupt if it is meant for what runs now; called in the slot's own thread."""
+        """Raise the pending interrupt if it is meant for the running call; called in the slot's own thread."""
         if self._shielded or self._target == IDLE:
             return
         due, self._target = self._target == self.running, IDLE
@@ -115,11 +115,11 @@ class Slot:
 
 
 class MainSlot(Slot):
-    """The main thread, interrupted by a signal, so that sleeping system calls end as well."""
+    """The main thread. It is interrupted by a signal, which also ends blocking system calls."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._stops: tuple[int, Stop] | None = None  # a call, and what is to run in its midst
+        self._stops: tuple[int, Stop] | None = None  # a call, and the function to run inside it
         signal.signal(signal.SIGINT, self._on_signal)
 
     def break_in(self, call: int, stop: Stop) -> bool:
@@ -138,7 +138,7 @@ class MainSlot(Slot):
                 stop(sys._getframe())
 
     def _signal(self) -> None:
-        """Repeated until it is heeded: a signal that comes just before a system call begins wakes nobody."""
+        """Send the signal until it takes effect: one that arrives just before a system call does not interrupt it."""
         signal.pthread_kill(self.thread, signal.SIGINT)
         again = threading.Timer(_REPEAT_S, self._insist)
         again.daemon = True
@@ -154,11 +154,11 @@ class MainSlot(Slot):
 
 
 class ThreadSlot(Slot):
-    """Another thread. The interrupt reaches it at its next Python instruction: a blocking C call ends first."""
+    """Any other thread. An interrupt reaches it at its next Python instruction, after a blocking C call has ended."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._guard = threading.Lock()  # between its own thread and those that interrupt it
+        self._guard = threading.Lock()  # held by its own thread and by those that interrupt it
 
     def interrupt(self, call: int) -> bool:
         """See `Slot.interrupt`."""
@@ -171,7 +171,7 @@ class ThreadSlot(Slot):
             self._raise(Interrupted)
 
     def _begin_shield(self) -> None:
-        """An interrupt that is on its way, and has not arrived yet, waits for the end of the shield."""
+        """Begin the shield; an interrupt that was raised but has not arrived yet is deferred to its end."""
         with self._guard:
             if self.struck:
                 self._raise(None)
@@ -186,17 +186,17 @@ class ThreadSlot(Slot):
                     if self.struck:
                         self._raise(None)
             except Interrupted:
-                continue  # it arrived before it could be taken back
+                continue  # it arrived before it could be withdrawn
             return
 
     def _raise(self, exception: type[BaseException] | None) -> None:
-        """Have it raised in the slot's thread, in the place of one that has not arrived yet; None takes that back."""
+        """Raise it in the slot's thread, replacing one that has not arrived yet; None withdraws that one."""
         value = None if exception is None else ctypes.py_object(exception)
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread), value)
 
 
 def _is_importing(frame: FrameType | None) -> bool:
-    """Whether a module is being imported in a thread that has come to this frame."""
+    """Return whether the stack of this frame is importing a module."""
     while frame is not None:
         if frame.f_code.co_filename == _IMPORT_SYSTEM:
             return True
@@ -210,12 +210,12 @@ def _is_importing(frame: FrameType | None) -> bool:
 class Inbox:
     """Reads a worker's socket: in its main thread between calls, in a second thread while a call takes long.
 
-    A call that passes from a reading thread to the main thread costs a wake-up more, a third of a round trip where the
-    two run on different cores (measured: 170 against 100 us, in containers). So the main thread reads for itself. When
-    it has been busy for `LONG_S` the other thread stands in, so that cancellations, stream credits and the end of the
-    connection are heard at any time; it hands the socket back with the next message the main thread waits for.
+    Passing a call from a reading thread to the main thread costs an extra wake-up, a third of a round trip where the
+    two run on different cores (measured: 170 against 100 us, in containers), so the main thread reads the socket
+    itself. When it has been busy for `LONG_S` the second thread takes over, so that cancellations, stream credits and
+    the end of the connection are always noticed; it returns the socket with the next message for the main thread.
 
-    `get` is the main thread's, `serve` that of the thread that accepts clients.
+    The main thread calls `get`; the thread that accepts clients calls `serve`.
     """
 
     def __init__(self, handle: Callable[[Frame], None]) -> None:
@@ -231,14 +231,14 @@ class Inbox:
         threading.Thread(target=self._watch, name="stand-in", daemon=True).start()
 
     def serve(self, connection: Connection) -> None:
-        """Let what comes over this connection be read; returns when it has ended."""
+        """Read this connection until it ends."""
         self._ended.clear()
         self._connection = connection
         self._work.put(_LOOK)
         self._ended.wait()
 
     def put(self, frame: Frame | None) -> None:
-        """Leave a message for the main thread; None tells it to end, whatever it waits for."""
+        """Queue a message for the main thread; None tells it to end, even while it waits."""
         self._handed_over = self._handed_over or not self._busy_since
         self._work.put(frame)
         connection = self._connection
@@ -246,7 +246,7 @@ class Inbox:
             connection.stop_reading()
 
     def get(self) -> Frame | None:
-        """The next message for the main thread, which counts as busy from its return to the next call of `get`."""
+        """Return the next message for the main thread, which counts as busy until it calls `get` again."""
         self._busy_since = 0.0
         frame: Frame | None = _LOOK
         while frame is _LOOK:
@@ -263,14 +263,14 @@ class Inbox:
         return frame
 
     def stand_in(self) -> None:
-        """Let the second thread read at once: what the main thread is about to do waits for messages itself."""
+        """Make the second thread read at once: the main thread is about to wait for a message while busy."""
         self._wake.set()
 
     def _read(self, connection: Connection) -> None:
         try:
             frames = connection.receive()
         except WireError:
-            frames = []  # the client is gone; the agent's lease decides what follows
+            frames = []  # the client has disconnected; the agent's lease decides what follows
         if not frames:
             self._connection = None
             self._ended.set()
@@ -290,13 +290,13 @@ class Inbox:
                     self._read_for_main()
                 quiet = 0 if since else quiet + 1
             self._parked = True
-            if self._busy_since:  # a call began while this thread went to sleep, and may have seen it awake
+            if self._busy_since:  # a call that began meanwhile may not have seen `_parked`, and not woken this thread
                 self._parked = False
                 self._wake.set()
 
     def _read_for_myself(self) -> None:
         connection = self._connection
-        if connection is not None and self._work.empty():  # the other thread may have read until a moment ago
+        if connection is not None and self._work.empty():  # the other thread may just have read a message
             self._read(connection)
 
     def _read_for_main(self) -> None:
@@ -307,7 +307,7 @@ class Inbox:
                 if self._handed_over:
                     break
         if not self._busy_since:
-            self._work.put(_LOOK)  # the main thread may have come while the socket was still held, and wait for a call
+            self._work.put(_LOOK)  # the main thread may have found the socket taken, and be waiting in `get`
 
 
-_LOOK = Frame(0, 0)  # tells the main thread that there is a connection to read
+_LOOK = Frame(0, 0)  # makes the main thread check for a connection to read

@@ -1,8 +1,7 @@
-"""The resources that a node uses: CPUs, memory, network, GPUs; read when asked.
+"""Measurement of the resources that a node uses: CPUs, memory, network and GPUs.
 
-CPUs and memory come from cgroups (v2 or v1) and /proc: a container is its cgroup, and a node that is processes among
-others of its machine is the tree of its agent's processes. GPUs are those that NVIDIA's driver tells of through its
-library NVML.
+CPUs and memory are read from cgroups (v2 or v1) and /proc: of the cgroup if the node is a container, else of the
+process tree of the node's agent. GPUs are those that NVIDIA's driver reports through its library NVML.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 from skyward.runner.config import GPUS_VAR
 from skyward.system import time
 
-_SHORTEST_S = 0.25  # over which a rate is taken
+_SHORTEST_S = 0.25  # shortest interval for which a rate is computed
 _LONGEST_S = 10.0
 _CGROUPS = Path("/sys/fs/cgroup")
 _PROC = Path("/proc")
@@ -32,11 +31,12 @@ class _Sample(NamedTuple):
 
 
 class UsageMeter:
-    """Measures what this node uses, for one thread at a time.
+    """Measures the resource usage of this node; for one thread at a time.
+
 
     Args:
-        of_processes: whether the node is processes among others of its machine, not a container.
-        cgroups, proc: where the kernel tells it.
+        of_processes: whether the node consists of plain processes on its machine, not of a container.
+        cgroups, proc: the kernel's file systems.
     """
 
     def __init__(self, *, of_processes: bool, cgroups: Path = _CGROUPS, proc: Path = _PROC) -> None:
@@ -48,10 +48,11 @@ class UsageMeter:
         self._limit = min(filter(None, (source.limit() if source else None, _machine_memory(proc))), default=None)
 
     def measure(self) -> dict[str, Any]:
-        """What it uses now; waits for a quarter of a second where no measurement of the last seconds is known.
+        """Return the current usage; waits 0.25 s if the last measurement is missing or older than 10 s.
+
 
         Returns:
-            `cores` in use, `cpu_s` used so far, `memory` and `memory_limit` in bytes (None: not known), `received` and
+            `cores` in use, `cpu_s` used so far, `memory` and `memory_limit` in bytes (None: unknown), `received` and
             `sent` bytes so far of all interfaces but loopback, both per second as `received_rate` and `sent_rate`, and
             `gpus`, each with `name`, `utilization` (0 to 1), `memory` and `memory_limit`.
         """
@@ -64,10 +65,10 @@ class UsageMeter:
         last, memory = self._sample()
         self._last = last
         if self._gpus is None:
-            self._gpus = Gpus(visible=os.environ.get(GPUS_VAR))  # the node's: a container shows no other anyway
+            self._gpus = Gpus(visible=os.environ.get(GPUS_VAR))  # those of the node: a container shows no others anyway
         span = last.at - before.at
         return {
-            "cores": max(0.0, last.cpu_s - before.cpu_s) / span,  # a process that has ended takes its time along
+            "cores": max(0.0, last.cpu_s - before.cpu_s) / span,  # the time of processes that have ended is not counted
             "cpu_s": last.cpu_s,
             "memory": memory,
             "memory_limit": self._limit,
@@ -84,7 +85,7 @@ class UsageMeter:
         return _Sample(time.monotonic(), cpu_s, received, sent), memory
 
     def _read_tree(self) -> tuple[float, int]:
-        """Of this process and all that it, and they, have started and that still run."""
+        """Return CPU seconds and bytes of memory of this process and all its running descendants."""
         ticks, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
         cpu_s, memory, left = 0.0, 0, [os.getpid()]
         while left:
@@ -95,7 +96,7 @@ class UsageMeter:
                 left += map(int, _children(folder))
             except (OSError, IndexError):
                 continue  # it has just ended
-            cpu_s += sum(map(int, fields[11:15])) / ticks  # its own time and that of children that have ended
+            cpu_s += sum(map(int, fields[11:15])) / ticks  # including children that have been waited for
             memory += pages * page
         return cpu_s, memory
 
@@ -131,9 +132,9 @@ class _V1:
 
 
 def _cgroup(root: Path, proc: Path) -> _V2 | _V1 | None:
-    """The cgroup of this process; None where the kernel does not tell.
+    """Return the cgroup of this process; None if it cannot be determined.
 
-    A container may see its own cgroup at the root of the mount and yet be told its path on the host, so that both are
+    A container may see its own cgroup at the root of the mount while /proc reports its path on the host, so both are
     tried.
     """
     try:
@@ -160,18 +161,18 @@ def _can_read(source: _V2 | _V1) -> bool:
 
 
 def _fields(path: Path) -> dict[str, int]:
-    """A file of lines with a name and a number."""
+    """Parse a file whose lines each have a name and a number."""
     return {name: int(value) for name, _, value in (line.partition(" ") for line in path.read_text().splitlines())}
 
 
 def _children(folder: Path) -> Iterator[str]:
-    """The processes that the threads of one have started."""
+    """Yield the child processes of all threads of a process."""
     for task in (folder / "task").iterdir():
         yield from (task / "children").read_text().split()
 
 
 def _network(proc: Path) -> tuple[int, int]:
-    """Bytes received and sent by all interfaces but loopback."""
+    """Return the bytes received and sent by all interfaces except loopback."""
     received = sent = 0
     try:
         lines = (proc / "net/dev").read_text().splitlines()[2:]
@@ -186,7 +187,7 @@ def _network(proc: Path) -> tuple[int, int]:
 
 
 def _machine_memory(proc: Path) -> int | None:
-    """Bytes of memory of the machine."""
+    """Return the machine's memory in bytes; None if unknown."""
     try:
         line = (proc / "meminfo").read_text().partition("\n")[0]
     except OSError:
@@ -198,7 +199,7 @@ def _machine_memory(proc: Path) -> int | None:
 
 
 def listed(visible: str) -> list[str]:
-    """The GPUs that a `CUDA_VISIBLE_DEVICES` names, up to the first -1 or nothing, which end it."""
+    """Return the GPUs named in a `CUDA_VISIBLE_DEVICES`, up to the first -1 or empty entry, which ends the list."""
     names = [name.strip() for name in visible.split(",")]
     end = next((place for place, name in enumerate(names) if name in ("", "-1")), len(names))
     return names[:end]
@@ -213,15 +214,16 @@ class _Memory(ctypes.Structure):
 
 
 class Gpus:
-    """The GPUs that this process sees. The library stays loaded: its start takes a fraction of a second.
+    """The GPUs that this process sees. The library stays loaded, as initialising it takes a fraction of a second.
+
 
     Args:
-        library: NVML.
-        visible: a `CUDA_VISIBLE_DEVICES` that chooses some of them, by index or by the beginning of their UUIDs; None
-            for all.
+        library: file name of NVML.
+        visible: value of `CUDA_VISIBLE_DEVICES` that selects some of them, by index or by the beginning of their UUIDs;
+            None for all.
 
     Attributes:
-        names: of each, with how `CUDA_VISIBLE_DEVICES` has called it, else by its index.
+        names: for each, the entry in `CUDA_VISIBLE_DEVICES` (its index if that is not set) and its name.
     """
 
     def __init__(self, library: str = _LIBRARY, visible: str | None = None) -> None:
@@ -244,12 +246,12 @@ class Gpus:
         self.names = tuple((called, self._text("Name", handle)) for called, handle in chosen)
 
     def read(self) -> list[dict[str, Any]]:
-        """Of each: `name`, `utilization` (0 to 1), `memory` and `memory_limit` in bytes; None for what is not told."""
+        """Return for each `name`, `utilization` (0 to 1), `memory` and `memory_limit` in bytes; None if unknown."""
         pairs = zip(self.names, self._handles, strict=True)
         return [{"name": name, **self._read(handle)} for (_, name), handle in pairs]
 
     def _chosen(self, visible: str, there: dict[str, ctypes.c_void_p]) -> list[tuple[str, ctypes.c_void_p]]:
-        """As CUDA reads the variable: what comes after the first name of no GPU does not count."""
+        """Return the selected GPUs as CUDA does: everything after the first entry that matches no GPU is ignored."""
         found = []
         for called in listed(visible):
             handle = there.get(called)

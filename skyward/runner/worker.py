@@ -1,7 +1,7 @@
-"""A worker: the process that runs user code. It listens for itself; the client talks straight to it.
+"""A worker: the process that runs user code. It has a listening socket, to which the client connects directly.
 
-Calls run in the main thread (one slot) or in threads (several). Its agent holds the other end of a private socket,
-whose end means that the agent is gone and ends the worker.
+Calls run in the main thread (one slot) or in other threads (several slots). The agent holds the other end of a private
+socket; if that socket closes, the agent has ended, and the worker ends too.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from skyward.wire.handshake import accept, worker_endpoint
 from skyward.wire.messages import NO_CALL, STDERR, STDOUT, Kind, decode, encode
 
 _NO_BREAK = b"(This worker runs several calls at once, in threads: it cannot be stopped in the midst of a line.)\n"
-_HOOKS_S = 5.0  # for the hooks of a process that is replaced
+_HOOKS_S = 5.0  # time limit for the hooks of a process that is being replaced
 _UNSHIELDED = nullcontext()
 
 
 class Worker:
-    """Serves one client at a time; one that connects after another has gone starts afresh."""
+    """Serves one client at a time; each new client starts with fresh state."""
 
     def __init__(self, start: WorkerStart, place: InstanceInfo, log: OutputLog) -> None:
         self._start, self._place, self._log = start, place, log
@@ -53,39 +53,39 @@ class Worker:
             for slot in self._slots
             if isinstance(slot, ThreadSlot)
         ]
-        self._queued: dict[int, int] = {}  # the calls that may still be recalled; which message each came with
+        self._queued: dict[int, int] = {}  # calls that can still be recalled, with the identity of their message
         self._calls = self._no_calls()
         self._connection: Connection | None = None
         self._serving = threading.Lock()
         self._setting_up = self._leaving = False
-        self._claims = threading.Lock()  # guards what follows, and the step from a queued call to a running one
-        self._retiring = False  # whether no call starts here any more: a fresh process is to take the place of this one
-        self._retired = False  # whether the client knows that nothing that this process holds has begun
+        self._claims = threading.Lock()  # guards the flags below, and the step from a queued to a running call
+        self._retiring = False  # whether calls are no longer started because a fresh process will replace this one
+        self._retired = False  # whether the client has been told that none of the calls queued here has begun
         self._gathers = GatherClient(self._ask, self._current)
         install_gather(self._gathers.gather)
         self._terminal = terminal.TerminalClient(self._ask, self._current, self._shield)
         terminal.install(self._terminal)
         self._checkpoints = CheckpointClient(self._ask, self._current, Path.cwd() / CHECKPOINTS)
         checkpoint.install(self._checkpoints)
-        self._answered: dict[int, Callable[[Frame], None]] = {  # takes the client's answer, by its kind
+        self._answered: dict[int, Callable[[Frame], None]] = {  # handler of the client's answer, by its kind
             Kind.GATHERED: self._gathers.take,
             Kind.ANSWER: self._terminal.take,
             Kind.CHECKPOINTED: self._checkpoints.take,
         }
 
     def start(self, listener: socket.socket) -> None:
-        """Start the threads that accept clients and that run calls beside the main one."""
+        """Start the threads that accept clients and the slot threads."""
         acceptor = Acceptor(listener, authenticate=self._authenticate, serve=self._converse, say=_say)
         threading.Thread(target=acceptor.run, daemon=True).start()
         for thread in self._threads:
             thread.start()
 
     def run(self) -> None:
-        """Run calls until told to leave, then exit the contexts that calls and plugins entered (the main thread)."""
+        """Run calls until `leave`, then exit the contexts that calls and plugins entered; called in the main thread."""
         self._run_slot(self._main, self._inbox)
         if self._retiring:
             for thread in self._threads:
-                thread.join()  # each sends the outcome of its last call first
+                thread.join()  # each of them sends the outcome of its last call first
             watchdog = threading.Timer(_HOOKS_S, os._exit, (0,))
             watchdog.daemon = True
             watchdog.start()
@@ -95,7 +95,7 @@ class Worker:
             self._calls.close()
 
     def leave(self) -> None:
-        """Interrupt what runs and let `run` return."""
+        """Interrupt running calls and make `run` return."""
         self._leaving = True
         for slot in self._slots:
             self._interrupt(slot.running)
@@ -104,7 +104,7 @@ class Worker:
         self._inbox.put(None)
 
     def abandon(self) -> None:
-        """Let go of the client, in a forked process."""
+        """Close the client's connection in a forked process."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.abandon()
@@ -115,7 +115,9 @@ class Worker:
         return accept(sock, bytes.fromhex(self._start.key), endpoint, bytes.fromhex(self._start.channel))
 
     def _converse(self, connection: Connection) -> None:
-        """Serve an authenticated client to its end (a thread per connection); a second one waits for the first."""
+        """Serve an authenticated client until it disconnects; one thread per connection, and clients wait for each
+        other.
+        """
         with self._serving:
             if not self._leaving:
                 self._serve(connection)
@@ -126,18 +128,18 @@ class Worker:
         self._abandon_requests("the client is gone.")
         shared.values.clear()
         if self._leaving:
-            return  # what the hooks print on their way out still goes over this connection
+            return  # output of the hooks at exit is still sent over this connection
         self._connection = None
         self._queued.clear()
         connection.close()
 
     def _abandon_requests(self, why: str) -> None:
-        """Let what calls have asked the client for fail: no answer will come."""
+        """Fail the pending requests of calls to the client, since no answer will come."""
         for requests in (self._gathers, self._terminal, self._checkpoints):
             requests.abandon(why)
 
     def _take(self, frame: Frame) -> None:
-        """Handle one message; in whichever thread reads the socket, so nothing here may block."""
+        """Handle one message. Must not block: it runs in the thread that reads the socket."""
         try:
             self._sort(frame)
         except Exception:
@@ -168,31 +170,31 @@ class Worker:
             case Kind.LOGGING:
                 process.send_logs(int(decode(frame.head)["level"]), self.log)
             case Kind.SETUP | Kind.PLACE:
-                self._inbox.put(frame)  # both are the main thread's, between calls
+                self._inbox.put(frame)  # both are handled by the main thread between calls
             case _:
                 raise WireError(f"A worker cannot be sent a message of kind {frame.kind}.")
 
     def _stop(self, frame: Frame) -> None:
-        with self._claims:  # either a slot takes the call, or we do
+        with self._claims:  # either a slot takes the call, or it is dropped here
             is_queued = self._queued.pop(frame.id, None) is not None
         if is_queued:
             self._send(Frame(Kind.DROPPED, frame.id), waits=False)
         elif frame.kind == Kind.CANCEL:
             self._interrupt(frame.id)
-            self._retiring |= any(slot.broke_import for slot in self._slots)  # no call may start beside it
+            self._retiring |= any(slot.broke_import for slot in self._slots)  # no further call may start here
 
     def _interrupt(self, call: int) -> None:
         if any(slot.interrupt(call) for slot in self._slots):
-            self._calls.credit(call, 1)  # of a stream that waits for it: its wait ends, and then it
+            self._calls.credit(call, 1)  # ends the wait for credit if the call is a stream
 
     def _break_in(self, call: int) -> None:
-        """Let the debugger of a call stop where the call is; called in another thread than the call's."""
+        """Make the debugger of a call stop at its current position; called in a thread other than the call's."""
         debugger = self._terminal.used.get(call)
         if debugger is not None and not any(slot.break_in(call, debugger.stop) for slot in self._slots):
             self._send(Frame(Kind.TERMINAL_TEXT, call, _NO_BREAK), waits=False)
 
     def _say_where(self, call: int) -> None:
-        """Send the stack of a call, or of the set-up; called in another thread than theirs."""
+        """Send the stack of a call or of the set-up; called in a thread other than theirs."""
         busy = (slot for slot in self._slots if slot.running == call and (call != SETUP or self._setting_up))
         slot = next(busy, None)
         self._send(Frame(Kind.STACKS, call, encode(diagnosis.describe(slot.thread) if slot else {})), waits=False)
@@ -220,29 +222,30 @@ class Worker:
                 self._terminal.end(frame.id)
             if answer is not None and answer.kind == Kind.ERROR:
                 self._clear_device(slot)
-            if answer is not None and not (self._leaving and slot.struck):  # else nobody wanted its end: it is lost
+            if answer is not None and not (self._leaving and slot.struck):  # else the outcome is not wanted
                 self._conclude(answer, slot)
             frame = answer = None  # payloads must not live until the next call
             if self._retiring:
                 return
 
     def _claim(self, frame: Frame, slot: Slot) -> bool:
-        """Take a call that is to run; False if it was recalled, its client is gone, or this process starts no more.
+        """Take a call to run it. Return False if it was recalled, its client has disconnected or this process is
+        ending.
 
-        One that was recalled may have been sent again, and waits behind this message: the client takes it that calls
-        begin in the order in which they were sent.
+        A recalled call may have been sent again and be queued behind this message: the client relies on calls beginning
+        in the order in which they were sent.
         """
         with self._claims:
             if self._leaving or self._retiring:
                 return False
             if self._queued.get(frame.id) != id(frame):
                 return False
-            slot.begin(frame.id)  # first: as soon as the call is not queued any more, it can be interrupted
+            slot.begin(frame.id)  # before the deletion: once the call is not queued, it can be interrupted
             del self._queued[frame.id]
             return True
 
     def _conclude(self, answer: Frame, slot: Slot) -> None:
-        """Send the outcome of a call. A process that is to be replaced says so once the last outcome is sent."""
+        """Send the outcome of a call; if this process is to be replaced, report that after the last outcome."""
         if answer.kind == Kind.STALE or slot.broke_import or slot.broke_device:
             with self._claims:
                 self._retiring = True
@@ -250,7 +253,7 @@ class Worker:
         slot.unsent = False
         if not self._retiring or answer.kind == Kind.STALE:
             return
-        with self._claims:  # of slots that are done at the same time, one says it
+        with self._claims:  # if several slots finish at the same time, only one reports it
             is_last = not self._retired and not any(each.unsent for each in self._slots)
             self._retired |= is_last
         if is_last:
@@ -260,10 +263,10 @@ class Worker:
             self._inbox.put(None)
 
     def _clear_device(self, slot: Slot) -> None:
-        """Give back the GPU memory of a call that has failed or was stopped, before that is told.
+        """Free the GPU memory of a failed or stopped call before its outcome is sent.
 
-        It waits for kernels, so a rank does not, whose kernels may wait for a peer for ever; neither does a call beside
-        which others run, which use that memory again.
+        This waits for kernels. It is skipped for ranks, whose kernels may wait for a peer indefinitely, and while other
+        calls run in this process, as they will reuse the memory.
         """
         if slot.broke_device or self._leaving or self._calls.is_grouped:
             return
@@ -271,7 +274,7 @@ class Worker:
             slot.broke_device = not process.free_device_memory()
 
     def _move(self, document: str) -> None:
-        """Take the node's new place: its neighbours have changed."""
+        """Update the node's place: its neighbours have changed."""
         self._place = replace(InstanceInfo.from_json(document), node=self._place.node, worker=self._place.worker)
         os.environ[ENV_VAR] = self._place.to_json()
         self._calls.move(self._place)
@@ -288,25 +291,25 @@ class Worker:
         return Calls(self._place, replaceable=self._start.slots == 1)
 
     def _send(self, frame: Frame, *, waits: bool = True) -> None:
-        """Send to the client, if there is one. The thread that reads the socket must not wait until it is taken."""
+        """Send to the client, if there is one. The thread that reads the socket must pass `waits=False`."""
         if frame.kind == Kind.STREAM:
-            self._inbox.stand_in()  # a stream waits for credit while it runs
+            self._inbox.stand_in()  # a stream waits for credit while its call runs
         connection = self._connection
         if connection is not None:
             try:
                 connection.send(frame) if waits else connection.post(frame)
             except WireError:
-                pass  # nobody is there to hear it; the serving thread notices the same
+                pass  # the client has disconnected, which the serving thread also notices
 
     def _ask(self, frame: Frame) -> bool:
-        """Send what the calling thread then waits to have answered; False if nobody will."""
+        """Send a request whose answer the calling thread will wait for; return False if none can come."""
         self._inbox.stand_in()
-        with self._shield():  # user code asks, which an interrupt may strike at any time: before the frame or after it
+        with self._shield():  # user code can be interrupted at any time: before the frame or after it, not in it
             self._send(frame)
         return self._connection is not None and not self._leaving
 
     def _current(self) -> tuple[int | None, list[int]]:
-        """The call that the calling thread belongs to, None if nobody can tell; and all that run."""
+        """Return the calling thread's call, None if it cannot be determined, and all running calls."""
         running = [slot.running for slot in self._slots if slot.running != IDLE]
         own = next((s.running for s in self._slots if s.running != IDLE and s.is_current()), None)
         if own is not None:
@@ -315,12 +318,12 @@ class Worker:
         return (running[0] if len(running) == 1 else None), running
 
     def keep(self, task: int | None, stream: str, text: str) -> None:
-        """Write what user code has just printed to this host's disk; by the replaced streams, as `write`."""
+        """Write output of user code to the log on this host; called by the replaced streams, like `write`."""
         with self._shield():
             self._log.add(text, call=task, stream=_number(stream))
 
     def write(self, task: int | None, stream: str, text: str) -> None:
-        """Send what user code printed; called by the replaced `sys.stdout` and `sys.stderr`."""
+        """Send output of user code; called by the replaced `sys.stdout` and `sys.stderr`."""
         if task in self._terminal.held:
             self._terminal.write(task, text)
             return
@@ -338,7 +341,7 @@ class Worker:
             self._send(frame)
 
     def _shield(self) -> AbstractContextManager[None]:
-        """Holds interrupts back while user code's thread does what must be done as a whole."""
+        """Return a context that defers interrupts while a thread of user code does something indivisible."""
         for slot in self._slots:
             if slot.running != IDLE and slot.is_current():
                 return slot.shield()
@@ -354,17 +357,17 @@ def _say(text: str) -> None:
 
 
 def _obey(lines: TextIO, worker: Worker) -> None:
-    """Wait for the agent's word, or its end (a thread of its own)."""
+    """Wait for the agent's exit request or for its end; in a thread of its own."""
     try:
         for line in lines:
             if "exit" in json.loads(line):
                 worker.leave()
-    finally:  # an agent that is killed before it has read all it was told resets the connection instead of ending it
-        os._exit(1)  # the agent is gone: nothing this process does could be reported
+    finally:  # if the agent is killed with unread data, the connection is reset instead of closed
+        os._exit(1)  # the agent has ended: nothing could be reported any more
 
 
 def main() -> None:
-    """Entry of `python -m skyward.runner.worker FD`, FD being the socket to the agent."""
+    """Run `python -m skyward.runner.worker FD`, where FD is the socket to the agent."""
     try:
         worker = _start(socket.socket(fileno=int(sys.argv[1])))
     except (SkywardError, RuntimeError) as error:
@@ -372,7 +375,7 @@ def main() -> None:
         if not isinstance(told, SkywardError):
             raise
         _say(str(told))
-        os._exit(2)  # threads may have been started
+        os._exit(2)  # without waiting for threads that may have been started
     worker.run()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -380,8 +383,9 @@ def main() -> None:
 
 
 def _start(control: socket.socket) -> Worker:
-    """Make the worker that the agent asks for. It is told where it listens once all threads are there: one that cannot
-    have them has failed to start.
+    """Create the worker that the agent requests.
+
+    Its address is reported once all threads run: a worker whose threads cannot be started has failed to start.
     """
     lines = control.makefile("r", encoding="utf-8")
     start = WorkerStart(**json.loads(lines.readline()))

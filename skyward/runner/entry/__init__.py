@@ -1,1 +1,1 @@
-"""Programs that run on nodes: before a node is one (`claimed`, `standby`), and for commands of its user."""
+"""Programs that run on nodes: before a machine is a node (`claimed`, `standby`), and for commands of its user."""

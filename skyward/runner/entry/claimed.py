@@ -1,10 +1,9 @@
-"""The programs of nodes that wait for their pool's client: a task of a swarm, a pod, a job of Slurm.
+"""Programs of nodes that wait for their pool's client: a task of a swarm, a pod, a job of Slurm.
 
-Such a program knows where its cluster has placed it, and no other address, so the client has to come to it. It listens
-with TLS 1.3, and accepts only the certificate that came with its secret: the pool's client. A connection starts with a
-line: `claim` has the task for this client, which then sends what the node is to be, the node's key included;
-`open ADDRESS` leads to one of the runner's sockets. The task ends with its runner, or when no client has come for the
-lease.
+Such a program knows where its cluster has placed it, and no other address, so the client connects to it. It listens
+with TLS 1.3, and accepts only the certificate that belongs to its secret: the pool's client. A connection starts with a
+line: `claim` reserves the task for this client, which then sends the node's settings, including its key; `open ADDRESS`
+connects to one of the runner's sockets. The task ends with its runner, or when no client has come within the lease.
 """
 
 from __future__ import annotations
@@ -43,21 +42,21 @@ TASK_VAR, SLOT_VAR = "SKYWARD_TASK", "SKYWARD_SLOT"
 TASK_SECRET = Path("/run/secrets/skyward")
 POD_VAR, ADDRESS_VAR = "SKYWARD_POD", "SKYWARD_POD_ADDRESS"
 POD_SECRETS, POD_IDENTITY = Path("/run/skyward"), "identity"  # where a pod's Secret is mounted, and the file in it
-SETTINGS, IDENTITY, ADDRESS = "settings.json", "identity.json", "address.json"  # files of a job's folder
+SETTINGS, IDENTITY, ADDRESS = "settings.json", "identity.json", "address.json"  # files in a job's folder
 CLAIM, OPEN = "claim", "open"  # first word of a connection
-# what a client asks of the task that it has claimed: run this node; end, and let the engine start another; end for good
+# requests of the client that has claimed the task: run this node; end, so that the engine starts another; end for good
 START, RESTART, STOP = "start", "restart", "stop"
-OUTPUT, EXIT = 0, 1  # kinds of messages that it gets from then on
+OUTPUT, EXIT = 0, 1  # kinds of the messages sent to it from then on
 HEADER = struct.Struct("!BI")  # of those messages: kind and length
-EXIT_RESTART = 75  # not 0: the engine is to start the task again
+EXIT_RESTART = 75  # not 0, so that the engine starts the task again
 _HANDSHAKE_S = 10.0
 _LINE_BYTES = 256
 _FLUSH_S = 2.0
-_PORTS = (20_000, 30_000)  # below those that the kernel gives to connections
+_PORTS = (20_000, 30_000)  # below the kernel's ephemeral ports
 
 
 def main() -> int:
-    """Run what the first argument names to its end; the exit status is that of the node, 0 where it ended as it should.
+    """Run the program named by the first argument; return the exit status of the node, 0 if it ended as it should.
 
     A task's engine starts it again unless the status is 0.
     """
@@ -66,7 +65,7 @@ def main() -> int:
 
 
 def run_task() -> int:
-    """A task of a swarm, which listens at its machine's address in the swarm."""
+    """Run a task of a swarm, which listens at its machine's address in the swarm."""
     _leave_root()
     settings = json.loads(os.environ[TASK_VAR])
     if not settings["gains_privileges"]:
@@ -81,9 +80,9 @@ def run_task() -> int:
 
 
 def run_pod() -> int:
-    """A pod of Kubernetes, whose client comes through the API server's port forwarding, which leads to loopback.
+    """Run a pod of Kubernetes. Its client connects through the API server's port forwarding, which leads to loopback.
 
-    One that is in the cluster itself comes to the pod's own address.
+    A client inside the cluster connects to the pod's own address.
     """
     _leave_root()
     settings, address = json.loads(os.environ.pop(POD_VAR)), os.environ.pop(ADDRESS_VAR)
@@ -99,10 +98,10 @@ def run_pod() -> int:
 
 
 def run_job(folder: Path) -> int:
-    """A job of Slurm, which says in a folder where it listens.
+    """Run a job of Slurm, which writes the address that it listens at to a folder.
 
-    The folder lies on the cluster's shared disk and opens for the job's user only. It holds the job's settings and its
-    certificate, which is removed there at once.
+    The folder is on the cluster's shared disk and accessible to the job's user only. It holds the job's settings and
+    its certificate, which is removed from there at once.
     """
     try:
         settings = json.loads((folder / SETTINGS).read_text())
@@ -121,7 +120,7 @@ def run_job(folder: Path) -> int:
 
 
 def _leave_root() -> None:
-    """Not work where every top-level directory would be importable as a package."""
+    """Change to another directory from /, where every top-level directory would be importable as a package."""
     if Path.cwd() == Path("/"):
         Path(WORK_DIR).mkdir(exist_ok=True)
         os.chdir(WORK_DIR)
@@ -136,23 +135,24 @@ def _refuse(who: str, error: Exception) -> int:
 
 
 def ports(pool: str, slot: int) -> tuple[int, ...]:
-    """The ports of a slot: its task listens at the first of them that is free on its machine."""
+    """Return the ports of a slot; its task listens at the first of them that is free on its machine."""
     digest = hashlib.sha256(f"{pool}/{slot}".encode()).digest()
     first, after = _PORTS
     return tuple(first + int.from_bytes(digest[at : at + 4]) % (after - first) for at in range(0, 16, 4))
 
 
 def local_address(managers: list[str]) -> str:
-    """The machine's address in the network in which it reaches a manager of its swarm.
+    """Return the machine's address in the network through which it reaches a manager of its swarm.
+
 
     Raises:
-        OSError: none can be reached.
+        OSError: no manager can be reached.
     """
     failure = OSError("no manager of the swarm is known")
     for manager in managers:
         host, _, port = manager.rpartition(":")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:  # sends nothing; the kernel says what it would take
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:  # sends nothing; the kernel picks the address
             try:
                 probe.connect((host.strip("[]"), int(port)))
                 return str(probe.getsockname()[0])
@@ -162,10 +162,11 @@ def local_address(managers: list[str]) -> str:
 
 
 def listen_at(address: str, candidates: tuple[int, ...]) -> socket.socket:
-    """A listening socket at the first port that is free.
+    """Return a listening socket at the first free port.
+
 
     Raises:
-        OSError: none of them is.
+        OSError: none of them is free.
     """
     for port in candidates:
         sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
@@ -180,7 +181,7 @@ def listen_at(address: str, candidates: tuple[int, ...]) -> socket.socket:
 
 
 def _announce(folder: Path, listener: socket.socket) -> None:
-    """Write where the job listens; whoever reads the file finds nothing or all of it."""
+    """Write where the job listens, atomically."""
     address, port = listener.getsockname()[:2]
     draft = folder / f"{ADDRESS}.draft"
     draft.write_text(json.dumps({"address": address, "port": port, "machine": socket.gethostname()}))
@@ -191,34 +192,34 @@ def _announce(folder: Path, listener: socket.socket) -> None:
 
 
 class End(NamedTuple):
-    """The task is to end, with this exit status."""
+    """A request to end the task with this exit status."""
 
     status: int
 
 
 class Start(NamedTuple):
-    """The client that has claimed the task wants this node."""
+    """A request of the client that has claimed the task to run this node."""
 
     client: socket.socket
     order: Mapping[str, Any]
 
 
 class Task:
-    """A task before it is a node, and while it is one."""
+    """A task, before it is a node and while it is one."""
 
     def __init__(self, listener: socket.socket, identity: Identity, lease_s: float) -> None:
         self._listener, self._context, self._lease_s = listener, identity.context(server=True), lease_s
         self._channel = identity.end_point
-        self._events: SimpleQueue[End | Start | None] = SimpleQueue()  # None: the client has gone, the lease begins
-        self._lock = threading.Lock()  # guards what follows
-        self._client: socket.socket | None = None  # that has claimed the task
+        self._events: SimpleQueue[End | Start | None] = SimpleQueue()  # None: the client disconnected, the lease begins
+        self._lock = threading.Lock()  # guards the attributes below
+        self._client: socket.socket | None = None  # the one that has claimed the task
         self._contact = time.monotonic()
         self._connections: list[threading.Thread] = []
         self._run_dir: Path | None = None
         self._runner: subprocess.Popen[bytes] | None = None
 
     def run(self) -> int:
-        """Wait for the client, then run the node that it describes; the exit status."""
+        """Wait for the client, then run the node that it describes; return the exit status."""
         on_signals((signal.SIGTERM, signal.SIGINT), self._on_signal)
         acceptor = Acceptor(
             self._listener, wrap=self._wrap, authenticate=self._authenticate, serve=self._serve, say=_log
@@ -234,7 +235,7 @@ class Task:
             return self._run_node(event, Path(folder))
 
     def _wait(self) -> End | Start | None:
-        """The first request of a client, or signal to end; None when the lease is over."""
+        """Return the first request of a client, or the end requested by a signal; None when the lease has expired."""
         while True:
             with self._lock:
                 left = None if self._client else self._contact + self._lease_s - time.monotonic()
@@ -248,13 +249,13 @@ class Task:
                 return event
 
     def _run_node(self, start: Start, run_dir: Path) -> int:
-        """Run the runner to its end; 0 where it has ended as it should."""
+        """Run the runner to its end; return 0 if it ended as it should."""
         environment = {name: value for name, value in os.environ.items() if name not in (TASK_VAR, SLOT_VAR)}
         environment |= gpus(environment)
         runner = start_runner(start.order, run_dir, environment, self._channel.hex(), subprocess.PIPE)
         with self._lock:
             self._run_dir, self._runner = run_dir, runner
-        ends = self._requested_ends()  # those that came before there was a runner to be ended
+        ends = self._requested_ends()  # those requested before there was a runner
         if ends:
             kill_group(runner)
         ending = threading.Thread(target=end_group_with, args=(runner,), daemon=True)
@@ -274,19 +275,19 @@ class Task:
         return tuple(event for event in events if isinstance(event, End))
 
     def _forward_output(self, runner: subprocess.Popen[bytes], client: socket.socket) -> None:
-        """Pass on what the runner prints, to the client as long as it listens and to the service's log."""
+        """Pass the runner's output on to the client while it is connected, and to the service's log."""
         assert runner.stdout
         while data := os.read(runner.stdout.fileno(), 1 << 16):
             _write(data)
             _send(client, OUTPUT, data)
 
     def _report_exit(self, client: socket.socket, code: int) -> None:
-        """Tell the client how the runner ended, and let its connections deliver what they still carry."""
+        """Send the client the runner's exit status, and wait until its connections have delivered pending data."""
         _send(client, EXIT, json.dumps({"code": code}).encode())
         try:
             client.shutdown(socket.SHUT_WR)
         except OSError:
-            pass  # the client was faster
+            pass  # the client has closed it already
         with self._lock:
             connections = tuple(self._connections)
         deadline = time.monotonic() + _FLUSH_S
@@ -294,7 +295,7 @@ class Task:
             connection.join(max(0.0, deadline - time.monotonic()))
 
     def _on_signal(self, number: int) -> None:
-        """Whoever ends the task ends the runner in its own way, and no task is started again for it."""
+        """Pass the signal on to the runner; without one, end the task with status 0, so that it is not restarted."""
         with self._lock:
             runner = self._runner
         if runner is None:
@@ -311,7 +312,7 @@ class Task:
         return self._context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
 
     def _authenticate(self, sock: socket.socket) -> tuple[ssl.SSLSocket, str]:
-        """The connection, and its first line; nothing is read of one without the pool's certificate."""
+        """Return the connection and its first line; nothing is read from one without the pool's certificate."""
         assert isinstance(sock, ssl.SSLSocket)
         try:
             sock.do_handshake()
@@ -321,7 +322,7 @@ class Task:
             raise WireError(f"It has not shown the certificate of the pool's client ({error}).") from error
 
     def _serve(self, client: tuple[ssl.SSLSocket, str]) -> None:
-        """Do what a connection was made for (a thread per connection)."""
+        """Serve a connection according to its first line (a thread per connection)."""
         tls, line = client
         word, _, address = line.partition(" ")
         with self._lock:
@@ -333,10 +334,10 @@ class Task:
             else:
                 self._serve_open(tls, address)
         except OSError:
-            tls.close()  # the client is gone
+            tls.close()  # the client has disconnected
 
     def _serve_open(self, tls: ssl.SSLSocket, address: str) -> None:
-        """Connect the client with a socket of the runner."""
+        """Connect the client to a socket of the runner."""
         with self._lock:
             run_dir = self._run_dir
         try:
@@ -351,7 +352,7 @@ class Task:
         splice(there, tls)
 
     def _serve_claim(self, tls: ssl.SSLSocket) -> None:
-        """Let the client have the task until its connection ends. One that comes meanwhile may only end the task."""
+        """Reserve the task for the client until its connection ends. Others may only end the task meanwhile."""
         with self._lock:
             busy = self._client is not None or self._runner is not None
             self._client = self._client or tls
@@ -372,7 +373,7 @@ class Task:
             self._events.put(None)
 
     def _do(self, client: socket.socket, request: Mapping[str, Any], *, busy: bool) -> None:
-        """Do what a client asks of the task that it has claimed."""
+        """Carry out a request on a `claim` connection."""
         if request["do"] == START and not busy:
             self._events.put(Start(client, request))
         elif request["do"] in (RESTART, STOP):
@@ -382,12 +383,12 @@ class Task:
 
 
 class Pod(Task):
-    """A pod before it is a node, and while it is one."""
+    """A pod, before it is a node and while it is one."""
 
     def _on_signal(self, number: int) -> None:  # noqa: ARG002
-        """A pod that is deleted or evicted ends whole and at once: the client asks the cluster for the reason.
+        """End a deleted or evicted pod at once and as a whole; the client asks the cluster for the reason.
 
-        Workers that ended one by one would be reported first, as if they had ended by themselves.
+        Workers ended one by one would be reported first, as if they had exited on their own.
         """
         with self._lock:
             runner = self._runner
@@ -398,16 +399,16 @@ class Pod(Task):
 
 
 def keep_alive(sock: socket.socket) -> None:
-    """Have the kernel notice within some seconds that the other machine is gone, though no packet says so."""
+    """Enable TCP keep-alive, so that the kernel notices within seconds if the other machine disappears silently."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     options = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 7000}
     for name, value in options.items():
-        if hasattr(socket, name):  # some are Linux's
+        if hasattr(socket, name):  # some exist only on Linux
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def gpus(environment: Mapping[str, str]) -> dict[str, str]:
-    """CUDA's variable for the GPUs that the engine has reserved for this task, where it names them."""
+    """Return CUDA's variable for the GPUs that the engine has reserved for this task, if it names them."""
     for name, value in environment.items():
         if name.startswith("DOCKER_RESOURCE_") and value.startswith("GPU-"):
             return {"CUDA_VISIBLE_DEVICES": value}
@@ -415,7 +416,7 @@ def gpus(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _log(text: str) -> None:
-    """Write a line into the service's log."""
+    """Write a line to the service's log."""
     _write(f"skyward: {text}\n".encode(errors="replace"))
 
 
@@ -423,11 +424,14 @@ def _write(data: bytes) -> None:
     try:
         os.write(1, data)
     except OSError:
-        pass  # nobody keeps a log
+        pass  # there is no log
 
 
 def _send(client: socket.socket, kind: int, data: bytes) -> None:
-    """Send the client a message; nothing happens if it is gone. One that does not read must not block the runner."""
+    """Send a message to the client; do nothing if it has disconnected.
+
+    A client that does not read must not block the runner, so it is disconnected.
+    """
     try:
         client.sendall(HEADER.pack(kind, len(data)) + data)
     except OSError:

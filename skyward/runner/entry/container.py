@@ -1,6 +1,6 @@
-"""A container that is there before its node: starts a runner in it, and restores it for the next client.
+"""Operations in a container that exists before its node: starting a runner, and restoring it for the next client.
 
-Restored are processes, files and System V IPC objects.
+Processes, files and System V IPC objects are restored.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from skyward.system import socket, time
 
 
 class NotCleanError(Exception):
-    """Something that a client has left cannot be removed; the message names it."""
+    """Something left behind by a client cannot be removed; the message names it."""
 
 
-_PORTS = (10_000, 20_000)  # below those that the kernel gives to connections, and those where Swarm tasks listen
+_PORTS = (10_000, 20_000)  # below the kernel's ephemeral ports and those of Swarm tasks
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
 _PROC = Path("/proc")
@@ -57,11 +57,11 @@ def start_runner(
     """Start the runner of a node, in a session of its own.
 
     Args:
-        order: what the node is to be, as `skyward.nodes.node.Launch.order` writes it.
+        order: the node's settings, as `skyward.nodes.node.Launch.order` writes them.
         run_dir: the node's run directory.
         environment: the variables to which those of the order are added.
-        channel: what names the encrypted channel that clients come through, hexadecimal; empty if there is none.
-        stdout: where its output goes, as `subprocess.Popen` takes it.
+        channel: identifier of the encrypted channel that clients connect through, hexadecimal; empty if there is none.
+        stdout: destination of its output, as for `subprocess.Popen`.
     """
     with open(os.open(run_dir / KEY_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(bytes.fromhex(order["key"]))
@@ -79,7 +79,7 @@ def start_runner(
 
 
 def _account_variables() -> dict[str, str]:
-    """Name and home for a user that the image has only a number for, which many libraries look up; else nothing."""
+    """Return name and home for a user without an account in the image, as many libraries look them up; else nothing."""
     try:
         pwd.getpwuid(os.getuid())
     except KeyError:
@@ -88,13 +88,13 @@ def _account_variables() -> dict[str, str]:
 
 
 def end_group_with(runner: subprocess.Popen[bytes]) -> None:
-    """Wait until a runner has ended, and end what it has started."""
+    """Wait until a runner has ended, then kill everything it has started."""
     wait_unreaped(runner.pid)
     kill_group(runner)
 
 
 def kill_group(runner: subprocess.Popen[bytes]) -> None:
-    """End a runner and what it has started; nothing happens if they have ended."""
+    """Kill a runner and everything it has started; do nothing if they have ended."""
     try:
         os.killpg(runner.pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -102,24 +102,25 @@ def kill_group(runner: subprocess.Popen[bytes]) -> None:
 
 
 def exit_status(runner: subprocess.Popen[bytes]) -> int:
-    """The exit status of a runner as shells give it: 128 and the number for signals. Waits for its end."""
+    """Wait for a runner's end and return its exit status as shells do: 128 plus the number for signals."""
     code = runner.wait()
     return 128 - code if code < 0 else code
 
 
 def free_port() -> int:
-    """A port on which nothing listens, for what frameworks agree on."""
+    """Return a port on which nothing listens, for frameworks to agree on."""
     while True:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
             try:
-                sock.bind(("", random.randrange(*_PORTS)))  # noqa: S311 - guards nothing
+                sock.bind(("", random.randrange(*_PORTS)))  # noqa: S311 - not for security
             except OSError:
                 continue
             return int(sock.getsockname()[1])
 
 
 def gain_no_privileges() -> None:
-    """Let neither this process nor any it starts gain privileges by the programs it runs: prctl(2), for good.
+    """Prevent this process and all it starts from gaining privileges through programs, permanently: prctl(2).
+
 
     Raises:
         OSError: the kernel refuses.
@@ -128,7 +129,8 @@ def gain_no_privileges() -> None:
 
 
 def adopt_orphans() -> None:
-    """Have processes that lose their parent become this process' children, whatever session they have gone to.
+    """Make processes that lose their parent children of this process, whatever their session.
+
 
     Raises:
         OSError: the kernel refuses.
@@ -145,20 +147,21 @@ def _prctl(option: int, name: str) -> None:
 
 
 def places() -> tuple[Path, ...]:
-    """Where functions write: working directory, home, directories for temporary files, shared memory."""
+    """Return where functions write: working directory, home, directories for temporary files, shared memory."""
     own = (Path.cwd(), Path(os.environ.get("HOME", "/")))
     return tuple(dict.fromkeys(path for path in (*own, *map(Path, _FOR_ALL)) if path != Path("/")))
 
 
 def files() -> dict[str, int]:
-    """All files where functions write, with the time of their last change in nanoseconds; 0 for directories."""
+    """Return all files where functions write, with their change time in nanoseconds; 0 for directories."""
     return {path: _changed(about) for path, about in _walk()}
 
 
 def volumes() -> list[str]:
-    """The mounts where functions write, and below: they outlast the container or are shared, and are not cleaned.
+    """Return the mounts in and below the places where functions write; they are not cleaned.
 
-    Only the shared memory and the message queues that the engine has made for this container are cleaned.
+    They outlast the container or are shared. Only the shared memory and message queues that the engine has created for
+    this container are cleaned.
     """
     own = [str(path) for path in places()]
     for_this_one = (_SHM, _QUEUES) if _has_own_ipc() else ()
@@ -167,7 +170,8 @@ def volumes() -> list[str]:
 
 
 def remove_files(known: Mapping[str, int], keep: Collection[str]) -> None:
-    """Remove files that were added or changed since `files` gave `known`, except for `keep`.
+    """Remove files added or changed since `files` returned `known`, except those in `keep`.
+
 
     Raises:
         NotCleanError: something cannot be removed.
@@ -182,7 +186,7 @@ def _changed(about: os.stat_result) -> int:
 
 
 def _walk() -> Iterator[tuple[str, os.stat_result]]:
-    """Everything in the places, directories before what is in them; volumes and links are not entered."""
+    """Yield everything in the places, directories before their content; volumes and links are not followed."""
     left = volumes()
     pending = [str(path) for path in places() if path.is_dir() and str(path) not in left]
     seen = {*pending, *left}
@@ -206,7 +210,7 @@ def _entries(folder: str) -> list[os.DirEntry[str]]:
             Path(folder).chmod(0o700)
         return list(os.scandir(folder))
     except (FileNotFoundError, PermissionError):
-        return []  # removed meanwhile; or of another user, and functions cannot have written there either
+        return []  # removed meanwhile; or of another user, so that functions cannot have written there
 
 
 def _remove(path: str) -> None:
@@ -218,13 +222,13 @@ def _remove(path: str) -> None:
         else:
             Path(path).unlink()
     except FileNotFoundError:
-        pass  # with the directory that it was in
+        pass  # removed with its directory
     except OSError as error:
         raise NotCleanError(f"{path} cannot be removed ({error.strerror}).") from error
 
 
 def mounts() -> dict[str, str]:
-    """The mount points of this process, and the name of what is mounted there."""
+    """Return the mount points of this process, with the name of what is mounted there."""
     found = {}
     for line in (_PROC / "self/mountinfo").read_text().splitlines():
         words, _, rest = line.partition(" - ")
@@ -236,10 +240,10 @@ def mounts() -> dict[str, str]:
 
 
 def is_alone() -> bool:
-    """Whether only this process runs in its container, besides its init and what the engine has started there.
+    """Return whether only this process runs in its container, besides init and processes started by the engine.
 
-    To be asked before the first client. Where the container shares the machine's processes (`pid: host`), or there is
-    no container, other processes must not be ended.
+    To be called before the first client. If the container shares the machine's processes (`pid: host`), or there is no
+    container, other processes must not be ended.
     """
     parents = _parents()
     own = _line(os.getpid(), parents)
@@ -248,10 +252,11 @@ def is_alone() -> bool:
 
 
 def end_processes() -> None:
-    """End every process of this container except this one, init, and what the engine has started there.
+    """Kill every process of this container except this one, init, and those started by the engine.
 
-    The latter are clients that ask for the container, and a person's shell: their parent is outside of the container.
-    What a client's programs have started ends, whatever its session and its parent now.
+    The latter are clients that request the container, and a person's shell: their parent is outside of the container.
+    All processes started by a client's programs are killed, whatever their session and current parent.
+
 
     Raises:
         NotCleanError: some do not end.
@@ -266,14 +271,14 @@ def end_processes() -> None:
 
 
 def _clients() -> list[int]:
-    """The processes that a client has left."""
-    parents = _parents(of_gone=1)  # else a program that forks and exits again and again would never be seen
+    """Return the processes that a client has left behind."""
+    parents = _parents(of_gone=1)  # else a program that keeps forking and exiting would never be seen
     own = _line(os.getpid(), parents)
     return [pid for pid in parents if pid not in own and _line(pid, parents)[-1] == 1]
 
 
 def _line(pid: int, parents: Mapping[int, int]) -> list[int]:
-    """A process and its ancestors, up to init or to one that the engine has started."""
+    """Return a process and its ancestors, up to init or to one started by the engine."""
     line = [pid]
     while (parent := parents.get(line[-1], 0)) and parent not in line:
         line.append(parent)
@@ -281,10 +286,11 @@ def _line(pid: int, parents: Mapping[int, int]) -> list[int]:
 
 
 def _parents(of_gone: int = 0) -> dict[int, int]:
-    """The parent of each process that has not ended, 0 where that is not in this container.
+    """Return the parent of each process that has not ended, 0 if the parent is not in this container.
+
 
     Args:
-        of_gone: the parent to give for processes that end meanwhile.
+        of_gone: the parent to return for processes that end meanwhile.
     """
     found = {}
     for pid in (int(path.name) for path in _PROC.iterdir() if path.name.isdecimal()):
@@ -296,7 +302,7 @@ def _parents(of_gone: int = 0) -> dict[int, int]:
         if state not in "ZX":
             found[pid] = int(parent)
         elif int(parent) == os.getpid():
-            os.waitpid(pid, os.WNOHANG)  # in a container without an init of its own
+            os.waitpid(pid, os.WNOHANG)  # needed in a container without init
     return found
 
 
@@ -304,14 +310,15 @@ def _kill(pid: int) -> None:
     try:
         os.kill(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
-        pass  # it has just ended; or is another user's, and is reported if it does not end
+        pass  # it has just ended; or it is another user's, which is reported if it does not end
 
 
 # System V IPC ---------------------------------------------------------------------------------------------------------
 
 
 def remove_ipc() -> None:
-    """Remove all shared memory, semaphores and message queues of System V that belong to the container.
+    """Remove all System V shared memory, semaphores and message queues that belong to the container.
+
 
     Raises:
         NotCleanError: one cannot be removed.
@@ -326,13 +333,13 @@ def remove_ipc() -> None:
     ):
         for line in (_PROC / "sysvipc" / kind).read_text().splitlines()[1:]:
             number = int(line.split()[1])
-            if remove(number, *rest) and ctypes.get_errno() not in (errno.EINVAL, errno.EIDRM):  # it has just gone
+            if remove(number, *rest) and ctypes.get_errno() not in (errno.EINVAL, errno.EIDRM):  # just removed
                 raise NotCleanError(f"System V {kind} {number} cannot be removed ({os.strerror(ctypes.get_errno())}).")
 
 
 def _has_own_ipc() -> bool:
-    """Whether shared memory, semaphores and queues belong to this container alone, as without `ipc: host`.
+    """Return whether shared memory, semaphores and queues belong to this container alone: no `ipc: host`.
 
-    The engine calls the /dev/shm that it makes for a container shm.
+    The engine names the /dev/shm that it creates for a container "shm".
     """
     return mounts().get(_SHM) == "shm"

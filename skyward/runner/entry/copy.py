@@ -1,11 +1,11 @@
-"""Copies of trees of files into and out of nodes, as `cp -r` makes them: tar streams, and the program at a node's end.
+"""Copies of file trees into and out of nodes, like `cp -r`: tar streams, and the program at the node's end.
 
-The end that reads decides where things go. Each file gets its name when it is whole. What comes from a node is not
-trusted: no name leads out of the folder it is for, and no link is followed or leads out of it.
+The receiving end decides where files are written. Each file gets its name once it is complete. Data from a node is not
+trusted: no name may lead out of the destination folder, and links are neither followed nor allowed to lead out of it.
 
-`python -m ...copy put DESTINATION COUNT` and `... get PATH...` are a node's end of `skyward cp`. The trees come on
-standard input, or go to standard output. What is told goes to standard error, a JSON object a line: `{"total": bytes}`,
-`{"file": path, "why": text}` for each that is not copied, `{"copied": number}`, `{"error": sentence}`.
+`python -m ...copy put DESTINATION COUNT` and `... get PATH...` are the node's end of `skyward cp`. The trees are read
+from standard input or written to standard output. Reports go to standard error, one JSON object a line: `{"total":
+bytes}`, `{"file": path, "why": text}` for each file that is not copied, `{"copied": number}`, `{"error": sentence}`.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from typing import BinaryIO, Protocol
 CHUNK = 1 << 18
 HERE = "."  # the name of a tree whose content goes into the destination itself
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_O_TMPFILE = getattr(os, "O_TMPFILE", None)  # of Linux: a file without a name
-Note = Callable[[str, str], None]  # is told of a file that is not copied, and why
+_O_TMPFILE = getattr(os, "O_TMPFILE", None)  # Linux only: a file without a name
+Note = Callable[[str, str], None]  # called with a file that is not copied, and the reason
 
 
 class CopyError(Exception):
-    """A copy cannot begin or go on; the message is a sentence."""
+    """A copy cannot begin or continue; the message is a sentence."""
 
 
 class Writable(Protocol):
-    """Takes the bytes of a stream."""
+    """A stream that bytes are written to."""
 
     def write(self, data: bytes, /) -> object:
-        """Take all of these."""
+        """Write all of the data."""
         ...
 
 
 class Readable(Protocol):
-    """Gives the bytes of a stream."""
+    """A stream that bytes are read from."""
 
     def read(self, count: int, /) -> bytes:
-        """So many bytes, or fewer; none at the end."""
+        """Return up to this many bytes; none at the end."""
         ...
 
 
@@ -53,7 +53,7 @@ class Readable(Protocol):
 
 
 def main() -> int:
-    """Receive trees, or send them."""
+    """Receive or send trees."""
     action, *words = sys.argv[1:]
     try:
         if action == "put":
@@ -83,13 +83,13 @@ def _tell(**about: object) -> None:
 
 
 def name_of(path: str) -> str:
-    """The name that a tree has where it is copied to: the last part of its path, `HERE` where that names a folder."""
+    """Return the name of a tree at its destination: the last part of its path, or `HERE` if that is "", "." or ".."."""
     last = path.rstrip("/").rpartition("/")[2] if path.strip("/") else ""
     return HERE if last in ("", ".", "..") else last
 
 
 def size_of(paths: Sequence[str]) -> int:
-    """Bytes of all files in these trees."""
+    """Return the bytes of all files in these trees."""
     return sum(about.st_size for path in paths for _, about in _walk(Path(path)) if stat.S_ISREG(about.st_mode))
 
 
@@ -97,7 +97,7 @@ def _walk(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
     pending = [path.resolve()]
     while pending:
         here = pending.pop()
-        with suppress(OSError):  # what cannot be read is told when it is to be sent
+        with suppress(OSError):  # unreadable files are reported when they are to be sent
             about = here.lstat()
             yield here, about
             if stat.S_ISDIR(about.st_mode):
@@ -105,10 +105,11 @@ def _walk(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 
 def pack(paths: Sequence[str], target: Writable, note: Note) -> int:
-    """Write trees to a stream, and give the number of their entries. A path that is a link itself is followed.
+    """Write trees to a stream and return the number of their entries. A path that is itself a link is followed.
+
 
     Raises:
-        CopyError: a path is not there.
+        CopyError: a path does not exist.
     """
     for path in paths:
         if not os.path.exists(path):  # noqa: PTH110 - Path("") would be the folder here
@@ -134,7 +135,7 @@ def pack(paths: Sequence[str], target: Writable, note: Note) -> int:
 
 def _add(archive: tarfile.TarFile, path: Path, name: str, note: Note) -> bool:
     info = archive.gettarinfo(path, name)
-    archive.inodes.clear()  # type: ignore[attr-defined]  # else a second name of a file would be a link
+    archive.inodes.clear()  # type: ignore[attr-defined]  # else a second name of a file would become a link
     if not (info.isreg() or info.isdir() or info.issym()):
         note(str(path), "is neither a file nor a folder nor a link")
         return False
@@ -144,12 +145,12 @@ def _add(archive: tarfile.TarFile, path: Path, name: str, note: Note) -> bool:
     else:
         with path.open("rb") as file:
             archive.addfile(info, _OfSize(file, info.size, lambda: note(str(path), "became shorter while it was read")))
-    archive.members.clear()  # type: ignore[attr-defined]  # else the names of a million files are kept
+    archive.members.clear()  # type: ignore[attr-defined]  # else the names of all files stay in memory
     return True
 
 
 class _OfSize:
-    """A file that gives as many bytes as was said, also if others change it meanwhile."""
+    """A file that yields exactly the announced number of bytes, even if it is changed meanwhile."""
 
     def __init__(self, file: BinaryIO, size: int, on_short: Callable[[], None]) -> None:
         self._file, self._left, self._on_short = file, size, on_short
@@ -170,14 +171,15 @@ class _OfSize:
 
 
 class Destination:
-    """Where trees are to go, as `cp -r` has it: into a folder that exists; else the path becomes the copy itself.
+    """The destination of trees, as for `cp -r`: into a folder that exists; else the path becomes the copy itself.
+
 
     Args:
-        path: that place; "" for the working directory.
-        several: whether more than one tree comes, which takes a folder.
+        path: the destination; "" for the working directory.
+        several: whether more than one tree is copied, which requires a folder.
 
     Raises:
-        CopyError: there is no such folder.
+        CopyError: the required folder does not exist.
     """
 
     def __init__(self, path: str, *, several: bool) -> None:
@@ -192,10 +194,11 @@ class Destination:
             raise CopyError(f"There is no folder {self._path.parent}; make it first.")
 
     def root(self, top: str, *, is_folder: bool) -> Path:
-        """What a tree of this name becomes.
+        """Return the path of the copy of a tree with this name.
+
 
         Raises:
-            CopyError: a file cannot become that.
+            CopyError: a file cannot be copied there.
         """
         if self._is_folder:
             return self._path if top == HERE else self._path / top
@@ -205,16 +208,17 @@ class Destination:
 
 
 def unpack(source: Readable, into: Destination, note: Note, tops: Collection[str] | None = None) -> int:
-    """Read trees from a stream, and give the number of entries that were copied.
+    """Read trees from a stream, and return the number of entries copied.
+
 
     Args:
         source: the stream.
-        into: where they go.
-        note: is told of each entry that is not copied.
+        into: the destination.
+        note: called for each entry that is not copied.
         tops: the names of the trees, if the other end is not trusted; None if it is.
 
     Raises:
-        CopyError: the stream is none, or breaks off; there is no room; this Python cannot check names.
+        CopyError: the stream is invalid or truncated; the disk is full; this Python cannot check names.
     """
     if tops is not None and not hasattr(tarfile, "data_filter"):
         raise CopyError("This Python cannot check what comes from a node (PEP 706); use 3.11.4, 3.12 or newer.")
@@ -225,7 +229,7 @@ class _Receiver:
     def __init__(self, into: Destination, note: Note, tops: Collection[str] | None) -> None:
         self._into, self._note, self._tops = into, note, tops
         self._roots: dict[str, Path] = {}
-        self._folders: list[tuple[Path, tarfile.TarInfo]] = []  # those that were made
+        self._folders: list[tuple[Path, tarfile.TarInfo]] = []  # those that were created
 
     def receive(self, source: Readable) -> int:
         count = 0
@@ -238,7 +242,7 @@ class _Receiver:
             raise CopyError(f"The copy broke off ({error}).") from error
         finally:
             for path, info in reversed(self._folders):
-                with suppress(OSError):  # somebody has removed it
+                with suppress(OSError):  # it may have been removed
                     path.chmod(info.mode & 0o777)
                     os.utime(path, (info.mtime, info.mtime))
         return count
@@ -270,12 +274,13 @@ class _Receiver:
         return True
 
     def _target(self, member: tarfile.TarInfo) -> Path:
-        """Where an entry goes.
+        """Return the path to which an entry is written.
+
 
         Raises:
-            _RefusedError: its name or its link leads elsewhere.
+            _RefusedError: its name or its link leads out of the destination.
         """
-        parts = PurePosixPath(member.name).parts  # without any "."
+        parts = PurePosixPath(member.name).parts  # does not contain "."
         is_here = member.name == HERE or member.name.startswith(f"{HERE}/")
         if not (parts or is_here) or member.name.startswith("/") or ".." in parts:
             raise _RefusedError("has a name that leads elsewhere")
@@ -312,7 +317,7 @@ class _RefusedError(Exception):
 
 
 def _write(target: Path, source: Readable, info: tarfile.TarInfo) -> None:
-    """Write a file whole under a name that nobody looks for, or none, and then give it its name."""
+    """Write a complete file without a name, or with a temporary one, and then give it its name."""
 
     def fill(handle: int) -> None:
         with open(handle, "wb", buffering=0, closefd=False) as file:
@@ -329,7 +334,7 @@ def _write(target: Path, source: Readable, info: tarfile.TarInfo) -> None:
     if handle is not None:
         try:
             fill(handle)
-            # without a descriptor of a folder Python asks for a link that follows none: the name in /proc is one
+            # without src_dir_fd Python does not follow symbolic links, and the name in /proc is one
             own = f"/proc/self/fd/{handle}"
             _rename_to(target, lambda name: os.link(own, name, src_dir_fd=handle, follow_symlinks=True))
         finally:
@@ -347,8 +352,8 @@ def _write(target: Path, source: Readable, info: tarfile.TarInfo) -> None:
 
 
 def _nameless(folder: Path) -> int | None:
-    """A file without a name in a folder, of which nothing is left whatever ends this process; None without them."""
-    if _O_TMPFILE is None or not os.path.exists("/proc/self/fd"):  # noqa: PTH110 - as cheap as can be
+    """Open a file without a name in a folder, which vanishes if this process dies; return None if unsupported."""
+    if _O_TMPFILE is None or not os.path.exists("/proc/self/fd"):  # noqa: PTH110 - cheaper
         return None
     try:
         return os.open(folder, _O_TMPFILE | os.O_WRONLY, 0o600)
@@ -359,7 +364,7 @@ def _nameless(folder: Path) -> int | None:
 
 
 def _rename_to(target: Path, make: Callable[[Path], None]) -> None:
-    """Make something under another name beside its own, and give it that: what was there is replaced at once."""
+    """Create something under a temporary name next to the target, then replace the target atomically."""
     if target.is_dir() and not target.is_symlink():
         raise _RefusedError(f"cannot take the place of the folder {target}")
     temporary = target.with_name(f".skyward-{secrets.token_hex(6)}")

@@ -1,12 +1,12 @@
-"""Programs of a node that lead from their standard streams to sockets, and the client's end of the one for many.
+"""Programs on a node that connect their standard streams to sockets, and the client's end of the multiplexed one.
 
-`python -m ...relay PORT` is a node's end of `skyward forward`: many TCP connections through one stream of bytes, with a
-`Relay` at both ends. A frame is a byte for its kind, four for the number of the connection, four for the length of what
-follows. Each connection may have `WINDOW` bytes under way in each direction, so one that nobody reads does not stop the
-others.
+`python -m ...relay PORT` is a node's end of `skyward forward`: many TCP connections through one byte stream, with a
+`Relay` at both ends. A frame has one byte for its kind, four for the number of the connection, four for the length of
+its content. Each connection may have `WINDOW` bytes in flight in each direction, so that one that is not read does not
+block the others.
 
-`python -m ...relay DIRECTORY ADDRESS` leads to a runner's socket, in whose container a client can do nothing but run
-programs. What passes is authenticated by client and runner; this end holds no key.
+`python -m ...relay DIRECTORY ADDRESS` connects to a runner's socket, for containers in which a client can only run
+programs. The data is authenticated by client and runner; this program holds no key.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from skyward.system import SimpleQueue, socket, threading
 from skyward.wire.frames import dial
 
 WINDOW = 1 << 19
-_PART = 1 << 16  # bytes of one read of a connection that has a number
-_CHUNK = 1 << 18  # of one read of anything else
+_PART = 1 << 16  # bytes per read from a multiplexed connection
+_CHUNK = 1 << 18  # bytes per read from anything else
 _CONNECT_S = 10.0
 _HEAD = struct.Struct(">BII")
 _COUNT = struct.Struct(">I")
-_AT_ONCE = struct.pack("ii", 1, 0)  # closing a socket resets its connection
+_AT_ONCE = struct.pack("ii", 1, 0)  # SO_LINGER: closing the socket resets its connection
 Open = Callable[[], socket.socket]
 
 
 def main() -> int:
-    """Lead to the port of this node, or to the socket of its runner, that the arguments name."""
+    """Connect to the port of this node, or to the socket of its runner, named by the arguments."""
     return _serve_port(int(sys.argv[1])) if len(sys.argv) == 2 else _serve_runner(Path(sys.argv[1]), sys.argv[2])
 
 
 def _serve_port(port: int) -> int:
-    """Make connections to the port, until standard input ends."""
+    """Connect to the port for each connection of the client, until standard input ends."""
 
     def connect() -> socket.socket:
         sock = socket.create_connection(("localhost", port), _CONNECT_S)
@@ -54,7 +54,7 @@ def _serve_port(port: int) -> int:
 
 
 def _serve_runner(directory: Path, address: str) -> int:
-    """Pass bytes on in both directions until the runner closes."""
+    """Pass bytes on in both directions until the runner closes the connection."""
     try:
         sock = dial(directory, address)
     except WireError as error:
@@ -62,14 +62,14 @@ def _serve_runner(directory: Path, address: str) -> int:
         return 1
     sock.settimeout(None)
     threading.Thread(target=_pass_inwards, args=(sock,), daemon=True).start()
-    with suppress(OSError):  # one of the ends is gone
+    with suppress(OSError):  # one of the ends has closed
         while data := sock.recv(_CHUNK):
             _write_out(data)
     return 0
 
 
 def _pass_inwards(sock: socket.socket) -> None:
-    with suppress(OSError):  # the runner is gone, which the other direction notices
+    with suppress(OSError):  # the runner has closed it, which the other direction notices
         while data := os.read(0, _CHUNK):
             sock.sendall(data)
         sock.shutdown(socket.SHUT_RDWR)
@@ -82,22 +82,23 @@ def _write_out(data: bytes) -> None:
 
 
 class Kind(IntEnum):
-    """What a frame says of its connection."""
+    """The kind of a frame."""
 
     OPEN = 1
     DATA = 2
     END = 3  # this direction has ended
-    RESET = 4  # both have, with an error; a string may say why
-    TAKEN = 5  # so many bytes have gone on
+    RESET = 4  # both directions have ended with an error; the content may give the reason
+    TAKEN = 5  # this many bytes have been passed on
 
 
 class Relay:
-    """One end of the stream.
+    """One end of the byte stream.
+
 
     Args:
         write: sends bytes through the stream; called by one thread at a time.
-        dial: makes the connection for one that the other end has accepted; raises OSError.
-        on_refused: is told, at the end that accepts, why a connection could not be made at the other.
+        dial: opens the connection for one accepted at the other end; raises OSError.
+        on_refused: called at the accepting end with the reason why the other end could not connect.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class Relay:
         self._data = bytearray()
 
     def accept(self, sock: socket.socket) -> None:
-        """Lead a connection to the other end."""
+        """Connect this socket through the stream to the other end."""
         with self._lock:
             self._last += 1
             connection = self._connections[self._last] = _Connection(self, self._last)
@@ -121,10 +122,11 @@ class Relay:
         connection.start(lambda: sock)
 
     def feed(self, data: bytes) -> None:
-        """Take what has come through the stream. Never blocks.
+        """Process bytes received from the stream. Never blocks.
+
 
         Raises:
-            WireError: it is none of a relay's.
+            WireError: the data is not from a relay.
         """
         self._data += data
         while len(self._data) >= _HEAD.size:
@@ -138,19 +140,19 @@ class Relay:
             self._take(Kind(kind), number, content)
 
     def end(self) -> None:
-        """End all connections, as the stream has ended."""
+        """Reset all connections because the stream has ended."""
         with self._lock:
             connections = list(self._connections.values())
         for connection in connections:
             connection.reset()
 
     def send(self, kind: Kind, number: int, content: bytes = b"") -> None:
-        """Send a frame; nothing happens if the stream has ended, which ends all connections."""
+        """Send a frame; do nothing if the stream has ended, as that ends all connections."""
         with self._writing, suppress(OSError):
             self._write(_HEAD.pack(kind, number, len(content)) + content)
 
     def forget(self, number: int) -> None:
-        """Drop a connection that has ended."""
+        """Remove a connection that has ended."""
         with self._lock:
             self._connections.pop(number, None)
 
@@ -165,14 +167,14 @@ class Relay:
         with self._lock:
             known = self._connections.get(number)
         if known is None:
-            return  # it has ended here; the other end is about to hear of that
+            return  # it has ended here, and the other end will be notified
         if kind == Kind.RESET and content:
             self._on_refused(content.decode(errors="replace"))
         known.take(kind, content)
 
 
 class _Connection:
-    """One connection: its socket here, a thread that reads it and one that writes it."""
+    """One connection: its socket, one thread that reads it and one that writes it."""
 
     def __init__(self, relay: Relay, number: int) -> None:
         self.number = number
@@ -199,7 +201,7 @@ class _Connection:
                     self._news.notify_all()
 
     def reset(self) -> None:
-        """End it at once; both threads find out."""
+        """End it at once, waking both threads."""
         with self._news:
             self._broken = True
             sock = self._sock
@@ -210,7 +212,7 @@ class _Connection:
                 sock.shutdown(socket.SHUT_RDWR)
 
     def _run(self, make: Open) -> None:
-        """Make the connection, and read it to its end (a thread of its own)."""
+        """Open the connection and read it to its end (a thread of its own)."""
         try:
             sock = make()
         except OSError as error:
@@ -249,7 +251,7 @@ class _Connection:
             self._relay.send(Kind.DATA, self.number, data)
 
     def _write(self, sock: socket.socket) -> None:
-        """Write what has come to the connection (a thread of its own)."""
+        """Write received data to the socket (a thread of its own)."""
         try:
             while (data := self._arrived.get()) is not None:
                 sock.sendall(data)

@@ -1,8 +1,8 @@
-"""`python -m ...session`: runs one command in a node for a client, which it hears on its standard streams.
+"""`python -m ...session`: runs one command on a node for a client that is connected to its standard streams.
 
-The command gets the environment and the working directory that calls have on this node, and a terminal of its own if
-the client has one. Everything that it has started ends with it, and with the client: the end of standard input is the
-end of the client. What passes is told in `skyward.wire.session`.
+The command gets the environment and the working directory of calls on this node, and a terminal if the client has one.
+All processes it has started end with it, and with the client: the end of standard input is the end of the client. The
+protocol is described in `skyward.wire.session`.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from skyward.wire.session import Decoder, Kind, encode, encode_json
 
 _PROC = Path("/proc")
 _CHUNK = 1 << 16
-_MOST_WAITING = 1 << 20  # bytes of output that the client has not taken
-_LOOK_S = 1.0  # how often it is looked whether the node is still there
-_HANG_UP_S = 0.5  # from the request to end to the kill
+_MOST_WAITING = 1 << 20  # bytes of output waiting for the client; beyond that the command's is not read
+_LOOK_S = 1.0  # interval of checks that the node still exists
+_HANG_UP_S = 0.5  # between the request to end and the kill
 _DRAIN_S = 2.0  # for the last output
 _NOT_FOUND, _NOT_ALLOWED = 127, 126  # exit statuses of shells
 _VEOF = b"\x04"
@@ -42,14 +42,15 @@ _RUNNER, _WORKER = "skyward.runner", "skyward.runner.worker"
 
 @dataclass(frozen=True)
 class Order:
-    """What a client asks for.
+    """The request of a client.
+
 
     Attributes:
         argv: the command; empty for a shell, which is bash if the node has it, else sh.
-        pool, node: the node whose environment it gets.
-        rows, columns: size of the terminal; 0 where the command gets none.
+        pool, node: the node whose environment is used.
+        rows, columns: size of the terminal; 0 for none.
         env: variables in addition to the node's.
-        cwd: where to start if the node's working directory cannot be found out; "" in a container, which has one node.
+        cwd: working directory if the node's cannot be determined; "" in a container, which has one node.
     """
 
     argv: list[str]
@@ -63,7 +64,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Place:
-    """Where calls run: the process of the node's runner, and what it gives to commands."""
+    """Where calls run: the process of the node's runner, with the directory and environment for commands."""
 
     runner: int | None
     cwd: str
@@ -71,12 +72,12 @@ class Place:
 
 
 def find_place(order: Order) -> Place:
-    """The place of calls on the node: that of its first worker, or of its runner while it has no worker."""
+    """Return where calls of the node run: as its first worker, or as its runner while it has no worker."""
     found = list(_processes())
     runners = [pid for pid, module, _ in found if module == _RUNNER]
     workers = {pid: parent for pid, module, parent in found if module == _WORKER}
     named = [pid for pid in runners if _is_of(pid, order)]
-    if not named and not order.cwd:  # a container has one, whatever number its pool has given to it
+    if not named and not order.cwd:  # a container has one node, whatever its number in the pool
         named = runners
     runner = min(named, default=None)
     ours = [pid for pid, parent in workers.items() if parent == runner]
@@ -85,7 +86,7 @@ def find_place(order: Order) -> Place:
     try:
         if shown is not None:
             environment, cwd = _environment(shown), str((_PROC / str(shown) / "cwd").readlink())
-    except OSError:  # it has just ended; what follows is then told by the end of the runner
+    except OSError:  # it has just ended; a lost runner is noticed later
         pass
     own = str(Path(sys.executable).parent)
     paths = [path for path in environment.get("PATH", os.defpath).split(os.pathsep) if path != own]
@@ -93,7 +94,7 @@ def find_place(order: Order) -> Place:
 
 
 def _processes() -> Iterator[tuple[int, str, int]]:
-    """Processes that run a module of Python: number, module, parent."""
+    """Yield the processes that run a Python module: number, module, parent."""
     for path in _PROC.glob("[0-9]*"):
         try:
             words = (path / "cmdline").read_bytes().split(b"\0")
@@ -110,7 +111,7 @@ def _environment(pid: int) -> dict[str, str]:
 
 
 def _place_of(pid: int) -> dict[str, Any]:
-    """The place in a pool of a process; nothing where it has none, is another user's, or has just ended."""
+    """Return the place in a pool of a process; empty if it has none, is another user's, or has just ended."""
     try:
         return json.loads(_environment(pid).get(ENV_VAR, "null")) or {}
     except (OSError, ValueError):
@@ -138,25 +139,25 @@ def _is_running(pid: int) -> bool:
 
 
 class Session:
-    """One command and its client, in one loop that waits for both."""
+    """One command and its client, served by one event loop."""
 
     def __init__(self) -> None:
         self._decoder = Decoder()
         self._order: Order | None = None
         self._child: subprocess.Popen[bytes] | None = None
         self._runner: int | None = None
-        self._status: int | None = None  # as waitpid(2) gives it
+        self._status: int | None = None  # as returned by waitpid(2)
         self._to_client = bytearray()
         self._to_child = bytearray()
         self._input: int | None = None  # the descriptor that the command's input is written to
         self._input_ended = self._client_gone = False
-        self._last = b"\n"  # byte of the input
+        self._last = b"\n"  # last byte of the input
         self._sources: dict[int, Kind] = {}
         self._terminal: int | None = None
         self._woken, self._wake = os.pipe()
 
     def run(self) -> int:
-        """Serve the client to the end of the command, or of the client."""
+        """Serve the client until the command ends or the client disconnects."""
         for fd in (0, 1, self._woken, self._wake):
             os.set_blocking(fd, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -165,7 +166,7 @@ class Session:
         while self._status is None and not self._client_gone and not lost:
             self._step(_LOOK_S)
             lost = self._runner is not None and not _is_running(self._runner)
-        lost = lost and self._status is None  # not by what follows
+        lost = lost and self._status is None  # determined before the processes are ended
         self._end_all()
         self._drain(lambda: bool(self._sources))
         if lost:
@@ -197,7 +198,7 @@ class Session:
 
     def _handle(self, fd: int, events: int) -> None:
         if fd == self._woken:
-            with suppress(BlockingIOError):  # a signal that was told of already
+            with suppress(BlockingIOError):  # a signal handled already
                 os.read(fd, _CHUNK)
             self._reap()
         elif fd == 0:
@@ -211,7 +212,7 @@ class Session:
                 self._read(fd)
 
     def _hear(self) -> None:
-        """Read what the client sends."""
+        """Read the client's frames."""
         try:
             data = os.read(0, _CHUNK)
         except BlockingIOError:
@@ -234,7 +235,7 @@ class Session:
                 self._feed()
             case Kind.END:
                 self._input_ended = True
-                if self._terminal is not None:  # what is left of a line goes with the first, the end with the second
+                if self._terminal is not None:  # the first sends an unfinished line, the second is the end of file
                     self._to_child += _VEOF if self._last == b"\n" else _VEOF * 2
                 self._feed()
             case Kind.SIZE if self._terminal is not None:
@@ -245,7 +246,7 @@ class Session:
                 raise WireError(f"A session cannot be sent a frame {kind.name} now.")
 
     def _feed(self) -> None:
-        """Write to the command's input what it takes, and tell the client how much that was."""
+        """Write as much to the command's input as it accepts, and report the number of bytes to the client."""
         taken = 0
         try:
             while self._input is not None and self._to_child:
@@ -254,7 +255,7 @@ class Session:
                 taken += count
         except BlockingIOError:
             pass
-        except OSError:  # it has closed its input, or has ended
+        except OSError:  # the command has closed its input, or has ended
             self._close_input()
         if self._input is None:
             taken += len(self._to_child)
@@ -270,13 +271,13 @@ class Session:
         self._input = None
 
     def _read(self, fd: int) -> None:
-        """Pass on what the command has written."""
+        """Pass on output of the command."""
         try:
             data = os.read(fd, _CHUNK)
         except BlockingIOError:
             return
         except OSError as error:
-            if error.errno != errno.EIO:  # the terminal has nobody at its other side any more
+            if error.errno != errno.EIO:  # the other side of the terminal is closed
                 raise
             data = b""
         if data:
@@ -366,7 +367,7 @@ class Session:
         self._status = 0
 
     def _signal(self, number: int) -> None:
-        """Send a signal to the command and those with it: in a terminal, to what runs in its foreground."""
+        """Send a signal to the command's process group, in a terminal to the foreground process group."""
         if self._child is None or self._status is not None:
             return
         group = self._child.pid if self._terminal is None else os.tcgetpgrp(self._terminal)
@@ -389,7 +390,7 @@ class Session:
     # the end ------------------------------------------------------------------------------------------------------
 
     def _end_all(self) -> None:
-        """End what the command has left: ask it, as terminals do that are hung up, then by force."""
+        """End the command's remaining processes: by SIGHUP, as when a terminal hangs up, then by SIGKILL."""
         if not self._descendants():
             return
         for number in (signal.SIGHUP, signal.SIGCONT):
@@ -399,13 +400,13 @@ class Session:
             self._step(0.02)
             self._reap()
         until += _HANG_UP_S
-        while (left := self._descendants()) and time.monotonic() < until:  # those of other users do not end
+        while (left := self._descendants()) and time.monotonic() < until:  # those of other users may not end
             _signal_each(left, signal.SIGKILL)
             self._step(0.02)
             self._reap()
 
     def _drain(self, is_reading: Callable[[], bool]) -> None:
-        """Pass on what is left, unless the client is gone or takes nothing any more."""
+        """Pass on the remaining output, unless the client has disconnected or reads no more."""
         until = time.monotonic() + _DRAIN_S
         while not self._client_gone and (self._to_client or is_reading()):
             before = len(self._to_client)
@@ -416,7 +417,7 @@ class Session:
                 return
 
     def _descendants(self) -> list[int]:
-        """The processes that come from this one; without /proc the command alone, while it runs."""
+        """Return the descendants of this process; without /proc only the command, while it runs."""
         if not _PROC.joinpath("self").exists():
             return [self._child.pid] if self._child is not None and self._status is None else []
         parents = _parents()
@@ -446,7 +447,7 @@ def _signal_each(pids: list[int], number: int) -> None:
         try:
             os.kill(pid, number)
         except (ProcessLookupError, PermissionError):
-            pass  # it has just ended; or is another user's by sudo, and ends with its terminal
+            pass  # it has just ended; or it is another user's (sudo), and ends with its terminal
 
 
 def _resize(terminal: int, rows: int, columns: int) -> None:
@@ -458,7 +459,7 @@ def _take_terminal() -> None:
 
 
 def main() -> int:
-    """Run the command that the client asks for."""
+    """Run the command that the client requests."""
     if sys.platform == "linux":
         adopt_orphans()
     return Session().run()

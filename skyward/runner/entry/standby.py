@@ -1,10 +1,10 @@
-"""The program of a container of a compose file: it waits, and becomes the node of one pool after another.
+"""Program of a container of a compose file: it waits, and becomes the node of one pool after another.
 
 `python -m skyward.runner.entry.standby` waits for clients. A pool's client runs `... standby take` in the same
-container through the engine; whoever may do that commands the container anyway, so no other proof is asked for. `take`
-claims the container from the waiting process, or ends with EXIT_TAKEN if another client has it. It then reads on
-standard input what the node is to be, and runs it. When that input ends, however the client ended, the node ends at
-once. The waiting process then restores the container to its first state, and the next client can have it.
+container through the engine; a client with access to the engine controls the container anyway, so no other proof is
+required. `take` claims the container from the waiting process, or ends with EXIT_TAKEN if another client has it. It
+then reads the node's settings from standard input, and runs the node. When that input ends, however the client ended,
+the node ends at once. The waiting process then restores the container to its initial state for the next client.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ from skyward.runner.entry.container import (
 from skyward.system import select, socket, threading, time
 
 LEASE_VAR = "SKYWARD_STANDBY_LEASE"  # seconds without a client after which the container ends; empty: never
-GREETING = "skyward-standby "  # start of the line by which `take` tells that the container is the client's
+GREETING = "skyward-standby "  # start of the line by which `take` reports that the client has the container
 EXIT_TAKEN = 75  # another client has the container
-_SOCKET = Path(tempfile.gettempdir()) / "skyward-standby.sock"  # where `wait` is asked for the container
-_KNOWN = Path(tempfile.gettempdir()) / "skyward-standby.json"  # which files there were before the first client
+_SOCKET = Path(tempfile.gettempdir()) / "skyward-standby.sock"  # where `wait` accepts requests for the container
+_KNOWN = Path(tempfile.gettempdir()) / "skyward-standby.json"  # the files that existed before the first client
 _YOURS, _TAKEN = b"y", b"t"
-_PATIENCE_S = 1.0  # how long the next client waits for one that may just be ending
+_PATIENCE_S = 1.0  # how long the next client waits for one that may be ending
 _START_S = 10.0  # how long `wait` may take to start on a busy machine
 _STEP_S = 0.05
 _END_S = 5.0
 
 
 def wait() -> int:
-    """Let one client after another have the container, until asked to end, or until none has come for the lease.
+    """Assign the container to one client after another, until asked to end or until none has come for the lease.
 
-    Each client finds the container as the first did: processes, files and shared memory of the one before are removed.
-    If that cannot be done, the container ends.
+    Each client finds the container as the first did: processes, files and shared memory of the previous one are
+    removed. If that fails, the container ends.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     signal.signal(signal.SIGINT, lambda *_: sys.exit(0))
     try:
         clean = _cleaner()
-        _SOCKET.unlink(missing_ok=True)  # of a container that has been started again
+        _SOCKET.unlink(missing_ok=True)  # exists if the container has been restarted
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             listener.bind(str(_SOCKET))
             listener.listen(128)
@@ -71,7 +71,7 @@ def wait() -> int:
 
 
 def _cleaner() -> Callable[[], None]:
-    """A function that restores the container to its state when it was first started."""
+    """Return a function that restores the container to its state at its first start."""
     if not container.is_alone():
         _say("skyward: Other programs run here, so this container is not cleaned: what clients leave is not removed.\n")
         return lambda: None
@@ -91,7 +91,7 @@ def _cleaner() -> Callable[[], None]:
 
 
 def _next_client(listener: socket.socket) -> socket.socket | None:
-    """The next client that asks for the container; None when none has for the lease."""
+    """Return the next client that requests the container; None if there was none for the lease."""
     listener.settimeout(float(os.environ.get(LEASE_VAR) or 0) or None)
     try:
         client, _ = listener.accept()
@@ -102,7 +102,7 @@ def _next_client(listener: socket.socket) -> socket.socket | None:
 
 
 def _serve(client: socket.socket, listener: socket.socket) -> None:
-    """Let a client have the container until it ends; others that ask meanwhile are refused after a moment."""
+    """Reserve the container for a client until it ends; others that request it are refused after a moment."""
     if not _tell(client, _YOURS):
         return
     both = select.poll()
@@ -118,7 +118,7 @@ def _serve(client: socket.socket, listener: socket.socket) -> None:
 
 
 def take() -> int:
-    """Be the node that standard input describes, until it ends."""
+    """Run the node that standard input describes, until it ends."""
     with _claim() as wait:
         if wait is None:
             return EXIT_TAKEN
@@ -136,7 +136,7 @@ def take() -> int:
 
 @contextmanager
 def _claim() -> Iterator[socket.socket | None]:
-    """Have the container while this connection to `wait` is open; None if another client has it."""
+    """Hold the container while this connection to `wait` is open; yields None if another client has it."""
     deadline = time.monotonic() + _START_S
     while True:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
@@ -146,18 +146,18 @@ def _claim() -> Iterator[socket.socket | None]:
             except OSError as error:
                 if time.monotonic() > deadline:
                     raise SystemExit(f"No standby listens at {_SOCKET} in this container: {error}") from error
-                answer = b""  # it has just been started
+                answer = b""  # it may just have been started
             if answer == _YOURS:
                 yield sock
                 return
         if answer == _TAKEN:
             yield None
             return
-        time.sleep(_STEP_S)  # also when the client before has just gone
+        time.sleep(_STEP_S)  # also if the previous client has just left
 
 
 def _run_node(order: dict[str, Any], run_dir: Path) -> int:
-    """Run the node's runner to its end; its exit status."""
+    """Run the node's runner to its end; return its exit status."""
     runner = start_runner(order, run_dir, os.environ)
     threading.Thread(target=_end_with_input, args=(runner,), daemon=True).start()
     end_group_with(runner)
@@ -165,14 +165,14 @@ def _run_node(order: dict[str, Any], run_dir: Path) -> int:
 
 
 def _end_with_input(runner: subprocess.Popen[bytes]) -> None:
-    """End the runner and all it started when the client is gone (a thread)."""
+    """Kill the runner and everything it started when the client disconnects (a thread)."""
     while os.read(0, 4096):
         pass
     kill_group(runner)
 
 
 def _end_descendants() -> None:
-    """End what the runner has started, daemons included: the children of each that ends become this process'."""
+    """Kill everything the runner has started, including daemons: orphans become children of this process."""
     deadline = time.monotonic() + _END_S
     children = Path(f"/proc/self/task/{os.getpid()}/children")
     while time.monotonic() < deadline and (pids := children.read_text().split()):
@@ -185,7 +185,7 @@ def _end_descendants() -> None:
 
 
 def _tell(client: socket.socket, answer: bytes) -> bool:
-    """Answer a client; False if it has gone."""
+    """Answer a client; return False if it has disconnected."""
     try:
         client.sendall(answer)
     except OSError:
