@@ -1,1 +1,1 @@
-"""Nodes on their hosts: started as a container or process, ready, reached, ended. Begin with `node`."""
+"""Starting nodes as containers or processes on their hosts, reaching and ending them. Start with `node`."""

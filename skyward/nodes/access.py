@@ -1,7 +1,7 @@
-"""Ways into a node that another process has started, and `Program`, a command that runs there.
+"""Access to nodes that another process has started, and `Program`, a command that runs in such a node.
 
-All that is done in a node goes through one program there, `skyward.runner.entry.session`, over its standard streams: no
-port is opened, and the node's runner has no part in it. `NodeAccess` starts that program, `Program` speaks with it.
+Everything done in a node goes through the standard streams of one program there, `skyward.runner.entry.session`: no
+port is opened, and the node's runner is not involved. `NodeAccess` starts that program, `Program` communicates with it.
 """
 
 from __future__ import annotations
@@ -28,48 +28,48 @@ from skyward.nodes.run_directory import PoolDirectory
 from skyward.system import threading, time
 from skyward.wire.session import WINDOW, Decoder, Kind, encode, encode_json
 
-SESSION = ("-P", "-m", "skyward.runner.entry.session")  # -P: the node's files are no modules for it
-_END_S = 3.0  # for a session to end what it has started
+SESSION = ("-P", "-m", "skyward.runner.entry.session")  # -P: the node's files cannot be imported in its place
+_END_S = 3.0  # for a session to end the processes it has started
 _CHUNK = 1 << 18
 _INPUT_CHUNK = 1 << 16
-ERRORS, OUTPUT = 2, 1  # the streams of a command, by the numbers of their descriptors
+ERRORS, OUTPUT = 2, 1  # the streams of a command, by file descriptor
 _LOOKS, _LOOK_S = 5, 0.2
 _WATCH_S = 5.0
 _LAST_CHARS = 4000
 
 
 class NodeStream(Protocol):
-    """The standard streams of a session's program. What it started ends when its input ends, in whatever way."""
+    """The standard streams of a session's program, which ends everything it has started when its input ends."""
 
     def send(self, data: bytes) -> None:
-        """Write to its input; raises OSError when it has ended."""
+        """Write to its input; raise OSError if it has ended."""
         ...
 
     def received(self) -> Iterator[bytes]:
-        """Its output, until it ends or the node is lost."""
+        """Yield its output until it ends or the node is lost."""
         ...
 
     def said(self) -> str:
-        """What it wrote to standard error, once its output has ended."""
+        """Return what it wrote to standard error, once its output has ended."""
         ...
 
     def close(self) -> None:
-        """End it. Does nothing the second time."""
+        """End the program. Repeated calls do nothing."""
         ...
 
 
 class NodeAccess(ABC):
-    """A way into one node; leaving its `with` block ends the connection that it needs.
+    """Access to one node. As a context manager it closes its connection at the end.
 
     Args:
-        node: as `Provider.find` lists it.
-        title: what runs it.
-        close: ends the connection.
+        node: the node as `Provider.find` lists it.
+        title: the container or process that the node is.
+        close: closes the connection.
 
     Attributes:
-        pool, node: which node.
-        title: what runs it, such as "container skyward-1f2e-0".
-        cwd: its working directory where the operating system does not tell that of a process; "" if not known.
+        pool, node: the pool's identifier and the node's index.
+        title: the container or process that the node is, such as "container skyward-1f2e-0".
+        cwd: its working directory, if the operating system cannot report that of a process; "" if unknown.
     """
 
     def __init__(self, node: Resource, title: str, close: Callable[[], None] = lambda: None) -> None:
@@ -87,7 +87,7 @@ class NodeAccess(ABC):
 
     @abstractmethod
     def open_session(self) -> NodeStream:
-        """Start the program `skyward.runner.entry.session` in the node, with the Python that the runner has.
+        """Start the program `skyward.runner.entry.session` in the node, with the runner's Python interpreter.
 
         Raises:
             SkywardError: it cannot be started.
@@ -95,21 +95,21 @@ class NodeAccess(ABC):
 
     @abstractmethod
     def loss_reason(self) -> str:
-        """What has become of the node, to complete "Node 1 ..."; "" if it is there as far as can be known."""
+        """Return what has happened to the node, to complete "Node 1 ..."; "" if it is not known to be lost."""
 
     def close(self) -> None:
-        """End the connection; sessions that are open end with it."""
+        """Close the connection and with it all open sessions."""
         self._close()
 
 
 class ContainerAccess(NodeAccess):
-    """Into a container, through the engine that runs it.
+    """Access to a container, through the engine that runs it.
 
     Args:
-        node: as `Provider.find` lists it.
+        node: the node as `Provider.find` lists it.
         engine: the engine's address.
-        close: ends what leads to the engine.
-        loss_reason: what has become of the engine's machine; "" if it is not lost.
+        close: closes the connection to the engine.
+        loss_reason: returns what has happened to the engine's machine; "" if it is not lost.
     """
 
     def __init__(
@@ -123,27 +123,27 @@ class ContainerAccess(NodeAccess):
         self._id, self._engine, self._loss_reason = node["id"], engine, loss_reason
 
     def open_session(self) -> NodeStream:
-        """Start the program; raises EngineError if the engine refuses, EngineMissingError if it does not answer."""
+        """Start the program. Raises EngineError if the engine refuses, EngineMissingError if it does not answer."""
         stream = _ContainerStream(Execution(self._engine, self._id, (COMMAND[0], *SESSION)))
         threading.Thread(target=self._watch, args=(stream,), name="skyward-watch", daemon=True).start()
         return stream
 
     def _watch(self, stream: _ContainerStream) -> None:
-        """End a session whose engine is frozen or has lost its container, which the stream itself may not tell."""
+        """Close a session when the engine is frozen or has lost the container, which the stream itself may not show."""
         while not stream.closed.wait(_WATCH_S):
             try:
                 if runs(self._engine, self._id):
                     continue
             except SkywardError:
-                pass  # `loss_reason` says it
+                pass  # `loss_reason` reports it
             stream.closed.wait(_LOOK_S * _LOOKS)
             stream.close()
 
     def loss_reason(self) -> str:
-        """Whether the container, the engine or its machine is gone."""
+        """Return whether the container, the engine or its machine is lost, to complete "Node 1 ..."; "" if not."""
         if reason := self._loss_reason():
             return reason
-        for _ in range(_LOOKS):  # a container that is ending loses its programs one by one
+        for _ in range(_LOOKS):  # the programs of an ending container end one after another
             try:
                 if not runs(self._engine, self._id):
                     return self._loss_reason() or "has ended"
@@ -179,14 +179,14 @@ class _ContainerStream:
 
 
 class ProcessAccess(NodeAccess):
-    """Into a node that is a plain process of this machine and user.
+    """Access to a node that is a plain process of this machine and user.
 
     Args:
-        node: as `Provider.find` lists it.
+        node: the node as `Provider.find` lists it.
         pool: the directory of its pool.
 
     Raises:
-        ProviderError: it has ended.
+        ProviderError: the node has ended.
     """
 
     def __init__(self, node: Resource, pool: PoolDirectory) -> None:
@@ -199,23 +199,23 @@ class ProcessAccess(NodeAccess):
         self.cwd = str(directory / "work")
 
     def open_session(self) -> NodeStream:
-        """Start the program as a process of this one's interpreter."""
-        own = str(Path(__file__).parents[2])  # an editable install may not show in sys.path
+        """Start the program with the interpreter of this process."""
+        own = str(Path(__file__).parents[2])  # sys.path may not show an editable install
         paths = os.pathsep.join(filter(None, (own, os.environ.get("PYTHONPATH"))))
         return ProcessStream([sys.executable, *SESSION], {"PYTHONPATH": paths})
 
     def loss_reason(self) -> str:
-        """Whether its directory is gone, which its pool removes at its end."""
+        """Return "has ended" if the node's directory is gone, which its pool removes at the end."""
         return "" if self._directory.is_dir() else "has ended"
 
 
 class ProcessStream:
-    """The standard streams of a process that this one starts, in a session of its own: Ctrl-C is the client's alone.
+    """The standard streams of a child process, which has its own session so that Ctrl-C reaches only the client.
 
     Args:
         words: the command.
-        environment: variables beside this process's.
-        end_s: seconds that it has to end in, once its input is closed, before it is killed.
+        environment: variables in addition to those of this process.
+        end_s: seconds after the end of its input before it is killed.
     """
 
     def __init__(
@@ -271,8 +271,8 @@ class Ending:
     """How a command ended.
 
     Attributes:
-        status: its exit status; 128 and the number for a signal, as shells have it; 126 and 127 if it did not start.
-        text: why it did not start, in a sentence; "" if it did.
+        status: its exit status; 128 plus the signal's number, as in shells; 126 or 127 if it did not start. text: why
+            it did not start, as a sentence; "" if it did.
     """
 
     status: int
@@ -280,18 +280,18 @@ class Ending:
 
 
 class Program:
-    """A command that runs in a node, in the environment and the directory of calls. It ends when it is closed.
+    """A command that runs in a node, with the environment and directory of calls. It ends when the program is closed.
 
     Args:
-        access: the way into the node.
-        argv: the command, without a shell between; none for a shell.
-        on_output: is given a stream (1 or 2) and what was written to it, in a thread of its own; while it does not
-            return the command has to wait. What it raises closes the program, and `wait` raises it.
-        size: rows and columns of its terminal; None if it gets none, and separate streams.
+        access: access to the node.
+        argv: the command, run without a shell; empty to start a shell.
+        on_output: called with a stream (1 or 2) and data written to it, in a separate thread; the command is blocked
+            until it returns. Its exceptions close the program, and `wait` raises them.
+        size: rows and columns of its terminal; None for separate streams without a terminal.
         env: variables in addition to those of calls.
 
     Raises:
-        SkywardError: there is no way in.
+        SkywardError: the node cannot be accessed.
     """
 
     def __init__(
@@ -318,7 +318,7 @@ class Program:
         threading.Thread(target=self._read, name="skyward-program", daemon=True).start()
 
     def write(self, data: bytes) -> bool:
-        """Give it input; blocks while it takes none. False when it has ended."""
+        """Write to its input; block while it does not read. Return False if it has ended."""
         left = memoryview(data)
         while left:
             with self._news:
@@ -332,7 +332,7 @@ class Program:
         return True
 
     def end_input(self) -> None:
-        """Tell it that there is no more input; in a terminal, as Ctrl-D does."""
+        """Close its input; in a terminal, as Ctrl-D does."""
         self._send(encode(Kind.END))
 
     def resize(self, rows: int, columns: int) -> None:
@@ -340,11 +340,11 @@ class Program:
         self._send(encode_json(Kind.SIZE, [rows, columns]))
 
     def signal(self, number: int) -> None:
-        """Send a signal to the command and those with it."""
+        """Send a signal to the command's process group, or to the foreground one of its terminal."""
         self._send(encode_json(Kind.SIGNAL, int(number)))
 
     def at_end(self, action: Callable[[], None]) -> None:
-        """Have something done when it has ended, in whatever way; at once if it has."""
+        """Call `action` when the command has ended for whatever reason; at once if it has."""
         with self._news:
             if not self._over:
                 self._at_end.append(action)
@@ -352,10 +352,10 @@ class Program:
         action()
 
     def wait(self) -> Ending:
-        """Block until it has ended.
+        """Block until the command has ended.
 
         Raises:
-            WireError: the connection, or the node, is gone, or has ended the command; says which.
+            WireError: the connection or the node was lost, or the command was ended; the message says which.
         """
         with self._news:
             self._news.wait_for(lambda: self._over)
@@ -365,18 +365,18 @@ class Program:
         return self._ending
 
     def close(self) -> None:
-        """End it with everything that it has started. Does nothing the second time."""
+        """End the command and everything it has started. Repeated calls do nothing."""
         self._closed = True
         self._stream.close()
         with self._news:
             self._news.wait_for(lambda: self._over, timeout=2.0)
 
     def _send(self, frame: bytes) -> None:
-        with suppress(OSError, ValueError), self._sending:  # it has ended, which the reader finds out
+        with suppress(OSError, ValueError), self._sending:  # it has ended, which the reader detects
             self._stream.send(frame)
 
     def _read(self) -> None:
-        """Handle what comes from the node (a thread of its own)."""
+        """Handle data from the node (in a separate thread)."""
         decoder = Decoder()
         try:
             for data in self._stream.received():

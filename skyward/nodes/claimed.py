@@ -1,8 +1,8 @@
-"""Nodes whose program waits for its client (`skyward.runner.entry.claimed`): claimed, started, reached, ended.
+"""Nodes whose program waits for its client (`skyward.runner.entry.claimed`): claiming, starting, reaching, ending them.
 
-Tasks of a swarm, jobs of Slurm and pods of Kubernetes are such nodes. They differ in how a socket leads there, and in
-who knows how one has ended. Client and program know each other by certificates that the client makes for one pool:
-self-signed, known as a whole to the other side, and never reused.
+Swarm tasks, Slurm jobs and Kubernetes pods are such nodes. They differ in how a socket reaches them, and in who knows
+how one has ended. Client and program authenticate each other by certificates that the client creates for one pool:
+self-signed, pinned by the other side, and never reused.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 DIAL_S = 5.0
 _END_S = 10.0
 _LINE_BYTES = 4096
-_BACK = timedelta(days=1)  # clocks differ
-_VALID = timedelta(days=3650)  # the pool may last; the keys are deleted with it
+_BACK = timedelta(days=1)  # allows for differing clocks
+_VALID = timedelta(days=3650)  # maximum age of the pool; its keys are deleted with it
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A program that waits, and this client's connection to it.
+    """A waiting program, and this client's connection to it.
 
     Attributes:
-        session: the connection by which this client has claimed it.
-        channel: what names its TLS certificate, for the handshakes inside.
-        free_port: a port on its machine that nobody uses.
-        busy: whether another connection had claimed it before; then this one may only end it.
+        session: the connection through which this client has claimed it.
+        channel: identifier of its TLS certificate, for the handshakes inside.
+        free_port: an unused port on its machine.
+        busy: whether another connection had claimed it before; this one may then only end it.
     """
 
     session: socket.socket = field(repr=False)
@@ -51,11 +51,11 @@ class Claim:
 
 
 class Claimed(Protocol):
-    """A task, job or pod of a pool, whose program waits to become a node or is one."""
+    """A task, job or pod of a pool, whose program is a node or waits to become one."""
 
     @property
     def machine(self) -> str:
-        """Name of the machine that it is on."""
+        """Name of the machine it runs on."""
 
     @property
     def address(self) -> str:
@@ -67,21 +67,21 @@ class Claimed(Protocol):
 
 
 class ClaimingAllocation(Protocol):
-    """What `ClaimedHost` needs of an allocation."""
+    """The part of an allocation that `ClaimedHost` uses."""
 
     def start(self, host: ClaimedHost[Any], launch: Launch) -> RunnerNode:
-        """Make what a host stands for the node."""
+        """Start the node on a host's task, job or pod."""
 
 
 C = TypeVar("C", bound=Claimed)
 
 
 class ClaimedHost(Generic[C]):
-    """The machine that a task, job or pod is on, as the host of one node. Which one is known after `prepare`.
+    """The machine of a task, job or pod, as the host of one node. It is known once `prepare` has run.
 
     Attributes:
-        allocation: the pool's.
-        claimed: the task, job or pod, after `prepare`.
+        allocation: the pool's allocation.
+        claimed: the task, job or pod; set by `prepare`.
         process: its runner, once it is a node.
     """
 
@@ -91,7 +91,7 @@ class ClaimedHost(Generic[C]):
 
     @property
     def name(self) -> str:
-        """The machine's name, as the swarm or the cluster has it."""
+        """The machine's name in the swarm or cluster."""
         return self._known.machine
 
     @property
@@ -100,16 +100,16 @@ class ClaimedHost(Generic[C]):
         return self._known.address
 
     def claim_port(self) -> int:
-        """A port there on which nobody listened when its program was claimed."""
+        """Return a port there on which nothing was listening when the program was claimed."""
         claim = self._known.claim
         assert claim
         return claim.free_port
 
     def start(self, launch: Launch) -> RunnerNode:
-        """Make its program the node.
+        """Turn the host's program into the node.
 
         Raises:
-            ProviderError: it has ended.
+            ProviderError: the program has ended.
         """
         return self.allocation.start(self, launch)
 
@@ -120,14 +120,14 @@ class ClaimedHost(Generic[C]):
 
 
 def identities(provider: str, pool: str, count: int) -> tuple[list[Identity], list[Identity]]:
-    """The client's identity towards each of so many programs that wait for it, and each program's, in the same order.
+    """Return the client's identity towards each of `count` waiting programs, and each program's, in the same order.
 
-    The client has one certificate, and each program its own, so that one cannot pose as another.
+    The client has one certificate, and each program its own, so that no program can impersonate another.
 
     Args:
-        provider: name of the provider's class, for errors.
+        provider: name of the provider's class, for error messages.
         pool: identifier of the pool.
-        count: of the programs.
+        count: number of programs.
 
     Raises:
         ConfigError: the package cryptography is not installed.
@@ -142,12 +142,12 @@ def identities(provider: str, pool: str, count: int) -> tuple[list[Identity], li
 
 
 def new_certificate(name: str, *, user: str, extra: str) -> tuple[str, str]:
-    """A self-signed certificate, and its private key; both PEM.
+    """Create a self-signed certificate; return it and its private key, both in PEM.
 
     Args:
         name: its common name.
-        user: what makes it, for the error.
-        extra: the extra of skyward that brings the library.
+        user: what needs the certificate, for the error message.
+        extra: skyward's extra that installs the library.
 
     Raises:
         ConfigError: the package cryptography is not installed.
@@ -182,10 +182,10 @@ def new_certificate(name: str, *, user: str, extra: str) -> tuple[str, str]:
 
 
 def dial_program(address: str, port: int, connection: SshConnection | None) -> socket.socket:
-    """A connected socket to a program that listens for its client: directly, or through an SSH connection.
+    """Return a socket connected to a program that listens for its client, directly or through an SSH connection.
 
     Raises:
-        OSError: nothing listens there, or it cannot be reached.
+        OSError: nothing is listening there, or it cannot be reached.
     """
     if connection is None:
         sock = socket.create_connection((address, port), timeout=DIAL_S)
@@ -202,15 +202,15 @@ def dial_program(address: str, port: int, connection: SshConnection | None) -> s
 
 
 def claim(sock: socket.socket, context: ssl.SSLContext, name: str) -> Claim | None:
-    """Claim the program that a socket leads to; None if it does not answer yet.
+    """Claim the program at the other end of a socket; return None if it does not answer yet.
 
     Args:
-        sock: leads to it; closed if it cannot be claimed.
-        context: this client's identity towards it.
-        name: of the thread that serves the connection.
+        sock: socket to the program; closed if the program cannot be claimed.
+        context: TLS context with this client's identity towards it.
+        name: name of the thread that serves the connection.
 
     Raises:
-        ssl.SSLCertVerificationError: another program listens there.
+        ssl.SSLCertVerificationError: another program is listening there.
     """
     try:
         tls = context.wrap_socket(sock)
@@ -232,12 +232,12 @@ def claim(sock: socket.socket, context: ssl.SSLContext, name: str) -> Claim | No
 def claim_at(
     dial: Callable[[int], socket.socket], ports: Iterable[int], context: ssl.SSLContext, name: str
 ) -> tuple[Claim, int] | None:
-    """Claim the program that listens at one of these ports, the first that is free; None if it does not answer yet."""
+    """Claim the program on the first of these ports that it could get; return None if it does not answer yet."""
     for port in ports:
         try:
             found = claim(dial(port), context, name)
         except ssl.SSLCertVerificationError:
-            continue  # another program has this port; ours took the next one
+            continue  # another program has this port; the node's took the next one
         except (OSError, ProviderError):
             return None
         return None if found is None else (found, port)
@@ -247,17 +247,17 @@ def claim_at(
 def open_through(
     dial: Callable[[], socket.socket], context: ssl.SSLContext, address: str, *, where: str, name: str
 ) -> socket.socket:
-    """A socket that leads, encrypted, to an address that a node's runner has announced.
+    """Return a socket that leads, encrypted, to an address that a node's runner has announced.
 
     Args:
-        dial: gives a socket to the node's program.
-        context: this client's identity towards it.
-        address: what the runner has announced.
-        where: the same in words, for errors.
-        name: of the thread that serves the connection.
+        dial: opens a socket to the node's program.
+        context: TLS context with this client's identity towards it.
+        address: the announced address.
+        where: description of the address for error messages.
+        name: name of the thread that serves the connection.
 
     Raises:
-        WireError: nothing listens there any more.
+        WireError: nothing is listening there any more.
     """
     sock = None
     try:
@@ -276,22 +276,22 @@ def open_through(
 
 
 def end(session: socket.socket, how: str) -> None:
-    """Have a claimed program end at once, whatever it does: RESTART where another is to be started for it, or STOP."""
-    with suppress(OSError):  # it has ended
+    """Tell a claimed program to end at once: with RESTART if another is to be started in its place, else with STOP."""
+    with suppress(OSError):  # it has ended already
         session.sendall(f"{json.dumps({'do': how})}\n".encode())
         session.shutdown(socket.SHUT_WR)
 
 
 class ClaimedProcess(ABC):
-    """A runner in a program that was claimed.
+    """A runner in a claimed program.
 
     Args:
-        launch: what it is to be.
-        claim: the program.
-        title: what it is, for messages, such as "task 1f2e on stand1".
+        launch: the node to start.
+        claim: the claimed program.
+        title: a name for messages, such as "task 1f2e on stand1".
 
     Attributes:
-        ending: what it is told in the end.
+        ending: the command that ends it, STOP or RESTART.
 
     Raises:
         ProviderError: the program has ended.
@@ -313,34 +313,34 @@ class ClaimedProcess(ABC):
 
     @abstractmethod
     def dial(self, address: str) -> socket.socket:
-        """A socket that leads, encrypted, to an address that the runner announced."""
+        """Return an encrypted socket to an address that the runner announced."""
 
     @abstractmethod
     def how_lost(self) -> Exit:
-        """What is known of a program that has ended without telling how."""
+        """Return what is known about the end of a program that has not reported its exit status."""
 
     def how_exited(self, code: int) -> Exit:
-        """How it ended, from the exit status that it has told."""
+        """Return how it ended, from the exit status it reported."""
         return exit_of(code)
 
     def is_unreachable(self) -> bool:
-        """Whether what leads there is gone, so that nobody need wait for its answer."""
+        """Return whether the connection to it is lost, so that waiting for an answer is useless."""
         return False
 
     @property
     def is_lost(self) -> bool:
-        """Whether it has not told its end, as one on a machine that is gone."""
+        """Whether it has ended without reporting an exit status, or has not ended."""
         return self._code is None
 
     def output(self) -> Iterator[bytes]:
-        """What the runner prints; its exit status comes last."""
+        """Yield the runner's output; its exit status arrives last."""
         try:
             yield from self._messages()
         finally:
             self._ended.set()
 
     def wait(self, timeout_s: float) -> Exit | None:
-        """How the runner ended, None if it still runs after `timeout_s`."""
+        """Return how the runner ended, None if it still runs after `timeout_s`."""
         if not self._ended.wait(timeout_s):
             return None
         return self.how_lost() if self._code is None else self.how_exited(self._code)
@@ -349,7 +349,7 @@ class ClaimedProcess(ABC):
         """End the runner at once."""
         end(self._session, self.ending)
         self._ended.wait(0 if self.is_unreachable() else _END_S)
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # it has ended already
             self._session.shutdown(socket.SHUT_RDWR)
         self._ended.wait(_END_S)
         self._session.close()
@@ -366,7 +366,7 @@ class ClaimedProcess(ABC):
 
 
 def _line(tls: ssl.SSLSocket) -> str:
-    """The first line of a program's answer; it says no more before it is answered."""
+    """Read the first line of a program's answer, byte by byte: it sends no more before the client replies."""
     said = b""
     while not said.endswith(b"\n") and len(said) < _LINE_BYTES:
         data = tls.recv(1)

@@ -1,4 +1,4 @@
-"""Nodes as containers that a pool starts, on the Docker engine of this or another machine."""
+"""Nodes as containers started by a pool, on the Docker engine of this or another machine."""
 
 from __future__ import annotations
 
@@ -22,54 +22,55 @@ from skyward.system import socket, threading, time
 from skyward.system.futures import ThreadPoolExecutor
 
 POOL, NODE, OWNER, OWNER_ID = "skyward.pool", "skyward.node", "skyward.owner", "skyward.owner-id"
-RUN_DIR = "/run/skyward"  # where a container sees its node's directory
+RUN_DIR = "/run/skyward"  # the node's directory, as containers see it
 COMMAND = ("/opt/venv/bin/python", "-m", "skyward.runner")
 _log = logging.getLogger(__name__)
-_DISMISSED_S = 3.0  # how long a node may take to end when it is told to
+_DISMISSED_S = 3.0  # how long a dismissed node may take to end
 _LOOK_S = 0.05
-_FIRST_LOOK_S = 3.0  # after that, an engine without news of a container is asked whether it is frozen
+_FIRST_LOOK_S = 3.0  # after that, an engine that has reported nothing about a container is checked for being frozen
 _GIB = 1024**3
 
 
 def owner_labels(owner: ProcessId) -> dict[str, str]:
-    """Labels, or annotations, that tell whose something is."""
+    """Return labels, or annotations, that identify the owner of a resource."""
     return {USER: current_user(), OWNER: owner.for_people, OWNER_ID: owner.text}
 
 
 class RunDirectory(Protocol):
-    """A node's run directory, on this or another machine."""
+    """The run directory of a node, on this or another machine."""
 
     @property
     def path(self) -> PurePath:
-        """Where it is on that machine."""
+        """Its path on that machine."""
         ...
 
     def dial(self, address: str) -> socket.socket:
-        """A connected socket to an address that the node announced."""
+        """Return a socket connected to an address that the node announced."""
         ...
 
     def remove(self) -> None:
-        """Remove the directory; nothing happens if it is gone."""
+        """Remove the directory; does nothing if it does not exist."""
         ...
 
     def is_lost(self) -> bool:
-        """Whether its machine is lost, so that nothing can be asked or removed there."""
+        """Return whether its machine is lost, so that nothing can be done there."""
         ...
 
     def loss_reason(self) -> str:
-        """What has become of its machine, to complete "Node 1 ..."; "" if it is not lost."""
+        """Return what has happened to its machine, to complete "Node 1 ..."; "" if it is not lost."""
         ...
 
 
 class PoolContainers:
-    """The containers of a pool on one engine: starts them, watches for their ends, and starts none in a pool that ends.
+    """The containers of a pool on one engine. Starts and watches them; once the pool is ending, none can be started.
 
     Args:
         pool: identifier of the pool.
         engine: the engine.
-        rights: the user and the capabilities of their programs.
+        rights: the user and the capabilities that their programs have.
         client: user and group id of this client on the engine's machine.
-        keep: writes a small file that containers can mount, on the engine's machine, until the pool ends; its path.
+        keep: writes a small file on the engine's machine, which containers can mount until the pool ends; returns its
+            path.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class PoolContainers:
         self._images: dict[str, _ImageSettings] = {}
         self._gate = threading.Condition()
         self._starts, self._closed = 0, False
-        self.ids: dict[int, str] = {}  # of the last container of each node
+        self.ids: dict[int, str] = {}  # of each node's latest container
         self.watch: Watch = engine.watch({POOL: pool})
 
     def start(
@@ -96,16 +97,16 @@ class PoolContainers:
 
         Args:
             launch: what to start.
-            make_directory: makes the node's run directory for the user whose number it is given, to whom it is to
-                belong; None where only the image knows the number, or this client may not give files away.
-            gpus: the node's, by their number or their indexes.
+            make_directory: creates the node's run directory, owned by the user number it is passed; None if only the
+                image knows that number, or this client may not change the owner of files.
+            gpus: GPUs of the node: their number, or their indexes.
             labels: further labels.
-            machine_bytes: memory of the engine's machine, where that is another one.
+            machine_bytes: memory of the engine's machine, if that is another machine.
 
         Raises:
-            EngineError: the engine refuses; nothing is left.
-            ProviderError: the launch names no image.
-            ImageError: the engine has another image by its name than the one that was delivered.
+            EngineError: the engine refused; nothing is left behind.
+            ProviderError: the launch has no image.
+            ImageError: the engine's image of that name is not the one that was delivered.
             PoolClosedError: the pool is ending.
         """
         with self._starting():
@@ -121,7 +122,7 @@ class PoolContainers:
 
     @contextmanager
     def _starting(self) -> Iterator[None]:
-        """Around each start: closing waits for starts under way, and no other begins after it."""
+        """Guard a start: closing waits for starts in progress and prevents further ones."""
         with self._gate:
             if self._closed:
                 raise PoolClosedError(f"Pool {self.pool} is ending; no node of it can be started.")
@@ -171,16 +172,16 @@ class PoolContainers:
         )
 
     def shut(self) -> None:
-        """Let no further container be started, and wait for those being made."""
+        """Prevent further starts, and wait for those in progress."""
         with self._gate:
             self._closed = True
             self._gate.wait_for(lambda: self._starts == 0, timeout=30)
 
     def close(self) -> None:
-        """Remove all containers of the pool, and stop watching.
+        """Remove all containers of the pool, and stop watching them.
 
         Raises:
-            EngineError: the engine is gone or refuses.
+            EngineError: the engine cannot be reached or refused.
         """
         self.shut()
         with ExitStack() as last:
@@ -189,19 +190,19 @@ class PoolContainers:
             remove_all(self.engine, self.pool)
 
     def let_go(self) -> None:
-        """Leave all containers running, and stop watching."""
+        """Keep all containers running, and stop watching them."""
         self.shut()
         self.watch.close()
         self.engine.close_idle()
 
     def _owner_of(self, launch: Launch) -> int | None:
-        """The number of the user to whom a node's directory is to belong; see `start`."""
+        """Return the number of the user that is to own a node's directory; see `start`."""
         number = self._settings_of(launch).runs_as.partition(":")[0]
         known = number.isdecimal() and (self._client[0] == 0 or int(number) == self._client[0])
         return int(number) if known else None
 
     def _settings_of(self, launch: Launch) -> _ImageSettings:
-        """How containers of a launch's image are run; the engine is asked once."""
+        """Return how containers of a launch's image are run; the engine is queried once per image."""
         image = launch.image
         if image is None:
             raise ProviderError(
@@ -220,7 +221,7 @@ class PoolContainers:
                 runs_as = user or config["User"]
                 self._images[image] = _ImageSettings(
                     reference=image,
-                    # an empty one: at / every top-level directory would be importable as a package
+                    # a directory that is empty: in / every top-level directory would be importable as a package
                     working_dir=config.get("WorkingDir") or WORK_DIR,
                     user=user,
                     runs_as=runs_as,
@@ -229,8 +230,8 @@ class PoolContainers:
             return self._images[image]
 
     def _check_image(self, launch: Launch, tag: str) -> None:
-        """Compare the engine's image with the one that was delivered."""
-        from skyward.builder.store import facts_of, is_known, known_contents  # sky.Local() never loads the builder
+        """Raise ImageError if the engine's image is not the one that was delivered."""
+        from skyward.builder.store import facts_of, is_known, known_contents  # not loaded for sky.Local()
 
         found = self.engine.image(tag)
         if found and known_contents(tag) and not is_known(tag, facts_of(found)):
@@ -241,7 +242,7 @@ class PoolContainers:
             )
 
     def _accounts(self, image: str, user: str) -> Path | None:
-        """A list of accounts for a user number that the image has none for, because many libraries look it up."""
+        """Write a list of accounts with this user number if the image has none for it: many libraries look it up."""
         uid, _, gid = user.partition(":")
         if not uid.isdecimal() or int(uid) in (0, ACCOUNT_ID):
             return None
@@ -258,11 +259,11 @@ class _ImageSettings:
     """How containers of an image are run.
 
     Attributes:
-        reference: of the image.
-        working_dir: where they start.
-        user: the user to run their programs as, None for the user that the image names.
-        runs_as: the user that they run as.
-        accounts: file to mount over the image's list of accounts, None for its own.
+        reference: the image's reference.
+        working_dir: their working directory.
+        user: the user to run their programs as; None for the user set in the image.
+        runs_as: the user that they actually run as.
+        accounts: file to mount over the image's list of accounts; None to use the image's.
     """
 
     reference: str
@@ -280,12 +281,12 @@ def user_of(
     mounts: bool = False,
     rootless: bool = False,
 ) -> str | None:
-    """The user that a container's programs run as, None for the user that its image names.
+    """Return the user that a container's programs run as; None for the user set in its image.
 
-    Where neither caller nor image names one, it is the client's own user, so that files in shared directories belong to
-    them. Where that is root, or nothing is shared, it is the user of skyward's images. Mounting file systems takes
-    root: fusermount3 helps other users only where the machine lets them open /dev/fuse. An engine that the client
-    runs without root gives containers other users than it has: only their root is the client's user.
+    If neither the caller nor the image names one, it is the client's own user, who then owns files in shared
+    directories; if that is root, or nothing is shared, it is the user of skyward's images. Mounting file systems
+    requires root: fusermount3 serves other users only if the machine lets them open /dev/fuse. In containers of a
+    rootless engine users are mapped: only root in the container is the client's user.
     """
     if rights.user is not None:
         return rights.user
@@ -300,29 +301,29 @@ def user_of(
 def adopted(
     containers: Callable[[], PoolContainers], launch: Launch, container_id: str, directory: RunDirectory, agent: str
 ) -> RunnerNode:
-    """A node whose container an earlier client has started, whether or not it still runs. Asks no engine."""
-    # what it prints does not concern this client
+    """Return a node whose container an earlier client has started, running or not. Sends no request to the engine."""
+    # its output goes to the client that started it
     process = ContainerProcess(containers, container_id, lambda: iter(()), launch.name, directory)
     return RunnerNode(launch, process, agent, _readable(directory))
 
 
 def _readable(directory: RunDirectory) -> Path | None:
-    """A run directory that is on this machine."""
+    """Return the path of a run directory on this machine, None if it is elsewhere."""
     return directory.path if isinstance(directory.path, Path) else None
 
 
 class ContainerProcess:
-    """A runner in its container.
+    """A runner in a container.
 
     Args:
-        containers: gives those of the pool, where its engine is needed.
+        containers: returns the pool's containers; called when their engine is needed.
         container_id: of the container.
-        output: what the container prints.
-        name: of the node.
+        output: reads the container's output.
+        name: name of the node.
         directory: its run directory.
     """
 
-    channel = b""  # unix sockets; to another machine SSH's, see SECURITY.md
+    channel = b""  # no TLS: unix sockets, and SSH to other machines, see SECURITY.md
 
     def __init__(
         self,
@@ -337,11 +338,11 @@ class ContainerProcess:
         self.title = f"container {name}"
 
     def dial(self, address: str) -> socket.socket:
-        """A connected socket to an address that the runner announced."""
+        """Return a socket connected to an address that the runner announced."""
         return self._directory.dial(address)
 
     def wait(self, timeout_s: float) -> Exit | None:
-        """How the container ended, None if it still runs after `timeout_s`, or at once where the engine is frozen."""
+        """Return how the container ended; None if it still runs after `timeout_s`, or the engine is frozen."""
         ending = self._containers().watch.ending(self._id, min(timeout_s, _FIRST_LOOK_S))
         if ending is None and timeout_s > _FIRST_LOOK_S and not self._containers().engine.is_frozen():
             ending = self._containers().watch.ending(self._id, timeout_s - _FIRST_LOOK_S)
@@ -353,14 +354,14 @@ class ContainerProcess:
         return exit_of(ending.code, oom=ending.oom)
 
     def end(self) -> None:
-        """End the container at once, wait until it is gone, and remove the node's directory."""
+        """Kill the container, wait until it has ended, and remove the node's directory."""
         if not self._directory.is_lost():
             self._containers().engine.remove(self._id)
         self._directory.remove()
 
 
 def remove_all(engine: Engine, pool: str) -> None:
-    """Remove all containers of a pool, several at a time; the first failure is raised when all have been tried."""
+    """Remove all containers of a pool, several at a time; raise the first failure when all have been tried."""
     found = engine.containers(f"{POOL}={pool}")
     if not found:
         return
@@ -374,7 +375,7 @@ def remove_all(engine: Engine, pool: str) -> None:
 
 
 def dismiss_all(engine: Engine, pool: str) -> None:
-    """Remove all containers of another client's pool, with an exit status by which it does not replace them."""
+    """Remove all containers of another client's pool, with an exit status that prevents their replacement."""
     for container in engine.containers(f"{POOL}={pool}", state="running"):
         engine.signal(container["Id"], DISMISS)
     deadline = time.monotonic() + _DISMISSED_S
@@ -384,7 +385,7 @@ def dismiss_all(engine: Engine, pool: str) -> None:
 
 
 def describe(found: Sequence[Mapping[str, Any]], host: str = "") -> list[Resource]:
-    """Containers of pools as an engine lists them, in the form of `Provider.find`."""
+    """Return containers of pools, as listed by an engine, in the format of `Provider.find`."""
     resources = [
         Resource(
             pool=each["Labels"][POOL],

@@ -1,8 +1,8 @@
-"""The client's own machine as the host of one pool's nodes: its ports, what it can run, its GPUs.
+"""The client's machine as the host of one pool's nodes: its ports, the platforms it can run, its GPUs.
 
-The port of a pool's head is claimed, so that no two pools on one machine get the same: the client binds the UDP port of
-the same number on loopback. That works across processes and users, and the kernel releases it when the client ends,
-however it ends.
+The head's port is claimed so that no two pools on one machine get the same one: the client binds the UDP port with the
+same number on loopback. This works across processes and users, and the kernel releases the port when the client ends
+for whatever reason.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from skyward.runner.config import GPUS_VAR
 from skyward.system import socket, threading
 
 _LOWEST, _HIGHEST = 10_000, 65_535
-_TRIES = 50  # ports chosen at random, before all are tried in order
+_TRIES = 50  # ports chosen at random before all are tried in order
 _TAKEN = (errno.EADDRINUSE, errno.EACCES)
 _CHUNK = 1 << 18
 _ENTRY = 0x400000
-# per platform its number in the ELF format, and machine code that ends a process with exit status 0
+# by platform: its machine number in ELF, and machine code that exits with status 0
 _EXITS = {
     "linux/amd64": (62, bytes.fromhex("31ff b83c000000 0f05")),
     "linux/arm64": (183, bytes.fromhex("000080d2 a80b80d2 010000d4")),
@@ -41,16 +41,16 @@ _EXITS = {
 
 
 class LocalHost:
-    """The client's own machine, for one pool: its run directory, the port of its head, and what starts its nodes.
+    """The client's machine, for one pool: the pool's run directory, the port of its head, and the start of its nodes.
 
     Args:
         pool: identifier of the pool.
-        base: where its run directory is made.
-        start: starts a node in the pool's directory.
-        name: that of a pool which may be kept; None where the pool has none.
+        base: parent of the run directory.
+        start: starts a node, given the pool's directory.
+        name: the name under which the pool may be kept; None if it has none.
 
     Raises:
-        ProviderError: the directory cannot be made.
+        ProviderError: the directory cannot be created.
     """
 
     address = "127.0.0.1"  # all nodes are on this machine
@@ -69,18 +69,18 @@ class LocalHost:
         return socket.gethostname()
 
     def claim_port(self) -> int:
-        """A port that no other pool on this machine gets until this one is released or claims another."""
+        """Return a port that no other pool on this machine gets until it is released or replaced by another call."""
         earlier, self._port = self._port, claim_port()
         if earlier is not None:
-            earlier.release()  # that of a head that has been replaced
+            earlier.release()  # the port of a head that has been replaced
         return self._port.port
 
     def start(self, launch: Launch) -> RunnerNode:
         """Start a node.
 
         Raises:
-            EngineError: the engine refuses; nothing is left.
-            NodeStartError: its process could not be started.
+            EngineError: the engine refused; nothing is left behind.
+            NodeStartError: the node's process could not be started.
         """
         return self._start(launch, self.directory)
 
@@ -90,16 +90,16 @@ class LocalHost:
         self.directory.remove()
 
     def let_go(self) -> None:
-        """Release the port; the directory stays, for the next client."""
+        """Release the port, and keep the directory for the next client."""
         if self._port is not None:
             self._port.release()
 
 
 class PortClaim:
-    """A TCP port that is free now and that no other claim names until this one is released.
+    """A TCP port that is free now, and that no other claim gets until this one is released.
 
     Attributes:
-        port: the number.
+        port: the port number.
     """
 
     def __init__(self, port: int, holder: socket.socket) -> None:
@@ -107,18 +107,18 @@ class PortClaim:
         self._holder = holder
 
     def release(self) -> None:
-        """Release the port; nothing happens the second time."""
+        """Release the port. Repeated calls do nothing."""
         self._holder.close()
 
 
 def claim_port() -> PortClaim:
-    """Claim a free TCP port of this machine outside the range from which the kernel hands out ports of its own.
+    """Claim a free TCP port of this machine outside the kernel's range of ephemeral ports.
 
     Raises:
         ProviderError: no port could be found.
     """
     candidates = _candidates()
-    # unpredictable, and independent of user code that seeds `random`; a shuffle of all of them would take 0.1 s
+    # unpredictable, and independent of user code that seeds `random`; shuffling all of them would take 0.1 s
     chosen = random.SystemRandom()
     first, start = chosen.sample(candidates, min(_TRIES, len(candidates))), chosen.randrange(len(candidates))
     for port in chain(first, candidates[start:], candidates[:start]):
@@ -138,9 +138,9 @@ def _candidates(setting: Path = Path("/proc/sys/net/ipv4/ip_local_port_range")) 
     try:
         low, high = map(int, setting.read_text().split())
     except OSError:
-        low, high = 49_152, 65_535  # the range registered for that purpose
+        low, high = 49_152, 65_535  # the registered range of ephemeral ports
     outside = [*range(_LOWEST, low), *range(high + 1, _HIGHEST + 1)]
-    return outside or list(range(_LOWEST, _HIGHEST + 1))  # a machine may give the kernel everything
+    return outside or list(range(_LOWEST, _HIGHEST + 1))  # a machine may assign all ports to the kernel
 
 
 def _hold(port: int) -> socket.socket | None:
@@ -154,7 +154,7 @@ def _hold(port: int) -> socket.socket | None:
 
 
 def _bindable(port: int) -> bool:
-    """Whether a TCP server could have the port on every interface."""
+    """Return whether a TCP server could bind the port on every interface."""
     for family in (socket.AF_INET, socket.AF_INET6):
         try:
             with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -163,18 +163,19 @@ def _bindable(port: int) -> bool:
                 probe.bind(("", port))
         except OSError as error:
             if family == socket.AF_INET or error.errno in _TAKEN:
-                return False  # a machine without IPv6 fails in other ways, and that does not matter
+                return False  # other errors mean that the machine lacks IPv6, which does not matter
     return True
 
 
 class PortForward:
-    """A port here that leads to one elsewhere, until it is closed. Nobody but this machine's users reaches it.
+    """A local port whose connections are forwarded elsewhere until it is closed. Only users of this machine can reach
+    it.
 
     Args:
-        dial: makes the connection for each one that comes; one that it cannot make ends the one that came.
+        dial: opens the remote connection for each local one; if it fails, the local connection is closed.
 
     Attributes:
-        port: its number, one that was free.
+        port: its number, chosen among the free ones.
     """
 
     def __init__(self, dial: Callable[[], socket.socket]) -> None:
@@ -186,7 +187,7 @@ class PortForward:
         threading.Thread(target=self._accept, name=f"forward {self.port}", daemon=True).start()
 
     def close(self) -> None:
-        """Close the port, and end the connections that lead through it. Does nothing the second time."""
+        """Close the port, and all connections through it. Repeated calls do nothing."""
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes `accept`
         self._listener.close()
@@ -204,13 +205,13 @@ class PortForward:
             threading.Thread(target=self._serve, args=(near,), name=f"forward {self.port} in", daemon=True).start()
 
     def _serve(self, near: socket.socket) -> None:
-        """Connect, and pass on what comes from here (a thread of each connection)."""
+        """Open the remote connection and copy in both directions (one thread per connection)."""
         with near:
             near.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             try:
                 far = self._dial()
             except (OSError, SkywardError):
-                return  # the one that has connected to this port finds out, and connects again if it wants to
+                return  # the local end sees a closed connection, and may connect again
             with far:
                 with self._lock:
                     self._open |= {near, far}
@@ -223,7 +224,7 @@ class PortForward:
 
 
 def _copy(source: socket.socket, target: socket.socket) -> None:
-    """Pass on what comes from one socket until it ends, then end the direction; an error ends both."""
+    """Copy from one socket to the other until the data ends, and close that direction; after an error close both."""
     space = memoryview(bytearray(_CHUNK))
     try:
         while count := source.recv_into(space):
@@ -239,11 +240,11 @@ def _end(sock: socket.socket) -> None:
         sock.shutdown(socket.SHUT_RDWR)
 
 
-# what it can run -----------------------------------------------------------------------------------------------------
+# CPUs, memory and platform -------------------------------------------------------------------------------------------
 
 
 def check_cpus(engine: Engine, cpus: float) -> None:
-    """Raise ProviderError if the engine's machine has fewer processors than each node is to have."""
+    """Raise ProviderError if the engine's machine has fewer processors than each node needs."""
     present = int(engine.info.get("NCPU") or 0)
     if present and cpus > present:
         raise ProviderError(
@@ -253,7 +254,7 @@ def check_cpus(engine: Engine, cpus: float) -> None:
 
 
 def check_memory(engine: Engine, memory_gb: float) -> None:
-    """Raise ProviderError if the engine's machine has less memory (GiB) than each node is to have."""
+    """Raise ProviderError if the engine's machine has less memory (GiB) than each node needs."""
     present = int(engine.info.get("MemTotal") or 0) / 1024**3
     if present and memory_gb > present:
         raise ProviderError(
@@ -263,7 +264,7 @@ def check_memory(engine: Engine, memory_gb: float) -> None:
 
 
 def check_platform(platform: str) -> None:
-    """Raise ProviderError if this machine runs no programs of a platform, by itself or by emulation."""
+    """Raise ProviderError if this machine runs no programs of a platform, neither natively nor by emulation."""
     own = platform_of(None)
     if platform == own or runs(platform) is not False:
         return
@@ -275,11 +276,12 @@ def check_platform(platform: str) -> None:
 
 
 def runs(platform: str) -> bool | None:
-    """Whether the kernel starts a program of a platform; None where that cannot be tried.
+    """Return whether the kernel starts programs of a platform; None if that cannot be tried.
 
-    What is registered with binfmt_misc cannot be read everywhere, least of all in containers: so it is tried.
+    The registrations of binfmt_misc are not readable everywhere, in particular not in containers, so a program is
+    started.
     """
-    if platform not in _EXITS or not hasattr(os, "memfd_create"):  # which is Linux' alone
+    if platform not in _EXITS or not hasattr(os, "memfd_create"):  # only Linux has it
         return None
     file = os.memfd_create("exit")
     try:
@@ -292,7 +294,7 @@ def runs(platform: str) -> bool | None:
 
 
 def _program(machine: int, code: bytes) -> bytes:
-    """An ELF file of one segment, which is loaded and run from its start."""
+    """Return an ELF file with a single segment, which runs from its start."""
     size, begin = 120 + len(code), _ENTRY + 120
     ident = b"\x7fELF\x02\x01\x01" + bytes(9)
     head = struct.pack("<HHIQQQIHHHHHH", 2, machine, 1, begin, 64, 0, 0, 64, 56, 1, 0, 0, 0)
@@ -300,15 +302,15 @@ def _program(machine: int, code: bytes) -> bytes:
     return ident + head + segment + code
 
 
-# its GPUs ------------------------------------------------------------------------------------------------------------
+# GPUs ----------------------------------------------------------------------------------------------------------------
 
 
 def check_engine_gpus(engine: Engine, nodes: int, accelerator: Accelerator) -> None:
-    """Check, before anything is built, that containers can get the GPUs asked for.
+    """Check, before anything is built, that containers can get the requested GPUs.
 
     Raises:
-        EngineError: the engine gives containers no GPU.
-        ProviderError: the accelerator is not NVIDIA's, or the machine has too few of it.
+        EngineError: the engine cannot give containers GPUs.
+        ProviderError: the accelerator is not NVIDIA's, or the machine has too few of them.
     """
     if not accelerator.cuda:
         raise ProviderError(f"sky.Docker() gives containers NVIDIA GPUs; {accelerator.name} is something else.")
@@ -325,7 +327,7 @@ def check_engine_gpus(engine: Engine, nodes: int, accelerator: Accelerator) -> N
 
 
 def check_gpu_count(nodes: int, accelerator: Accelerator) -> None:
-    """Raise ProviderError if this machine has too few GPUs of the kind asked for, for all nodes."""
+    """Raise ProviderError if this machine has too few GPUs of the requested kind for all nodes."""
     usable, wanted = usable_gpus() or (), nodes * accelerator.count
     if len(_fitting(accelerator)) >= wanted:
         return
@@ -340,16 +342,16 @@ def check_gpu_count(nodes: int, accelerator: Accelerator) -> None:
 
 
 def shown(names: Sequence[str]) -> str:
-    """GPUs in words, such as "2 NVIDIA H100 80GB HBM3"."""
+    """Return a description of GPUs, such as "2 NVIDIA H100 80GB HBM3"."""
     if not names or not all(names):
         return f"{len(names)} GPUs"
     return " and ".join(f"{count} {name}" for name, count in Counter(names).items())
 
 
 def usable_gpus() -> tuple[tuple[str, str], ...] | None:
-    """The GPUs here that programs of this client use: how CUDA calls each, and its name, "" where not known.
+    """Return this client's usable GPUs: for each, its CUDA identifier and its name, "" if unknown.
 
-    A `CUDA_VISIBLE_DEVICES` of the client's environment chooses them. None where no driver shows itself.
+    A `CUDA_VISIBLE_DEVICES` in the client's environment limits them. None if no driver is found.
     """
     chosen = os.environ.get(GPUS_VAR)
     if found := _by_nvml(chosen):
@@ -368,8 +370,8 @@ def usable_gpus() -> tuple[tuple[str, str], ...] | None:
 
 @functools.cache
 def _by_nvml(chosen: str | None) -> tuple[tuple[str, str], ...]:
-    """What NVML lists: also where /proc has nothing, as in WSL."""
-    from skyward.runner.usage import Gpus  # a pool without GPUs never needs ctypes
+    """Return the GPUs that NVML lists, even where /proc lists none, as in WSL."""
+    from skyward.runner.usage import Gpus  # pools without GPUs never need ctypes
 
     return Gpus(visible=chosen).names
 
@@ -379,7 +381,7 @@ def _fitting(accelerator: Accelerator) -> list[str]:
 
 
 def gpus_of(launch: Launch) -> tuple[str, ...]:
-    """The node's GPUs, as CUDA calls them on this machine; no two nodes of a pool share one."""
+    """Return the CUDA identifiers of the node's GPUs on this machine; the nodes of a pool share none."""
     if launch.accelerator is None:
         return ()
     count = launch.accelerator.count
@@ -387,7 +389,7 @@ def gpus_of(launch: Launch) -> tuple[str, ...]:
 
 
 def gpus_of_container(launch: Launch) -> int | tuple[str, ...] | None:
-    """The GPUs to ask an engine for: the node's own, or only their number where this machine does not list them."""
+    """Return the GPUs to request of an engine: the node's own, or their number if this machine does not list them."""
     if launch.accelerator is None:
         return None
     return launch.accelerator.count if usable_gpus() is None else gpus_of(launch)

@@ -1,7 +1,7 @@
-"""Hosts and nodes as the pool uses them: a host starts nodes, one runner each, reaches them and removes them.
+"""Hosts and nodes as the pool sees them: a host starts nodes, one runner each, connects to them and removes them.
 
-`RunnerNode` is every node of ours: when it is ready, how it is reached, its last lines, how it ended. Processes,
-containers, containers of a compose file and tasks of a swarm differ in their `RunnerProcess` alone.
+Every node is a `RunnerNode`, which knows when it is ready, how to connect to it, its last lines and how it ended.
+Processes, containers, containers of a compose file and tasks of a swarm differ only in their `RunnerProcess`.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from skyward.model.spec import Accelerator
 from skyward.runner.output_log import Unfinished, log_name, unfinished
 from skyward.system import socket, threading
 
-_LAST_NEWS_S = 2.0  # from the end of a runner's output until its exit status is known, and the other way round
+_LAST_NEWS_S = 2.0  # from the end of a runner's output until its exit status is known, and vice versa
 _LINES = 40
 _LINE_CHARS = 2000
-_UNFINISHED_BYTES = 64 * 1024  # of a line without an end
+_UNFINISHED_BYTES = 64 * 1024  # of an incomplete line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """What a host needs to start one node.
+    """Everything a host needs to start one node.
 
     Attributes:
         pool: identifier of the pool; becomes the label `skyward.pool`.
         node: index of the node; becomes the label `skyward.node`.
         name: name of the container or process: `skyward-<pool>-<node>`.
-        image: reference of the image to run, None where nodes are plain processes.
+        image: reference of the image to run; None if nodes are plain processes.
         compute_pool: the node's COMPUTE_POOL document.
-        runner: the runner's own settings (JSON), injected as SKYWARD_RUNNER.
-        key: the secret key of this start of the node, known to it and to the client. It reaches the node through a
-            file that only its owner can read, never by environment, label or command line.
-        env: the user's run-time environment.
-        mounts: whether the node may mount file systems, which takes a container with more rights than usual.
-        quiet: whether the pool shows nothing, so that notices which ask for no action are left out.
+        runner: the runner's settings (JSON), injected as SKYWARD_RUNNER.
+        key: secret key of this start of the node, shared by the node and the client. It reaches the node through a file
+            that only its owner can read, never through the environment, a label or the command line.
+        env: the user's run-time environment variables.
+        mounts: whether the node may mount file systems, for which its container needs additional rights.
+        quiet: whether the pool shows nothing, so that notices that require no action are omitted.
     """
 
     pool: str
@@ -60,7 +60,7 @@ class Launch:
 
     @property
     def order(self) -> dict[str, Any]:
-        """What a container that is there already needs to run the node: see `skyward.runner.entry.container`."""
+        """The message with which an existing container becomes the node: see `skyward.runner.entry.container`."""
         return {
             "compute_pool": self.compute_pool,
             "runner": self.runner,
@@ -71,7 +71,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Announcement:
-    """The addresses of a runner's agent and workers, which it prints once it listens.
+    """The addresses of a runner's agent and workers, which it prints once it is listening.
 
     An address is `unix:<file name in the run directory>` or `tcp:<ip>:<port>`; only the node's host can resolve it.
     """
@@ -85,10 +85,10 @@ class Exit:
     """How a node ended.
 
     Attributes:
-        code: its exit status; None where it is not known.
-        signal: number of the signal that ended it.
+        code: its exit status; None if unknown.
+        signal: number of the signal that ended it, if any.
         oom: whether the kernel killed it because it was out of memory.
-        text: the same in words, to complete a sentence that starts with the node: "ended with exit status 1".
+        text: the same in words, to complete a sentence with the node as subject: "ended with exit status 1".
         log: its last lines.
     """
 
@@ -100,35 +100,35 @@ class Exit:
 
 
 class Node(Protocol):
-    """A started task-runner."""
+    """A started task runner."""
 
     @property
     def channel(self) -> bytes:
-        """What names the encrypted channel that `connect` leads through, for the handshake; empty if there is none."""
+        """Identifier of the encrypted channel that `connect` uses, for the handshake; empty if there is none."""
         ...
 
     def wait_ready(self, timeout_s: float) -> Announcement:
-        """Block until the runner has announced itself.
+        """Block until the runner has announced its addresses.
 
         Raises:
-            NodeStartError: it ended, or said nothing in time; the message holds its last lines.
+            NodeStartError: it ended, or announced nothing in time; the message contains its last lines.
         """
         ...
 
     def connect(self, address: str) -> socket.socket:
-        """A connected, blocking stream socket to an announced address."""
+        """Return a connected, blocking stream socket to an announced address."""
         ...
 
     def wait_exit(self, timeout_s: float) -> Exit | None:
-        """How it ended; None if it still runs after `timeout_s`."""
+        """Return how it ended; None if it still runs after `timeout_s`."""
         ...
 
     def unfinished(self, worker: int) -> Sequence[Unfinished]:
-        """Beginnings of lines that a worker had printed when the node ended; none where nobody can read them."""
+        """Return beginnings of lines that a worker had printed when the node ended; empty if they cannot be read."""
         ...
 
     def remove(self) -> None:
-        """End it at once if it runs, and remove what it leaves. Does nothing the second time."""
+        """End it at once if it runs, and remove what it leaves behind. Repeated calls do nothing."""
         ...
 
 
@@ -138,44 +138,44 @@ class Host(Protocol):
     @property
     def name(self) -> str: ...
     @property
-    def address(self) -> str: ...  # IP address at which the other hosts' nodes reach this host
+    def address(self) -> str: ...  # IP address of this host for the nodes of other hosts
     def claim_port(self) -> int:
-        """A TCP port on this host that no other pool gets while this one lives."""
+        """Return a TCP port on this host that no other pool gets while this one exists."""
         ...
 
     def start(self, launch: Launch) -> Node: ...
 
 
 class RunnerProcess(Protocol):
-    """A node's runner as what runs it: a process, a container, a task. Here is all in which kinds of node differ."""
+    """The process, container or task in which a node's runner runs: everything in which kinds of node differ."""
 
     @property
     def title(self) -> str:
-        """What runs it, for messages, such as "container skyward-1f2e-0"."""
+        """A name for messages, such as "container skyward-1f2e-0"."""
         ...
 
     @property
     def channel(self) -> bytes:
-        """What names the encrypted channel that `dial` leads through, for the handshake; empty if there is none."""
+        """Identifier of the encrypted channel that `dial` uses, for the handshake; empty if there is none."""
         ...
 
     def output(self) -> Iterable[bytes]:
-        """What it prints, until it ends; read once, in a thread of its own."""
+        """Return its output until it ends; read once, in a separate thread."""
         ...
 
     def dial(self, address: str) -> socket.socket:
-        """A connected socket to an address that it announced."""
+        """Return a socket connected to an address that it announced."""
         ...
 
     def wait(self, timeout_s: float) -> Exit | None:
-        """How it ended, without its last lines; None if it still runs after `timeout_s`.
+        """Return how it ended, without its last lines; None if it still runs after `timeout_s`.
 
-        What nobody can know any more is an `Exit` without a code: then its text says what was lost.
+        If its exit status can no longer be known, the `Exit` has no code, and its text says what was lost.
         """
         ...
 
     def end(self) -> None:
-        """End it at once if it runs, and remove what it leaves. Does nothing the second time."""
+        """End it at once if it runs, and remove what it leaves behind. Repeated calls do nothing."""
         ...
 
 
@@ -183,10 +183,10 @@ class RunnerNode:
     """A node (`skyward.nodes.node.Node`) whose runner is a process of any kind.
 
     Args:
-        launch: what it was started with.
+        launch: the launch it was started with.
         process: its runner.
-        agent: address at which its agent is known to listen, of a node that another client has started.
-        directory: its run directory, where this client can read it.
+        agent: address at which its agent is known to listen, for a node that another client has started.
+        directory: its run directory, if this client can read it.
     """
 
     def __init__(
@@ -199,14 +199,14 @@ class RunnerNode:
 
     @property
     def channel(self) -> bytes:
-        """What names the encrypted channel that `connect` leads through; empty if there is none."""
+        """Identifier of the encrypted channel that `connect` uses; empty if there is none."""
         return self._process.channel
 
     def wait_ready(self, timeout_s: float) -> Announcement:
-        """Block until the runner has announced itself.
+        """Block until the runner has announced its addresses.
 
         Raises:
-            NodeStartError: it ended, or said nothing in time; the message holds its last lines.
+            NodeStartError: it ended, or announced nothing in time; the message contains its last lines.
         """
         announcement = self._known or self._output.wait_announcement(timeout_s)
         if announcement:
@@ -215,13 +215,13 @@ class RunnerNode:
         raise start_failure(self._subject, ended, timeout_s, self._output.tail)
 
     def connect(self, address: str) -> socket.socket:
-        """A connected, blocking socket to an address the node announced."""
+        """Return a connected, blocking socket to an address that the node announced."""
         connected = self._process.dial(address)
         connected.settimeout(None)
         return connected
 
     def wait_exit(self, timeout_s: float) -> Exit | None:
-        """How the node ended, with its last lines; None if it still runs after `timeout_s`."""
+        """Return how the node ended, with its last lines; None if it still runs after `timeout_s`."""
         ended = self._process.wait(timeout_s)
         if ended is None:
             return None
@@ -229,9 +229,10 @@ class RunnerNode:
         return replace(ended, log=self._output.tail)
 
     def unfinished(self, worker: int) -> Sequence[Unfinished]:
-        """Beginnings of lines that a worker had printed when the node ended; none where this client cannot read them.
+        """Return beginnings of lines that a worker had printed when the node ended; empty if this client cannot read
+        them.
 
-        That is so on other machines, and where the programs of a container run as somebody else than the client.
+        It cannot on other machines, and where the container's programs run as a different user from the client.
         """
         if self._directory is None:
             return ()
@@ -241,20 +242,20 @@ class RunnerNode:
             return ()
 
     def remove(self) -> None:
-        """End the runner at once if it runs, and remove what it leaves. Does nothing the second time."""
+        """End the runner at once if it runs, and remove what it leaves behind. Repeated calls do nothing."""
         self._process.end()
         self._output.join(_LAST_NEWS_S)
 
 
 class NodeOutput:
-    """Reads what a node prints until it ends, from a thread of its own.
+    """Reads a node's output until it ends, in a separate thread.
 
     Args:
-        chunks: the output; iterated over until it ends, because a node that nobody reads blocks.
+        chunks: the output; always read to its end, because a node blocks if nobody reads its output.
         name: name of the node, for the thread.
 
     Attributes:
-        ended: whether there will be no more.
+        ended: whether the output has ended.
     """
 
     def __init__(self, chunks: Iterable[bytes], name: str) -> None:
@@ -267,10 +268,10 @@ class NodeOutput:
         self._thread.start()
 
     def wait_announcement(self, timeout_s: float) -> Announcement | None:
-        """The announcement; None if the output ended without one or nothing came in time.
+        """Return the announcement; None if the output ended without one or none came in time.
 
         Raises:
-            SkywardError: the output cannot be read, or the announcement is not of this protocol.
+            SkywardError: the output cannot be read, or the announcement does not follow this protocol.
         """
         with self._news:
             self._news.wait_for(lambda: self._announcement or self._failure or self.ended, timeout_s)
@@ -280,12 +281,12 @@ class NodeOutput:
 
     @property
     def tail(self) -> str:
-        """The last lines that were not the announcement."""
+        """The last lines, without the announcement."""
         with self._news:
             return "\n".join(self._lines)
 
     def join(self, timeout_s: float) -> None:
-        """Wait until the last byte is read."""
+        """Wait until everything has been read."""
         self._thread.join(timeout_s)
 
     def _read(self, chunks: Iterable[bytes]) -> None:
@@ -306,7 +307,7 @@ class NodeOutput:
     def _take(self, lines: list[bytes]) -> None:
         for line in lines:
             text = line.decode(errors="replace").rstrip("\r")
-            # the other stream may have left half a line before it
+            # the other stream may have printed half a line before it
             before, mark, after = text.partition(ANNOUNCEMENT)
             announcement = parse_announcement(mark + after) if mark else None
             with self._news:
@@ -318,7 +319,7 @@ class NodeOutput:
 
 
 def exit_of(code: int, *, oom: bool = False) -> Exit:
-    """How a runner ended, from its exit status as a shell or an engine gives it: 128 and the number for signals."""
+    """Return how a runner ended, from its exit status in the convention of shells: 128 plus the number for signals."""
     number = code - 128 if code > 128 else None
     names = {s.value: s.name for s in signal.Signals}
     if oom:
@@ -331,13 +332,13 @@ def exit_of(code: int, *, oom: bool = False) -> Exit:
 
 
 def start_failure(subject: str, ended: Exit | None, timeout_s: float, log: str) -> NodeStartError:
-    """Why a node is not ready: it ended as `ended` says, or is silent; with its last lines."""
+    """Return the error for a node that is not ready: it ended as `ended` says, or is silent; with its last lines."""
     what = f"{ended.text} before it was ready" if ended else f"was not ready within {timeout_s:g} s and still runs"
     return NodeStartError(f"{subject} {what}. " + (f"Its last lines:\n{log}" if log else "It printed nothing."))
 
 
 def parse_announcement(line: str) -> Announcement | None:
-    """The announcement in a line of a runner's standard output, None if it is another line."""
+    """Parse the announcement in a line of a runner's standard output; return None if the line contains none."""
     if not line.startswith(ANNOUNCEMENT):
         return None
     try:

@@ -1,4 +1,4 @@
-"""Nodes as plain processes of this interpreter on this machine, without a container."""
+"""Nodes as plain processes of this interpreter on this machine, without containers."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from skyward.runner.config import GPUS_VAR
 from skyward.system import socket, threading, time
 from skyward.wire.frames import dial
 
-_GRACE_S = 1.0  # from the request to end to the kill
-_DISMISSED_S = 3.0  # how long a node of another client may take to end when it is told to
+_GRACE_S = 1.0  # from the request to end until the kill
+_DISMISSED_S = 3.0  # how long a dismissed node of another client may take to end
 _LOOK_S = 0.02
 
 
 class LocalProcess:
-    """A runner as a process, with its workers in a session and process group of its own.
+    """A runner as a process, which shares a session and process group with its workers.
 
     Args:
-        launch: what to run.
+        launch: the node to start.
         directory: the node's run directory.
 
     Raises:
@@ -53,7 +53,7 @@ class LocalProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C in the terminal is the client's alone
+                start_new_session=True,  # Ctrl-C in the terminal reaches only the client
             )
         except OSError as error:
             raise NodeStartError(
@@ -61,21 +61,21 @@ class LocalProcess:
             ) from error
         try:
             note_process(directory, self._process.pid, node=launch.node, name=launch.name)
-        except OSError as error:  # the pool was closed meanwhile, and has removed the directory
+        except OSError as error:  # the pool was closed meanwhile and the directory removed
             _signal_group(self._process.pid, signal.SIGKILL)
             self._process.communicate()
             raise NodeStartError(
                 f"Node {launch.node} of pool {launch.pool} ({self.title}) was started and could not be noted in its "
                 f"directory {directory}: {error}. It has been ended."
             ) from error
-        self._reaping = threading.Lock()  # a signal must not reach a process number that is free again
+        self._reaping = threading.Lock()  # guards against sending a signal to a process ID that has been released
         self._ended = threading.Event()
         self._silent = threading.Event()  # its output has ended
-        self._asked = False  # to end
+        self._asked = False  # whether it was asked to end
         threading.Thread(target=self._wait, name=f"{launch.name}-end", daemon=True).start()
 
     def output(self) -> Iterator[bytes]:
-        """What the process and its workers print."""
+        """Yield the output of the process and its workers."""
         pipe = self._process.stdout
         assert pipe is not None
         with pipe:
@@ -84,24 +84,24 @@ class LocalProcess:
         self._silent.set()
 
     def dial(self, address: str) -> socket.socket:
-        """A connected socket to an address that the runner announced."""
+        """Return a socket connected to an address that the runner announced."""
         return dial(self._directory, address)
 
     def wait(self, timeout_s: float) -> Exit | None:
-        """How the process ended, None if it still runs after `timeout_s`."""
+        """Return how the process ended, None if it still runs after `timeout_s`."""
         if not self._ended.wait(timeout_s):
             return None
         code = self._process.returncode
         return exit_of(128 - code if code < 0 else code)
 
     def ask_to_end(self) -> None:
-        """Ask the process and its group to end, without waiting. Does nothing the second time."""
+        """Ask the process and its group to end, without waiting. Repeated calls do nothing."""
         if not self._asked:
             self._asked = True
             self._signal(signal.SIGTERM)
 
     def end(self) -> None:
-        """End the process and everything it started, by force after a short grace, and remove its directory."""
+        """End the process and everything it has started, by force after _GRACE_S, and remove its directory."""
         self.ask_to_end()
         self._ended.wait(_GRACE_S)
         self._signal(signal.SIGKILL)
@@ -115,7 +115,7 @@ class LocalProcess:
                 _signal_group(self._process.pid, number)
 
     def _wait(self) -> None:
-        """When the first process has ended, the rest of its group goes too, as in a container."""
+        """Wait for the first process to end, then kill the rest of its group, as happens in a container."""
         wait_unreaped(self._process.pid)
         with self._reaping:
             _signal_group(self._process.pid, signal.SIGKILL)
@@ -124,11 +124,11 @@ class LocalProcess:
 
 
 class AdoptedProcess:
-    """The runner of a node that another process of this user has started. It is nobody's child here.
+    """The runner of a node that another process of this user has started. It is not a child of this process.
 
     Args:
-        name: of the node.
-        directory: its run directory, which names the process.
+        name: name of the node.
+        directory: its run directory, which records the process.
     """
 
     channel = b""
@@ -138,21 +138,23 @@ class AdoptedProcess:
         self._process = noted_process(directory)
 
     def output(self) -> Iterator[bytes]:
-        """Nothing: what it prints goes to the client that has started it."""
+        """Return nothing: the output goes to the client that started the process."""
         return iter(())
 
     def dial(self, address: str) -> socket.socket:
-        """A connected socket to an address that the runner announced."""
+        """Return a socket connected to an address that the runner announced."""
         return dial(self._directory, address)
 
     def wait(self, timeout_s: float) -> Exit | None:
-        """That the process has ended, None if it still runs after `timeout_s`; its status is its parent's to know."""
+        """Return that the process has ended, None if it still runs after `timeout_s`. Only its parent knows its exit
+        status.
+        """
         if self._process is not None and not _wait_gone([self._process], timeout_s):
             return None
         return Exit(code=None, text="has ended")
 
     def end(self) -> None:
-        """End the process and everything it started, by force after a short grace, and remove its directory."""
+        """End the process and everything it has started, by force after _GRACE_S, and remove its directory."""
         if self._process is not None and not self._process.is_gone():
             _signal_group(self._process.pid, signal.SIGTERM)
             if self.wait(_GRACE_S) is None:
@@ -162,7 +164,7 @@ class AdoptedProcess:
 
 
 def dismiss(processes: Sequence[ProcessId]) -> None:
-    """End runners of another client, with an exit status that tells that client not to replace their nodes."""
+    """End another client's runners, with an exit status that keeps that client from replacing the nodes."""
     for process in processes:
         if not process.is_gone():
             with suppress(ProcessLookupError):
@@ -174,7 +176,7 @@ def dismiss(processes: Sequence[ProcessId]) -> None:
 
 
 def _wait_gone(processes: Sequence[ProcessId], timeout_s: float) -> bool:
-    """Wait until all of these have ended; whether they have."""
+    """Wait until all of these have ended; return whether they have."""
     deadline = time.monotonic() + timeout_s
     while not all(process.is_gone() for process in processes):
         left = deadline - time.monotonic()
@@ -185,8 +187,8 @@ def _wait_gone(processes: Sequence[ProcessId], timeout_s: float) -> bool:
 
 
 def environment_of(launch: Launch, directory: Path) -> dict[str, str]:
-    """The client's environment, the pool's, and the path to every module the client can import."""
-    own = Path(__file__).parents[2]  # an editable install may not show in sys.path
+    """Return the variables of the client and the pool, and the path to every module that the client can import."""
+    own = Path(__file__).parents[2]  # sys.path may not show an editable install
     paths = [launch.env.get("PYTHONPATH", ""), *(str(Path(entry).absolute()) for entry in sys.path), str(own)]
     variables = {
         **os.environ,

@@ -1,7 +1,7 @@
-"""The run directories that a client shares with its nodes on the same machine: one per pool, one below it per node.
+"""The run directories that a client shares with its nodes on the same machine: one per pool, with one inside per node.
 
-Only their owner can open them. A pool's directory names the client that made it, so that the next client can remove
-what a killed one left.
+Only their owner can access them. A pool's directory identifies the client that created it, so that the next client can
+remove the leftovers of a killed one.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from skyward.system import time
 from skyward.wire.frames import dial
 
 _OWNER_FILE = "owner"
-_NAMED = "name "  # start of what an owner file says of a pool with a name, whose client may change
+_NAMED = "name "  # prefix in the owner file of a named pool, whose client may change
 _PROCESS_FILE = "process"
 _PREFIX = "skyward-"
 _LONGEST = 107  # characters in the path of a unix socket
-_ROOM = 64  # of these, for what follows the base: pool, node, name of the socket
-_FRESH_S = 60  # an empty directory younger than this may be one that is being made
+_ROOM = 64  # of these, reserved for what follows the base: pool, node, name of the socket
+_FRESH_S = 60  # an empty directory younger than this may still be under construction
 
 
 class PoolDirectory:
     """The directory of one pool.
 
     Attributes:
-        path: where it is; short, because the paths of unix sockets must be.
+        path: its path, which must be short because those of unix sockets are limited.
     """
 
     def __init__(self, path: Path) -> None:
@@ -46,15 +46,16 @@ class PoolDirectory:
 
     @classmethod
     def create(cls, pool: str, base: Path, name: str | None = None) -> PoolDirectory:
-        """Make the directory of a pool of this process, below `base`.
+        """Create the directory of a pool of this process in `base`.
 
         Args:
             pool: identifier of the pool.
-            base: where.
-            name: that of a pool which may be kept when this process has ended; its directory may be there already.
+            base: the parent directory.
+            name: the name under which the pool may be kept after this process; its directory may exist already. None if
+                unnamed.
 
         Raises:
-            ProviderError: it exists already, or cannot be made.
+            ProviderError: it exists already or cannot be created.
         """
         path = base / f"{_PREFIX}{pool}"
         try:
@@ -75,7 +76,7 @@ class PoolDirectory:
 
     @property
     def record_folder(self) -> Path | None:
-        """Where the record of a pool with a name is: each client's state directory may be another; None without one."""
+        """The directory of a named pool's record (state directories of clients may differ); None for other pools."""
         try:
             text = (self.path / _OWNER_FILE).read_text(errors="replace")
         except OSError:
@@ -83,7 +84,7 @@ class PoolDirectory:
         return Path(text.removeprefix(_NAMED)) if text.startswith(_NAMED) else None
 
     def serves(self) -> bool:
-        """Whether the agent of one of its nodes listens."""
+        """Return whether the agent of one of its nodes is listening."""
         for path in self.path.glob("*/agent.sock"):
             with suppress(WireError):
                 dial(path.parent, f"unix:{path.name}").close()
@@ -101,8 +102,8 @@ class PoolDirectory:
         return tuple(p for p in sorted(self.path.glob("*")) if p.is_dir())
 
     def add(self, node: int, key: bytes) -> Path:
-        """A fresh directory for a node, with the node's key in a file that only the owner can read."""
-        names = (str(node) if again == 0 else f"{node}.{again}" for again in count())  # a replaced node leaves its own
+        """Create a directory for a node, with the node's key in a file that only the owner can read."""
+        names = (str(node) if again == 0 else f"{node}.{again}" for again in count())  # replaced nodes leave theirs
         for name in names:
             path = self.path / name
             try:
@@ -119,7 +120,7 @@ class PoolDirectory:
         return path
 
     def keep(self, content: bytes) -> Path:
-        """A file with this content, which containers can mount, for as long as the pool lives."""
+        """Write a file with this content, which containers can mount until the pool ends; return its path."""
         handle, name = tempfile.mkstemp(dir=self.path)
         with open(handle, "wb") as file:
             file.write(content)
@@ -127,9 +128,9 @@ class PoolDirectory:
         return Path(name)
 
     def is_orphaned(self) -> bool:
-        """Whether the client that made it has certainly ended.
+        """Return whether the client that created it has certainly ended.
 
-        A directory that names no client and is not empty is not ours: people call directories "skyward-results".
+        A directory that names no client and is not empty is not a pool's: users may call directories "skyward-results".
         """
         try:
             owner = ProcessId.parse((self.path / _OWNER_FILE).read_text(errors="replace"))
@@ -142,33 +143,33 @@ class PoolDirectory:
         try:
             unused = all(path.name == _OWNER_FILE for path in self.path.iterdir())
             return unused and time.time() - self.path.stat().st_mtime > _FRESH_S
-        except OSError:  # removed at this moment
+        except OSError:  # removed meanwhile
             return False
 
     def processes(self) -> Iterator[tuple[dict[str, Any], ProcessId]]:
-        """The nodes that are processes of this machine, as `note_process` has recorded them."""
+        """Yield the nodes that are processes of this machine, as recorded by `note_process`."""
         for _, about, process in self.processes_by_path():
             yield about, process
 
     def processes_by_path(self) -> Iterator[tuple[Path, dict[str, Any], ProcessId]]:
-        """The same, with the directory of each."""
+        """Yield the same nodes, each with its directory."""
         for node in self.nodes:
             about, process = _noted(node)
             if process:
                 yield node, about, process
 
     def remove(self) -> None:
-        """Remove it with everything in it."""
+        """Remove the directory with everything in it."""
         shutil.rmtree(self.path, ignore_errors=True)
 
 
 def share(directory: Path, owner: int | None) -> None:
-    """Let the programs of a container use the node's directory that is mounted into it.
+    """Let the programs of a container access the node's directory that is mounted into it.
 
     Args:
-        directory: of the node, as `add` made it.
-        owner: number of the user that they run as. None where only the image can tell: then everybody may use it, which
-            here means nobody else, since the pool's directory above it opens for its owner only.
+        directory: the node's directory, from `add`.
+        owner: number of the user they run as. None if only the image defines it: the directory is then open to all,
+            which in effect adds nobody, since only its owner can access the pool's directory above.
     """
     paths = (directory, directory / KEY_FILE)
     if owner is None:
@@ -185,20 +186,20 @@ def note_process(directory: Path, pid: int, **about: Any) -> None:
 
 
 def noted_process(directory: Path) -> ProcessId | None:
-    """The process of a node, as `note_process` has recorded it; None where there is no record."""
+    """Return the process of a node, as recorded by `note_process`; None if there is no record."""
     return _noted(directory)[1]
 
 
 def _noted(directory: Path) -> tuple[dict[str, Any], ProcessId | None]:
     try:
         about = json.loads((directory / _PROCESS_FILE).read_text())
-    except (OSError, ValueError):  # a container's; or being made or removed at this moment
+    except (OSError, ValueError):  # the node is a container, or is being created or removed
         return {}, None
     return about, ProcessId.parse(about.pop("process"))
 
 
 def sweep_orphans() -> None:
-    """Remove what this user's ended clients left; nodes that still run keep theirs until their lease ends."""
+    """Remove leftovers of this user's ended clients, except directories of nodes that run until their lease expires."""
     for directory in pool_directories():
         if (folder := directory.record_folder) is not None:
             _sweep_named(directory, folder)
@@ -211,7 +212,7 @@ def sweep_orphans() -> None:
 
 
 def _remove_record(folder: Path, pool: str) -> None:
-    """Remove the record of a pool that has ended on other machines, if no client has it."""
+    """Remove the record of a pool that has ended on other machines, unless a client holds it."""
     lock = PoolLock(folder)
     if lock.acquire(wait=False):
         record = KeptPool.read(folder)
@@ -221,7 +222,7 @@ def _remove_record(folder: Path, pool: str) -> None:
 
 
 def _sweep_named(directory: PoolDirectory, folder: Path) -> None:
-    """Remove what is left of a pool with a name, if no client has it and its nodes have ended."""
+    """Remove the leftovers of a named pool, unless a client holds it or its nodes still run."""
     record = KeptPool.read(folder)
     if record is not None and record.until is not None and time.time() < record.until:
         return
@@ -239,47 +240,47 @@ def _sweep_named(directory: PoolDirectory, folder: Path) -> None:
 
 
 def pool_directories() -> Iterator[PoolDirectory]:
-    """The directories of all of this user's pools on this machine."""
+    """Yield the directories of all of this user's pools on this machine."""
     for base in {runtime_base(), temporary_base()}:
         for path in base.glob(f"{_PREFIX}*"):
-            if "-" in path.name.removeprefix(_PREFIX):  # a build's, or another program's: no pool has such a name
+            if "-" in path.name.removeprefix(_PREFIX):  # a build's or another program's: no pool has such a name
                 continue
             try:
-                about = path.lstat()  # a link is not ours
-            except OSError:  # removed at this moment
+                about = path.lstat()  # links are not followed
+            except OSError:  # removed meanwhile
                 continue
             if stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid():
                 yield PoolDirectory(path)
 
 
 def _is_own(path: Path) -> bool:
-    """Whether a directory opens for this user alone; the name of a pool's that was kept is known to others."""
+    """Return whether only this user can access a directory: others may know the name of one that was kept."""
     about = path.lstat()
     return stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and not about.st_mode & 0o077
 
 
 @contextmanager
 def private_directory() -> Iterator[Path]:
-    """A temporary directory for secrets and sockets of this process; the next client removes that of a killed one."""
+    """Create a temporary directory for this process's secrets and sockets; later clients remove that of a killed one."""
     directory, owner = PoolDirectory.create(f"{token_hex(4)}.x", runtime_base()), os.getpid()
     try:
         yield directory.path
     finally:
-        if os.getpid() == owner:  # a forked child that ends takes nothing from this process
+        if os.getpid() == owner:  # a forked child must not remove it
             directory.remove()
 
 
 def runtime_base() -> Path:
-    """The directory for a user's sockets: $XDG_RUNTIME_DIR, else the temporary directory."""
+    """Return the directory for a user's sockets: $XDG_RUNTIME_DIR, else the temporary directory."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     return _short(Path(runtime)) if runtime and os.access(runtime, os.W_OK) else temporary_base()
 
 
 def temporary_base() -> Path:
-    """The directory for sockets and for files of any size: the temporary directory."""
+    """Return the directory for sockets and for files of any size: the temporary directory."""
     return _short(Path(tempfile.gettempdir()))
 
 
 def _short(base: Path) -> Path:
-    """The directory itself, or /tmp where its path leaves no room for a socket's name."""
+    """Return the directory itself, or /tmp if its path is too long to append a socket's name."""
     return base if len(str(base)) <= _LONGEST - _ROOM else Path("/tmp")

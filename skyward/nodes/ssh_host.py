@@ -1,4 +1,4 @@
-"""A machine reached by SSH, for one pool: its watchdog and engine, its containers, and how its loss is noticed."""
+"""A machine reached by SSH, for one pool: its watchdog, engine and containers, and the detection of its loss."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from skyward.ssh.watchdog import WATCHDOG, Facts, Watchdog
 from skyward.system import socket, threading
 
 _log = logging.getLogger(__name__)
-_REASON_S = 1.5  # until the reason of a loss is known: which ended first, the connection or the engine
+_REASON_S = 1.5  # how long to wait until it is known what ended first, the connection or the engine
 
 
 class Machine:
-    """One machine, for one pool. `open` waits for the connection; `go` makes the first change there.
+    """One machine, for one pool. `open` waits for the connection; `go` makes the first changes on the machine.
 
     Args:
-        host: where it is.
+        host: how to reach it.
         pool: identifier of the pool.
-        folder: a private directory here for the sockets of its connection.
-        lease_s: how long what it runs outlives a silent client.
+        folder: a private local directory for the sockets of its connection.
+        lease_s: seconds that its nodes outlive a silent client.
         slot: number of the machine in the pool.
-        attempt: how often the pool has connected to it before. `go` removes what earlier attempts have left.
+        attempt: how often the pool has connected to it before. `go` removes leftovers of earlier attempts.
         rights: the user and the capabilities of programs in its containers.
     """
 
@@ -56,30 +56,30 @@ class Machine:
         self.host, self.name = host, host.name
         self._containers: PoolContainers | None = None
         self._lock = threading.Lock()
-        self.directories: dict[int, PurePosixPath] = {}  # of its nodes, by index: the last that each has had
-        self._loss_known = threading.Event()  # the reason is set
-        self._changed = False  # something may have been made there
+        self.directories: dict[int, PurePosixPath] = {}  # of its nodes, by index: the latest one of each
+        self._loss_known = threading.Event()  # set once the reason is known
+        self._changed = False  # whether something may have been created on the machine
         self._closing = False
         self._loss_reason = ""
         self._head_port: int | None = None
 
     def open(self) -> Facts:
-        """Wait for the connection; the facts that its watchdog reports.
+        """Wait for the connection, and return the facts that its watchdog reports.
 
         Raises:
-            ProviderError: it cannot be reached; the message says why.
+            ProviderError: it cannot be reached; the message gives the reason.
         """
         self.facts = self.watchdog.facts()
         return self.facts
 
     @property
     def address(self) -> str:
-        """IP address at which the other machines reach it: the one at which its sshd was reached."""
+        """Its IP address for the other machines: the one at which its sshd was reached."""
         return self.facts.address or "127.0.0.1"
 
     @cached_property
     def engine_address(self) -> ForwardedEngine:
-        """The address of its engine: a forwarded socket here."""
+        """The address of its engine: a forwarded local socket."""
         return self.connection.engine(self.facts.socket)
 
     @cached_property
@@ -89,15 +89,15 @@ class Machine:
 
     @cached_property
     def info(self) -> Mapping[str, Any]:
-        """What its engine reports of itself."""
+        """The engine's information about itself."""
         return self.engine.info
 
     def go(self, name: str | None = None, *, adopts: bool = False) -> None:
-        """Make the pool's directory there, and watch connection and engine from now on.
+        """Create the pool's directory on the machine, and start watching connection and engine.
 
         Args:
-            name: that of a pool which may be kept; None where the pool has none.
-            adopts: whether an earlier client of the pool has made the directory.
+            name: the name under which the pool may be kept; None if it has none.
+            adopts: whether an earlier client of the pool has created the directory.
         """
         self._changed = True
         self.watchdog.go(adopts=adopts)
@@ -108,21 +108,21 @@ class Machine:
         self.connection.at_end(self._on_end)
 
     def claim_head_port(self) -> int:
-        """A port for the pool's head on this machine; one claimed for an earlier head is released."""
+        """Return a port for the pool's head on this machine, after releasing that of an earlier head."""
         earlier, self._head_port = self._head_port, self.watchdog.port()
         if earlier is not None:
             self.watchdog.free_port(earlier)
         return self._head_port
 
     def free_bytes(self) -> int | None:
-        """Free bytes on the engine's disk; None if they are not known."""
+        """Return the number of free bytes on the engine's disk; None if unknown."""
         return self.watchdog.free_bytes(str(self.info.get("DockerRootDir", "/var/lib/docker")))
 
     def start(self, launch: Launch, gpus: tuple[int, ...] | None) -> RunnerNode:
         """Start the container of one node.
 
         Raises:
-            EngineError: the engine refuses, or the machine is gone.
+            EngineError: the engine refused, or the machine is lost.
         """
         containers = self._containers
         if containers is None or self.is_gone:
@@ -130,7 +130,7 @@ class Machine:
                 f"Node {launch.node} cannot be started: its host {self.name} {self._loss_reason or 'is gone'}."
             )
         self._follow_lease(launch)
-        # another machine's process numbers mean nothing there, so no owner is named by number
+        # process IDs of another machine mean nothing there, so the owner's is left empty
         labels = {WATCHDOG: self.watchdog.label, OWNER_ID: ""}
 
         def directory(owner: int | None) -> RunDirectory:
@@ -140,7 +140,7 @@ class Machine:
         return containers.start(launch, directory, gpus, labels, int(self.info["MemTotal"]))
 
     def adopt(self, launch: Launch, about: Mapping[str, Any], agent: str) -> RunnerNode:
-        """A node whose container an earlier client has started there."""
+        """Return a node whose container an earlier client has started there."""
         containers = self._containers
         assert containers is not None
         self._follow_lease(launch)
@@ -149,7 +149,7 @@ class Machine:
         return adopted(lambda: containers, launch, str(about["container"]), _HostDirectory(self, path), agent)
 
     def about(self, node: int) -> Mapping[str, Any]:
-        """What `adopt` needs to find a node of this machine again."""
+        """Return the data by which `adopt` finds a node of this machine."""
         assert self._containers is not None
         slot, attempt = self.watchdog.label.split(".")
         return {
@@ -161,10 +161,10 @@ class Machine:
         }
 
     def leave(self, keep_s: float) -> None:
-        """Leave everything there to the next client, and end the connection.
+        """Leave everything to the next client, and close the connection.
 
         Raises:
-            SkywardError: that machine does not answer; its watchdog, or the lease of its nodes, ends what runs there.
+            SkywardError: the machine does not answer; its watchdog, or the lease of its nodes, ends what runs there.
         """
         self._closing = True
         if self.is_gone or self._containers is None:
@@ -174,36 +174,36 @@ class Machine:
         self.watchdog.leave(keep_s)
 
     def dial(self, directory: PurePosixPath, address: str) -> socket.socket:
-        """A connected socket to an address that a node there announced."""
+        """Return a socket connected to an address that a node there announced."""
         scheme, _, rest = address.partition(":")
         remote = str(directory / PurePosixPath(rest).name) if scheme == "unix" else rest
         return self.connection.dial(remote)
 
-    # its end -----------------------------------------------------------------------------------------------------
+    # loss and end ------------------------------------------------------------------------------------------------
 
     @property
     def is_gone(self) -> bool:
-        """Whether it is lost."""
+        """Whether the machine is lost."""
         return bool(self._loss_reason) or self.connection.ended.is_set()
 
     def why_gone(self) -> str:
-        """Why it is lost, to complete "Node 1 ..."; "" if it is not."""
+        """Return why it is lost, to complete "Node 1 ..."; "" if it is not."""
         self._loss_known.wait(_REASON_S)
         return self._loss_reason
 
     def why_out_of_reach(self) -> str:
-        """Why its connection has ended, to complete "Node 1 ..."; "" if it has not."""
+        """Return why its connection ended, to complete "Node 1 ..."; "" if it is open."""
         if not self.connection.ended.wait(_REASON_S):
             return ""
         return f"is out of reach: the SSH connection to {self.name} ended ({self.connection.why})"
 
     def close(self) -> None:
-        """Remove the pool's containers there, have the watchdog remove the rest, and end the connection.
+        """Remove the pool's containers there, let the watchdog remove the rest, and close the connection.
 
-        On a machine that is lost nothing can be removed: its watchdog, or the lease of its nodes, ends what runs there.
+        Nothing can be removed on a lost machine: its watchdog, or the lease of its nodes, ends what runs there.
 
         Raises:
-            EngineError: the engine refuses.
+            EngineError: the engine refused.
         """
         if self._containers is not None:
             self._containers.shut()
@@ -221,7 +221,7 @@ class Machine:
         self.watchdog.end()
 
     def _watch_engine(self) -> None:
-        """Give the machine up when its engine is gone, which then neither ends containers nor reports their end."""
+        """Treat the machine as lost when its engine is: that can neither end containers nor report their end."""
         assert self._containers
         while self._containers.watch.ending("", 3600.0) is None:
             pass
@@ -245,7 +245,7 @@ class Machine:
         )
 
     def _follow_lease(self, launch: Launch) -> None:
-        """Give the watchdog the lease of the nodes."""
+        """Pass the nodes' lease on to the watchdog."""
         lease_s = float(json.loads(launch.runner)["lease_s"])
         if lease_s != self._lease_s:
             self._lease_s = lease_s
@@ -254,7 +254,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class _HostDirectory:
-    """A node's directory on its machine."""
+    """A node's directory on a remote machine."""
 
     machine: Machine
     path: PurePosixPath

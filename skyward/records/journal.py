@@ -1,8 +1,8 @@
 """An append-only journal in a directory: one JSON object per line, in segments named by the offset of their first byte.
 
-Each entry is one `write` to a file opened for appending, so that a writer that is killed loses at most the entry that
-it was writing, and a reader that knows its position goes on exactly there, in another process or on another machine.
-Positions count the bytes of the whole journal, those of removed segments included.
+Each entry is one `write` to a file opened in append mode. A writer that is killed therefore loses at most the entry
+being written, and a reader that knows its position can continue exactly there, in another process or on another
+machine. Positions count the bytes of the whole journal, including those of removed segments.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 
 from skyward.system import threading
 
-SEGMENT = 1024 * 1024  # bytes after which a new segment begins
-_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode  # made once: `dumps` would make one a call
+SEGMENT = 1024 * 1024  # bytes after which a new segment starts
+_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode  # `dumps` would create one per call
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,9 @@ class Entry:
     """One entry of a journal.
 
     Attributes:
-        fields: what was written.
-        end: the position just after it, from which the next is read.
-        skipped: bytes between the position that was asked for and this entry that have been removed.
+        fields: the content.
+        end: the position after it, where the next entry starts.
+        skipped: number of removed bytes between the requested position and this entry.
     """
 
     fields: Mapping[str, Any]
@@ -38,15 +38,16 @@ class Entry:
 
 
 class JournalWriter:
-    """Appends entries, from any thread.
+    """Appends entries; thread-safe.
 
     Args:
-        folder: where the segments are; made when it is missing, for this user alone.
-        limit: bytes kept; the oldest segments are removed beyond that. None for no limit.
+        folder: directory of the segments, created for this user only if it is missing.
+        limit: bytes to keep; beyond that the oldest segments are removed. None for no limit.
         shared: whether other processes append to the same journal.
 
     Raises:
         OSError: the folder cannot be made or written to.
+    OSError: the folder cannot be created or written to.
     """
 
     def __init__(self, folder: Path, *, limit: int | None = None, shared: bool = False) -> None:
@@ -65,15 +66,15 @@ class JournalWriter:
         """Write one entry.
 
         Raises:
-            OSError: the disk does not take it.
+            OSError: it could not be written.
         """
         self.extend((fields,))
 
     def extend(self, entries: Iterable[Mapping[str, Any]]) -> None:
-        """Write several entries, with nobody else's between them.
+        """Write several entries without any others between them.
 
         Raises:
-            OSError: the disk does not take them.
+            OSError: they could not be written.
         """
         lines = [_encode(fields).encode("utf-8", "replace") + b"\n" for fields in entries]
         with self._lock:
@@ -85,7 +86,7 @@ class JournalWriter:
                 self._write(lines)
 
     def close(self) -> None:
-        """Close the file; nothing can be appended after that. Called again, it does nothing."""
+        """Close the file; nothing can be appended after that. Repeated calls do nothing."""
         with self._lock:
             for file in (self._file, self._guard):
                 if file >= 0:
@@ -112,7 +113,7 @@ class JournalWriter:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Let no other process append meanwhile; nothing is needed where there is none."""
+        """Lock out other processes that append, if the journal is shared."""
         if self._guard < 0:
             yield
             return
@@ -123,7 +124,7 @@ class JournalWriter:
             fcntl.flock(self._guard, fcntl.LOCK_UN)
 
     def _follow(self) -> None:
-        """Go on where the other processes are."""
+        """Continue at the position that other processes have reached."""
         start, path = self._newest()
         if start == self._start:
             self._size = os.fstat(self._file).st_size
@@ -139,7 +140,7 @@ class JournalWriter:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._start = start
         self._size = os.fstat(self._file).st_size
-        if self._size and not _ends_line(path):  # its last writer was killed; readers pass over what it left
+        if self._size and not _ends_line(path):  # its last writer was killed; readers skip the incomplete line
             self._size += os.write(self._file, b"\n")
 
     def _next(self) -> None:
@@ -155,10 +156,10 @@ class JournalWriter:
 
 
 def entries(source: Callable[[int], tuple[int, bytes] | None], position: int) -> Iterator[Entry]:
-    """Entries from a position to the end of what is there now; an unfinished last line is left for the next time.
+    """Yield the entries from a position to the current end; an incomplete last line is left for the next call.
 
-    `source` gives bytes from a position on, and where they begin: later, when the position's own have been removed. It
-    gives None when there is nothing more.
+    `source` returns bytes and their position, which is later than the requested one if that part has been removed. It
+    returns None at the end.
     """
     rest, skipped = b"", 0
     while True:
@@ -178,7 +179,7 @@ def entries(source: Callable[[int], tuple[int, bytes] | None], position: int) ->
 
 
 def parse(data: bytes, position: int) -> Iterator[Entry]:
-    """The entries of the complete lines of these bytes, which begin at a position; lines that were cut are left out."""
+    """Yield the entries of the complete lines in `data`, which starts at `position`; broken lines are skipped."""
     end = position
     for line in data.split(b"\n")[:-1]:
         end += len(line) + 1
@@ -191,7 +192,7 @@ def parse(data: bytes, position: int) -> Iterator[Entry]:
 
 
 def segments(folder: Path) -> list[tuple[int, Path]]:
-    """The files of a journal in order, each with the position of its first byte."""
+    """Return the files of a journal in order, each with the position of its first byte."""
     if not folder.is_dir():
         return []
     return sorted((int(path.stem), path) for path in folder.glob("*.jsonl") if path.stem.isdigit())

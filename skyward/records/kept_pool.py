@@ -1,9 +1,9 @@
-"""The record of a pool with a name: who has it, and what the next client needs to take its nodes over.
+"""The record of a named pool: which client holds it, and what the next client needs to take over its nodes.
 
-`pools/NAME/` under the user's state directory, which only the user can open:
+`pools/NAME/` in the user's state directory, accessible to that user only:
 
-- `lock`: locked by the client that has the pool, for as long as its process lives; it says who that is
-- `pool.json`: its identifier, where it runs, until when it is kept, and its nodes with their keys
+- `lock`: locked by the client that holds the pool for as long as its process lives; its content identifies the client
+- `pool.json`: the pool's identifier, where it runs, when it expires, and its nodes with their keys
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class KeptNode:
     Attributes:
         index: its index in the pool.
         key: its key, hexadecimal.
-        agent: address of its agent, as it announced it.
-        shape: what it was started with, by parameter: a client that asks for something else starts another.
-        about: what its provider finds it by.
+        agent: address of its agent, as the agent announced it.
+        shape: parameters it was started with, by name; a client that needs other values starts another node.
+        about: data by which its provider finds it.
     """
 
     index: int
@@ -45,14 +45,14 @@ class KeptNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptPool:
-    """A pool with a name, as the last client that had it has left it.
+    """A named pool, in the state in which its last client left it.
 
     Attributes:
         name: its name.
-        pool: its identifier, which labels what belongs to it.
-        provider: where it runs, in the words of its provider.
-        until: when it ends unless a client takes it, in seconds since 1970; None while a client has it.
-        nodes: those that it has.
+        pool: its identifier, with which its resources are labelled.
+        provider: where it runs, as its provider describes it.
+        until: when it ends unless a client takes it, in seconds since 1970; None while a client holds it.
+        nodes: its nodes.
     """
 
     name: str
@@ -62,39 +62,39 @@ class KeptPool:
     nodes: tuple[KeptNode, ...] = ()
 
     def write(self, folder: Path) -> None:
-        """Put it into the pool's directory."""
+        """Write the record to the pool's directory."""
         write_json(folder / "pool.json", asdict(self))
 
     @classmethod
     def read(cls, folder: Path) -> KeptPool | None:
-        """What is in a pool's directory; None where there is no record of this user's, or one of another version.
+        """Read the record in a pool's directory; None if there is none, or it is another user's or of another version.
 
-        Whoever writes a record has its client connect to nodes of theirs, with keys of theirs.
+        A record written by somebody else could make the client connect to that person's nodes, with that person's keys.
         """
         try:
             with (folder / "pool.json").open("rb") as file:
-                if os.fstat(file.fileno()).st_uid != os.geteuid():  # another user's home, as with sudo
+                if os.fstat(file.fileno()).st_uid != os.geteuid():  # another user's home directory, as with sudo
                     return None
                 values = json.loads(file.read())
             nodes = tuple(KeptNode(**each) for each in values["nodes"])
             return cls(**{each.name: values[each.name] for each in fields(cls) if each.name != "nodes"}, nodes=nodes)
         except (OSError, ValueError, KeyError, TypeError):
-            return None  # the pool is then started anew, and its old nodes end by their lease
+            return None  # the pool is then started from scratch, and the leases of its old nodes expire
 
     def with_node(self, node: KeptNode) -> KeptPool:
-        """The same with this node, in the place of the one with its index."""
+        """Return a copy with this node in place of the one with the same index."""
         others = [each for each in self.nodes if each.index != node.index]
         return replace(self, nodes=tuple(sorted((*others, node), key=lambda each: each.index)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """Who has a pool.
+    """The process that holds a pool.
 
     Attributes:
-        pid: number of the process.
-        program: what it runs.
-        since: when it got the pool, as a time of day.
+        pid: process ID.
+        program: the program it runs.
+        since: when it acquired the pool, as a time of day.
     """
 
     pid: int
@@ -106,7 +106,7 @@ class Holder:
 
 
 class PoolLock:
-    """The claim of this process on a pool's name. The kernel lets go of it when the process ends, however it ends.
+    """A lock on a pool's name. The kernel releases it when the process ends, for whatever reason.
 
     Args:
         folder: the pool's directory.
@@ -117,11 +117,11 @@ class PoolLock:
         self._handle: int | None = None
 
     def acquire(self, *, wait: bool, holder: Holder | None = None) -> bool:
-        """Claim the name; False if another client has it and this one does not wait.
+        """Acquire the lock; return False if another client holds it and `wait` is false.
 
         Args:
-            wait: whether to block until it is free; Ctrl-C gets through.
-            holder: who claims it, for those that come later; None for a claim of a moment.
+            wait: whether to block until it is free; Ctrl-C interrupts that.
+            holder: details written for other clients to read; None for a brief lock.
         """
         while True:
             try:
@@ -135,7 +135,7 @@ class PoolLock:
             try:
                 handle = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
             except FileNotFoundError:
-                continue  # the pool has just ended
+                continue  # the pool has just been removed
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
                 if self._is_current(handle):
@@ -146,7 +146,7 @@ class PoolLock:
             except BaseException:
                 os.close(handle)
                 raise
-            os.close(handle)  # its pool ended while this one waited
+            os.close(handle)  # its pool was removed during the wait
         self._handle = handle
         if holder is not None:
             os.truncate(handle, 0)
@@ -160,34 +160,34 @@ class PoolLock:
             return False
 
     def holder(self) -> Holder | None:
-        """Who has the pool; None if that cannot be read at this moment."""
+        """Return the process that holds the pool, None if that cannot be read at present."""
         try:
             return Holder(**json.loads((self._folder / "lock").read_bytes()))
         except (OSError, ValueError, TypeError):
             return None
 
     def release(self) -> None:
-        """Let the next client have the pool."""
+        """Release the lock so that the next client can acquire it."""
         if self._handle is not None:
             fcntl.flock(self._handle, fcntl.LOCK_UN)  # a process that was just forked may still have a copy
             self.let_go()
 
     def let_go(self) -> None:
-        """In a forked process: close its copy of the claim, which stays with the process that it was forked from."""
+        """Close a forked process's copy of the lock, which the parent process keeps."""
         if self._handle is not None:
             handle, self._handle = self._handle, None
             os.close(handle)
 
     def remove(self) -> None:
-        """Remove the pool's directory, while this process has it; the next client makes it anew."""
+        """Remove the pool's directory while this process holds the lock; the next client creates it again."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def pool_folder(name: str) -> Path:
-    """The directory of the pool with this name, whether or not it is there.
+    """Return the directory of the pool with this name, whether or not it exists.
 
     Raises:
-        ConfigError: this cannot be the name of a pool.
+        ConfigError: the name is not valid for a pool.
     """
     if not NAME.fullmatch(name):
         raise ConfigError(
@@ -197,12 +197,12 @@ def pool_folder(name: str) -> Path:
 
 
 def pools_folder() -> Path:
-    """Where the records of pools with names are."""
+    """Return the directory that contains the records of named pools."""
     return state_folder() / "pools"
 
 
 def pool_records() -> Iterator[tuple[Path, KeptPool]]:
-    """The records of all of this user's pools with names, with their directories."""
+    """Yield the directory and the record of each of this user's named pools."""
     for path in sorted(pools_folder().glob("*/pool.json")):
         record = KeptPool.read(path.parent)
         if record is not None:

@@ -1,10 +1,10 @@
-"""The client's record of its pools, in the directory of a run: what their nodes print, and what happens to them.
+"""The client's record of its pools, in a run's directory: the output of their nodes, and the pools' events.
 
-A thread of its own writes. Who reports never waits for the disk: what a disk is too slow for is counted and left out,
-and a disk that takes nothing ends the record, with one warning. Nothing of a pool depends on its record.
+A separate thread writes. Reporting never waits for the disk: output that the disk is too slow for is counted and
+dropped, and a disk that accepts nothing ends the record, with one warning. Pools do not depend on their records.
 
-The events of a pool are "opening", "opened", "node_ready", "node_lost", "worker_lost", "notice" (a line for people),
-"calls" (how many are `running`, `queued`, `done` and `failed`; at most once a second) and "closed".
+The events of a pool are "opening", "opened", "node_ready", "node_lost", "worker_lost", "notice" (a line for users),
+"calls" (numbers of calls `running`, `queued`, `done` and `failed`; at most once a second) and "closed".
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from skyward.records.journal import JournalWriter
 from skyward.records.run import run_of_process, runs_folder
 from skyward.system import threading, time
 
-NODES_BYTES = 256 * 1024**2  # kept of what the nodes of a run print; the oldest goes first
+NODES_BYTES = 256 * 1024**2  # kept of the output of a run's nodes; the oldest is removed first
 EVENTS_BYTES = 32 * 1024**2
-POOLS = "pools"  # in a run's directory: a file for each of its pools, with the name that it is kept under, if any
-_WAITING = 16 * 1024**2  # characters of output that wait for the disk; what comes beyond is left out
+POOLS = "pools"  # in a run's directory: one file per pool, which contains the name it is kept under, if any
+_WAITING = 16 * 1024**2  # characters of output that may wait for the disk; the rest is dropped
 _ENTRY = 64 * 1024  # characters of output in one entry
 _LINGER_S = 0.02  # how long output is gathered before it is written
-_COUNTS_S = 1.0  # between two entries of how many calls there are
-_LAST_S = 2.0  # how long the end of a pool waits for the disk
+_COUNTS_S = 1.0  # between two entries with numbers of calls
+_LAST_S = 2.0  # how long closing a pool waits for the disk
 
 Counts = Callable[[], Mapping[str, int]]
 
 
 class _Output(NamedTuple):
-    """What a node has printed: the fields of its entry."""
+    """Output of a node: the fields of its entry."""
 
     t: float
     pool: str
@@ -50,8 +50,8 @@ class PoolRecord:
     Args:
         pool: identifier of the pool.
         process: this process as `nodes/process_id.py` writes it.
-        warn: told once, with a line, when nothing can be recorded.
-        conceal: makes of the text of an event one without secrets.
+        warn: called once, with a line of text, when recording has failed.
+        conceal: masks the secrets in the text of an event.
         name: the name that the pool is kept under, if any.
     """
 
@@ -67,17 +67,17 @@ class PoolRecord:
         _writer.begin(pool, process, warn, name)
 
     def output(self, text: str, *, node: int, rank: int, call: int | None, error: bool) -> None:
-        """Record what a node printed: whole lines, or a part of one. Secrets have been masked on the node."""
+        """Record a node's output: whole lines, or part of one. Secrets have been masked on the node."""
         stream = "err" if error else "out"
         _writer.put(_Output(round(time.time(), 3), self._pool, node, rank, call, stream, text), len(text))
 
     def event(self, event: str, **fields: Any) -> None:
-        """Record that something has happened; texts among the fields are masked."""
+        """Record an event; strings among the fields are masked."""
         masked = {name: self._conceal(value) if isinstance(value, str) else value for name, value in fields.items()}
         _writer.put({"t": round(time.time(), 3), "pool": self._pool, "event": event, **masked})
 
     def telling(self, tell: Callable[[str], None]) -> Callable[[str], None]:
-        """What tells a line to people and records it."""
+        """Return a function that passes a line to `tell` and records it."""
 
         def told(line: str) -> None:
             tell(line)
@@ -86,37 +86,37 @@ class PoolRecord:
         return told
 
     def count(self, counts: Counts) -> None:
-        """Record once a second how many calls there are, where that has changed."""
+        """Record the numbers of calls whenever they have changed, at most once a second."""
         _writer.count(self._pool, counts)
 
     def close(self, error: str = "") -> None:
-        """Record the pool's end, and the error that it ended by, and wait until all is written, for a short time."""
+        """Record the pool's end, and its error if any, and wait briefly until everything is written."""
         closed = {"t": round(time.time(), 3), "pool": self._pool, "event": "closed", "error": self._conceal(error)}
         _writer.end(self._pool, closed)
 
 
 class _Writer:
-    """Writes the record of this process's pools, in a thread that is there while one of them is open."""
+    """The thread that writes the records of this process's pools, which runs while one of them is open."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()  # guards what follows
+        self._changed = threading.Condition()  # guards the attributes below
         self._waiting: deque[_Output | dict[str, Any]] = deque()
         self._size = self._dropped = 0
-        self._pools: dict[str, Counts | None] = {}  # those that are open
-        self._names: dict[str, str] = {}  # that pools are kept under, or ""
+        self._pools: dict[str, Counts | None] = {}  # open pools
+        self._names: dict[str, str] = {}  # names that pools are kept under, or ""
         self._busy = self._failed = False
         self._thread: threading.Thread | None = None
         self._warn: Callable[[str], object] = str
         self._process = ""
-        self._hurry = threading.Event()  # somebody waits until all is written
-        # of the thread alone
+        self._hurry = threading.Event()  # set while a caller waits until everything is written
+        # used by the thread only
         self._folder = Path()
         self._journals: dict[str, JournalWriter] = {}
-        self._counted: dict[str, Mapping[str, int]] = {}  # what was recorded last, by pool
+        self._counted: dict[str, Mapping[str, int]] = {}  # what was last recorded, by pool
         self._count_at = 0.0
 
     def begin(self, pool: str, process: str, warn: Callable[[str], None], name: str | None) -> None:
-        """A pool is about to open."""
+        """Register a pool that is about to open."""
         with self._changed:
             self._names[pool] = name or ""
             self._pools[pool], self._process, self._warn = None, process, warn
@@ -125,12 +125,12 @@ class _Writer:
                 self._thread.start()
 
     def count(self, pool: str, counts: Counts) -> None:
-        """Ask for the pool's counts from now on."""
+        """Record the pool's counts from now on."""
         with self._changed:
             self._pools[pool] = counts
 
     def put(self, entry: _Output | dict[str, Any], size: int = 0) -> None:
-        """Have an entry written, which has so many characters of output; never blocks."""
+        """Queue an entry, which has `size` characters of output; never blocks."""
         with self._changed:
             if self._failed:
                 return
@@ -143,7 +143,7 @@ class _Writer:
                 self._changed.notify_all()
 
     def end(self, pool: str, entry: dict[str, Any]) -> None:
-        """A pool has ended, its last entry being this: wait until its record is written, for a short time."""
+        """Record a pool's last entry, and wait briefly until its record is written."""
         with self._changed:
             counts = self._pools.get(pool)
         last = counts() if counts is not None else None
@@ -165,7 +165,7 @@ class _Writer:
                 self._count()
                 self._hurry.wait(_LINGER_S)
                 self._write()
-        except (OSError, ValueError) as error:  # ValueError: a path that no system call takes
+        except (OSError, ValueError) as error:  # ValueError: a path that no system call accepts
             with self._changed:
                 self._failed, self._thread = True, None
                 self._waiting.clear()
@@ -176,14 +176,14 @@ class _Writer:
             )
 
     def _open(self) -> None:
-        self._folder = runs_folder()  # until it is known which of them
+        self._folder = runs_folder()  # shown in the warning if the run's own directory cannot be created
         self._folder = run_of_process(self._process)
         for name, limit in (("nodes", NODES_BYTES), ("events", EVENTS_BYTES)):
             self._journals[name] = JournalWriter(self._folder / name, limit=limit, shared=True)
         (self._folder / POOLS).mkdir(mode=0o700, exist_ok=True)
 
     def _wait(self) -> bool:
-        """Wait for something to write, at most until calls are counted; False when all is written and no pool open."""
+        """Wait for entries or the next count of calls; return False when everything is written and no pool is open."""
         with self._changed:
             self._busy = False
             self._changed.notify_all()
@@ -232,7 +232,9 @@ class _Writer:
 
 
 def _merged(entries: Iterable[_Output]) -> Iterator[_Output]:
-    """The same entries, with neighbours of one call and stream in one: thousands of lines a second are written so."""
+    """Merge consecutive entries of the same call and stream, without which thousands of lines a second could not be
+    written.
+    """
     for _, alike in groupby(entries, lambda entry: entry[1:-1]):
         first, texts, size = None, list[str](), 0
         for entry in alike:
@@ -251,9 +253,10 @@ def _counts_entry(pool: str, counts: Mapping[str, int]) -> dict[str, Any]:
 
 
 def runs_of_pool(name: str, *, exactly: bool = False) -> tuple[str, Sequence[str]] | None:
-    """The latest pool that was kept under this name, or the only one whose identifier begins so, as recorded here.
+    """Return the latest pool recorded here under this name, or the only one whose identifier has this prefix; None if
+    none.
 
-    Its identifier, and the names of the runs that have had it, the first one first.
+    The result is its identifier and the names of the runs that have held it, oldest first.
     """
     paths = [path for path in runs_folder().glob(f"*/{POOLS}/*") if not path.parents[1].name.startswith(".")]
     known: dict[str, list[Path]] = {}
@@ -277,7 +280,7 @@ def _touched(path: Path) -> float:
 def _pool_name(path: Path) -> str:
     try:
         return path.read_text()
-    except (OSError, ValueError):  # removed meanwhile
+    except (OSError, ValueError):  # removed meanwhile, or not text
         return ""
 
 
@@ -285,7 +288,7 @@ _writer = _Writer()
 
 
 def _after_fork() -> None:
-    """The record is the parent's; a pool that the child opens has one of its own."""
+    """Start a new record in a forked process: the old one is the parent's."""
     global _writer
     _writer = _Writer()
 

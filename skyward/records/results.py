@@ -1,14 +1,14 @@
-"""A file of results that have been computed: records that are appended, each of them whole or not there.
+"""A file of computed results: appended records, each of which is either complete or absent.
 
     skyward results 1, salt
     record*: mark, sizes of description and content, description (JSON), checksum, content, checksum
 
-A writer that is killed loses at most the record that it was writing, whose rest the next writer cuts off. After a loss
-of power up to a second's records may be missing as well. A record that is damaged counts as missing; those behind it
-are found again. The salt is part of the checksums, so that no result can hold what looks like a record. One writer has
-the file at a time, by a lock that ends with its process.
+If the writer is killed, at most the record being written is lost; the next writer truncates the incomplete part. After
+a power failure, up to a second's records may also be missing. A damaged record counts as missing; the records after it
+are still found. The salt is part of the checksums, so that no result can contain bytes that pass for a record. One
+writer uses the file at a time, guarded by a lock that ends with its process.
 
-What a record holds is unpickled by whoever reads results: the file has to belong to this user, and to nobody else.
+Readers unpickle the content of records, so the file must belong to this user, and nobody else may access it.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ _SALT = 16  # bytes
 _MARK = b"\xd5result\n"
 _PREFIX = struct.Struct("<8sIQ")  # mark, bytes of the description, bytes of the content
 _SUM = 16  # bytes of a checksum
-_LARGEST_HEAD = 1024 * 1024  # bytes; a larger size is damage
-_SYNC_S = 1.0  # how often what is written is forced to the disk
+_LARGEST_HEAD = 1024 * 1024  # bytes; a larger size indicates damage
+_SYNC_S = 1.0  # how often written data is forced to disk
 _CHUNK = 1024 * 1024
-_PARTS = 512  # buffers written at once; the kernel takes 1024
+_PARTS = 512  # buffers written at once; the kernel accepts 1024
 
 Buffer = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultKey:
-    """Which call a result is of.
+    """The identity of the call that a result belongs to.
 
     Attributes:
-        function: its name, for people.
-        code: digest of its code, and of all that the code refers to.
-        image: identity of what it ran in.
+        function: its name, for display.
+        code: digest of its code and of everything that the code refers to.
+        image: identity of the image it ran in.
         arguments: digest of its arguments.
-        occurrence: how many calls with the same arguments came before it; calls that are alike have a result each.
+        occurrence: number of earlier calls with the same arguments; identical calls have one result each.
     """
 
     function: str
@@ -69,19 +69,19 @@ class _Record:
 
 
 class ResultJournal:
-    """The journal of one writer; a context, at whose end the file is closed and others may have it.
+    """The journal of one writer. As a context manager it closes the file at the end, so that others can use it.
 
     Attributes:
         path: the file.
-        cut: bytes of an unfinished record that were found at its end and cut off.
+        cut: bytes of an incomplete record that were found at the end of the file and truncated.
     """
 
     def __init__(self, path: str | Path) -> None:
-        """Open the file, which is made if it is missing, and find its records.
+        """Open the file, creating it if necessary, and find its records.
 
         Raises:
-            ConfigError: it is something else, belongs to somebody else or may be read by others, or another process
-                has it.
+            ConfigError: it is another kind of file, belongs to another user, is accessible to others, or is in use by
+            another process.
             JournalError: it cannot be opened or read.
         """
         self.path = Path(path)
@@ -112,16 +112,16 @@ class ResultJournal:
 
     @property
     def keys(self) -> Sequence[ResultKey]:
-        """Those of all results that are in the file."""
+        """Keys of all results in the file."""
         return tuple(self._records)
 
     def is_data(self, key: ResultKey) -> bool | None:
-        """Whether a result was made as data only; None when it is not there."""
+        """Return whether a result was made as data only; None if there is no such result."""
         record = self._records.get(key)
         return None if record is None else record.only_data
 
     def load(self, key: ResultKey) -> list[bytearray] | None:
-        """The parts of a result, as `keep` was given them; None when it is not there, or damaged.
+        """Return the parts of a result as passed to `keep`; None if there is no such result or it is damaged.
 
         Raises:
             JournalError: the file cannot be read.
@@ -147,7 +147,7 @@ class ResultJournal:
         """Append a result.
 
         Raises:
-            JournalError: the disk does not take it. What was written before stays as it is.
+            JournalError: it could not be written. Earlier records are unaffected.
         """
         sizes = [memoryview(part).nbytes for part in parts]
         described = {name: getattr(key, name) for name in ("function", "code", "image", "arguments", "occurrence")}
@@ -166,10 +166,10 @@ class ResultJournal:
         self._records[key] = _Record(start + len(head) + _SUM, tuple(sizes), only_data)
 
     def close(self) -> None:
-        """Force everything to the disk and let others have the file. Called again, it does nothing.
+        """Force everything to disk and close the file, so that others can use it. Repeated calls do nothing.
 
         Raises:
-            JournalError: the disk does not take it.
+            JournalError: the data could not be written.
         """
         if self._file < 0:
             return
@@ -195,7 +195,7 @@ class ResultJournal:
         os.close(file)
 
     def _check(self) -> None:
-        """Take the file for this process, if it is this user's alone."""
+        """Check that only this user can access the file, and lock it for this process."""
         found = os.fstat(self._file)
         if not stat.S_ISREG(found.st_mode):
             raise ConfigError(f"journal= names a file; {self.path} is not one.")
@@ -214,7 +214,7 @@ class ResultJournal:
             ) from None
 
     def _find(self) -> None:
-        """Note where the records are, and cut off an unfinished one at the end."""
+        """Index the records, and truncate an incomplete one at the end."""
         size = os.fstat(self._file).st_size
         beginning, begins = os.pread(self._file, len(_HEADER), 0), len(_HEADER) + _SALT
         if beginning != _HEADER[: len(beginning)]:
@@ -237,7 +237,7 @@ class ResultJournal:
             os.ftruncate(self._file, self._end)
 
     def _read_record(self, position: int, size: int) -> int | None:
-        """Note the record at a position; the position behind it, None if there is no whole one."""
+        """Index the record at a position and return the position after it; None if there is no complete record."""
         prefix = os.pread(self._file, _PREFIX.size, position)
         if len(prefix) < _PREFIX.size:
             return None
@@ -254,7 +254,7 @@ class ResultJournal:
         return int(start + content_size + _SUM)
 
     def _next_mark(self, position: int, size: int) -> int:
-        """Where the next record may begin; the end of the file if none does."""
+        """Return the position where the next record may begin; the end of the file if there is none."""
         while position < size:
             data = os.pread(self._file, _CHUNK, position)
             found = data.find(_MARK)
@@ -266,7 +266,7 @@ class ResultJournal:
         return size
 
     def _read_into(self, part: bytearray, position: int) -> bool:
-        """Fill a buffer from a position on; False at the end of the file."""
+        """Fill a buffer starting at a position; return False at the end of the file."""
         rest = memoryview(part)
         while rest:
             count = os.preadv(self._file, [rest], position)
@@ -276,7 +276,7 @@ class ResultJournal:
         return True
 
     def _write(self, parts: Sequence[Buffer], position: int) -> int:
-        """Write buffers at a position, however many steps that takes; the position behind them."""
+        """Write buffers at a position, in as many steps as necessary, and return the position after them."""
         left = [view for part in parts if (view := memoryview(part).cast("B")).nbytes]
         self._dirty = True
         while left:
@@ -289,12 +289,12 @@ class ResultJournal:
         return position
 
     def _cut_to(self, end: int) -> None:
-        """Take back what was written of a record."""
+        """Truncate the file to remove a partly written record."""
         self._end = end
         try:
             os.ftruncate(self._file, end)
         except OSError:
-            pass  # the disk that refused the record refuses this too; the next writer cuts it off
+            pass  # the disk may refuse this as it refused the record; the next writer truncates it
 
     def _sync(self, *, at_once: bool = False) -> None:
         now = time.monotonic()

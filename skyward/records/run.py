@@ -1,15 +1,15 @@
-"""The record of one run: a directory under the user's state directory, with what is known of it and its journals.
+"""The record of one run: a directory in the user's state directory with the facts about the run and its journals.
 
 - `runs/ID/run.json`: what was started, by whom and where; written once
-- `runs/ID/end.json`: how it ended; missing while it runs, and for good when it was killed
-- `runs/ID/output/`: journal of what the program itself prints: t, stream ("out", "err"), text
-- `runs/ID/nodes/`: journal of what nodes print: t, pool, node, rank, call, stream, text
-- `runs/ID/events/`: journal of its pools: t, pool, event, and what belongs to the event
+- `runs/ID/end.json`: how it ended; absent while it runs, and permanently if it was killed
+- `runs/ID/output/`: journal of the program's own output: t, stream ("out", "err"), text
+- `runs/ID/nodes/`: journal of the nodes' output: t, pool, node, rank, call, stream, text
+- `runs/ID/events/`: journal of its pools: t, pool, event, and fields specific to the event
 - `runs/ID/saved/`: values of sky.save
 - `runs/ID/files/`: the run's output folder
 
-A process belongs to the run of its driver, or has one of its own, made when its first pool opens. Old records are
-removed then, so that they do not fill the disk.
+A process belongs to the run of its driver, or has a run of its own, created when its first pool opens. Old records are
+then removed, so that they do not fill the disk.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from skyward.errors import ConfigError
 from skyward.system import socket, threading, time
 
 FOLDER_VARIABLE = "SKYWARD_RUN"  # names the directory of the run that a process belongs to
-_NOWHERE = Path("/nonexistent")  # the home of users without one, as Debian's accounts have it
+_NOWHERE = Path("/nonexistent")  # the home of users without one, as in Debian's accounts
 _NAME = re.compile("[A-Za-z0-9][A-Za-z0-9_.-]{0,80}")
 _lock = threading.Lock()
-_own: tuple[int, Path] | None = None  # the process that has it, and its directory
-KEPT_S = 30 * 86400.0  # after its end a record is kept so long,
-KEPT_BYTES = 4 * 10**9  # unless all together take more; one that is full takes 1.4 GB, and outlives the next run
-EVERY_S = 3600.0  # a process that opens a pool looks at all records no more often: 900 of them take 0.1 s
-_REMOVED = ".removed-"  # begins the name of what is being removed; a run's name does not begin so
+_own: tuple[int, Path] | None = None  # the ID of the process that owns it, and its directory
+KEPT_S = 30 * 86400.0  # how long a record is kept after its end,
+KEPT_BYTES = 4 * 10**9  # unless all together take more; a full record takes 1.4 GB, and outlives the next run
+EVERY_S = 3600.0  # minimum time between two scans of all records: 900 of them take 0.1 s
+_REMOVED = ".removed-"  # prefix of directories that are being removed; no run has such a name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rental:
-    """The machines that were rented for a detached run, by whoever started it.
+    """The machines rented for a detached run by the process that started it.
 
     Attributes:
         provider: the provider and its region, as "AWS:us-east-1".
-        pool: identifier of a pool, with which the machines are tagged.
-        keep_s: how long the driver's machine stays after the run's end if nobody fetches the results.
+        pool: identifier of the pool that the machines are tagged with.
+        keep_s: seconds that the driver's machine stays after the run's end if nobody fetches the results.
     """
 
     provider: str
@@ -58,24 +58,25 @@ class Rental:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """What is known of a run from its start on.
+    """The facts about a run that are known when it starts.
 
     Attributes:
-        id: its name: that of the program, and four characters that tell it from others.
-        program: the file that runs, or a module as "-m name".
-        arguments: of the program.
+        id: its name: that of the program, and four random characters that make it unique.
+        program: the file that runs, or "-m name" for a module.
+        arguments: arguments of the program.
         started: seconds since 1970.
         directory: where it was started.
-        user: who started it, as "name@host".
-        pid: of its process on the host that it runs on; None where that is in a container.
-        process: that process as `nodes/process_id.py` writes it, which tells it from a later one with the same number.
-        place: where its driver runs, seen from the machine whose record this is: "local" (a process there), "docker" (a
-            container there), or "user@host", where the record with the journals is.
-        key: file of the private key for that host; None for what agent and SSH configuration offer.
+        user: the user who started it, as "name@host".
+        pid: its process ID on the host it runs on; None if it runs in a container.
+        process: that process in the format of `nodes/process_id.py`, which tells it apart from a later one with the
+            same ID.
+        place: where its driver runs, seen from the machine with this record: "local" (a process there), "docker" (a
+            container there), or "user@host", the host that has the record with the journals.
+        key: file of the private key for that host; None for the keys of the SSH agent and configuration.
         known_hosts: file of the only host keys to trust for it; None for those of the SSH configuration.
-        detached: whether it lives on without the terminal that started it.
-        container: name of the driver's container; None where it is a process.
-        rented: its machines; None where they were there before.
+        detached: whether it continues without the terminal that started it.
+        container: name of the driver's container; None if it is a process.
+        rented: the machines rented for it; None if they existed before.
     """
 
     id: str
@@ -94,16 +95,16 @@ class RunRecord:
     rented: Rental | None = None
 
     def write(self, folder: Path) -> None:
-        """Put it into the run's directory, which is made when it is missing."""
+        """Write the record to the run's directory, which is created if it is missing."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_json(folder / "run.json", asdict(self))
 
     @classmethod
     def parse(cls, text: str | bytes) -> RunRecord:
-        """Of the text of a run.json; fields of later versions are left out.
+        """Parse the text of a run.json, ignoring fields that later versions have added.
 
         Raises:
-            ValueError, TypeError: it is none.
+            ValueError, TypeError: the text is not a run record.
         """
         known = {each.name for each in fields(cls)}
         values = json.loads(text)
@@ -113,9 +114,9 @@ class RunRecord:
 
 
 def state_folder() -> Path:
-    """The user's directory for what outlives a process: $XDG_STATE_HOME/skyward, usually ~/.local/state/skyward.
+    """Return the user's directory for persistent data: $XDG_STATE_HOME/skyward, usually ~/.local/state/skyward.
 
-    A path that does not exist for users without a home.
+    For users without a home directory, return a path that does not exist.
     """
     from platformdirs import user_state_path
 
@@ -123,19 +124,19 @@ def state_folder() -> Path:
         found = user_state_path("skyward")
     except RuntimeError:  # no HOME, and no account of this user's number
         return _NOWHERE
-    return found if found.is_absolute() else _NOWHERE  # some versions leave `~` as it is
+    return found if found.is_absolute() else _NOWHERE  # some versions leave `~` unexpanded
 
 
 def runs_folder() -> Path:
-    """Where the records of runs are."""
+    """Return the directory that contains the records of runs."""
     return state_folder() / "runs"
 
 
 def folder_of(run_id: str) -> Path:
-    """The directory of a run, whether or not it is there.
+    """Return the directory of a run, whether or not it exists.
 
     Raises:
-        ConfigError: this cannot be the name of a run.
+        ConfigError: the name is not valid for a run.
     """
     if not _NAME.fullmatch(run_id):
         raise ConfigError(f"{run_id!r} cannot be the name of a run: letters, digits and -_. only.")
@@ -143,13 +144,13 @@ def folder_of(run_id: str) -> Path:
 
 
 def new_id(program: str) -> str:
-    """A name for a run of this program: "train-4f2a" for train.py."""
+    """Return a new name for a run of this program: "train-4f2a" for train.py."""
     stem = re.sub("[^A-Za-z0-9_]+", "-", Path(program.removeprefix("-m ")).stem).strip("-_")[:40] or "run"
     return f"{stem}-{secrets.token_hex(2)}"
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a file that other processes may read at any time: as a whole, or not at all."""
+    """Write a file atomically: other processes may read it at any time."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(2)}")
     with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(json.dumps(value, indent=1) + "\n")
@@ -157,15 +158,15 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def run_of_process(process: str) -> Path:
-    """The directory of this process's run: that which SKYWARD_RUN names, else one of this process alone.
+    """Return the directory of this process's run: the one that SKYWARD_RUN names, or else one for this process alone.
 
-    How the process ends is noted there, where that can be: see `end.json`.
+    When the process ends, `end.json` is written there if possible.
 
     Args:
-        process: this process as `nodes/process_id.py` writes it.
+        process: this process in the format of `nodes/process_id.py`.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: it cannot be created.
     """
     global _own
     if given := os.environ.get(FOLDER_VARIABLE):
@@ -196,16 +197,16 @@ def _new_run(process: str) -> Path:
 
 
 def _user() -> str:
-    import getpass  # which only a process with a run of its own needs
+    import getpass  # only a process with a run of its own needs it
 
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # of a container that runs as a number; an OSError from Python 3.13 on
+    except (KeyError, OSError):  # the container runs as a user number without an account; OSError since Python 3.13
         return str(os.getuid())
 
 
 def _program() -> str:
-    """What runs in this process, as `RunRecord.program` has it."""
+    """Return the program that runs in this process, in the format of `RunRecord.program`."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     if spec is not None and spec.name:
         return f"-m {spec.name.removesuffix('.__main__')}"
@@ -213,7 +214,7 @@ def _program() -> str:
 
 
 def _note_end(process: int, folder: Path) -> None:
-    """Note that this process has ended. Its exit status is not known yet, unless an exception ends it."""
+    """Record that this process has ended. Its exit status is not known yet, unless an exception ends it."""
     if os.getpid() != process or not folder.is_dir():
         return
     error = getattr(sys, "last_value", None)
@@ -233,29 +234,29 @@ def _note_end(process: int, folder: Path) -> None:
 @dataclass(frozen=True, slots=True)
 class _Old:
     folder: Path
-    written: float  # when anything of it was last written
+    written: float  # when any part of it was last written
     size: int
     is_over: bool
 
 
 def prune_at_times() -> None:
-    """Remove old records, unless a process of this user has done so within the hour."""
+    """Remove old records, unless a process of this user has done so within the past hour."""
     mark = state_folder() / "pruned"
     with suppress(OSError):
         if time.time() - mark.stat().st_mtime < EVERY_S:
             return
-    with suppress(OSError):  # a directory that is not there, or cannot be written, holds few records
+    with suppress(OSError):  # a directory that is missing or read-only contains few records
         mark.touch(mode=0o600)
     prune()
 
 
 def prune(*, kept_bytes: int = KEPT_BYTES) -> None:
-    """Remove records of runs that have ended: those too old, and the oldest where all together take too much room.
+    """Remove the records of ended runs: those that are too old, and the oldest if all together take too much space.
 
-    What cannot be removed, because another process removes it or the disk is read-only, is left.
+    Records that cannot be removed, because another process removes them or the disk is read-only, are skipped.
 
     Args:
-        kept_bytes: how much all together may take. A run that is not known to have ended counts and stays.
+        kept_bytes: limit for all records together. Runs that are not known to have ended count, but are not removed.
     """
     found = sorted(_records(), key=lambda each: each.written)
     total = sum(each.size for each in found)
@@ -271,7 +272,7 @@ def _records() -> Iterator[_Old]:
     if not folder.is_dir():
         return
     for run in list(folder.iterdir()):
-        if run.name.startswith(_REMOVED):  # by a process that was killed meanwhile
+        if run.name.startswith(_REMOVED):  # by a process that was killed before it finished
             shutil.rmtree(run, ignore_errors=True)
         elif run.is_dir():
             with suppress(OSError):  # removed meanwhile
@@ -286,7 +287,7 @@ def _facts(run: Path) -> _Old:
 
 
 def _is_over(run: Path, written: float) -> bool:
-    """Whether a run is known to have ended, or has long been silent and its process is not there."""
+    """Return whether a run has ended: that is recorded, its process is gone, or nothing was written for KEPT_S."""
     if (run / "end.json").exists():
         return True
     try:
@@ -299,7 +300,7 @@ def _is_over(run: Path, written: float) -> bool:
 
 
 def _is_of_here(record: RunRecord) -> bool:
-    """Whether its process would be seen here: a home may be that of several machines, and of containers."""
+    """Return whether its process would be visible here: machines and containers may share a home directory."""
     with suppress(OSError):
         namespace = str(Path("/proc/self/ns/pid").readlink())
         return record.process.endswith(f",{namespace}") and record.user.endswith(f"@{socket.gethostname()}")
@@ -307,7 +308,7 @@ def _is_of_here(record: RunRecord) -> bool:
 
 
 def _remove(run: Path) -> None:
-    """Out of sight at once, then piece by piece."""
+    """Hide the record at once by renaming it, then remove it file by file."""
     with suppress(OSError):
         hidden = run.with_name(f"{_REMOVED}{run.name}-{secrets.token_hex(2)}")
         run.rename(hidden)
