@@ -261,7 +261,7 @@ def _is_own(path: Path) -> bool:
 
 @contextmanager
 def private_directory() -> Iterator[Path]:
-    """Create a temporary directory for this process's secrets and sockets; later clients remove that of a killed one."""
+    """Create a temporary directory for this process's secrets and sockets; a later client removes a killed one's."""
     directory, owner = PoolDirectory.create(f"{token_hex(4)}.x", runtime_base()), os.getpid()
     try:
         yield directory.path

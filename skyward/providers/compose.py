@@ -1,4 +1,4 @@
-"""`sky.Compose`, and what one pool has of a compose file's project."""
+"""`sky.Compose`, and one pool's part of a compose file's project."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ _AT_ONCE = 16
 @suggesting("sky.Compose")
 @dataclass(frozen=True, init=False)
 class Compose(Provider):
-    """The containers of a compose file such as `skyward up --nodes 3 --compose` writes.
+    """The containers of a compose file, such as `skyward up --nodes 3 --compose` writes.
 
-    If the file is up, nodes are taken from its running containers and given back: what was up stays up, and runs its
-    own image. If it is not, the pool brings it up with its own image, and down at its end.
+    If the project is up, nodes are taken from its running containers and returned afterwards: it stays up, and runs its
+    own image. Otherwise the pool brings it up with the pool's image, and down at the end.
 
     Attributes:
         file: the compose file.
-        project: its name for compose; None for the one that compose would give it.
+        project: the project's name for compose; None for compose's default.
 
     Raises:
-        ConfigError: there is no such file, or the name is not one.
+        ConfigError: the file does not exist, or the name is invalid.
     """
 
     name: ClassVar[str] = "compose"
@@ -72,10 +72,10 @@ class Compose(Provider):
         object.__setattr__(self, "project", project)
 
     def check(self, request: PoolRequest) -> None:
-        """Refuse limits, which the file sets, and rented machines.
+        """Reject limits, which are set in the file, and rented machines.
 
         Raises:
-            ConfigError: the request asks for either.
+            ConfigError: the request contains either.
         """
         super().check(request)
         for name, value in (("cpu", request.cpus), ("memory", request.memory_gb)):
@@ -83,66 +83,66 @@ class Compose(Provider):
                 raise ConfigError(f"{name}= is decided by {self.file} for the nodes of sky.Compose: limit them there.")
 
     def open(self, request: PoolRequest) -> ComposeAllocation:
-        """The containers that a pool takes."""
+        """Return the allocation for a pool, which takes containers of the project."""
         return ComposeAllocation(self, request)
 
     def find(self) -> Sequence[Resource]:
-        """Every container of the project that can be a node, with its number there as `node`."""
+        """Return every container of the project that can be a node, numbered in `node`."""
         found = describe(self.project_on_engine().node_containers())
         for number, each in enumerate(found):
             each["node"] = number
         return found
 
     def enter(self, node: Resource) -> NodeAccess:
-        """A way into a container, through the engine. The pool that has taken it is not known by its label."""
+        """Return access to a container through the engine. Its label does not identify the pool that has taken it."""
         return ContainerAccess(node, self.project_on_engine().address)
 
     def destroy(self, pool_id: str) -> None:
-        """Bring the file down if it is this pool that brought it up; if the file is gone, remove the pool's nodes.
+        """Bring the project down if this pool brought it up; without its file, remove the pool's containers.
 
         Raises:
-            ProviderError: compose failed; containers may be left, which end by their lease.
-            EngineError: the engine is gone or refuses.
+            ProviderError: compose failed; containers that are left end when their lease expires.
+            EngineError: the engine cannot be reached or refused.
         """
         project = self.project_on_engine()
         if not self.file.exists():
             remove_all(project.engine, pool_id)
             return
-        with project.locked():  # until the pool's own `up` has ended, which outlives a client that is killed
+        with project.locked():  # waits for the pool's own `up`, which outlives a killed client
             if project.is_of(pool_id):
                 project.down()
 
     def project_on_engine(self) -> Project:
-        """The project, under the name that compose gives it.
+        """Return the project, under the given name or compose's default.
 
         Raises:
-            ProviderError: the folder's name gives none.
+            ProviderError: the folder's name yields no project name.
         """
         return Project(self.file, self.project or project_name(self.file))
 
 
 class ComposeAllocation(Allocation):
-    """The containers that one pool has taken of a project, and whether it has brought the project up."""
+    """The containers of a project that one pool has taken, and whether the pool has brought the project up."""
 
     def __init__(self, provider: Compose, request: PoolRequest) -> None:
         super().__init__(request)
         self._provider = provider
         self.taken: list[Taken] = []
-        self._image: str | None = None  # what this pool has brought the project up with
-        self._reaper: Reaper | None = None  # there is one if this pool is to bring the project down
+        self._image: str | None = None  # the image with which this pool has brought the project up
+        self._reaper: Reaper | None = None  # set if this pool is to bring the project down
         self._started: set[int] = set()
         self._lock = threading.Lock()
 
     @cached_property
     def project(self) -> Project:
-        """The project, on its engine."""
+        """The project and its engine."""
         return self._provider.project_on_engine()
 
     def acquire(self) -> Sequence[Host]:
-        """Take nodes if the file is up; if not, check that it can be brought up.
+        """Take nodes if the project is up; otherwise check that it can be brought up.
 
         Raises:
-            ProviderError: too few nodes run, are free or have the GPUs; the file cannot be brought up.
+            ProviderError: too few nodes run, are free or have the GPUs; or the project cannot be brought up.
             EngineMissingError: no engine answers.
         """
         request, file = self.request, self._provider.file
@@ -157,12 +157,12 @@ class ComposeAllocation(Allocation):
             self.project.check()
         return [ComposeHost(self, node) for node in range(request.nodes)]
 
-    def prepare(self, hosts: Sequence[Host]) -> str | None:  # noqa: ARG002 - the project is there for all of them
-        """Bring the file up with the pool's image, unless it is up: then its nodes run what they run, and it is None.
+    def prepare(self, hosts: Sequence[Host]) -> str | None:  # noqa: ARG002 - the project is shared by all of them
+        """Bring the project up with the pool's image; return None if it is up already and runs its own images.
 
         Raises:
-            ImageError: the image cannot be had.
-            ProviderError: compose failed, or the file has fewer nodes than asked for.
+            ImageError: the image cannot be provided.
+            ProviderError: compose failed, or the file has too few nodes.
         """
         from skyward.builder.events import note
         from skyward.delivery.deliver import ImageTarget, deliver
@@ -185,7 +185,7 @@ class ComposeAllocation(Allocation):
         return None
 
     def _bring_up(self, image: str, user: str, lock: int) -> None:
-        # before anything is made, so that what failed half-way is removed, also if this process is killed
+        # before anything is created, so that a partial failure is cleaned up even if this process is killed
         self._reaper = Reaper(self._provider, self.request.pool_id)
         self._image = image
         names = {"SKYWARD_IMAGE": image, "SKYWARD_POOL": self.request.pool_id, "SKYWARD_USER": current_user()}
@@ -194,7 +194,7 @@ class ComposeAllocation(Allocation):
         self.project.up(lock, **names, SKYWARD_STANDBY_LEASE=f"{LEASE_S:g}")
 
     def _take(self) -> None:
-        """Take as many nodes as the pool has; none if there are not enough."""
+        """Take as many nodes as the pool has, or none if there are not enough."""
         wanted, running = self.request.nodes, self._with_gpus()
         left = running if len(running) >= wanted else []
         busy: list[Standby] = []
@@ -205,7 +205,7 @@ class ComposeAllocation(Allocation):
             self._refuse(running, busy)
 
     def _try(self, standbys: Sequence[Standby]) -> list[Standby]:
-        """Take these side by side; those that others have. An error is raised when all have been tried."""
+        """Take these in parallel; return those that other clients hold. Errors are raised once all have been tried."""
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="skyward-take") as threads:
             tries = [threads.submit(take, self.project.address, standby) for standby in standbys]
         taken = [each.result() for each in tries if each.exception() is None]
@@ -215,10 +215,10 @@ class ComposeAllocation(Allocation):
         return [standby for standby, each in zip(standbys, taken, strict=True) if each is None]
 
     def replace(self, lost: Host | None) -> Host:
-        """Take a container of the project that no pool has; the lost one's too, if it is back.
+        """Take a container of the project that no pool holds, possibly the lost one if it runs again.
 
         Raises:
-            ProviderError: none is free.
+            ProviderError: no container is free.
             PoolClosedError: the pool has ended, or another client has ended it.
         """
         gone = lost.node if isinstance(lost, ComposeHost) else None
@@ -240,14 +240,14 @@ class ComposeAllocation(Allocation):
         )
 
     def start(self, number: int, launch: Launch) -> RunnerNode:
-        """Make a container the node.
+        """Turn a container into the node.
 
         Raises:
-            ProviderError: it has ended, or was taken by another client.
+            ProviderError: it has ended, or another client has taken it.
         """
         with self._lock:
             self.check_open()
-            if number in self._started:  # its node was removed, which has given the container back
+            if number in self._started:  # its node was removed, which released the container
                 self.taken[number] = self._take_again(self.taken[number].standby)
             self._started.add(number)
             return RunnerNode(launch, ComposeProcess(self.project.address, self.taken[number], launch))
@@ -259,20 +259,20 @@ class ComposeAllocation(Allocation):
         return taken
 
     def release(self) -> None:
-        """Give the nodes back, and bring the project down if this pool has brought it up.
+        """Release the nodes, and bring the project down if this pool brought it up.
 
         Raises:
-            ProviderError: compose failed; the reaper tries again, and containers end by their lease.
-            EngineError: the engine is gone or refuses.
+            ProviderError: compose failed; the reaper tries again, and leases end the containers.
+            EngineError: the engine cannot be reached or refused.
         """
-        with self._lock, ExitStack() as last:  # after whoever was just taking one
+        with self._lock, ExitStack() as last:  # waits for a thread that is taking one
             if self._reaper is not None:
                 last.callback(self._reaper.relieve, self.project.down)
             for taken in self.taken:
                 last.callback(taken.give_back)
 
     def _with_gpus(self) -> list[Standby]:
-        """The running containers that have as many GPUs as a node of the pool."""
+        """Return the running containers with enough GPUs for a node of the pool."""
         return [each for each in self.project.nodes() if each.gpus >= self.request.gpus]
 
     def _refuse(self, running: Sequence[Standby], busy: Sequence[Standby]) -> None:
@@ -298,10 +298,10 @@ class ComposeAllocation(Allocation):
 
 @dataclass(frozen=True, slots=True)
 class ComposeHost:
-    """A container of the project, as the host of one node. Which one is known once the image is prepared.
+    """A container of the project, as the host of one node. It is known once the image is prepared.
 
     Attributes:
-        allocation: the pool's.
+        allocation: the pool's allocation.
         node: its index among the containers that the pool has taken.
     """
 
@@ -319,13 +319,13 @@ class ComposeHost:
         return self.allocation.taken[self.node].standby.address
 
     def claim_port(self) -> int:
-        """A free port there; no other pool has the container."""
+        """Return a free port of the container, which no other pool holds."""
         return self.allocation.taken[self.node].port
 
     def start(self, launch: Launch) -> RunnerNode:
-        """Make the container the node.
+        """Turn the container into the node.
 
         Raises:
-            ProviderError: it has ended, or was taken by another client.
+            ProviderError: it has ended, or another client has taken it.
         """
         return self.allocation.start(self.node, launch)

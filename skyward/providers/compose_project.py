@@ -1,6 +1,6 @@
 """The project of a compose file: brought up and down by Docker Compose, inspected through the engine.
 
-Its containers wait to become nodes; they are taken, reached and given back through the engine alone.
+Its containers wait to become nodes; the engine alone is used to take, reach and release them.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from skyward.nodes.node import Exit, Launch, exit_of
 from skyward.runner.entry.standby import EXIT_TAKEN, GREETING
 from skyward.system import socket, threading, time
 
-PROJECT = "com.docker.compose.project"  # labels that compose gives to what it makes
-USER_VAR = "SKYWARD_NODE_USER"  # the user that functions run as where the file names none
-GPUS = "skyward.gpus"  # a label of services whose containers have GPUs for themselves
+PROJECT = "com.docker.compose.project"  # labels that compose sets on what it creates
+USER_VAR = "SKYWARD_NODE_USER"  # the user that functions run as if the file names none
+GPUS = "skyward.gpus"  # label of services whose containers have dedicated GPUs
 _NUMBER = "com.docker.compose.container-number"
 _SERVICE = "com.docker.compose.service"
 _UP_LIMIT_S, _DOWN_LIMIT_S = 600.0, 120.0
-_GRACE_S = 2  # for containers to end by themselves
-_ASK_S = 3.0  # how often the engine is asked whether it is frozen: compose would wait for ever
+_GRACE_S = 2  # for containers to end on their own
+_ASK_S = 3.0  # interval at which the engine is checked for being frozen: compose would wait forever
 _LAST_LINES = 15
 _TAKE = (COMMAND[0], "-m", "skyward.runner.entry.standby", "take")
 _RELAY = (COMMAND[0], "-m", "skyward.runner.entry.relay")
-_GREETING_S = 30.0  # a Python that starts on a busy machine
-_END_S = 10.0  # how long a node may take to end and to tidy up
+_GREETING_S = 30.0  # for Python to start on a busy machine
+_END_S = 10.0  # how long a node may take to end and clean up
 _CHUNK = 1 << 18
 
 
@@ -51,9 +51,9 @@ class Standby:
     Attributes:
         container: its id.
         name: its name.
-        address: its IP address on the network it shares with the others.
-        image: what it was made from.
-        gpus: how many NVIDIA GPUs it has for itself.
+        address: its IP address on the network that it shares with the others.
+        image: the image it was created from.
+        gpus: number of its dedicated NVIDIA GPUs.
     """
 
     container: str
@@ -65,7 +65,7 @@ class Standby:
 
 @dataclass(frozen=True)
 class Project:
-    """One compose file under one name.
+    """One compose file under one project name.
 
     Attributes:
         file: the file.
@@ -82,50 +82,50 @@ class Project:
 
     @property
     def engine(self) -> Engine:
-        """That engine; raises EngineMissingError if it does not answer."""
+        """The API of that engine; raises EngineMissingError if it does not answer."""
         return Engine.connect(self.address.url)
 
     def containers(self) -> Sequence[Mapping[str, Any]]:
-        """All its containers, in any state."""
+        """Return all its containers, in any state."""
         return self.engine.containers(f"{PROJECT}={self.name}")
 
     def is_up(self) -> bool:
-        """Whether anything of it runs."""
+        """Return whether any of its containers runs."""
         return any(each["State"] == "running" for each in self.containers())
 
     def is_of(self, pool: str) -> bool:
-        """Whether a pool has brought it up, and it has not been brought down since."""
+        """Return whether a pool brought it up, and it has not been brought down since."""
         return any(each["Labels"].get(POOL) == pool for each in self.containers())
 
     def nodes(self) -> list[Standby]:
-        """Its running containers that can become nodes, in the order in which compose numbers them.
+        """Return its running containers that can become nodes, in compose's numbering.
 
         Raises:
-            ProviderError: one has no address of its own.
+            ProviderError: a container has no IP address of its own.
         """
         return [_standby(each) for each in self.node_containers() if each["State"] == "running"]
 
     def node_containers(self) -> list[Mapping[str, Any]]:
-        """Its containers that are nodes when they run, in the order in which compose numbers them."""
+        """Return its containers that are nodes when they run, in compose's numbering."""
         return sorted((each for each in self.containers() if POOL in each["Labels"]), key=_order)
 
     @contextmanager
     def locked(self) -> Iterator[int]:
-        """A lock by which one client at a time finds out whether the project is up, and brings it up.
+        """Lock the project, so that only one client at a time checks whether it is up and brings it up.
 
-        Gives its file descriptor, for `up`: compose holds the lock until it ends.
+        Yields the lock's file descriptor, for `up`: compose holds the lock until it ends.
         """
         with self.file.open() as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield file.fileno()
 
     def check(self) -> None:
-        """Check that it can be brought up here.
+        """Check that the project can be brought up here.
 
         Raises:
-            ProviderError: there is no Docker Compose, or the engine has no bridge network.
+            ProviderError: Docker Compose is missing, or the engine has no bridge network.
         """
-        self.command  # noqa: B018 - looks for it, and caches the answer
+        self.command  # noqa: B018 - searches for the command, and caches the result
         if not self.engine.has_bridge():
             raise ProviderError(
                 f"The Docker engine at {self.address.url} has no bridge network (it runs with --bridge=none), and the "
@@ -134,18 +134,18 @@ class Project:
             )
 
     def up(self, *locks: int, **variables: str) -> None:
-        """Bring it up; variables are for the file's `${NAME}`.
+        """Bring the project up; `variables` replace `${NAME}` in the file.
 
-        Compose outlives a client that is killed, and holds the locks until it ends.
+        Compose outlives a killed client, and holds the locks until it ends.
 
         Raises:
-            ProviderError: compose failed; the message has its last lines.
+            ProviderError: compose failed; the message contains its last lines.
         """
         self._compose(("up", "--detach"), _UP_LIMIT_S, variables, locks)
 
     def down(self) -> None:
-        """Remove its containers and its network; its volumes stay. Raises ProviderError, EngineMissingError."""
-        self.containers()  # compose would wait for ever for an engine that is frozen
+        """Remove its containers and network, but not its volumes. Raises ProviderError, EngineMissingError."""
+        self.containers()  # compose would wait forever for a frozen engine
         self._compose(("down", "--timeout", str(_GRACE_S)), _DOWN_LIMIT_S, {})
 
     def _compose(
@@ -162,7 +162,7 @@ class Project:
             text=True,
             errors="replace",
             pass_fds=locks,
-            start_new_session=True,  # Ctrl-C in the terminal is the client's alone
+            start_new_session=True,  # Ctrl-C in the terminal reaches only the client
         ) as program:
             try:
                 said = self._output(program, limit_s)
@@ -176,7 +176,7 @@ class Project:
             raise ProviderError(f"{action} ended with exit status {program.returncode}. Its last lines:\n{last}")
 
     def _output(self, program: subprocess.Popen[str], limit_s: float) -> str:
-        """What compose prints until it ends; it may take its time as long as the engine is alive."""
+        """Return compose's output when it ends; raise an error if it takes too long or the engine is frozen."""
         deadline = time.monotonic() + limit_s
         while True:
             try:
@@ -188,7 +188,7 @@ class Project:
 
     @cached_property
     def command(self) -> tuple[str, ...]:
-        """Docker Compose: version 2 as part of the docker command, else docker-compose."""
+        """The command of Docker Compose: version 2 as part of the docker command, else docker-compose."""
         docker = os.environ.get("SKYWARD_DOCKER_CLI") or "docker"
         for command in ((docker, "compose"), ("docker-compose",)):
             try:
@@ -204,10 +204,10 @@ class Project:
 
 
 def project_name(file: Path, env: Mapping[str, str] = os.environ) -> str:
-    """The name that compose gives to a file's project by default: `COMPOSE_PROJECT_NAME`, else the folder's name.
+    """Return compose's default name for a file's project: `COMPOSE_PROJECT_NAME`, else the folder's name.
 
     Raises:
-        ProviderError: the folder's name has no character that a project's name may have.
+        ProviderError: the folder's name has no character that is valid in a project name.
     """
     name = env.get("COMPOSE_PROJECT_NAME") or re.sub(r"[^-_a-z0-9]", "", file.parent.name.lower()).lstrip("-_")
     if not name:
@@ -238,34 +238,34 @@ def _standby(container: Mapping[str, Any]) -> Standby:
     return Standby(container["Id"], name, address, container["Image"], int(gpus))
 
 
-# its containers as nodes ---------------------------------------------------------------------------------------------
+# containers as nodes -------------------------------------------------------------------------------------------------
 
 
 class Taken:
-    """A container that this client has for itself, until its connection to it is closed.
+    """A container that this client holds exclusively until its connection to it is closed.
 
     Attributes:
-        standby: which one.
-        port: a free TCP port there.
-        volumes: mounts where functions write; they are not cleaned for the next client.
+        standby: the container.
+        port: a free TCP port in the container.
+        volumes: writable mounts, which are not cleaned for the next client.
     """
 
     def __init__(self, standby: Standby, execution: Execution, output: Iterator[bytes], facts: dict[str, Any]) -> None:
         self.standby, self.execution, self.output = standby, execution, output
         self.run_dir, self.port = str(facts["run_dir"]), int(facts["port"])
-        self.volumes: list[str] = facts.get("volumes", [])  # older runners give none, and are refused later
+        self.volumes: list[str] = facts.get("volumes", [])  # older runners send none, and are rejected later
 
     def give_back(self) -> None:
-        """Let others have it, at once."""
+        """Release the container for other clients at once."""
         self.execution.close()
 
 
 def take(engine: EngineAddress, standby: Standby) -> Taken | None:
-    """Take a container for this client; None if another client has it.
+    """Take a container for this client; return None if another client holds it.
 
     Raises:
-        ProviderError: no standby of skyward's runs there, or it does not answer.
-        EngineError: the engine refuses.
+        ProviderError: the container does not run skyward's standby, or it does not answer.
+        EngineError: the engine refused.
     """
     execution = Execution(engine, standby.container, _TAKE)
     execution.limit(_GREETING_S)
@@ -289,7 +289,7 @@ def take(engine: EngineAddress, standby: Standby) -> Taken | None:
 
 
 class ComposeProcess:
-    """A runner in a container that was there before.
+    """A runner in an existing container.
 
     Raises:
         ProviderError: the container has ended.
@@ -310,14 +310,14 @@ class ComposeProcess:
             ) from error
 
     def output(self) -> Iterator[bytes]:
-        """What the runner prints, until it ends."""
+        """Yield the runner's output until it ends."""
         try:
             yield from self._taken.output
         finally:
             self._ended.set()
 
     def dial(self, address: str) -> socket.socket:
-        """A socket that leads, through the engine, to an address that the runner announced."""
+        """Return a socket that leads, through the engine, to an address that the runner announced."""
         standby = self._taken.standby
         relay = Execution(self._engine, standby.container, (*_RELAY, self._taken.run_dir, address))
         theirs, ours = socket.socketpair()
@@ -327,7 +327,7 @@ class ComposeProcess:
         return theirs
 
     def wait(self, timeout_s: float) -> Exit | None:
-        """How the runner ended, None if it still runs after `timeout_s`."""
+        """Return how the runner ended, None if it still runs after `timeout_s`."""
         if not self._ended.wait(timeout_s):
             return None
         try:
@@ -339,23 +339,23 @@ class ComposeProcess:
         return exit_of(code)
 
     def end(self) -> None:
-        """End the runner at once, wait until its container is free again, and let go of it."""
+        """End the runner at once, wait until its container is free again, and release it."""
         self._taken.execution.end_input()
         self._ended.wait(_END_S)
         self._taken.give_back()
 
 
 def _to_node(relay: Execution, client: socket.socket) -> None:
-    """From the client to the node (a thread of its own)."""
+    """Copy from the client to the node (in a separate thread)."""
     buffer = memoryview(bytearray(_CHUNK))
-    with suppress(OSError):  # the node is gone, which the other direction tells the client
+    with suppress(OSError):  # the node is lost, which the other direction reports to the client
         while count := client.recv_into(buffer):
             relay.send(buffer[:count])
     relay.end_input()
 
 
 def _to_client(relay: Execution, client: socket.socket) -> None:
-    """From the node to the client (a thread of its own). It closes both, when the other can do nothing more."""
+    """Copy from the node to the client (in a separate thread), then close both, which ends the other direction too."""
     with suppress(OSError):  # the client has closed
         for data in relay.output():
             client.sendall(data)

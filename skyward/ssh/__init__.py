@@ -1,1 +1,1 @@
-"""Machines reached by SSH: the `connection`, the `watchdog` at its other end, and the checks of a host."""
+"""Machines reached by SSH: the `connection`, the `watchdog` that runs on the machine, and the checks of hosts."""

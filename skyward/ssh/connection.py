@@ -1,11 +1,12 @@
-"""One SSH connection to a machine: a session that runs a command, and forwards of the machine's sockets.
+"""An SSH connection to a machine: a session that runs a command, and forwards to the machine's sockets.
 
-It is made by the system's OpenSSH, whose configuration, agent and jump hosts count, and where that is not installed by
-paramiko (`paramiko_client.py`). OpenSSH is preferred because users have it set up already, and because its forwards
-carry bulk data several times as fast as those of SSH libraries in Python (`benchmarks/ssh.py` measures it).
+The connection uses the system's OpenSSH, with its configuration, agent and jump hosts, or paramiko
+(`paramiko_client.py`) if OpenSSH is not installed. OpenSSH is preferred because users have configured it already, and
+because its forwards carry bulk data several times as fast as those of Python's SSH libraries (measured by
+`benchmarks/ssh.py`).
 
-A detached run reaches hosts that it was given with its launch: the program names them as the user's SSH configuration
-does, and a file in the run's directory says at which address each is, as whom to log in, and which host key to expect.
+A detached run reaches the hosts it was launched with: the program uses their names from the user's SSH configuration,
+and a file in the run's directory maps these to address, user and expected host key.
 """
 
 from __future__ import annotations
@@ -32,20 +33,20 @@ from skyward.system import socket, threading, time
 from skyward.wire.frames import dial
 
 CONNECT_S = 8.0  # for the machine's first answer
-ALIVE_S, SILENT = 1, 5  # a sign of life is asked for each second; after so many without an answer the connection ends
-END_S = 2.0  # for the connection to end by itself
+ALIVE_S, SILENT = 1, 5  # a keep-alive is sent every second; after this many without an answer the connection ends
+END_S = 2.0  # for the connection to end on its own
 MOST_JUMPS = 16
 _FORWARD_S = 10.0
 _READ_S = 10.0  # for ssh to read its configuration, which may run commands
-_TARGET = "[%h]:%p"  # what ssh makes the address of where a proxy is to lead
+_TARGET = "[%h]:%p"  # ssh replaces it by the address that a proxy is to connect to
 OPTIONS = {
     "ConnectTimeout": f"{CONNECT_S:.0f}",
     "ServerAliveInterval": str(ALIVE_S),
     "ServerAliveCountMax": str(SILENT),
     "ControlPersist": "no",
-    "Ciphers": "^aes128-gcm@openssh.com",  # processors have instructions for it: twice the default's bandwidth
+    "Ciphers": "^aes128-gcm@openssh.com",  # processors have instructions for it, which doubles the default's bandwidth
     "StreamLocalBindUnlink": "yes",
-    "ClearAllForwardings": "yes",  # those that the configuration asks for are for people
+    "ClearAllForwardings": "yes",  # those in the configuration are meant for interactive use
     "ForwardAgent": "no",
     "ForwardX11": "no",
     "PermitLocalCommand": "no",
@@ -56,7 +57,7 @@ KEY_FILE, KNOWN_HOSTS_FILE, _HANDED_FILE = "key", "known_hosts", "hosts.json"  #
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardedEngine(EngineAddress):
-    """The engine of a machine reached by SSH, through a socket here.
+    """The engine of a machine reached by SSH, through a local socket.
 
     Attributes:
         host: the machine.
@@ -66,18 +67,18 @@ class ForwardedEngine(EngineAddress):
 
     @property
     def url(self) -> str:
-        """The machine, for messages."""
+        """The machine's URL, for messages."""
         return self.host.url
 
 
 class SshConnection(ABC):
-    """A connection that is being made, is open, or has ended; `wait_line` blocks until it is known which.
+    """A connection that is being established, is open, or has ended; `wait_line` blocks until it is known which.
 
-    It ends with its session.
+    The connection ends with its session.
 
     Attributes:
         host: the machine.
-        ended: is set when the connection has ended.
+        ended: set when the connection has ended.
     """
 
     def __init__(self, host: SshHost, folder: Path) -> None:
@@ -94,7 +95,7 @@ class SshConnection(ABC):
     @property
     @abstractmethod
     def through(self) -> SshHost:
-        """The machine, for commands of OpenSSH's that go through this connection.
+        """The machine, for OpenSSH commands that use this connection.
 
         Raises:
             ProviderError: OpenSSH is not installed.
@@ -102,45 +103,45 @@ class SshConnection(ABC):
 
     @abstractmethod
     def send(self, line: str) -> None:
-        """Give the session's command a line; nothing happens if the connection has ended."""
+        """Send a line to the session's command; does nothing if the connection has ended."""
 
     @abstractmethod
     def forward(self, remote: str) -> Path:
-        """A socket here that leads to one there: a path, or `host:port`.
+        """Return a local socket that leads to a remote one: a path, or `host:port`.
 
         Raises:
-            ProviderError: the connection has ended, or the machine allows no forwards.
+            ProviderError: the connection has ended, or the machine does not allow forwards.
         """
 
     @abstractmethod
     def kill(self) -> None:
-        """End the connection at once, with everything that goes through it."""
+        """End the connection and all its forwards at once."""
 
     @abstractmethod
     def _end_input(self) -> None: ...
 
     @property
     def why(self) -> str:
-        """Why it ended, as a sentence's part."""
+        """Why it ended, as part of a sentence."""
         said = self._said.strip()
         return said.splitlines()[-1].strip().rstrip(".") if said else "without a reason given"
 
     @property
     def problem(self) -> str:
-        """Why it did not come about or ended, and what to do, in sentences."""
+        """Why it failed or ended, and what to do, in sentences."""
         meaning = self.host.meaning(self._said)
         if meaning:
             return f"{meaning[0].upper()}{meaning[1:]}"
         return f"The SSH connection ended: {self.why if self._said.strip() else 'ssh gave no reason'}."
 
     def wait_line(self, timeout_s: float) -> str | None:
-        """The next line that the session's command printed; None at its end, or if none comes in time."""
+        """Return the next line that the session's command printed; None at its end, or if none arrives in time."""
         with self._news:
             self._news.wait_for(lambda: self._lines or self.ended.is_set(), timeout_s)
             return self._lines.pop(0) if self._lines else None
 
     def wait_marked(self, mark: str, timeout_s: float) -> str | None:
-        """As `wait_line`, without the mark that it begins with; what shell files of the user print is passed over."""
+        """Like `wait_line`, for lines that start with a mark, which is removed; users' shell files may print others."""
         deadline = time.monotonic() + timeout_s
         while (line := self.wait_line(max(0.0, deadline - time.monotonic()))) is not None:
             before, found, said = line.partition(mark)
@@ -149,7 +150,7 @@ class SshConnection(ABC):
         return None
 
     def at_end(self, action: Callable[[], None]) -> None:
-        """Have something done when the connection ends, by whichever side; at once if it has."""
+        """Call an action when the connection ends, for whatever reason; at once if it has ended."""
         with self._news:
             if not self.ended.is_set():
                 self._at_end.append(action)
@@ -157,17 +158,17 @@ class SshConnection(ABC):
         action()
 
     def engine(self, remote: str) -> ForwardedEngine:
-        """The address here of the engine that listens at this path there."""
+        """Return the local address of the engine that listens at a path of the machine."""
         return ForwardedEngine(
             path=self.forward(remote), origin=f"the SSH connection to {self.host.name}", host=self.host
         )
 
     def dial(self, remote: str) -> socket.socket:
-        """A connected socket to one there, through a forward that is made when it is first dialled; see `forward`.
+        """Return a socket connected to a remote one, through a forward created at the first call; see `forward`.
 
         Raises:
-            ProviderError: there is no forward.
-            WireError: nothing listens there.
+            ProviderError: the forward could not be created.
+            WireError: nothing is listening there.
         """
         with self._dialling:
             if remote not in self._dialled:
@@ -176,7 +177,7 @@ class SshConnection(ABC):
         return dial(local.parent, f"unix:{local.name}")
 
     def close(self) -> None:
-        """End the session's input, which asks its command to end, and then the connection. Idempotent."""
+        """Close the session's input, which asks its command to end, and then the connection. Idempotent."""
         self._end_input()
         if not self.ended.wait(END_S):
             self.kill()
@@ -192,7 +193,7 @@ class SshConnection(ABC):
             self._news.notify_all()
 
     def _end(self, said: str) -> None:
-        """Note that the connection has ended, and why."""
+        """Record that the connection has ended, and why."""
         self._said = said
         with self._news:
             self.ended.set()
@@ -203,20 +204,20 @@ class SshConnection(ABC):
 
 
 def checked_way(host: SshHost) -> SshHost:
-    """The host, with the options that keep the way to it to the keys of `known_hosts`, where that is given.
+    """Return the host with options that restrict the whole route to the keys of `known_hosts`, if that is given.
 
-    ssh gives the options of its command line to no jump host: it starts another ssh for each, which only reads the
-    configuration. So the jumps are made here, each with the same options. The key exchange by GSSAPI of some
-    distributions' ssh asks for no host key; others do not know its option.
+    ssh does not pass the options of its command line on to jump hosts: for each it starts another ssh, which only reads
+    the configuration. The jumps are therefore built here, each with the same options. The GSSAPI key exchange in
+    some distributions' ssh checks no host key; other versions do not know the option that disables it.
 
     Raises:
-        ProviderError: ssh cannot read its configuration, or jumps lead in a circle.
+        ProviderError: ssh cannot read its configuration, or the jumps are circular.
     """
     return host if host.known_hosts is None else replace(host, way=tuple(_way(host, None, 0)))
 
 
 def _way(host: SshHost, jumps: Sequence[str] | None, depth: int) -> list[str]:
-    """Options for one machine. `jumps` come before it; None for those that the configuration names."""
+    """Return the options for one machine. `jumps` come before it; None for those in the configuration."""
     configured = configuration(host)
     words = ["-o", "GSSAPIKeyExchange=no"] if configured.get("gssapikeyexchange") == "yes" else []
     if jumps is None:
@@ -234,10 +235,10 @@ def _way(host: SshHost, jumps: Sequence[str] | None, depth: int) -> list[str]:
 
 
 def last_jump(host: SshHost, jumps: Sequence[str], depth: int) -> SshHost:
-    """The jump host that is next to a machine; `depth` machines come after that one.
+    """Parse the jump host directly before a machine; `depth` machines come after that one.
 
     Raises:
-        ProviderError: jumps lead in a circle.
+        ProviderError: the jumps are circular.
     """
     if depth >= MOST_JUMPS:
         raise ProviderError(f"The SSH configuration leads to {host.name} in a circle of jump hosts.")
@@ -245,7 +246,7 @@ def last_jump(host: SshHost, jumps: Sequence[str], depth: int) -> SshHost:
 
 
 def configuration(host: SshHost) -> dict[str, str]:
-    """What the SSH configuration says of a machine, by the names of its options in small letters."""
+    """Return a machine's settings in the SSH configuration, by option name in lower case."""
     try:
         done = subprocess.run(
             host.command(options=("-G",)),
@@ -280,7 +281,7 @@ class OpenSshConnection(SshConnection):
         options = [word for name, value in OPTIONS.items() for word in ("-o", f"{name}={value}")]
         command = self.host.command(*words, options=("-M", "-S", str(self._control), *options))
         try:
-            # a session of its own: Ctrl-C is the client's alone
+            # a separate session, so that Ctrl-C reaches only the client
             self._ssh = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
@@ -340,7 +341,7 @@ class OpenSshConnection(SshConnection):
             for line in lines:
                 self._hear(line)
         try:
-            self._ssh.wait(END_S)  # forwards that are in use keep it from ending
+            self._ssh.wait(END_S)  # forwards in use prevent it from ending
         except subprocess.TimeoutExpired:
             self._ssh.kill()
             self._ssh.wait()
@@ -352,7 +353,7 @@ class OpenSshConnection(SshConnection):
 
 
 def no_client(host: SshHost, error: OSError) -> ProviderError:
-    """The error where no SSH client is installed."""
+    """Return the error for systems without an SSH client."""
     return ProviderError(
         f"The ssh command could not be started ({error}). Reaching {host.name} takes OpenSSH's client (Debian: "
         "openssh-client) or the package paramiko (`pip install 'skyward[ssh]'`); install one of them."
@@ -360,12 +361,12 @@ def no_client(host: SshHost, error: OSError) -> ProviderError:
 
 
 def connect(host: SshHost, folder: Path, *words: str) -> SshConnection:
-    """Start to connect: by OpenSSH, or by paramiko where OpenSSH's client is not installed.
+    """Start connecting: with OpenSSH, or with paramiko if OpenSSH's client is not installed.
 
     Args:
         host: the machine.
         folder: a private directory for sockets; its path must be short.
-        words: the command of the session.
+        words: the session's command.
 
     Raises:
         ProviderError: neither is installed, or the SSH configuration cannot be read.
@@ -378,12 +379,12 @@ def connect(host: SshHost, folder: Path, *words: str) -> SshConnection:
 
 
 def uses_paramiko() -> bool:
-    """Whether paramiko makes the connections."""
+    """Return whether connections are made by paramiko."""
     return shutil.which("ssh") is None and find_spec("paramiko") is not None
 
 
 def client_version() -> str:
-    """What makes the connections, with its version; "" where nothing can."""
+    """Return name and version of the SSH client; "" if there is none."""
     if uses_paramiko():
         from importlib.metadata import version
 
@@ -395,23 +396,23 @@ def client_version() -> str:
     return done.stderr.partition(",")[0].strip()
 
 
-# the hosts of a detached run: its driver has no SSH configuration, and the key of this run alone --------------------
+# the hosts of a detached run: its driver has no SSH configuration, and only this run's key --------------------------
 
 
 def write_handed(folder: Path, hosts: Mapping[str, SshHost]) -> None:
-    """Leave a driver its hosts, by the names that the program has for them; key and host keys lie beside the file."""
+    """Write a driver's hosts by their names in the program; key and host keys are in files next to it."""
     write_json(folder / _HANDED_FILE, {name: [host.host, host.user, host.port] for name, host in hosts.items()})
 
 
 def handed_hosts() -> Mapping[str, SshHost]:
-    """The hosts of the detached run that this process belongs to; none outside of one."""
+    """Return the hosts of the detached run that this process belongs to; empty outside of one."""
     folder = os.environ.get(FOLDER_VARIABLE)
     return read_handed(Path(folder)) if folder else {}
 
 
 @lru_cache(maxsize=8)
 def read_handed(folder: Path) -> Mapping[str, SshHost]:
-    """The hosts that were left in a run's directory."""
+    """Return the hosts recorded in a run's directory."""
     file = folder / _HANDED_FILE
     if not file.is_file():
         return {}

@@ -1,8 +1,8 @@
-"""The SSH connection by paramiko, where OpenSSH's client is not installed.
+"""SSH connections by paramiko, for systems without OpenSSH's client.
 
-Host keys are checked as OpenSSH does with StrictHostKeyChecking=yes. What the user's SSH configuration says of
-addresses, users, keys, jump hosts and files of host keys is honoured; an option that would restrict what is trusted and
-that paramiko does not know is an error.
+Host keys are checked as by OpenSSH with StrictHostKeyChecking=yes. Addresses, users, keys, jump hosts and known hosts
+of the user's SSH configuration are honoured; an option that would restrict what is trusted, and that paramiko does not
+support, is an error.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from skyward.model.ssh import SshHost
 from skyward.ssh.connection import ALIVE_S, CONNECT_S, END_S, MOST_JUMPS, SILENT, SshConnection, last_jump
 from skyward.system import socket, threading, time
 
-_CHUNK = 2**15  # a packet of SSH holds as much
-_WINDOW = 2**24  # bytes under way in one forward
+_CHUNK = 2**15  # the size of an SSH packet
+_WINDOW = 2**24  # bytes in flight per forward
 _CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr")
 CONFIGURATIONS = ("~/.ssh/config", "/etc/ssh/ssh_config")
 _KNOWN_HOSTS = ("~/.ssh/known_hosts ~/.ssh/known_hosts2", "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2")
 _IDENTITIES = ("~/.ssh/id_rsa", "~/.ssh/id_ecdsa", "~/.ssh/id_ed25519")
-_UNKNOWN = ("revokedhostkeys", "proxycommand")  # without these a machine would be trusted, or reached, that must not be
-logging.getLogger("paramiko").addHandler(logging.NullHandler())  # else its warnings go to the terminal
+_UNKNOWN = ("revokedhostkeys", "proxycommand")  # ignoring these, a machine could be trusted or reached that must not be
+logging.getLogger("paramiko").addHandler(logging.NullHandler())  # otherwise its warnings appear in the terminal
 
 
 class _Packets(Packetizer):
-    """Packets of a connection, and when the last one came."""
+    """Reads the packets of a connection, and records when the last one arrived."""
 
     heard = float("inf")
 
@@ -51,7 +51,7 @@ class _Packets(Packetizer):
 
 
 def _open_unix_channel(transport: Any, path: str) -> paramiko.Channel:
-    """A channel to a socket of the machine: `Transport.open_channel` knows none of this kind.
+    """Open a channel to a unix socket of the machine, a kind that `Transport.open_channel` does not support.
 
     https://github.com/paramiko/paramiko/issues/544
     """
@@ -64,7 +64,7 @@ def _open_unix_channel(transport: Any, path: str) -> paramiko.Channel:
         for value in (number, window, packet):
             message.add_int(value)
         message.add_string(path)
-        message.add_string("")  # two fields that OpenSSH has reserved
+        message.add_string("")  # two fields reserved by OpenSSH
         message.add_int(0)
         channel: Any = paramiko.Channel(number)
         transport._channels.put(number, channel)
@@ -74,7 +74,7 @@ def _open_unix_channel(transport: Any, path: str) -> paramiko.Channel:
         channel._set_window(window, packet)
     transport._send_user_message(message)
     until = time.monotonic() + CONNECT_S
-    # A transport that ends forgets the channels that it knows, and tells nobody of one that is added afterwards.
+    # A transport that ends forgets its channels, and does not notify those added afterwards.
     while transport.active and not opened.wait(0.1) and time.monotonic() < until:
         pass
     if not (opened.is_set() and transport.active) or transport._channels.get(number) is None:
@@ -84,10 +84,10 @@ def _open_unix_channel(transport: Any, path: str) -> paramiko.Channel:
 
 
 class ParamikoConnection(SshConnection):
-    """A connection by threads of this process.
+    """A connection served by threads of this process.
 
     Raises:
-        ProviderError: the SSH configuration cannot be read, or says what paramiko cannot do.
+        ProviderError: the SSH configuration cannot be read, or requires something that paramiko cannot do.
     """
 
     def __init__(self, host: SshHost, folder: Path, *words: str) -> None:
@@ -157,7 +157,7 @@ class ParamikoConnection(SshConnection):
         self._end(said)
 
     def _connect(self) -> paramiko.Transport:
-        """Connect to each machine on the way through the one before, and prove who is there and who we are."""
+        """Connect to each machine of the route through the previous one, check its host key and log in."""
         line: socket.socket | paramiko.Channel
         for number, hop in enumerate(self._route):
             if self._killed:
@@ -178,7 +178,7 @@ class ParamikoConnection(SshConnection):
         return self._transports[-1]
 
     def _read(self, session: paramiko.Channel) -> str:
-        """Read lines to the end of the session; why it ended."""
+        """Read lines until the session ends; return the reason."""
         errors, rest = b"", b""
         packets = self._transports[-1].packetizer
         assert isinstance(packets, _Packets)
@@ -200,7 +200,7 @@ class ParamikoConnection(SshConnection):
                 self._hear(line)
         if rest:
             self._hear(rest)
-        session.status_event.wait(ALIVE_S)  # sshd tells the exit status after the end of the output
+        session.status_event.wait(ALIVE_S)  # sshd sends the exit status after the end of the output
         while session.recv_stderr_ready():
             errors += session.recv_stderr(_CHUNK)
         lost = (
@@ -224,7 +224,7 @@ class ParamikoConnection(SshConnection):
                 threading.Thread(target=self._carry, args=(near, remote), name="ssh-forward", daemon=True).start()
 
     def _carry(self, near: socket.socket, remote: str) -> None:
-        """Carry bytes both ways between a socket here and one there, until both sides have ended."""
+        """Copy bytes in both directions between a local and a remote socket until both sides have ended."""
         transport = self._transports[-1]
         with closing(near), suppress(SSHException, EOFError, OSError):
             if remote.startswith("/"):
@@ -240,7 +240,7 @@ class ParamikoConnection(SshConnection):
 
 
 def _copy(source: Any, target: Any) -> None:
-    """Copy bytes from a socket or channel to another, and then its end; where that breaks, end both."""
+    """Copy from one socket or channel to another until the data ends, and close that direction; on an error both."""
     try:
         while data := source.recv(_CHUNK):
             target.sendall(data)
@@ -253,7 +253,7 @@ def _copy(source: Any, target: Any) -> None:
 
 def _hang_up(listener: socket.socket) -> None:
     with suppress(OSError):
-        listener.shutdown(socket.SHUT_RDWR)  # which wakes the thread that accepts
+        listener.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread
 
 
 def _dialled(hop: Hop) -> socket.socket:
@@ -268,7 +268,7 @@ def _dialled(hop: Hop) -> socket.socket:
 
 
 def _restrict(transport: paramiko.Transport, hop: Hop) -> None:
-    """Leave out what OpenSSH has not offered by default for years, and ask for a host key that is known."""
+    """Disable algorithms that OpenSSH has not offered by default for years, and prefer known types of host keys."""
     options = transport.get_security_options()
     options.ciphers = [each for each in _CIPHERS if each in options.ciphers]
     options.digests = [each for each in options.digests if "sha2" in each]
@@ -289,20 +289,20 @@ def _log_in(transport: paramiko.Transport, hop: Hop) -> None:
     raise ConnectError(f"{hop.user}@{hop.name}: Permission denied (publickey).")
 
 
-# the hosts, keys and host keys that it uses: from the user's SSH configuration, with its jump hosts -------------------
+# hosts, keys and host keys, from the user's SSH configuration and its jump hosts -------------------------------------
 
 
 class ConnectError(Exception):
-    """Why a connection did not come about, in the words of OpenSSH's client, which `SshHost.meaning` explains."""
+    """Why a connection failed, in the wording of OpenSSH's client, which `SshHost.meaning` explains."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """A machine on the way to another, or that one.
+    """A machine on the route to a host, or that host.
 
     Attributes:
-        host: the machine as it was named.
-        settings: what the SSH configuration says of it.
+        host: the machine as it was specified.
+        settings: its settings in the SSH configuration.
     """
 
     host: SshHost
@@ -315,12 +315,12 @@ class Hop:
 
     @property
     def user(self) -> str:
-        """Whom to log in as."""
+        """The user to log in as."""
         return self.host.user or str(self.settings.get("user") or getpass.getuser())
 
     @property
     def name(self) -> str:
-        """Its name in files of known hosts."""
+        """Its name in known_hosts files."""
         host, port = self.address
         if alias := self.settings.get("hostkeyalias"):
             return str(alias).lower()
@@ -328,7 +328,7 @@ class Hop:
 
     @property
     def known_hosts(self) -> list[Path]:
-        """Files of the host keys to trust."""
+        """The files with host keys to trust."""
         if self.host.known_hosts is not None:
             return [Path(self.host.known_hosts)]
         names = zip(("userknownhostsfile", "globalknownhostsfile"), _KNOWN_HOSTS, strict=True)
@@ -336,7 +336,7 @@ class Hop:
         return [Path(path).expanduser() for text in texts for path in shlex.split(text)]
 
     def identities(self) -> Generator[paramiko.PKey, None, None]:
-        """The user's keys for it, in OpenSSH's order: those of the agent that are named, its others, those of files."""
+        """Yield the user's keys for it in OpenSSH's order: configured keys in the agent, its others, then files."""
         named = [self.host.key] if self.host.key else self.settings.get("identityfile", _IDENTITIES)
         files = [Path(file).expanduser() for file in named if file != "none"]
         public = {_public(file) for file in files}
@@ -349,12 +349,12 @@ class Hop:
             for file in files:
                 try:
                     yield paramiko.PKey.from_path(file)
-                except (OSError, ValueError, TypeError, SSHException):  # there is none, or it takes a passphrase
+                except (OSError, ValueError, TypeError, SSHException):  # missing, or with a passphrase
                     continue
 
     @contextmanager
     def _agent(self) -> Iterator[paramiko.Agent | None]:
-        """The user's agent; None where there is none, or the configuration names another."""
+        """Open the user's agent; None if there is none, or the configuration names another one."""
         if self.settings.get("identityagent", "SSH_AUTH_SOCK") != "SSH_AUTH_SOCK":
             yield None
             return
@@ -368,15 +368,16 @@ class Hop:
 
 
 def route(host: SshHost, jumps: Sequence[str] | None = None, depth: int = 0) -> tuple[Hop, ...]:
-    """The machines to connect to, each through the one before; the last is the host itself.
+    """Return the machines to connect to, each through the previous one; the last is the host itself.
 
     Args:
         host: the machine.
-        jumps: what comes before it; None for what the configuration says.
-        depth: how many machines come after it.
+        jumps: the jump hosts before it; None for those of the configuration.
+        depth: number of machines after it.
 
     Raises:
-        ProviderError: the configuration cannot be read, or says what paramiko cannot do; jumps lead in a circle.
+        ProviderError: the configuration cannot be read, requires something that paramiko cannot do, or has circular
+            jumps.
     """
     hop = Hop(host, _settings(host))
     if jumps is None:
@@ -389,13 +390,13 @@ def route(host: SshHost, jumps: Sequence[str] | None = None, depth: int = 0) -> 
 
 
 def known_types(hop: Hop) -> AbstractSet[str]:
-    """The algorithms of the host keys that are known of a machine."""
+    """Return the algorithms of a machine's known host keys."""
     kinds = {kind for marker, kind, _ in _entries(hop) if not marker}
     return kinds | ({"rsa-sha2-512", "rsa-sha2-256"} if "ssh-rsa" in kinds else set())
 
 
 def check_host_key(hop: Hop, key: paramiko.PKey) -> None:
-    """Raise ConnectError unless a machine's key is in its files of known hosts, and not revoked there."""
+    """Raise ConnectError unless a machine's key is in its known_hosts files and not revoked there."""
     kind, text = key.get_name(), key.get_base64()
     entries = _entries(hop)
     if ("@revoked", kind, text) in entries:
@@ -408,7 +409,7 @@ def check_host_key(hop: Hop, key: paramiko.PKey) -> None:
 
 
 def _entries(hop: Hop) -> set[tuple[str, str, str]]:
-    """What files of known hosts say of a machine: marker ("" for none), type and key."""
+    """Return a machine's entries in known_hosts files: marker ("" for none), type and key."""
     found = set()
     for path in hop.known_hosts:
         try:
@@ -424,7 +425,7 @@ def _entries(hop: Hop) -> set[tuple[str, str, str]]:
 
 
 def _matches(patterns: str, name: str) -> bool:
-    """Whether a machine's name is among those of a line: hashed, or a list with `*`, `?` and, to exclude one, `!`."""
+    """Return whether a line of known_hosts matches a name: hashed, or a list with `*`, `?` and `!` for exclusion."""
     if patterns.startswith("|"):
         return patterns.startswith("|1|") and paramiko.HostKeys.hash_host(name, patterns) == patterns
     matched = [each for each in patterns.lower().split(",") if _glob(each.removeprefix("!"), name)]
@@ -436,7 +437,7 @@ def _glob(pattern: str, name: str) -> bool:
 
 
 def _public(file: Path) -> str:
-    """The public half of a key in a file, where that lies beside it."""
+    """Return the public half of a key file, "" if the file for it is missing."""
     try:
         return file.with_name(f"{file.name}.pub").read_text().split()[1]
     except (OSError, IndexError, UnicodeDecodeError):
@@ -459,10 +460,10 @@ def _settings(host: SshHost) -> dict[str, Any]:
 
 
 def _text(path: Path, depth: int = 0) -> str:
-    """The text of a configuration file with those that it includes. They must stand before its first Host or Match.
+    """Return a configuration file's text with that of included files. Includes must precede its first Host or Match.
 
     Raises:
-        ProviderError: one stands further down, or they lead in a circle.
+        ProviderError: one is further down, or includes are circular.
     """
     try:
         lines = path.read_text(errors="replace").splitlines()

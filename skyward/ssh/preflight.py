@@ -1,4 +1,4 @@
-"""Checks of hosts before anything is changed on any, with one table of findings; reports for `skyward doctor`."""
+"""Checks of hosts before any of them is changed, with one table of findings; reports for `skyward doctor`."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from skyward.system.futures import ThreadPoolExecutor
 if TYPE_CHECKING:
     from skyward.nodes.ssh_host import Machine
 
-AT_ONCE = 8  # sshd refuses connections beyond 10 that have not logged in (MaxStartups); a jump host counts all of them
-_CLOCK_S = 30.0  # TLS and the signatures of cloud storage bear no more than a few minutes
-_UNPACKED = 2.2  # a layer needs its archive's room and its own while it is unpacked
+AT_ONCE = 8  # sshd refuses more than 10 unauthenticated connections (MaxStartups); a jump host counts all of them
+_CLOCK_S = 30.0  # TLS and signatures of cloud storage tolerate only a few minutes
+_UNPACKED = 2.2  # unpacking a layer needs space for the archive and the files
 _SPARE_BYTES = 200 * 10**6  # for what nodes write
-# the oldest driver that runs anything of a major version of CUDA (NVIDIA: CUDA compatibility, table 1)
+# the oldest driver for each major version of CUDA (NVIDIA: CUDA compatibility, table 1)
 _DRIVERS = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
 _GB = 10**9
 R = TypeVar("R")
@@ -39,8 +39,8 @@ class Finding:
 
     Attributes:
         host: its name.
-        what: in a word: "ssh", "engine", "disk", "gpu", "driver", "clock", "architecture".
-        text: what was found and what to do, in sentences.
+        what: a category: "ssh", "engine", "disk", "gpu", "driver", "clock", "architecture".
+        text: the problem and what to do, in sentences.
     """
 
     host: str
@@ -49,7 +49,7 @@ class Finding:
 
 
 def refuse(findings: Sequence[Finding], total: int) -> None:
-    """Raise ProviderError with one table of all findings; nothing happens if there are none."""
+    """Raise ProviderError with one table of all findings; do nothing if there are none."""
     if not findings:
         return
     bad = len({finding.host for finding in findings})
@@ -57,19 +57,19 @@ def refuse(findings: Sequence[Finding], total: int) -> None:
 
 
 def table(findings: Sequence[Finding]) -> str:
-    """Findings as lines: host, what, and the sentences."""
+    """Format findings as lines: host, category, and text."""
     wide, deep = (max(map(len, column)) for column in zip(*((f.host, f.what) for f in findings), strict=True))
     return "\n".join(f"  {f.host.ljust(wide)}  {f.what.ljust(deep)}  {f.text}" for f in findings)
 
 
 def check_host(host: str, facts: Facts, gpus: int, accelerator: Accelerator | None) -> list[Finding]:
-    """The findings that do not depend on the image: engine, docker command, clock, GPUs.
+    """Return the findings that do not depend on the image: engine, docker command, clock, GPUs.
 
     Args:
         host: its name.
-        facts: as its watchdog reports them.
-        gpus: how many GPUs the pool needs there.
-        accelerator: which.
+        facts: the facts reported by its watchdog.
+        gpus: number of GPUs the pool needs there.
+        accelerator: their kind.
     """
     found = []
     if facts.engine == "missing":
@@ -106,7 +106,7 @@ def _check_gpus(host: str, facts: Facts, wanted: int, accelerator: Accelerator) 
 
 
 def check_architecture(host: str, facts: Facts, platform: str) -> list[Finding]:
-    """Check that a host runs images of a platform."""
+    """Check that a host can run images of a platform."""
     machine = facts.machine.rpartition(" ")[2]
     own = PLATFORMS.get(machine, machine)
     if facts.machine.startswith("Linux ") and platform.startswith(own):
@@ -116,7 +116,7 @@ def check_architecture(host: str, facts: Facts, platform: str) -> list[Finding]:
 
 
 def check_driver(host: str, facts: Facts, image: Image) -> list[Finding]:
-    """Check that a host's driver is new enough for the CUDA that an image holds."""
+    """Check that a host's driver is new enough for an image's version of CUDA."""
     cuda = cuda_of(image)
     if cuda is None or not facts.gpus or cuda not in _DRIVERS:
         return []
@@ -133,20 +133,20 @@ def _numbers(driver: str) -> tuple[int, ...]:
 
 
 def cuda_of(image: Image) -> int | None:
-    """The major version of CUDA that an image brings: by its base, its package indexes, or its packages."""
+    """Return the major version of CUDA in an image, from its base, package indexes or packages; None if not found."""
     text = " ".join([str(image.base or ""), *(str(index) for index in image.pip_indexes), *image.pip])
     found = re.search(r"cuda:(\d+)|/cu(\d\d)\d\b|-cu(\d\d)\b|\[[^]]*cuda(\d\d)[^]]*\]", text)
     return int(next(filter(None, found.groups()))) if found else None
 
 
 def newest_cuda(driver: str) -> int | None:
-    """The newest major version of CUDA that a driver runs; None if it runs none that is known."""
+    """Return the newest major version of CUDA that a driver supports; None if none is known."""
     version = _numbers(driver)
     return max((cuda for cuda, least in _DRIVERS.items() if version >= least), default=None)
 
 
 def check_room(host: str, free: int | None) -> list[Finding]:
-    """Check that an engine's disk has room at all."""
+    """Check that an engine's disk has any space left."""
     if free is None or free >= _SPARE_BYTES:
         return []
     text = f"The engine's disk has {readable(free)} left. Free some, for example with `docker system prune`."
@@ -154,7 +154,7 @@ def check_room(host: str, free: int | None) -> list[Finding]:
 
 
 def check_disk(host: str, free: int | None, needed: int) -> list[Finding]:
-    """Check that an engine's disk has room for the bytes of an image that it lacks."""
+    """Check that an engine's disk has space for the missing bytes of an image."""
     wanted = int(needed * _UNPACKED) + _SPARE_BYTES
     if free is None or free >= wanted:
         return []
@@ -167,24 +167,24 @@ def check_disk(host: str, free: int | None, needed: int) -> list[Finding]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostReport:
-    """What is known of a host; None or empty where it could not be asked.
+    """The facts about a host; None or empty if they could not be determined.
 
     Attributes:
         host: its name.
         engine: version of its engine.
-        platform: what it runs, such as "linux/amd64".
+        platform: the platform it runs, such as "linux/amd64".
         cpus: number of its processors.
-        memory_gb: its memory.
-        disk_gb: what is free on the engine's disk.
+        memory_gb: its memory in GB.
+        disk_gb: free space on the engine's disk, in GB.
         gpus: names of its NVIDIA GPUs.
-        driver: version of NVIDIA's driver; "" without GPUs.
-        cuda: the newest major version of CUDA that the driver runs.
-        ahead_s: seconds by which its clock is ahead of this machine's.
-        builder: what builds images there, with its version; asked on this machine only.
-        can: optional features of builders that it has.
-        cannot: those that it lacks.
-        ssh: the SSH client that reached it, with its version; None for this machine.
-        findings: what is wrong with it.
+        driver: version of the NVIDIA driver; "" without GPUs.
+        cuda: the newest major version of CUDA that the driver supports.
+        ahead_s: seconds that its clock is ahead of this machine's.
+        builder: name and version of its image builder; determined on this machine only.
+        can: optional features that the builder has.
+        cannot: optional features that it lacks.
+        ssh: name and version of the SSH client that reached it; None for this machine.
+        findings: its problems.
     """
 
     host: str
@@ -210,14 +210,14 @@ class HostReport:
 
 
 def finding_of(host: str, error: SkywardError) -> Finding:
-    """The finding for a host that answers with an error."""
+    """Return the finding for a host whose check raised an error."""
     if isinstance(error, EngineMissingError):
         return Finding(host, "engine", "Its engine does not answer. Start Docker there.")
     return Finding(host, "engine" if isinstance(error, EngineError) else "ssh", str(error))
 
 
 def on_all(actions: Mapping[SshHost, Callable[[], R]]) -> dict[SshHost, R | Finding]:
-    """Run an action for each host, several at a time; the answer of each, or why there is none."""
+    """Run an action for each host, several at a time; return each one's result or finding."""
     answers: dict[SshHost, R | Finding] = {}
     with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="skyward-host") as threads:
         for host, done in [(host, threads.submit(action)) for host, action in actions.items()]:
@@ -231,10 +231,10 @@ def on_all(actions: Mapping[SshHost, Callable[[], R]]) -> dict[SshHost, R | Find
 
 
 def host_report_of(machine: Machine) -> HostReport:
-    """The report on a machine that is connected by SSH.
+    """Return the report on a machine connected by SSH.
 
     Raises:
-        SkywardError: its engine could not be asked, though it is there.
+        SkywardError: its engine exists but could not be queried.
     """
     facts, name = machine.facts, machine.name
     findings = check_host(name, facts, 0, None)
@@ -261,8 +261,8 @@ def host_report_of(machine: Machine) -> HostReport:
 
 
 def local_host_report(name: str) -> HostReport:
-    """The report on this machine and its engine."""
-    from skyward.builder.docker.command import find_builder  # what checks hosts for a pool need not load
+    """Return the report on this machine and its engine."""
+    from skyward.builder.docker.command import find_builder  # not loaded for checks of hosts for a pool
 
     try:
         engine = Engine.connect()
@@ -271,7 +271,7 @@ def local_host_report(name: str) -> HostReport:
         return HostReport(host=name, findings=(Finding(name, "engine", str(error)),))
     try:
         disk = os.statvfs(str(about.get("DockerRootDir", "")))
-    except OSError:  # the engine runs in a virtual machine, as Docker Desktop's does
+    except OSError:  # the engine runs in a virtual machine, as with Docker Desktop
         free = None
     else:
         free = disk.f_bavail * disk.f_frsize
@@ -303,7 +303,7 @@ def _of_engine(about: Mapping[str, Any], free: int | None) -> dict[str, Any]:
 
 
 def as_row(report: HostReport) -> tuple[str, ...]:
-    """A host's line in the table of `HEADINGS`; "-" for what is not known."""
+    """Return a host's row in the table of `HEADINGS`; "-" for unknown values."""
     gpus = f"{len(report.gpus)} x {report.gpus[0]}" if report.gpus else ""
     cuda = f"{report.driver} (CUDA {report.cuda})" if report.cuda else report.driver
     disk, memory = (readable(int(gb * _GB)) if gb is not None else "" for gb in (report.disk_gb, report.memory_gb))

@@ -1,7 +1,7 @@
-"""The watchdog: a shell script that runs on a host for as long as a pool does, as the session of its SSH connection.
+"""The watchdog: a shell script that runs on a host as long as the pool, as the session of its SSH connection.
 
-It reports the host's facts, makes the directories of nodes and claims ports. When its client is gone, it ends the
-pool's containers and removes what it made. A host needs a POSIX shell and the docker command, nothing else.
+It reports the host's facts, creates the nodes' directories and claims ports. When its client is lost, it ends the
+pool's containers and removes what it created. The host needs only a POSIX shell and the docker command.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from skyward.model.ssh import SshHost
 from skyward.ssh.connection import CONNECT_S, connect
 from skyward.system import threading, time
 
-WATCHDOG = "skyward.watchdog"  # label of every container that a watchdog ends; its value names the watchdog
+WATCHDOG = "skyward.watchdog"  # label of every container that a watchdog ends; its value identifies the watchdog
 _ANSWER_S = 30.0
 _MARK = "skyward-watchdog "
 _log = logging.getLogger(__name__)
-# Nothing on the host is changed before the line "go". What people's shell files print is told apart by the mark.
-# State lies in a directory that is the user's alone. Below it is `POOL.SLOT.ATTEMPT` for each watchdog, with folders
-# of nodes, `port.N` for each port that is claimed, `lease.N` for the lease in seconds, `watch.N` for the shell that
-# looks after it, `alive`, whose age is the client's silence, and `left` while a pool waits for its next client.
-# Names and ages count, never what is in a file: bash and ksh run commands that they find in text given to `$((...))`,
-# and dash ends at text that is no number.
+# Nothing on the host changes before the line "go". The mark distinguishes the script's output from that of users' shell
+# files.
+# State is in a directory that only the user can access. In it each watchdog has `POOL.SLOT.ATTEMPT`, with the nodes'
+# directories, `port.N` for each claimed port, `lease.N` for the lease in seconds, `watch.N` for the shell that monitors
+# it, `alive`, whose age is the client's silence, and `left` while a pool waits for its next client. Only names and ages
+# are used, never the content of files: bash and ksh execute commands in text passed to `$((...))`, and dash exits on
+# text that is not a number.
 _SCRIPT = r"""
 LC_ALL=C pool=$1 lease=$2 slot=$3 attempt=$4 sh=$$
 say() { printf 'skyward-watchdog %s\n' "$*"; }
@@ -239,20 +240,20 @@ hang_up
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The facts of a host, as its watchdog reports them.
+    """The facts about a host, as reported by its watchdog.
 
     Attributes:
-        address: at which the host was reached; other hosts of the same network reach it there as well.
-        machine: system and processor as `uname` gives them, such as "Linux x86_64".
-        ahead_s: seconds by which its clock is ahead of this machine's.
+        address: address at which the host was reached, which other hosts of the same network use too.
+        machine: system and processor as reported by `uname`, such as "Linux x86_64".
+        ahead_s: seconds that its clock is ahead of this machine's.
         socket: path of its engine's socket.
         engine: "there", "missing", or "forbidden" to this user.
-        docker: path of the docker command; "" without one.
-        user: user and group id of whoever it was logged in to as.
+        docker: path of the docker command; "" if there is none.
+        user: user and group id of the SSH session.
         gpus: driver version and name of each NVIDIA GPU.
-        toolkit: path of the NVIDIA Container Toolkit; "" without one.
-        status: what the kernel says of the engine's process: its capabilities; "" where that is not known.
-        limits: and its limits.
+        toolkit: path of the NVIDIA Container Toolkit; "" if there is none.
+        status: the kernel's status of the engine's process, with its capabilities; "" if unknown.
+        limits: the resource limits of that process.
     """
 
     address: str
@@ -269,7 +270,7 @@ class Facts:
 
 
 class Watchdog:
-    """The client's end of a watchdog.
+    """The client's side of a watchdog.
 
     Attributes:
         connection: the SSH connection whose session it is.
@@ -281,14 +282,14 @@ class Watchdog:
 
         Args:
             host: its machine.
-            folder: a private directory here for the sockets of the connection.
+            folder: a private local directory for the sockets of the connection.
             pool: identifier of the pool.
-            lease_s: how long it waits for a silent client.
+            lease_s: seconds that it waits for a silent client.
             slot: number of the machine in the pool.
-            attempt: how many watchdogs the pool has had there before. What they left is ended by `go`.
+            attempt: number of earlier watchdogs of the pool there; `go` ends what they have left.
         """
         self._lock = threading.Lock()  # one request at a time
-        self._made: dict[int, int] = defaultdict(int)  # directories of each node
+        self._made: dict[int, int] = defaultdict(int)  # number of directories created for each node
         self._suffix = ""
         self.label = f"{slot}.{attempt}"
         words = (pool, f"{lease_s:.0f}", str(slot), str(attempt))
@@ -296,10 +297,10 @@ class Watchdog:
         self.directory = PurePosixPath()
 
     def facts(self) -> Facts:
-        """Wait for the facts of the host.
+        """Wait for the facts about the host.
 
         Raises:
-            ProviderError: the connection could not be made; the message says why, and what to do.
+            ProviderError: the connection could not be established; the message gives the reason and what to do.
         """
         lines: dict[str, list[str]] = defaultdict(list)
         deadline = time.monotonic() + 2 * CONNECT_S
@@ -314,9 +315,9 @@ class Watchdog:
         return _facts(lines)
 
     def go(self, *, adopts: bool = False) -> None:
-        """Have it make the pool's directory, or take over that which an earlier client of a pool with a name has made.
+        """Create the pool's directory, or take over the one that an earlier client of a named pool has created.
 
-        It is the first change on the host.
+        This is the first change on the host.
 
         Raises:
             ProviderError: it failed.
@@ -326,11 +327,11 @@ class Watchdog:
         self._suffix = f".{token_hex(2)}" if adopts else ""
 
     def outlast(self) -> None:
-        """Leave what is there as it is for the length of the lease, should the client be gone without a word."""
+        """Keep everything there until the lease expires if the client disappears."""
         self.connection.send("named")
 
     def leave(self, seconds: float) -> None:
-        """Leave everything to the next client, which may come for so long; then end what is there.
+        """Keep everything for the next client for `seconds`; if none comes, the watchdog ends it.
 
         Raises:
             ProviderError: it failed.
@@ -339,31 +340,31 @@ class Watchdog:
         self.connection.kill()
 
     def clear(self, pool: str) -> None:
-        """Remove the directories of a pool that a client has left there, instead of `go`."""
-        if pool.isalnum():  # as all identifiers are; a label of a container may say anything
+        """Remove the directories that a client of a pool has left behind; called instead of `go`."""
+        if pool.isalnum():  # as all identifiers are; labels of containers may contain anything
             self._ask(f"clear {pool}")
 
     def port(self) -> int:
-        """A TCP port of the host on which nothing listens; no other pool of this user gets it until it is released."""
+        """Claim a TCP port on which nothing listens; this user's other pools do not get it until it is released."""
         return int(self._ask("port").removeprefix("port "))
 
     def free_port(self, port: int) -> None:
-        """Release a port that `port` has claimed."""
+        """Release a port claimed by `port`."""
         self._ask(f"free {port}")
 
     def free_bytes(self, path: str) -> int | None:
-        """Free bytes of the file system that a path is on; None if they are not known."""
+        """Return the number of free bytes on the file system of a path; None if unknown."""
         said = self._ask(f"disk {path}").removeprefix("disk").strip()
         return int(said) * 1024 if said.isdigit() else None
 
     def add(self, node: int, key: bytes, owner: int | None) -> PurePosixPath:
-        """A fresh directory for a node, with the node's key in a file that only the owner can read.
+        """Create a directory for a node, with the node's key in a file that only the owner can read.
 
         Args:
             node: index of the node.
             key: its key.
-            owner: number of the user that the node's programs run as; None where only the image knows it. Then any user
-                may use the directory, and the pool's directory above it keeps others out.
+            owner: number of the user that the node's programs run as. None if only the image defines it: the directory
+                is then open to all users, and the pool's directory above it excludes others.
         """
         with self._lock:
             again = self._made[node]
@@ -373,7 +374,7 @@ class Watchdog:
         return self.directory / name
 
     def keep(self, content: bytes) -> Path:
-        """A file with this content, which containers can mount, for as long as the pool lives."""
+        """Write a file with this content, which containers can mount until the pool ends; return its path."""
         name = hashlib.sha256(content).hexdigest()[:16]
         self._ask(f"keep {name} {_escaped(content)}")
         return Path(self.directory / name)
@@ -383,24 +384,24 @@ class Watchdog:
         self._ask(f"drop {directory.name}")
 
     def lease(self, seconds: float) -> None:
-        """Set how long it waits for a silent client."""
+        """Set how many seconds it waits for a silent client."""
         self.connection.send(f"lease {seconds:.0f}")
 
     def until(self, seconds: float) -> None:
-        """Note for the machine's guard, if it has one, in how many seconds its pool's budget is spent."""
+        """Record, for the guard of a rented machine, in how many seconds the pool's budget is spent."""
         self.connection.send(f"until {seconds:.0f}")
 
     def beat(self) -> None:
-        """Tell it that the client lives."""
+        """Report that the client is alive."""
         self.connection.send("beat")
 
     def end(self) -> None:
-        """Have it remove what it made, and end. The containers have been removed before."""
+        """Remove what the watchdog created, and end it. The containers must have been removed."""
         try:
             self._ask("end")
         except SkywardError as error:
-            _log.debug("%s", error)  # it has ended in another way, with the same result
-        self.connection.kill()  # nothing needs it any more
+            _log.debug("%s", error)  # it ended in another way, with the same result
+        self.connection.kill()  # nothing uses it any longer
 
     def _ask(self, line: str) -> str:
         word = line.split()[0]
@@ -416,7 +417,7 @@ class Watchdog:
 
 
 def _escaped(content: bytes) -> str:
-    """Bytes as printf(1) of every shell takes them."""
+    """Return bytes escaped for the printf(1) of any shell."""
     return "".join(f"\\{byte:03o}" for byte in content)
 
 

@@ -1,1 +1,1 @@
-"""Nodes as pods of a Kubernetes cluster, `sky.Kubernetes`: one pod per node, and one Secret that owns all of a pool."""
+"""Nodes as pods of a Kubernetes cluster, `sky.Kubernetes`: one pod per node; one Secret owns a pool's objects."""

@@ -1,10 +1,11 @@
-"""The API server of a cluster as this provider uses it: one namespace, documents as JSON, errors as sentences.
+"""The part of a cluster's API that this provider uses: one namespace, documents in JSON, errors as sentences.
 
-Streams into a pod, for port forwarding and programs, are WebSockets of channels: a message is a byte for its channel
-and the content. It is the protocol of the kubelet's streaming server, `v4.channel.k8s.io`, which has no page.
+Streams into a pod, for port forwarding and programs, are WebSockets with channels: a message consists of one byte for
+its channel and the content. This is the protocol of the kubelet's streaming server, `v4.channel.k8s.io`, which is not
+documented.
 
-What a kubeconfig can say (certificates, tokens, programs that make them) the package `kubernetes` understands, but for
-`proxy-url`; it takes 0.4 s to import, so that happens when the first pool is opened.
+The package `kubernetes` handles everything in a kubeconfig (certificates, tokens, programs that create them) except
+`proxy-url`; its import takes 0.4 s, and is therefore delayed until the first pool is opened.
 """
 
 from __future__ import annotations
@@ -28,28 +29,28 @@ from skyward.system import socket, threading
 from skyward.wire.tls import splice
 
 Document = Mapping[str, Any]
-_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # where a pod has its own rights
+_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # a pod's own credentials
 _CONNECT_S, _READ_S = 5.0, 15.0  # the second is between two packets
 _UNKNOWN_USER, _FORBIDDEN, _GONE = 401, 403, 404
-STDIN, STDOUT, STDERR, STATUS = range(4)  # channels of a WebSocket, and below its frames
+STDIN, STDOUT, STDERR, STATUS = range(4)  # channels of a WebSocket; frames are below
 _FINAL, _BINARY, _CLOSE, _PING, _PONG = 0x80, 2, 8, 9, 10
 _SHORT, _LONG = 126, 127
-_NO_MASK = bytes(4)  # it protects proxies from chosen plain text; what we send is inside TLS, or typed by the user
+_NO_MASK = bytes(4)  # masks protect proxies from chosen plain text; this content is inside TLS, or typed by the user
 _CHUNK = 1 << 16
 
 
 class NotFoundError(ProviderError):
-    """What was asked for is not there."""
+    """The requested object does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterAddress:
-    """Which cluster, and which part of it.
+    """A cluster and a namespace in it.
 
     Attributes:
-        context: of the kubeconfig; None for its current one, or for the cluster that this process runs in.
+        context: context of the kubeconfig; None for its current one, or for the cluster that this process runs in.
         namespace: None for that of the context, or of the pod that this process runs in.
-        kubeconfig: file; None for what `KUBECONFIG` names, else `~/.kube/config`.
+        kubeconfig: the kubeconfig file; None for the one in `KUBECONFIG`, else `~/.kube/config`.
     """
 
     context: str | None = None
@@ -58,21 +59,21 @@ class ClusterAddress:
 
     @property
     def name(self) -> str:
-        """It in words."""
+        """A description for messages."""
         return f"Kubernetes ({self.context or 'the current context'})"
 
     @property
     def is_inside(self) -> bool:
-        """Whether this process is in a pod of the cluster itself, and so reaches the addresses of pods."""
+        """Whether this process runs in a pod of the cluster itself, and so can connect to the addresses of pods."""
         named = self.context or self.kubeconfig or os.environ.get("KUBECONFIG")
         return not named and "KUBERNETES_SERVICE_HOST" in os.environ and (_ACCOUNT / "token").exists()
 
 
 class ClusterApi:
-    """Connections to an API server. Credentials that it does not take any more are read anew, once.
+    """Connections to an API server. When it rejects credentials, they are read again once.
 
     Args:
-        address: which one.
+        address: the cluster's address.
 
     Raises:
         ConfigError: the client library is not installed, or the kubeconfig cannot be used.
@@ -84,7 +85,7 @@ class ClusterApi:
         self._load()
 
     def _load(self) -> None:
-        """Read the kubeconfig, and run the program that it names for credentials."""
+        """Read the kubeconfig, and run the program that it specifies for credentials."""
         address = self._address
         try:
             from kubernetes import client, config
@@ -102,7 +103,7 @@ class ClusterApi:
                 config.load_incluster_config(client_configuration=configuration)
                 namespace = (_ACCOUNT / "namespace").read_text().strip()
             else:
-                # the library reads the variable once, when it is imported
+                # the library reads the variable only once, when it is imported
                 file = str(address.kubeconfig) if address.kubeconfig else os.environ.get("KUBECONFIG") or None
                 config.load_kube_config(
                     file,
@@ -120,9 +121,9 @@ class ClusterApi:
                 "sky.Kubernetes(kubeconfig=...) or KUBECONFIG, and one of its contexts with context=."
             ) from error
         self.namespace = address.namespace or namespace or "default"
-        self._address = replace(address, context=context, namespace=self.namespace)  # also when another becomes current
+        self._address = replace(address, context=context, namespace=self.namespace)  # even if another becomes current
         self.url = str(configuration.host)
-        self._pool = RESTClientObject(configuration).pool_manager  # of urllib3, with certificates and proxies
+        self._pool = RESTClientObject(configuration).pool_manager  # from urllib3, with certificates and proxies
         self._configuration = configuration
 
     def _renew(self, used: object) -> None:
@@ -143,12 +144,12 @@ class ClusterApi:
     # documents -------------------------------------------------------------------------------------------------
 
     def create(self, kind: str, document: Document) -> Document:
-        """Make an object in the namespace; `kind` is "pods" or "secrets"."""
+        """Create an object in the namespace; `kind` is "pods" or "secrets"."""
         made: Document = self._call("POST", kind, body=document)
         return made
 
     def get(self, kind: str, name: str) -> Document | None:
-        """An object; None if there is none of that name."""
+        """Return an object; None if there is none of that name."""
         try:
             found: Document = self._call("GET", f"{kind}/{name}")
         except NotFoundError:
@@ -156,17 +157,17 @@ class ClusterApi:
         return found
 
     def listed(self, kind: str, labels: str = "", fields: str = "") -> Sequence[Document]:
-        """The objects that have these labels, and these values of fields."""
+        """Return the objects with these labels and field values."""
         query = {"labelSelector": labels, "fieldSelector": fields}
         found: Sequence[Document] = self._call("GET", kind, query={k: v for k, v in query.items() if v})["items"]
         return found
 
     def patch(self, kind: str, name: str, change: Document) -> None:
-        """Merge something into an object."""
+        """Merge a change into an object."""
         self._call("PATCH", f"{kind}/{name}", body=change, content="application/merge-patch+json")
 
     def delete(self, kind: str, name: str, grace_s: int | None = None) -> None:
-        """Delete an object; nothing happens if it is not there."""
+        """Delete an object; do nothing if it does not exist."""
         options: dict[str, Any] = {"propagationPolicy": "Background"}
         if grace_s is not None:
             options["gracePeriodSeconds"] = grace_s
@@ -176,12 +177,12 @@ class ClusterApi:
             return
 
     def log(self, pod: str, lines: int = 20) -> str:
-        """The last lines that a pod has printed; "" if there are none to be had."""
+        """Return the last lines that a pod has printed; "" if they are not available."""
         try:
             said: bytes = self._call("GET", f"pods/{pod}/log", query={"tailLines": lines}, parsed=False)
             return said.decode(errors="replace").strip()
         except ProviderError:
-            return ""  # its container was never made, or its machine is gone
+            return ""  # its container was never created, or its machine is lost
 
     def _call(
         self,
@@ -221,12 +222,12 @@ class ClusterApi:
             ) from error
 
     def _credentials(self) -> dict[str, str]:
-        """The header with this user's token, which the kubeconfig's program may make anew; nothing for certificates."""
+        """Return the header with the user's token, which the kubeconfig's program may renew; empty for certificates."""
         found = self._configuration.auth_settings().get("BearerToken")
         return {found["key"]: found["value"]} if found and found["value"] else {}
 
     def _refusal(self, method: str, path: str, status: int, message: str) -> ProviderError:
-        """An answer of the API server that is no success, as an error with what to do."""
+        """Return the error for an answer of the API server other than success, with advice."""
         if status == _GONE:
             return NotFoundError(f"There is no {path} in namespace {self.namespace} of {self.url}: {message}.")
         if status == _FORBIDDEN and "exceeded quota" in message:
@@ -254,10 +255,10 @@ class ClusterApi:
     # websockets ------------------------------------------------------------------------------------------------
 
     def websocket(self, path: str, query: Sequence[tuple[str, str]]) -> Any:
-        """A WebSocket to a subresource of a pod that speaks the protocol of channels.
+        """Open a WebSocket to a subresource of a pod that uses the protocol of channels.
 
         Raises:
-            ProviderError: it is refused, or the server cannot be reached.
+            ProviderError: the server refuses or cannot be reached.
         """
         from websocket import WebSocketBadStatusException, WebSocketException
 
@@ -286,9 +287,9 @@ class ClusterApi:
 
 @functools.cache
 def _certificates() -> Path:
-    """Where the library writes certificates that a kubeconfig has inline, until this process ends.
+    """Return the directory of this process in which the library writes inline certificates of a kubeconfig.
 
-    It remembers by content what it has written, whoever has asked for that, and each connection reads the files.
+    The library caches by content what it has written, for all callers, and each connection reads the files.
     """
     last = ExitStack()
     atexit.register(last.close)
@@ -316,36 +317,36 @@ def _first_line(error: BaseException) -> str:
 
 
 class ChannelSocket:
-    """The socket of a WebSocket, as one stream of bytes: what is sent goes to channel 0, what is received is of one.
+    """The socket of a WebSocket as one byte stream: it sends to channel 0, and receives from one channel.
 
-    It has the part of a TLS socket's interface that `skyward.wire.tls.splice` uses.
+    It implements the part of a TLS socket's interface that `skyward.wire.tls.splice` uses.
 
     Args:
-        sock: connected, after the WebSocket's handshake.
-        channel: whose content is received.
-        skipped: bytes at the beginning of each channel that are not content.
+        sock: the connected socket, after the WebSocket's handshake.
+        channel: the channel to receive.
+        skipped: number of bytes at the start of each channel that are not content.
     """
 
     def __init__(self, sock: Any, channel: int, skipped: int = 0) -> None:
         self._sock, self._channel, self._skip = sock, channel, skipped
-        self._arrived = bytearray()  # of the stream of frames
-        self._ready = bytearray()  # content that nobody has taken yet
+        self._arrived = bytearray()  # unparsed bytes of frames
+        self._ready = bytearray()  # content not yet read
         self._begun: set[int] = set()
-        self._sending, self._count = b"", 0  # a frame that is partly sent, and the bytes of content in it
+        self._sending, self._count = b"", 0  # a partly sent frame, and the number of its content bytes
         self._pongs = b""
         self.others: dict[int, bytearray] = {}  # content of the other channels
 
     def fileno(self) -> int:
-        """For poll(2)."""
+        """Return the file descriptor, for poll(2)."""
         number: int = self._sock.fileno()
         return number
 
     def setblocking(self, flag: bool) -> None:
-        """As of sockets."""
+        """Set the blocking mode, as for sockets."""
         self._sock.setblocking(flag)
 
     def recv_into(self, space: memoryview) -> int:
-        """Receive content; 0 at its end. Raises what the socket raises when there is none now."""
+        """Receive content; return 0 at its end. Raises the socket's exception if none is available now."""
         while not self._ready:
             data = self._sock.recv(_CHUNK)
             self._arrived += data
@@ -357,7 +358,7 @@ class ChannelSocket:
         return count
 
     def send(self, content: memoryview) -> int:
-        """Send content; the bytes that were taken. One that could not be sent in whole is to be sent again."""
+        """Send content; return the number of bytes accepted. After a partial send, the same content must be resent."""
         if not self._sending:
             part = bytes(content[:_CHUNK])
             self._sending = self._pongs + _frame(_BINARY, b"\0" + part)
@@ -367,7 +368,7 @@ class ChannelSocket:
         return self._count
 
     def unwrap(self) -> None:
-        """Say goodbye, if that takes no waiting."""
+        """Send the closing frame, if that does not block."""
         self._sock.send(_frame(_CLOSE, b""))
         if isinstance(self._sock, ssl.SSLSocket):
             self._sock.unwrap()
@@ -377,7 +378,7 @@ class ChannelSocket:
         self._sock.close()
 
     def _unpack(self) -> bool:
-        """Take the frames that have arrived in whole; False if the other end has closed the WebSocket."""
+        """Process the complete frames that have arrived; return False if the other end has closed the WebSocket."""
         while len(self._arrived) >= 2:
             kind, length = self._arrived[0] & 0x0F, self._arrived[1] & 0x7F
             head = {_SHORT: 4, _LONG: 10}.get(length, 2)
@@ -408,7 +409,7 @@ class ChannelSocket:
 
 
 def _frame(kind: int, content: bytes) -> bytes:
-    """A frame of a client, which has to carry a mask."""
+    """Return a frame of a client, which must contain a mask."""
     size = len(content)
     if size < _SHORT:
         head = struct.pack("!BB", _FINAL | kind, 0x80 | size)
@@ -420,7 +421,7 @@ def _frame(kind: int, content: bytes) -> bytes:
 
 
 def forward(api: ClusterApi, pod: str, port: int) -> socket.socket:
-    """A socket that leads to a port on a pod's loopback. That nobody listens there shows when it is read.
+    """Return a socket to a port on a pod's loopback. If nothing is listening there, reading shows that.
 
     Raises:
         ProviderError: the API server refuses, or cannot be reached.
@@ -430,7 +431,8 @@ def forward(api: ClusterApi, pod: str, port: int) -> socket.socket:
 
 
 def execute(api: ClusterApi, pod: str, command: Sequence[str]) -> tuple[socket.socket, ChannelSocket]:
-    """Run a program in a pod: a socket that is its standard input and output, and what has the rest.
+    """Run a program in a pod; return a socket for its standard input and output, and the object with the other
+    channels.
 
     Raises:
         ProviderError: the API server refuses, or cannot be reached.

@@ -1,4 +1,4 @@
-"""Documents of the API server: those that make a pool, and what its own say of how a pod fares. Pure."""
+"""Documents of the API server: those that create a pool's objects, and what they say of a pod. Sends no requests."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from skyward.providers.kubernetes.api import Document
 from skyward.runner.entry.claimed import ADDRESS_VAR, POD_IDENTITY, POD_SECRETS, POD_VAR
 from skyward.wire.tls import Identity
 
-KIND = "skyward.kind"  # label that tells the Secrets of a pool apart
+KIND = "skyward.kind"  # label that distinguishes the Secrets of a pool
 _STOP_S = 10  # a node that is asked to end takes 5 s for its workers
-# What a pool does in its namespace, and nothing beyond. The API server asks "create" of WebSockets from 1.35 on.
+# All that a pool does in its namespace. The API server requires "create" for WebSockets since 1.35.
 RULES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("pods", ("create", "get", "list", "patch", "delete")),
     ("pods/log", ("get",)),
@@ -29,8 +29,8 @@ RULES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("secrets", ("create", "get", "list", "delete")),
     ("events", ("list",)),
 )
-# Labels by which clusters tell the GPUs of a machine: NVIDIA's feature discovery, Google's, Karpenter's. In the first,
-# memory and form are part of the name.
+# Labels by which clusters identify the GPUs of a machine: NVIDIA's feature discovery, Google's, Karpenter's. In the
+# first, memory and form factor are part of the name.
 _PRODUCTS: Mapping[str, Sequence[str]] = {
     "T4": ("Tesla-T4",),
     "L4": ("NVIDIA-L4",),
@@ -62,36 +62,36 @@ _GOOGLE: Mapping[str, str] = {
     "H200": "nvidia-h200-141gb",
     "B200": "nvidia-b200",
 }
-# of pods that wait or have ended
+# reasons in the status of pods that wait or have ended
 _PULL = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
 _BROKEN = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
-_NO_START = ("StartError", "ContainerCannotRun")  # the runtime's, for a program that is not there
-_GROWS = ("TriggeredScaleUp", "Nominated")  # events by which autoscalers say that a machine is on its way
-_PULLS = ("Pulling", "Pulled")  # events that say how far a pod that is well has come
+_NO_START = ("StartError", "ContainerCannotRun")  # from the runtime, for a missing program
+_GROWS = ("TriggeredScaleUp", "Nominated")  # events by which autoscalers announce a machine
+_PULLS = ("Pulling", "Pulled")  # events that report the progress of a healthy pod
 _REMARKS = ("MissingClusterDNS", "DNSConfigForming")  # warnings about name servers; the pod starts
-_START_S = 600.0  # for a pod that has a machine: the image's way there included
-_GROW_S = 900.0  # for a machine that an autoscaler has promised
+_START_S = 600.0  # for a pod with a machine: includes the transfer of the image
+_GROW_S = 900.0  # for a machine that an autoscaler has announced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodRequest:
-    """What every pod of a pool asks for.
+    """The settings that all pods of a pool share.
 
     Attributes:
         pool: identifier of the pool.
-        image: reference, by digest.
+        image: reference of the image, by digest.
         platform: OCI platform of that image.
-        user: number of the user and of its group that programs run as.
-        lease_s: how long a pod waits for its client.
-        inside: whether the client comes to the pod's address, and not through the API server.
-        cpus, memory_gb: of a node; None for what the cluster gives. The memory in GiB.
-        shm_bytes: size of /dev/shm; None for the cluster's own limit.
+        user: numbers of the user and group that programs run as.
+        lease_s: seconds that a pod waits for its client.
+        inside: whether the client connects to the pod's address, rather than through the API server.
+        cpus, memory_gb: resources of a node, the memory in GiB; None for the cluster's defaults.
+        shm_bytes: size of /dev/shm in bytes; None for the cluster's own limit.
         accelerator: GPUs of a node.
-        gpu_resource: name by which the cluster counts GPUs, such as "nvidia.com/gpu".
-        gpu_labels: labels of the machines with these GPUs; None for those that clusters usually have.
-        node_selector, tolerations, priority_class, service_account: as in the specification of a pod.
-        pull_secret: name of the Secret with the registry's credentials; "" for none.
-        patch: merged into the document at last.
+        gpu_resource: resource name of GPUs in the cluster, such as "nvidia.com/gpu".
+        gpu_labels: labels of the machines with these GPUs; None for the usual ones.
+        node_selector, tolerations, priority_class, service_account: as in a pod's specification.
+        pull_secret: name of the Secret with the registry's credentials; "" if none.
+        patch: merged into the document last.
     """
 
     pool: str
@@ -115,23 +115,23 @@ class PodRequest:
 
 
 def pod_name(pool: str, number: int) -> str:
-    """Name of a pod, and of the Secret with its key. No number is used twice."""
+    """Return the name of a pod, and of the Secret with its key. No number is used twice."""
     return f"skyward-{pool}-{number}"
 
 
 def owner_secret(pool: str, owner: ProcessId) -> dict[str, Any]:
-    """The Secret that owns all of a pool. It holds nothing: pods and Secrets are all that a pool needs a right for."""
+    """Return the Secret that owns a pool's objects. It is empty: a pool only needs rights for pods and Secrets."""
     return _secret(f"skyward-{pool}", pool, "pool", {"annotations": owner_labels(owner)})
 
 
 def pod_secret(pool: str, number: int, identity: Identity, owned: Mapping[str, Any]) -> dict[str, Any]:
-    """The Secret of one pod: its certificate, with the private key."""
+    """Return the Secret of one pod: its certificate with the private key."""
     secret = _secret(pod_name(pool, number), pool, "pod", {"ownerReferences": [owned]})
     return {**secret, "data": {POD_IDENTITY: _encoded(json.dumps(asdict(identity)))}}
 
 
 def pull_secret(pool: str, auth: Mapping[str, str], image: str, owned: Mapping[str, Any]) -> dict[str, Any]:
-    """The Secret with which machines pull the image; `auth` has the form in which an engine takes credentials."""
+    """Return the Secret with which machines pull the image; `auth` has an engine's format for credentials."""
     user, password = auth.get("username", ""), auth.get("password", "")
     if auth.get("identitytoken"):
         user, password = "<token>", auth["identitytoken"]
@@ -148,7 +148,7 @@ def _secret(name: str, pool: str, kind: str, more: Mapping[str, Any]) -> dict[st
 
 
 def owner_reference(secret: Mapping[str, Any]) -> dict[str, Any]:
-    """What makes an object go with a pool's own Secret; the cluster's garbage collector sees to that."""
+    """Return the reference by which the cluster's garbage collector removes an object with a pool's own Secret."""
     about = secret["metadata"]
     return {"apiVersion": "v1", "kind": "Secret", "name": about["name"], "uid": about["uid"]}
 
@@ -156,14 +156,14 @@ def owner_reference(secret: Mapping[str, Any]) -> dict[str, Any]:
 def pod(
     request: PodRequest, number: int, owner: ProcessId, owned: Mapping[str, Any], avoided: Collection[str]
 ) -> dict[str, Any]:
-    """The pod of a node. Which node it is becomes one of its labels once that is known.
+    """Return the pod of a node. It is labelled with the node's index once that is known.
 
     Args:
-        request: what all pods of the pool ask for.
-        number: of the pod.
-        owner: this client.
-        owned: the reference to what owns the pod.
-        avoided: machines that it must not be on.
+        request: the settings that the pool's pods share.
+        number: the pod's number.
+        owner: the process of this client.
+        owned: the reference to the Secret that owns the pod.
+        avoided: machines that it must not run on.
     """
     document: dict[str, Any] = {
         "apiVersion": "v1",
@@ -171,11 +171,11 @@ def pod(
         "metadata": {
             "name": pod_name(request.pool, number),
             "labels": {POOL: request.pool},
-            "annotations": owner_labels(owner),  # labels could not hold every name
+            "annotations": owner_labels(owner),  # labels cannot contain every name
             "ownerReferences": [owned],
         },
         "spec": {
-            "restartPolicy": "Never",  # one that has ended is replaced by one of another name
+            "restartPolicy": "Never",  # an ended pod is replaced by one with another name
             "terminationGracePeriodSeconds": _STOP_S,
             "enableServiceLinks": False,
             "automountServiceAccountToken": request.service_account is not None,
@@ -227,7 +227,7 @@ def _container(request: PodRequest, number: int) -> dict[str, Any]:
 
 
 def _pod_rights(user: tuple[int, int]) -> dict[str, Any]:
-    """What the restricted profile of https://kubernetes.io/docs/concepts/security/pod-security-standards/ asks for."""
+    """Return what https://kubernetes.io/docs/concepts/security/pod-security-standards/ calls restricted."""
     return {
         "runAsNonRoot": user[0] != 0,
         "runAsUser": user[0],
@@ -249,7 +249,7 @@ def _volumes(request: PodRequest, number: int) -> list[dict[str, Any]]:
 
 
 def _resources(request: PodRequest) -> dict[str, Any]:
-    """The limits are requested as well, so that no machine is given more than it has."""
+    """Return limits, which are also requested, so that no machine is overcommitted."""
     limits: dict[str, str] = {}
     if request.cpus is not None:
         limits["cpu"] = f"{round(request.cpus * 1000)}m"
@@ -266,7 +266,7 @@ def _platform(platform: str) -> dict[str, str]:
 
 
 def _machines(request: PodRequest, avoided: Collection[str]) -> list[dict[str, Any]]:
-    """Terms of which a machine has to fulfil one: the labels of its GPUs, each together with not being avoided."""
+    """Return terms, one of which a machine must fulfil: labels of its GPUs, each with the machines to avoid."""
     fields = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in sorted(avoided)]
     labels = [[]] if request.accelerator is None else _gpu_terms(request.accelerator, request.gpu_labels)
     terms = []
@@ -299,9 +299,9 @@ def _gpu_terms(accelerator: Accelerator, labels: Mapping[str, str] | None) -> li
 
 
 def merge(document: Any, change: Any) -> Any:
-    """A document with a change merged into it.
+    """Return a document with a change merged into it.
 
-    Objects are merged by key, and lists of objects that have names by name; None removes; anything else replaces.
+    Objects are merged by key, and lists of named objects by name; None removes; anything else replaces.
     """
     if isinstance(document, Mapping) and isinstance(change, Mapping):
         merged = {key: value for key, value in document.items() if change.get(key, value) is not None}
@@ -323,7 +323,7 @@ def _has_names(value: Any) -> bool:
 
 
 def role(namespace: str) -> str:
-    """The Role that a user of `sky.Kubernetes` needs, as YAML."""
+    """Return the Role that a user of `sky.Kubernetes` needs, as YAML."""
     lines = ["apiVersion: rbac.authorization.k8s.io/v1", "kind: Role", "metadata:", "  name: skyward"]
     lines += [f"  namespace: {namespace}", "rules:"]
     for resource, verbs in RULES:
@@ -335,17 +335,17 @@ def _encoded(text: str) -> str:
     return base64.b64encode(text.encode()).decode()
 
 
-# what the API server says of a pod ------------------------------------------------------------------------------------
+# states of pods -------------------------------------------------------------------------------------------------------
 
 
 def start_problem(pod: Document, events: Sequence[Document], waited_s: float, room_s: float) -> ProviderError | None:
-    """Why a pod will not come; None if it may only need time.
+    """Return why a pod cannot be expected to run; None if it may only need more time.
 
     Args:
-        pod: as the API server has it.
-        events: of this pod.
-        waited_s: how long it has been waited for.
-        room_s: how long the cluster may have no room for it.
+        pod: the pod's document from the API server.
+        events: events of this pod.
+        waited_s: seconds that it has been waited for.
+        room_s: seconds that the cluster may lack room for it.
     """
     name = f"pod {pod['metadata']['name']}"
     status = pod.get("status", {})
@@ -382,7 +382,7 @@ def start_problem(pod: Document, events: Sequence[Document], waited_s: float, ro
 
 
 def waits(pod: Document, events: Sequence[Document]) -> str:
-    """What a pod that has not begun waits for, for people."""
+    """Return what a pod that has not started waits for, for users."""
     if unschedulable := _unschedulable(pod):
         promised = next((event for event in events if event.get("reason") in _GROWS), None)
         return f"for room ({unschedulable})" + (f"; {_text(promised['message'])}" if promised else "")
@@ -400,19 +400,19 @@ def waits(pod: Document, events: Sequence[Document]) -> str:
 
 
 def is_over(pod: Document | None) -> bool:
-    """Whether nothing of it runs any more, or is about to end."""
+    """Return whether the pod has ended, is being deleted, or does not exist."""
     return (
         pod is None or pod["metadata"].get("deletionTimestamp") or pod["status"].get("phase") in ("Failed", "Succeeded")
     )
 
 
 def how_ended(pod: Document | None, events: Sequence[Document], code: int | None = None) -> Exit:
-    """How a pod has ended, or that it is lost.
+    """Return how a pod has ended, or that it is lost.
 
     Args:
-        pod: as the API server has it; None if it has it no more.
-        events: of this pod.
-        code: exit status that its program has told.
+        pod: the pod's document from the API server; None if it no longer exists.
+        events: events of this pod.
+        code: exit status that its program has reported.
     """
     status = pod.get("status", {}) if pod else {}
     container: Document = next(iter(status.get("containerStatuses", ())), {})
@@ -445,7 +445,7 @@ def how_ended(pod: Document | None, events: Sequence[Document], code: int | None
 
 
 def _disruption(status: Document) -> str:
-    """Why the cluster has deleted a pod, where it tells (from 1.26 on)."""
+    """Return why the cluster has deleted a pod, if it reports that (since 1.26)."""
     found = next((each for each in status.get("conditions", ()) if each.get("type") == "DisruptionTarget"), None)
     return f"{found.get('reason')}: {_text(found.get('message', ''))}" if found else ""
 
@@ -457,7 +457,7 @@ def _is_unready(status: Document) -> bool:
 
 
 def _unschedulable(pod: Document) -> str:
-    """The scheduler's words for having no machine for a pod; "" if it has not said that."""
+    """Return the scheduler's message that no machine fits a pod; "" if there is none."""
     for condition in pod.get("status", {}).get("conditions", ()):
         if condition.get("type") == "PodScheduled" and condition.get("reason") == "Unschedulable":
             return _text(condition.get("message", ""))
@@ -465,7 +465,7 @@ def _unschedulable(pod: Document) -> str:
 
 
 def _waits_for(pod: Document) -> tuple[str, str]:
-    """Reason and message of a container that waits."""
+    """Return reason and message of a waiting container."""
     for container in pod.get("status", {}).get("containerStatuses", ()):
         if waiting := container.get("state", {}).get("waiting"):
             return str(waiting.get("reason", "")), _text(waiting.get("message", ""))
@@ -473,7 +473,7 @@ def _waits_for(pod: Document) -> tuple[str, str]:
 
 
 def _is_final(message: str) -> bool:
-    """Whether a registry's refusal will not change by asking again."""
+    """Return whether a registry's refusal is permanent."""
     return any(word in message.lower() for word in ("not found", "unauthorized", "denied", "forbidden", "no match"))
 
 

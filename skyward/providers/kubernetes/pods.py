@@ -1,4 +1,4 @@
-"""The pods of one pool: made, watched until each runs and answers this client; as nodes, and entered by others."""
+"""The pods of one pool: created, monitored until they run and answer, turned into nodes, and entered by others."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from skyward.system import socket, threading, time
 from skyward.system.futures import ThreadPoolExecutor
 from skyward.wire.tls import Identity
 
-_LOOKS_S = (0.1, 1.0)  # between two looks at the pods: the first, and the longest
-_EVENTS_S = 2.0  # between two looks at the events of pods that wait
-_SAY_AFTER_S = 3.0  # what is waited for is not worth a line before
-_ANSWER_S = 60.0  # how long a pod that runs may not answer
-_AVOID_S = 90.0  # after this time the cluster knows by itself that a machine is lost
+_LOOKS_S = (0.1, 1.0)  # between two queries of the pods: the first, and the longest
+_EVENTS_S = 2.0  # between two queries of waiting pods' events
+_SAY_AFTER_S = 3.0  # shorter waits are not reported
+_ANSWER_S = 60.0  # how long a running pod may fail to answer
+_AVOID_S = 90.0  # after this time the cluster has detected a lost machine itself
 _DIAL_S = 10.0
-_REACH_S = 3.0  # for the answer of a pod whose machine may be gone
-_REASON_S, _ASK_S = 3.0, 0.2  # how long the cluster may take to tell how a pod has ended, and how often it is asked
+_REACH_S = 3.0  # for the answer of a pod whose machine may be lost
+_REASON_S, _ASK_S = 3.0, 0.2  # how long the cluster may take to report how a pod ended, and how often it is queried
 _AT_ONCE = 16
 _KILLED = 137
 _CHUNK = 1 << 16
@@ -45,13 +45,13 @@ class Pod:
     """A pod of this pool.
 
     Attributes:
-        number: of the pod.
-        name: in the cluster.
-        context: the client's identity towards it.
-        claim: once it waits to become a node.
-        machine: name of the machine that it is on, in the cluster.
+        number: its number.
+        name: its name in the cluster.
+        context: TLS context with the client's identity towards it.
+        claim: this client's connection to it; None before it waits to become a node.
+        machine: name of its machine in the cluster.
         address: its IP address.
-        port: where its program listens.
+        port: the port its program listens on.
     """
 
     number: int
@@ -69,12 +69,12 @@ class Pods:
     """The pods of one pool.
 
     Args:
-        api: the way to the cluster.
-        request: what each of them asks for.
-        owner: the Secret that owns them, as the API server has it.
-        room_s: how long the cluster may have no room for one.
-        report: is told what is waited for.
-        ended: is set when the pool has ended, for which nobody waits any more.
+        api: connection to the cluster.
+        request: the settings they share.
+        owner: the document of the Secret that owns them.
+        room_s: seconds that the cluster may lack room for one.
+        report: called with progress notes while waiting.
+        ended: set when the pool has ended, which ends all waiting.
     """
 
     def __init__(
@@ -89,17 +89,17 @@ class Pods:
         self._api, self._request, self._room_s, self._report, self._ended = api, request, room_s, report, ended
         self._owner, self._owned = owner["metadata"]["name"], documents.owner_reference(owner)
         self._numbers = itertools.count()
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the attributes below
         self._pods: list[Pod] = []
         self._avoided: dict[str, float] = {}  # machines that were lost, and when
 
     # making ----------------------------------------------------------------------------------------------------
 
     def make(self, count: int) -> list[Pod]:
-        """Make so many pods, each after its Secret: a pod whose Secret is missing waits without a word.
+        """Create `count` pods, each after its Secret: a pod without its Secret would wait silently.
 
         Raises:
-            ProviderError: the API server refuses one; the message has its words.
+            ProviderError: the API server rejected one; the message contains its error.
         """
         client, theirs = identities("Kubernetes", self._request.pool, count)
         me, avoided = ProcessId.of(os.getpid()), self._avoided_now()
@@ -122,7 +122,7 @@ class Pods:
         return pods
 
     def avoid(self, machine: str) -> None:
-        """Have pods that are made from now on avoid a machine, which is lost."""
+        """Exclude a lost machine for pods created from now on."""
         with self._lock:
             self._avoided[machine] = time.monotonic()
 
@@ -166,14 +166,14 @@ class Pods:
                     self._check_open()
 
     def _look(self, pods: Sequence[Pod]) -> dict[str, Document]:
-        """These pods as the API server has them now."""
+        """Return the current documents of these pods."""
         found = {each["metadata"]["name"]: each for each in self._api.listed("pods", f"{POOL}={self._request.pool}")}
         if any(pod.name not in found for pod in pods) and not self.exists():
             raise PoolClosedError(f"Pool {self._request.pool} was ended by another client: its Secret is gone.")
         return found
 
     def _check(self, pod: Pod, document: Document | None, events: Sequence[Document], waited_s: float) -> None:
-        """Raise the error of a pod for which waiting is in vain."""
+        """Raise the error of a pod that cannot be expected to run."""
         if document is None:
             raise NodeStartError(f"The pod {pod.name} was deleted by somebody else before it was a node.")
         pod.machine = str(document["spec"].get("nodeName", ""))
@@ -195,7 +195,7 @@ class Pods:
                 )
 
     def _say(self, missing: Sequence[Pod], found: dict[str, Document], events: list[Document], said: str) -> str:
-        """Tell what is waited for, when that has changed."""
+        """Report what is waited for, when that has changed."""
         parts = [
             f"{pod.name}: {documents.waits(found[pod.name], _of(pod, events))}" for pod in missing if pod.name in found
         ]
@@ -205,7 +205,7 @@ class Pods:
         return text
 
     def _claim(self, pod: Pod, document: Document) -> None:
-        """Claim a pod that runs, unless it does not answer yet."""
+        """Claim a running pod, unless it does not answer yet."""
         pod.address = str(document["status"].get("podIP", ""))
         found = claim_at(
             partial(self._dial, pod), ports(self._request.pool, pod.number), pod.context, f"{pod.name}-claim"
@@ -214,11 +214,11 @@ class Pods:
             pod.claim, pod.port = found
 
     def _dial(self, pod: Pod, port: int) -> socket.socket:
-        """A socket that leads to a pod's program.
+        """Return a socket that leads to a pod's program.
 
         Raises:
-            OSError: there is no way to the pod's address.
-            ProviderError: the API server gives no way.
+            OSError: the pod's address cannot be reached.
+            ProviderError: the API server refuses the connection.
         """
         if self._request.inside:
             sock = socket.create_connection((pod.address, port), _DIAL_S)
@@ -231,44 +231,44 @@ class Pods:
     # reaching and ending ---------------------------------------------------------------------------------------
 
     def connect(self, pod: Pod, address: str) -> socket.socket:
-        """A socket that leads to one that a node has announced.
+        """Return a socket that leads to an address that a node has announced.
 
         Raises:
-            WireError: nothing listens there any more.
-            ProviderError: the API server gives no way.
+            WireError: nothing is listening there any more.
+            ProviderError: the API server refuses the connection.
         """
         where = f"{address} of pod {pod.name} on {pod.machine}"
         dial = partial(self._dial, pod, pod.port)
         return open_through(dial, pod.context, address, where=where, name=f"{pod.name}-{address}")
 
     def name_node(self, pod: Pod, node: int) -> None:
-        """Note in the labels of a pod which node it is, by which `skyward ps` shows it.
+        """Record in a pod's labels which node it is, for `skyward ps`.
 
         Raises:
-            ProviderError: it is gone.
+            ProviderError: the pod does not exist any more.
         """
         self._api.patch("pods", pod.name, {"metadata": {"labels": {NODE: str(node)}}})
 
     def state(self, pod: Pod) -> tuple[Document | None, list[Document]]:
-        """A pod as the API server has it now, None if it has it no more; and its events.
+        """Return a pod's current document, None if it no longer exists, and its events.
 
         Raises:
-            ProviderError: the API server cannot be asked.
+            ProviderError: the API server cannot be queried.
         """
         events = self._api.listed("events", fields=f"involvedObject.name={pod.name}")
         return self._api.get("pods", pod.name), list(events)
 
     def seems_well(self, pod: Pod) -> bool:
-        """Whether the cluster takes a pod for running, as one whose machine was lost a moment ago.
+        """Return whether the cluster considers a pod running, as it does just after its machine was lost.
 
         Raises:
-            ProviderError: the API server cannot be asked.
+            ProviderError: the API server cannot be queried.
         """
         document = self._api.get("pods", pod.name)
         return document is not None and _runs(document)
 
     def answers(self, pod: Pod) -> bool:
-        """Whether a pod takes a new connection, as one does that was lost because the API server was away."""
+        """Return whether a pod accepts a new connection; it does if only the API server was unavailable."""
         reached = threading.Event()
 
         def reach() -> None:
@@ -283,20 +283,20 @@ class Pods:
         return reached.wait(_REACH_S)
 
     def exists(self) -> bool:
-        """Whether the pool's own Secret is there, which only its end removes.
+        """Return whether the pool's own Secret exists, which is only removed when the pool ends.
 
         Raises:
-            ProviderError: the API server cannot be asked.
+            ProviderError: the API server cannot be queried.
         """
         return self._api.get("secrets", self._owner) is not None
 
     def give_up(self, pod: Pod) -> None:
-        """Delete a pod at once, and its Secret; a machine that is gone is not waited for."""
+        """Delete a pod and its Secret at once, without waiting for its machine, which may be lost."""
         self._api.delete("pods", pod.name, grace_s=0)
         self._api.delete("secrets", pod.name)
 
     def close(self) -> None:
-        """Tell all claimed pods to end; nothing is waited for."""
+        """Tell all claimed pods to end, without waiting."""
         with self._lock:
             claims = [pod.claim for pod in self._pods if pod.claim is not None]
         for each in claims:
@@ -317,9 +317,9 @@ class PodProcess(ClaimedProcess):
     """A runner in a pod.
 
     Args:
-        pods: those of the pool.
-        pod: the pod, claimed.
-        launch: what it is to be.
+        pods: the pool's pods.
+        pod: the claimed pod.
+        launch: the node to start.
 
     Raises:
         ProviderError: the pod has ended.
@@ -332,15 +332,15 @@ class PodProcess(ClaimedProcess):
         super().__init__(launch, pod.claim, f"pod {pod.name} on {pod.machine}")
 
     def dial(self, address: str) -> socket.socket:
-        """A socket that leads, encrypted, to an address that the runner announced."""
+        """Return an encrypted socket to an address that the runner announced."""
         return self._pods.connect(self._pod, address)
 
     def how_lost(self) -> Exit:
-        """What the cluster knows of a pod that has not told its end."""
+        """Return what the cluster knows about a pod that has not reported its end."""
         return self._ask(None)
 
     def how_exited(self, code: int) -> Exit:
-        """How it ended; that it was evicted, or used too much memory, only the cluster knows."""
+        """Return how it ended; only the cluster knows whether it was evicted or exceeded its memory."""
         return self._ask(code) if code == _KILLED or code == 0 or code > 128 else exit_of(code)
 
     def _ask(self, code: int | None) -> Exit:
@@ -356,12 +356,12 @@ class PodProcess(ClaimedProcess):
 
 
 class PodAccess(NodeAccess):
-    """Into a pod, by a program that the API server starts there.
+    """Access to a pod, by a program that the API server starts there.
 
     Args:
-        node: as `Provider.find` lists it.
-        api: the way to the cluster.
-        close: ends what leads there.
+        node: the node as `Provider.find` lists it.
+        api: connection to the cluster.
+        close: closes the connection.
     """
 
     def __init__(self, node: Resource, api: ClusterApi, close: Callable[[], None]) -> None:
@@ -369,11 +369,11 @@ class PodAccess(NodeAccess):
         self._api, self._name = api, node["name"]
 
     def open_session(self) -> _PodStream:
-        """Start the program; raises ProviderError if the API server refuses."""
+        """Start the program. Raises ProviderError if the API server refuses."""
         return _PodStream(*execute(self._api, self._name, (COMMAND[0], *SESSION)))
 
     def loss_reason(self) -> str:
-        """Whether the pod has ended, or the cluster cannot be asked."""
+        """Return how the pod ended, or that the cluster cannot be queried, to complete "Node 1 ..."; "" if neither."""
         try:
             document = self._api.get("pods", self._name)
         except SkywardError as error:

@@ -1,4 +1,4 @@
-"""`sky.Kubernetes`: nodes as pods of a Kubernetes cluster, what one pool has there, and what all of them have."""
+"""`sky.Kubernetes`: nodes as pods of a Kubernetes cluster, a pool's allocation there, and the objects of all pools."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from skyward.system import threading, time
 _GIB = 1024**3
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")  # of objects in a cluster
 _USER = re.compile(r"\d+(:\d+)?")
-_LOOK_S = 0.1  # between two looks at pods that end
-_FRESH_S = 120.0  # what is this young may belong to a pool that is just being made, or is replacing its nodes
+_LOOK_S = 0.1  # between two queries of ending pods
+_FRESH_S = 120.0  # younger objects may belong to a pool that is being created, or is replacing its nodes
 
 
 @suggesting("sky.Kubernetes")
@@ -46,31 +46,32 @@ _FRESH_S = 120.0  # what is this young may belong to a pool that is just being m
 class Kubernetes(Provider):
     """Pods of a Kubernetes cluster: `sky.Kubernetes(registry="registry.example.com/team/skyward")`.
 
-    Each node is a pod of its own. Nothing is installed in the cluster, and no right beyond one namespace is needed.
+    Each node is one pod. Nothing is installed in the cluster, and no rights outside of one namespace are needed.
 
     Attributes:
-        context: of the kubeconfig; None for its current one, and in a pod for the cluster of that pod.
-        namespace: None for that of the context.
-        kubeconfig: file; None for what KUBECONFIG names, else ~/.kube/config.
-        registry: repository through which images reach the machines, such as "registry.example.com/team/skyward";
-            required to open a pool.
-        user: number of the user that functions run as, with that of its group if wanted ("1000:1000"). None for
-            the number that the image names, and for an unprivileged one where it names none. "0" is root, which
-            clusters with restricted namespaces refuse.
+        context: context of the kubeconfig; None for its current one, or, in a pod, for the cluster of that pod.
+        namespace: namespace of the pods; None for that of the context.
+        kubeconfig: the kubeconfig file; None for the one in KUBECONFIG, else ~/.kube/config.
+        registry: repository from which the machines pull images, such as "registry.example.com/team/skyward"; required
+            to open a pool.
+        user: number of the user that functions run as, optionally with that of its group ("1000:1000"). None for the
+            number set in the image, or an unprivileged one if it sets none. "0" is root, which clusters with restricted
+            namespaces reject.
         node_selector: labels that machines must have.
-        tolerations: of the pods, as in their specification, such as [{"key": "gpu", "operator": "Exists"}].
+        tolerations: tolerations of the pods, as in their specification, such as [{"key": "gpu", "operator": "Exists"}].
         priority: name of the pods' priority class; None for the cluster's default.
-        service_account: whose rights functions have in the cluster; its token is in the pods then. None for none.
-        gpu_resource: name by which the cluster counts GPUs.
-        gpu_labels: labels of machines with the pool's accelerator; None for those that clusters usually have, {} for
-            any machine with GPUs.
-        room_s: seconds for which the cluster may have no room for a pod before that is an error. More where an
-            autoscaler adds machines; once it has said that it adds one, the pool waits for 15 minutes.
-        patch: merged into every pod at last, for what has no parameter: {"spec": {"hostNetwork": True}}. Objects are
-            merged, lists of objects with names by name (the container's is "node"), and None removes.
+        service_account: account whose rights functions have in the cluster; its token is then in the pods. None for
+            none.
+        gpu_resource: resource name of GPUs in the cluster.
+        gpu_labels: labels of machines with the pool's accelerator; None for the usual ones, {} for any machine with
+            GPUs.
+        room_s: seconds that the cluster may lack room for a pod before that is an error. Set more where an autoscaler
+            adds machines; once it has announced one, the pool waits for 15 minutes.
+        patch: merged into every pod last, for settings without a parameter: {"spec": {"hostNetwork": True}}. Objects
+            are merged by key, lists of named objects by name (the container's is "node"), and None removes.
 
     Raises:
-        ConfigError: a value is wrong.
+        ConfigError: a value is invalid.
     """
 
     name: ClassVar[str] = "kubernetes"
@@ -106,7 +107,7 @@ class Kubernetes(Provider):
             parse_reference(self.registry)
         if self.room_s < 0:
             raise ConfigError(f"sky.Kubernetes: room_s is a number of seconds, at least 0; found {self.room_s!r}.")
-        own: dict[str, object] = {  # a caller that goes on changing its documents changes no pool
+        own: dict[str, object] = {  # copies, so that later changes of the caller's documents have no effect
             "kubeconfig": existing_file("sky.Kubernetes", "kubeconfig", self.kubeconfig),
             "node_selector": dict(self.node_selector or {}),
             "tolerations": tuple(deepcopy(dict(each)) for each in self.tolerations),
@@ -123,11 +124,11 @@ class Kubernetes(Provider):
         return ClusterAddress(self.context, self.namespace, None if self.kubeconfig is None else Path(self.kubeconfig))
 
     def open(self, request: PoolRequest) -> KubernetesAllocation:
-        """The pods of a pool."""
+        """Return the allocation for a pool, which creates its pods."""
         return KubernetesAllocation(self, request)
 
     def find(self) -> Sequence[Resource]:
-        """Every pod of every pool in the namespace: pool, node, name, state, user, owner, image, id, host.
+        """Return every pod of every pool in the namespace: pool, node, name, state, user, owner, image, id, host.
 
         Raises:
             ProviderError: the API server refuses or does not answer.
@@ -136,16 +137,16 @@ class Kubernetes(Provider):
             return list(described(api))
 
     def destroy(self, pool_id: str) -> None:
-        """Remove a pool's Secrets and pods, whoever made them.
+        """Remove a pool's Secrets and pods, whichever client created them.
 
         Raises:
-            ProviderError: the API server refuses or does not answer; the pods end by their lease.
+            ProviderError: the API server refuses or does not answer; the pods' leases end them.
         """
         with closing(ClusterApi(self.address)) as api:
             clear(api, pool_id)
 
     def enter(self, node: Resource) -> NodeAccess:
-        """A way into a pod: a program that the API server starts there, as `kubectl exec` does.
+        """Return access to a pod by a program that the API server starts there, like `kubectl exec`.
 
         Raises:
             ProviderError: the API server refuses or does not answer.
@@ -155,7 +156,7 @@ class Kubernetes(Provider):
 
 
 class KubernetesAllocation(Allocation):
-    """What one pool has in a cluster: its own Secret, which owns the others and the pods."""
+    """One pool's part of a cluster: its own Secret, which owns the other Secrets and the pods."""
 
     def __init__(self, provider: Kubernetes, request: PoolRequest) -> None:
         super().__init__(request)
@@ -167,10 +168,10 @@ class KubernetesAllocation(Allocation):
         self._reaper: Reaper | None = None
 
     def acquire(self) -> Sequence[Host]:
-        """Check that the API server answers. On which machines the pods are is known after `prepare`.
+        """Check that the API server answers. `prepare` determines the pods' machines.
 
         Raises:
-            ConfigError: no registry is named, or the kubeconfig cannot be used.
+            ConfigError: no registry is given, or the kubeconfig cannot be used.
             ProviderError: the API server refuses or does not answer.
         """
         if self._provider.registry is None:
@@ -184,14 +185,14 @@ class KubernetesAllocation(Allocation):
         return [ClaimedHost(self) for _ in range(self.request.fewest)]
 
     def prepare(self, hosts: Sequence[Host]) -> str | None:
-        """Put the image into the registry unless it is there, make the pods, and wait until all of them run.
+        """Push the image to the registry unless it is there, create the pods, and wait until all of them run.
 
         Raises:
-            ImageError: the image cannot be had.
+            ImageError: the image cannot be provided.
             ProviderError: the API server refuses, or a pod can never run.
             NodeStartError: a pod ends instead of waiting.
         """
-        if self._image is not None:  # else it is for a host that has been replaced
+        if self._image is not None:  # otherwise a host has been replaced
             return self._image
         self._pods, image = self._begin()
         made = self._pods.make(len(hosts))
@@ -205,7 +206,7 @@ class KubernetesAllocation(Allocation):
         return image
 
     def _begin(self) -> tuple[Pods, str]:
-        """Deliver the image, and make the Secrets that all pods need."""
+        """Deliver the image, and create the Secrets that all pods need."""
         from skyward.delivery.deliver import ImageTarget, deliver
 
         request, api, pool = self.request, self._api, self.request.pool_id
@@ -225,7 +226,7 @@ class KubernetesAllocation(Allocation):
         return Pods(api, wanted, owner, self._provider.room_s, request.report, self.ended), delivered.reference
 
     def _wanted(self, image: str, image_user: str, pull: str) -> documents.PodRequest:
-        """What every pod of this pool asks for."""
+        """Return the settings that all pods of this pool share."""
         request, provider = self.request, self._provider
         assert self._api
         return documents.PodRequest(
@@ -250,7 +251,7 @@ class KubernetesAllocation(Allocation):
         )
 
     def replace(self, lost: Host | None) -> Host:
-        """A new pod, after the lost one is deleted. It avoids the machine if that was lost with its pod.
+        """Delete the lost pod and create a new one, which avoids the machine if that was lost too.
 
         Raises:
             ProviderError: the API server refuses, or the pod can never run.
@@ -277,7 +278,7 @@ class KubernetesAllocation(Allocation):
         return ClaimedHost(self, made)
 
     def _give_up(self, pods: Pods, lost: ClaimedHost[Pod]) -> None:
-        """Delete a lost pod, and avoid its machine if the pod is silent and the cluster takes it for running there."""
+        """Delete a lost pod, and avoid its machine if the cluster considers the pod running but it does not answer."""
         pod, process = lost.claimed, lost.process
         assert pod
         if process is not None and process.is_lost and pods.seems_well(pod) and not pods.answers(pod):
@@ -286,7 +287,7 @@ class KubernetesAllocation(Allocation):
         pods.give_up(pod)
 
     def start(self, host: ClaimedHost[Pod], launch: Launch) -> RunnerNode:
-        """Make the pod the node."""
+        """Turn the pod into the node."""
         with self._lock:
             self.check_open()
             assert self._pods and host.claimed
@@ -294,12 +295,12 @@ class KubernetesAllocation(Allocation):
             return RunnerNode(launch, host.process)
 
     def release(self) -> None:
-        """Remove the pods and Secrets; the reaper goes on with what could not be removed.
+        """Remove the pods and Secrets; the reaper continues with what could not be removed.
 
         Raises:
-            ProviderError: the API server refuses or does not answer; the pods end by their lease.
+            ProviderError: the API server refuses or does not answer; the pods' leases end them.
         """
-        with self._lock:  # after whoever was just making them
+        with self._lock:  # waits for a thread that is creating them
             api, pods, reaper = self._api, self._pods, self._reaper
         with ExitStack() as last:
             if api is not None:
@@ -316,10 +317,10 @@ def _numbers(user: str) -> tuple[int, int]:
 
 
 def _user_of(image_user: str) -> tuple[int, int]:
-    """The user of an image by number; the unprivileged one of skyward's images where it names none, or root.
+    """Return the numbers of an image's user; skyward's unprivileged user if the image sets none, or root.
 
     Raises:
-        ConfigError: it names one by name.
+        ConfigError: the image sets the user by name.
     """
     if image_user.partition(":")[0] in ("", "0", "root"):
         return ACCOUNT_ID, ACCOUNT_ID
@@ -331,14 +332,14 @@ def _user_of(image_user: str) -> tuple[int, int]:
     return _numbers(image_user)
 
 
-# what pools have in a namespace: found and removed by labels, whoever made it ---------------------------------------
+# objects of pools in a namespace, found and removed by label, whichever client created them -------------------------
 
 
 def clear(api: ClusterApi, pool: str) -> None:
     """Remove a pool's Secrets and pods. Idempotent.
 
-    The Secret that owns the others goes first: that it is gone tells the pool's client that nothing is to be made any
-    more, and what this process does not get to remove the cluster's garbage collector does.
+    The Secret that owns the others is removed first: its absence shows the pool's client that nothing may be created
+    any more, and the cluster's garbage collector removes what this process does not.
 
     Raises:
         ProviderError: the API server refuses or does not answer.
@@ -349,13 +350,13 @@ def clear(api: ClusterApi, pool: str) -> None:
             api.delete("secrets", secret["metadata"]["name"])
     while pods := api.listed("pods", label):
         for pod in pods:
-            # a machine ends the pod at once, and one that is gone is not waited for: no name is used again
+            # the machine kills the pod at once, and a lost machine is not waited for: no name is used again
             api.delete("pods", pod["metadata"]["name"], grace_s=0)
         time.sleep(_LOOK_S)
 
 
 def sweep(api: ClusterApi) -> None:
-    """Remove pools whose pods have all ended some time ago by their lease, and those that have none.
+    """Remove pools whose pods have all ended some time ago by their lease, and pools without pods.
 
     Raises:
         ProviderError: the API server refuses or does not answer.
@@ -371,7 +372,7 @@ def sweep(api: ClusterApi) -> None:
 
 
 def described(api: ClusterApi) -> Iterator[Resource]:
-    """What there is of all pools, in the form of `Provider.find`: pods, and the Secrets of pools without pods.
+    """Yield all pools' resources in the format of `Provider.find`: pods, and the Secrets of pools without pods.
 
     Raises:
         ProviderError: the API server refuses or does not answer.
@@ -409,7 +410,7 @@ def _resource(document: Document, *, node: int, state: str, image: str, host: st
 
 
 def _last_change(document: Document) -> float | None:
-    """Seconds since a pod has ended, or since a Secret was made; None for a pod that has not ended."""
+    """Return the seconds since a pod ended, or since a Secret was created; None for a pod that has not ended."""
     status, moment = document.get("status", {}), document["metadata"]["creationTimestamp"]
     if document.get("kind") == "Pod" or "phase" in status:
         if status.get("phase") not in ("Succeeded", "Failed"):

@@ -1,1 +1,1 @@
-"""Nodes as jobs of a Slurm cluster, `sky.Slurm`: submitted at once, started as the queue allows, gone in the end."""
+"""Nodes as jobs of a Slurm cluster, `sky.Slurm`: submitted together, started as the queue permits."""

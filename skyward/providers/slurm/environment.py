@@ -1,4 +1,4 @@
-"""What runs the nodes of a cluster, on its shared disk and one for each image: a virtual environment, or Apptainer."""
+"""The nodes' environments on a cluster's shared disk, one per image: virtual environments, or files for Apptainer."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from skyward.model.spec import Cluster
 from skyward.nodes.container import COMMAND
 from skyward.providers.slurm.login import ClusterFacts, Login
 
-_INSTALL_S = _CONVERT_S = 3600.0  # frameworks for GPUs have gigabytes
-_MODULES = "/opt/skyward"  # of the runner, in images
+_INSTALL_S = _CONVERT_S = 3600.0  # frameworks for GPUs are gigabytes large
+_MODULES = "/opt/skyward"  # the runner's modules in images
 _RUNNER = "runner"  # folder with skyward's own files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """What a job runs its node in.
+    """The environment in which a job runs its node.
 
     Attributes:
-        reference: its name, for messages and `skyward ps`.
-        script: the script of a job, up to the folder of the job, which is its last argument.
-        session: the command that enters a node which runs there.
-        env: variables of the image.
+        reference: its name for messages and `skyward ps`.
+        script: a job's script, without its last argument, the folder of the job.
+        session: the command that enters a running node.
+        env: the image's variables.
     """
 
     reference: str
@@ -45,7 +45,7 @@ class Environment:
 
 # a virtual environment ----------------------------------------------------------------------------------------------
 
-# One client installs and the others wait. Where that was interrupted, the next one begins again.
+# One client installs while the others wait. If it is interrupted, the next one starts over.
 _SCRIPT = r"""
 set -eu
 umask 077
@@ -62,10 +62,10 @@ cd "$1/requirements"
 
 
 def check_image(image: Image) -> None:
-    """Refuse what an image has that a virtual environment cannot have.
+    """Reject an image with fields that a virtual environment cannot provide.
 
     Raises:
-        ConfigError: it names such things.
+        ConfigError: it uses such fields.
     """
     fields = ("apt", "run", "base", "secrets", "build_env", "bake", "verify")
     if asked := [name for name in fields if getattr(image, name)]:
@@ -77,11 +77,11 @@ def check_image(image: Image) -> None:
 
 
 def virtual_environment(login: Login, cluster: ClusterFacts, image: Image, python: str, report: Report) -> Environment:
-    """The virtual environment of an image on the shared disk; made there unless it is there.
+    """Return an image's virtual environment on the shared disk, which is created unless it exists.
 
     Raises:
-        ConfigError: see `check_image`; or requirements contradict each other.
-        ImageError: a package or an index cannot be had.
+        ConfigError: see `check_image`; or requirements conflict.
+        ImageError: a package or an index is unavailable.
         ProviderError: the login node does not answer, or has no Python of this version.
     """
     check_image(image)
@@ -126,7 +126,7 @@ def _install(login: Login, plan: Plan, folder: str, interpreter: str) -> None:
 
 
 def _pip_lines(plan: Plan) -> str:
-    """The commands that install a lock: for each file of requirements, with the indexes that it names."""
+    """Return the commands that install a lock: one for each file of requirements, with its indexes."""
     assert plan.lock is not None
     sources, lines = plan.lock.sources, []
     places = [
@@ -144,7 +144,7 @@ def _pip_lines(plan: Plan) -> str:
 
 
 def _files(plan: Plan) -> dict[tuple[str, bool], list[str]]:
-    """The requirements by the one index that they come from ("" for any), and by whether they have hashes."""
+    """Return requirements grouped by their single index ("" for any) and by whether they have hashes."""
     assert plan.lock is not None
     found: dict[tuple[str, bool], list[str]] = {}
     for package in plan.lock.packages:
@@ -153,16 +153,16 @@ def _files(plan: Plan) -> dict[tuple[str, bool], list[str]]:
 
 
 def _archive(plan: Plan) -> bytes:
-    """The requirements and skyward's own files, as a tar archive."""
+    """Return a tar archive of the requirements and skyward's own files."""
     files = {f"{_RUNNER}/{path}": content for path, content in runner_files()}
     for number, lines in enumerate(_files(plan).values()):
         files[f"requirements/{number}.txt"] = "".join(f"{line}\n" for line in lines).encode()
-    files.setdefault("requirements/none", b"")  # the folder is there, also for an image without packages
+    files.setdefault("requirements/none", b"")  # creates the folder even if the image has no packages
     return archive_of(files)
 
 
 def archive_of(files: dict[str, bytes]) -> bytes:
-    """A tar archive of files that open for their owner only."""
+    """Return a tar archive of files that only their owner can access."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for path, content in files.items():
@@ -172,9 +172,9 @@ def archive_of(files: dict[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
-# by Apptainer: one file of each image -------------------------------------------------------------------------------
+# Apptainer: one file per image ----------------------------------------------------------------------------------------
 
-# One client converts and the others wait. Apptainer's own cache would keep every layer a second time in the home.
+# One client converts while the others wait. Apptainer's own cache would store every layer again in the home directory.
 _CONVERT = r"""
 set -eu
 umask 077
@@ -187,10 +187,10 @@ cat >"$1.tar"
 apptainer --quiet build --force --disable-cache "$1.new" "docker-archive:$1.tar" >&2
 mv "$1.new" "$1"
 """
-# What Apptainer mounts by itself stays: the home directory and /tmp are those of the job, as without a container.
+# Apptainer's default mounts are kept: the home directory and /tmp are the job's own, as without a container.
 _RUN = "[ -e /dev/nvidiactl ] && nv=--nv; exec apptainer --quiet exec ${nv-} %s"
-# Without a setuid installation each container has a user namespace of its own, and what runs in one cannot look at what
-# runs in another: a session enters that of its job.
+# Without a setuid installation each container has its own user namespace, and processes in one cannot inspect those of
+# another: a session therefore enters its job's namespace.
 _ENTER = r"""
 for found in $(grep -lsaxz skyward.runner.entry.claimed /proc/[0-9]*/cmdline); do
     process=${found%%/cmdline}
@@ -203,16 +203,16 @@ fi
 
 
 def sif_environment(login: Login, facts: ClusterFacts, image: Image, cluster: Cluster, report: Report) -> Environment:
-    """The image as a file on the shared disk, which Apptainer runs; converted there unless the file is there.
+    """Return the image as a file on the shared disk, run by Apptainer; it is converted there unless the file exists.
 
     Raises:
-        ConfigError: the image's description is wrong.
-        EngineError: there is no engine here that could build it, or it refuses.
+        ConfigError: the image's description is invalid.
+        EngineError: there is no local engine that could build it, or it refused.
         ImageError: it cannot be built or converted.
         ProviderError: the login node does not answer, or has no Apptainer.
     """
     from skyward.builder.store import EngineImages
-    from skyward.delivery.deliver import ImageTarget, deliver  # virtual environments need nothing that builds images
+    from skyward.delivery.deliver import ImageTarget, deliver  # not loaded for virtual environments
 
     facts.check_mode("apptainer")
     engine = find_engine()

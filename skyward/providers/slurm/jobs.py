@@ -1,6 +1,6 @@
-"""The jobs of one pool: submitted, watched in the queue until each runs and answers this client, and as nodes.
+"""The jobs of one pool: submitted, monitored in the queue until they run and answer, and turned into nodes.
 
-One thread asks the login node for all of them, often while something is waited for and seldom otherwise.
+One thread queries the login node for all of them, often while something is waited for and rarely otherwise.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from skyward.providers.slurm.queue import FORMAT, JobRequest, QueuedJob, name_of
 from skyward.runner.entry.claimed import ADDRESS, IDENTITY, SETTINGS, STOP
 from skyward.system import socket, threading, time
 
-_LOOKS_S = (0.25, 5.0)  # between two looks at the queue while something is waited for: the first, and the longest
-_IDLE_S = 20.0  # between two looks when nothing is
-_ANSWER_S = 60.0  # how long a job that runs may not answer
-_EXCLUDE_S = 900.0  # after this time Slurm knows by itself that a machine is lost
-_NEVER_S = 2.0  # for so long a reason stands before it is believed: Slurm gives passing ones to new jobs
-_REASON_S, _ASK_S = 3.0, 0.2  # how long Slurm may take to tell how a job ended, and how often it is asked
-_NOTICE_S, _NOTICE_SHARE = 300.0, 0.25  # before a time limit: so long, or this share of it if that is less
+_LOOKS_S = (0.25, 5.0)  # between two queries of the queue while something is waited for: the first, and the longest
+_IDLE_S = 20.0  # between two queries otherwise
+_ANSWER_S = 60.0  # how long a running job may fail to answer
+_EXCLUDE_S = 900.0  # after this time Slurm has detected a lost machine itself
+_NEVER_S = 2.0  # how long a reason must persist to be believed: new jobs get transient ones
+_REASON_S, _ASK_S = 3.0, 0.2  # how long Slurm may take to report how a job ended, and how often it is queried
+_NOTICE_S, _NOTICE_SHARE = 300.0, 0.25  # notice before a time limit: seconds, or at most this share of it
 LIST = f"SLURM_TIME_FORMAT=%s squeue -h -t all -o {shlex.quote(FORMAT)}"
 
 
@@ -41,15 +41,15 @@ class Job:
     """A job of this pool.
 
     Attributes:
-        id: its number in Slurm.
+        id: its ID in Slurm.
         folder: its folder on the shared disk.
-        context: the client's identity towards it.
-        claim: this client's connection to it, once it waits to become a node.
+        context: TLS context with the client's identity towards it.
+        claim: this client's connection to it; None before it waits to become a node.
         machine: name of its node.
         address: IP address of that node in the cluster.
-        port: where the job listens.
-        seen: it in the queue, when that was last read.
-        noticed: whether it is about to reach its time limit, and may still finish what it runs.
+        port: the port it listens on.
+        seen: its entry when the queue was last read.
+        noticed: whether it is about to reach its time limit, and may still finish its calls.
     """
 
     id: str
@@ -68,12 +68,12 @@ class Job:
 
     @property
     def left_s(self) -> float:
-        """Seconds that it had before its time limit when the queue was last read."""
+        """Seconds until its time limit when the queue was last read."""
         return (self.seen.left_s if self.seen else None) or 0.0
 
     @property
     def notice_s(self) -> float:
-        """How long before its time limit that is told."""
+        """Seconds before its time limit at which the pool is notified."""
         return min(_NOTICE_S, (self.limit_s or 0.0) * _NOTICE_SHARE)
 
 
@@ -81,14 +81,14 @@ class Jobs:
     """The jobs of one pool.
 
     Args:
-        login: the way to the cluster.
-        request: what each of them asks for.
-        environment: what they run.
-        folder: of the pool, on the shared disk.
-        settings: what each of them is told, beside its certificate.
-        report: is told what is waited for.
-        on_time: is told that a claimed job is about to reach its time limit, with the seconds that are left.
-        ended: is set when the pool has ended, for which nobody waits any more.
+        login: connection to the cluster.
+        request: the resources each of them requests.
+        environment: the environment they run.
+        folder: the pool's folder on the shared disk.
+        settings: each job's settings, in addition to its certificate.
+        report: called with progress notes while waiting.
+        on_time: called with a claimed job that is about to reach its time limit, and the seconds left.
+        ended: set when the pool has ended, which ends all waiting.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Jobs:
         self._login, self._request, self._environment, self.folder = login, request, environment, folder
         self._settings, self._report, self._on_time, self._ended = dict(settings), report, on_time, ended
         self._numbers = itertools.count()
-        self._changed = threading.Condition()  # guards what follows
+        self._changed = threading.Condition()  # guards the attributes below
         self._jobs: dict[str, Job] = {}
         self._ready: deque[Job] = deque()
         self._failures: deque[SkywardError] = deque()
@@ -117,11 +117,11 @@ class Jobs:
     # submitting ------------------------------------------------------------------------------------------------
 
     def submit(self, count: int) -> None:
-        """Submit so many jobs at once.
+        """Submit a number of jobs together.
 
         Raises:
-            ProviderError: Slurm refuses them; the message has its words.
-            PoolClosedError: the pool has ended, or another client has ended it: its folder is gone.
+            ProviderError: Slurm rejected them; the message contains its error.
+            PoolClosedError: the pool has ended, or another client has ended it and removed its folder.
         """
         numbers = [next(self._numbers) for _ in range(count)]
         client, theirs = identities("Slurm", self._request.pool, count)
@@ -175,17 +175,17 @@ class Jobs:
         return list(self._lost)
 
     def avoid(self, machine: str) -> None:
-        """Have jobs that are submitted from now on avoid a machine, which is lost."""
+        """Exclude a lost machine for jobs submitted from now on."""
         with self._changed:
             self._lost[machine] = time.monotonic()
 
     # waiting ---------------------------------------------------------------------------------------------------
 
     def take(self) -> Job:
-        """A job that runs and belongs to no node yet; one is submitted if too few are on their way.
+        """Wait for a running job that belongs to no node yet, submitting one if too few are pending.
 
         Raises:
-            ProviderError: it can never run, and was cancelled; or the login node is gone.
+            ProviderError: it can never run, and was cancelled; or the login node is lost.
             NodeStartError: it ended before it was ready.
             PoolClosedError: the pool has ended.
         """
@@ -206,7 +206,7 @@ class Jobs:
                 self._waiting -= 1
 
     def wake(self) -> None:
-        """Let those who wait notice that the pool has ended."""
+        """Wake waiting callers, which then see that the pool has ended."""
         with self._changed:
             self._changed.notify_all()
 
@@ -215,7 +215,7 @@ class Jobs:
             raise PoolClosedError(f"Pool {self._request.pool} has ended; no job is waited for any more.")
 
     def _watch(self) -> None:
-        """Look at the queue until the pool ends (a thread)."""
+        """Read the queue until the pool ends (in a separate thread)."""
         look_s, problem = _LOOKS_S[0], ""
         while not self._ended.is_set():
             try:
@@ -223,7 +223,7 @@ class Jobs:
             except SkywardError as error:
                 changed = False
                 if gone := self._login.why_gone():
-                    with self._changed:  # whoever waits is told; what runs is known to be lost by its own connections
+                    with self._changed:  # callers get the error; running jobs notice by themselves
                         self._failures.extend([ProviderError(f"The login node {gone}.")] * self._waiting)
                         self._changed.notify_all()
                     return
@@ -236,7 +236,7 @@ class Jobs:
                     self._changed.wait(look_s if is_waiting else self._idle_s())
 
     def _idle_s(self) -> float:
-        """Until the next look where nothing is waited for: in time for the next job whose limit comes near."""
+        """Return the seconds until the next query while nothing is waited for: in time for the next job's notice."""
         notices = [
             job.seen.left_s - job.notice_s + 0.5
             for job in self._jobs.values()
@@ -245,7 +245,7 @@ class Jobs:
         return max(0.25, min([_IDLE_S, *notices]))
 
     def _look(self) -> bool:
-        """Read the queue and the addresses of jobs, and act on it; whether anything has changed."""
+        """Read the queue and the jobs' addresses, and act on them; return whether anything has changed."""
         name = name_of(self._request.pool)
         script = f"{LIST} -n {name} || exit 1\necho; cd {shlex.quote(self.folder)} 2>/dev/null || exit 0\n"
         script += f'for file in */{ADDRESS}; do [ -f "$file" ] && echo "address ${{file%/*}} $(cat "$file")"; done\n'
@@ -277,7 +277,7 @@ class Jobs:
         return changed
 
     def _advance(self, job: Job, address: Mapping[str, str | int] | None, *, is_listed: bool) -> bool:
-        """Claim a job that runs, or note why it never will; whether that has come to something."""
+        """Claim a running job, or record why it can never run; return whether either has happened."""
         seen, problem = job.seen, None
         who = f"Job {job.id} of pool {self._request.pool}"
         if self._is_hopeless(job):
@@ -316,17 +316,17 @@ class Jobs:
         return self._login.run(f"tail -n 20 {shlex.quote(job.folder)}/output 2>/dev/null; exit 0").strip()
 
     def _is_hopeless(self, job: Job) -> bool:
-        """Whether a job has waited for some time for what does not come."""
+        """Return whether a job has been pending for _NEVER_S for a reason that does not go away."""
         seen = job.seen
         is_of_one = "," in (self._request.partition or "") and seen is not None and seen.reason.startswith("Partition")
-        if seen is None or not seen.never_runs or is_of_one:  # of several partitions another one may take it
+        if seen is None or not seen.never_runs or is_of_one:  # it may still run in another one of several partitions
             job.hopeless_since = None
             return False
         job.hopeless_since = job.hopeless_since or time.monotonic()
         return time.monotonic() - job.hopeless_since >= _NEVER_S
 
     def _claim(self, job: Job, found: Mapping[str, str | int]) -> Claim | None:
-        """Claim a job that listens; None if it does not answer yet."""
+        """Claim a listening job; return None if it does not answer yet."""
         job.machine, job.address, job.port = str(found["machine"]), str(found["address"]), int(found["port"])
         try:
             sock = self._login.dial(job.address, job.port)
@@ -335,14 +335,14 @@ class Jobs:
             return None
 
     def _tell_time(self, job: Job) -> None:
-        """Tell of a job that is about to reach its time limit, once."""
+        """Report a job that is about to reach its time limit, once."""
         left = job.seen.left_s if job.seen and job.seen.state == "RUNNING" else None
         if not job.noticed and left is not None and left <= job.notice_s:
             job.noticed = True
             self._on_time(job, left)
 
     def _say(self, jobs: list[Job], now: float) -> None:
-        """Tell what is waited for, when that has changed."""
+        """Report the jobs that are waited for, when that has changed."""
         parts = []
         for job in jobs:
             if job.claim is None and not job.given_up and job.seen is not None and job.seen.waits:
@@ -356,17 +356,17 @@ class Jobs:
     # reaching and ending ---------------------------------------------------------------------------------------
 
     def connect(self, job: Job, address: str) -> socket.socket:
-        """A socket that leads to one that a node has announced.
+        """Return a socket that leads to an address that a node has announced.
 
         Raises:
-            WireError: nothing listens there any more.
+            WireError: nothing is listening there any more.
         """
         where = f"{address} of job {job.id} on {job.machine} ({job.address}:{job.port})"
         dial = partial(self._login.dial, job.address, job.port)
         return open_through(dial, job.context, address, where=where, name=f"skyward-{self._request.pool}-{address}")
 
     def name_node(self, job: Job, node: int) -> None:
-        """Note in the comment of a job which node it is, by which `skyward ps` shows it.
+        """Record in a job's comment which node it is, for `skyward ps`.
 
         Raises:
             ProviderError: the job has ended.
@@ -375,10 +375,11 @@ class Jobs:
         self._login.run(shlex.join(["scontrol", "update", f"jobid={job.id}", f"comment={comment}"]))
 
     def state(self, job: Job) -> QueuedJob | None:
-        """A job as the queue shows it now, and as its own output tells its end; None if Slurm has forgotten it.
+        """Return a job's current entry in the queue, refined by its own output if it has ended; None if Slurm has
+        dropped it.
 
         Raises:
-            ProviderError: the login node cannot be asked.
+            ProviderError: the login node cannot be queried.
         """
         found = next((each for each in self._listed() if each.id == job.id), None)
         return with_output(found, self._output(job)) if found and found.has_ended else found
@@ -387,27 +388,27 @@ class Jobs:
         return queued_jobs(self._login.run(f"{LIST} -n {name_of(self._request.pool)}"))
 
     def any_runs(self) -> bool:
-        """Whether any job of the pool runs.
+        """Return whether any job of the pool runs.
 
         Raises:
-            ProviderError: the login node cannot be asked.
+            ProviderError: the login node cannot be queried.
         """
         return any(not job.has_ended and not job.waits for job in self._listed())
 
     def exists(self) -> bool:
-        """Whether the pool's folder is there, which only its end removes.
+        """Return whether the pool's folder exists, which is only removed when the pool ends.
 
         Raises:
-            ProviderError: the login node cannot be asked.
+            ProviderError: the login node cannot be queried.
         """
         return self._login.run(f"[ -d {shlex.quote(self.folder)} ] && echo there; exit 0").strip() == "there"
 
     def cancel(self, job: Job) -> None:
-        """End a job, whatever it does."""
+        """Cancel a job in any state."""
         self._login.run(f"scancel {job.id} 2>/dev/null; exit 0")
 
     def close(self) -> None:
-        """Tell all claimed jobs to end; nothing is waited for."""
+        """Tell all claimed jobs to end, without waiting."""
         with self._changed:
             claims = [job.claim for job in self._jobs.values() if job.claim is not None]
             self._changed.notify_all()
@@ -420,10 +421,10 @@ class SlurmProcess(ClaimedProcess):
     """A runner in a job.
 
     Args:
-        login: the way to the cluster.
-        jobs: those of the pool.
-        job: the job, claimed.
-        launch: what it is to be.
+        login: connection to the cluster.
+        jobs: the pool's jobs.
+        job: the claimed job.
+        launch: the node to start.
 
     Raises:
         ProviderError: the job has ended.
@@ -443,11 +444,11 @@ class SlurmProcess(ClaimedProcess):
         super().__init__(launch, job.claim, title)
 
     def dial(self, address: str) -> socket.socket:
-        """A socket that leads, encrypted, to an address that the runner announced."""
+        """Return an encrypted socket to an address that the runner announced."""
         return self._jobs.connect(self._job, address)
 
     def is_unreachable(self) -> bool:
-        """Whether the login node is gone."""
+        """Return whether the login node is lost."""
         return bool(self._login.why_gone())
 
     def end(self) -> None:
@@ -456,20 +457,20 @@ class SlurmProcess(ClaimedProcess):
         super().end()
 
     def how_exited(self, code: int) -> Exit:
-        """How it ended; that its job was cancelled, preempted, or used too much memory, only Slurm knows."""
+        """Return how it ended; only Slurm knows whether the job was cancelled, preempted, or exceeded its memory."""
         is_signalled = code == 0 or code > 128
         job = self._ended_job() if is_signalled and not self._is_told_to_end else None
         return exit_of(code) if job is None or job.state in ("COMPLETED", "FAILED") else _exit_of_job(job)
 
     def how_lost(self) -> Exit:
-        """What Slurm knows of a job that exited without reporting."""
+        """Return what Slurm knows about a job that ended without reporting its exit status."""
         if job := self._ended_job():
             return _exit_of_job(job)
         gone = self._login.why_gone()
         return Exit(code=None, text=gone or f"is lost: its connection to {self._job.machine} ended")
 
     def _ended_job(self) -> QueuedJob | None:
-        """The job, once Slurm says that it has ended; None if it does not say so, or cannot be asked."""
+        """Return the job once Slurm reports its end; None if it does not do so in time or cannot be queried."""
         deadline = time.monotonic() + _REASON_S
         try:
             while (job := self._jobs.state(self._job)) is not None and not job.has_ended:
@@ -477,7 +478,7 @@ class SlurmProcess(ClaimedProcess):
                     return None
                 time.sleep(_ASK_S)
         except SkywardError:
-            return None  # the login node is gone
+            return None  # the login node is lost
         return job
 
 

@@ -1,6 +1,6 @@
-"""The login node, this machine or one that is reached by SSH, and what it tells of its cluster.
+"""A cluster's login node, local or reached by SSH, and the facts it reports about its cluster.
 
-There Slurm's commands run, and the disk is that all machines of the cluster share.
+Slurm's commands run there, and it has the disk that all machines of the cluster share.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from skyward.ssh.connection import CONNECT_S, connect
 from skyward.system import socket, threading
 
 _READY = "skyward-login"
-_ANSWER_S = 60.0  # a controller under load takes its time
-_AT_ONCE = 4  # commands; an sshd has ten sessions for one connection
-# Where Slurm is not in the PATH of commands, the site's files for login shells know it.
+_ANSWER_S = 60.0  # a controller under load is slow
+_AT_ONCE = 4  # commands; an sshd allows ten sessions per connection
+# If Slurm is not in the PATH of commands, the site's files for login shells may add it.
 _FIND_SLURM = "export LC_ALL=C; command -v sbatch >/dev/null 2>&1 || . /etc/profile >/dev/null 2>&1\n"
-MARK = b"skyward-begin\n"  # what stands before it people's shell files have printed, or prologs of the site
+MARK = b"skyward-begin\n"  # printed after any output of users' shell files or the site's prologs
 SAY_MARK = "echo skyward-begin"
 
 
 @dataclass(frozen=True, slots=True)
 class LoginAddress:
-    """Where the login node is.
+    """The address of a login node.
 
     Attributes:
-        host: the machine that is reached by SSH; None for this one.
+        host: the machine to reach by SSH; None for this one.
     """
 
     host: SshHost | None
 
     @classmethod
     def of(cls, login: str | None, key: Path | None, known_hosts: Path | None) -> LoginAddress:
-        """The login node that a caller names.
+        """Return the login node that a caller specifies.
 
         Raises:
-            ConfigError: the text is no such address, or files are given for SSH that is not used.
+            ConfigError: the text is not such an address, or SSH files are given although SSH is not used.
         """
         if login is None:
             if key or known_hosts:
@@ -64,11 +64,11 @@ class LoginAddress:
 
 
 class Login:
-    """An open way to the login node.
+    """An open connection to the login node.
 
     Args:
-        address: where it is.
-        folder: a private directory here for the sockets of the connection.
+        address: its address.
+        folder: a private local directory for the sockets of the connection.
 
     Raises:
         ProviderError: it cannot be reached.
@@ -88,21 +88,21 @@ class Login:
                 raise ProviderError(f"The login node {address.name} cannot be reached: {connection.problem}")
 
     def shell(self, script: str) -> list[str]:
-        """The command line here that runs a shell script there, in which Slurm's commands are found."""
+        """Return the local command line that runs a shell script there, with Slurm's commands in its PATH."""
         words = ["sh", "-c", _FIND_SLURM + script]
         return words if self._connection is None else self._connection.through.command(*words)
 
     def run(self, script: str, data: bytes | IO[bytes] = b"", *, timeout_s: float = _ANSWER_S) -> str:
-        """What a shell script prints there; `data`, or an open file, is its standard input.
+        """Run a shell script there and return its output; `data`, or an open file, is its standard input.
 
         Raises:
-            ProviderError: it fails; the message has what it said. Or the login node is gone, or does not answer.
+            ProviderError: it failed, with its output in the message; or the login node is lost or does not answer.
         """
         words = self.shell(f"{SAY_MARK}; {SAY_MARK} >&2\n{script}")
         given: dict[str, Any] = {"input": data} if isinstance(data, bytes) else {"stdin": data}
         with self._sessions:
             try:
-                # a session of its own: Ctrl-C is the client's alone
+                # a separate session, so that Ctrl-C reaches only the client
                 done: subprocess.CompletedProcess[bytes] = subprocess.run(
                     words, **given, capture_output=True, check=False, timeout=timeout_s, start_new_session=True
                 )
@@ -119,38 +119,38 @@ class Login:
         return _after_mark(done.stdout)
 
     def _failure(self, text: str) -> ProviderError:
-        """Why a command failed: that the login node is gone, or else this."""
+        """Return the error for a failed command: that the login node is lost, or else `text`."""
         return ProviderError(f"The login node {gone}." if (gone := self.why_gone()) else text)
 
     def dial(self, address: str, port: int) -> socket.socket:
-        """A connected socket to a node of the cluster: directly, or through the SSH connection.
+        """Return a socket connected to a node of the cluster, directly or through the SSH connection.
 
         Raises:
-            OSError: nothing listens there, or it cannot be reached.
+            OSError: nothing is listening there, or it cannot be reached.
         """
         return dial_program(address, port, self._connection)
 
     def why_gone(self) -> str:
-        """Why it cannot be asked any more, to complete "Node 1 ..."; "" if it can."""
+        """Return why it cannot be used any more, to complete "Node 1 ..."; "" if it can."""
         connection = self._connection
         if connection is not None and connection.ended.is_set():
             return f"is unreachable: the SSH connection to the login node {self.address.name} ended ({connection.why})"
         return ""
 
     def close(self) -> None:
-        """End the connection; nothing happens the second time."""
+        """Close the connection. Repeated calls do nothing."""
         if self._connection is not None:
             self._connection.kill()
 
 
 def _after_mark(said: bytes) -> str:
-    """What a script itself has printed; all of it where none has begun, as when SSH fails."""
+    """Return the script's own output; everything if the script has not started, as when SSH fails."""
     return said.rpartition(MARK)[2].decode(errors="replace")
 
 
-# what a pool has to know of a cluster before it submits a job --------------------------------------------------------
+# facts about a cluster that are needed before jobs are submitted -----------------------------------------------------
 
-# Nothing is changed but that the folder is made. A name or number that a command does not tell is left empty.
+# It changes nothing except that it creates the folder. Values that commands do not report are left empty.
 _FACTS_SCRIPT = r"""
 say() { printf 'skyward %s %s\n' "$1" "$2"; }
 folder=@FOLDER@
@@ -176,9 +176,9 @@ class Partition:
 
     Attributes:
         name: its name.
-        is_default: whether jobs that name none go there.
-        state: "up", or why it takes no jobs.
-        gres: generic resources of its nodes, in Slurm's words; a line for each kind of node.
+        is_default: whether jobs that name no partition go there.
+        state: "up", or the state in which it accepts no jobs.
+        gres: generic resources of its nodes as Slurm prints them; one line for each kind of node.
     """
 
     name: str
@@ -189,19 +189,19 @@ class Partition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterFacts:
-    """What the login node tells.
+    """The facts that the login node reports.
 
     Attributes:
         login: its name.
-        version: of Slurm, such as "22.05.8".
+        version: version of Slurm, such as "22.05.8".
         shared: absolute path of the folder on the shared disk.
-        platform: OCI platform of the login node, which its compute nodes are taken to have as well.
+        platform: OCI platform of the login node, which is assumed for its compute nodes as well.
         libc: its C library, such as "glibc 2.36".
-        interpreter: the Python of the client's version there; "" if there is none.
-        has_venv: whether that makes virtual environments.
+        interpreter: path of the Python with the client's version; "" if there is none.
+        has_venv: whether that Python can create virtual environments.
         apptainer: version of Apptainer there; "" if there is none.
-        controllers: where Slurm's controllers are, as `host:port`.
-        partitions: those that it lists.
+        controllers: addresses of Slurm's controllers, as `host:port`.
+        partitions: the partitions that it lists.
     """
 
     login: str
@@ -216,10 +216,10 @@ class ClusterFacts:
     partitions: tuple[Partition, ...]
 
     def python(self, minor: str) -> str:
-        """The path of Python there.
+        """Return the path of Python there.
 
         Raises:
-            ProviderError: it has none of this version.
+            ProviderError: it has no Python of this version.
         """
         if self.interpreter:
             return self.interpreter
@@ -231,7 +231,7 @@ class ClusterFacts:
 
     @property
     def modes(self) -> Mapping[str, str]:
-        """What is missing for each `image_mode` of sky.Slurm, the preferred one first; "" for nothing."""
+        """What each `image_mode` of sky.Slurm lacks, the preferred one first; "" if nothing."""
         return {
             "apptainer": "" if self.apptainer else f"there is no Apptainer on {self.login}",
             "venv": ""
@@ -242,10 +242,10 @@ class ClusterFacts:
         }
 
     def check_mode(self, mode: str) -> None:
-        """Refuse a way to run images that the cluster does not have.
+        """Check that the cluster can run images in a mode.
 
         Raises:
-            ProviderError: it is missing; says what.
+            ProviderError: it cannot; the message says what is missing.
         """
         if missing := self.modes[mode]:
             raise ProviderError(
@@ -254,10 +254,11 @@ class ClusterFacts:
             )
 
     def partition(self, name: str | None) -> Partition:
-        """The partition of that name, or the default one; of several, as "short,long", those that take jobs as one.
+        """Return the named partition, or the default one; for several ("short,long"), those that accept jobs, merged
+        into one.
 
         Raises:
-            ProviderError: there is none, or none of them takes jobs.
+            ProviderError: one does not exist, or none of them accepts jobs.
         """
         known = {each.name: each for each in self.partitions}
         names = ", ".join(known) or "none"
@@ -276,20 +277,20 @@ class ClusterFacts:
 
 
 def ask(login: Login, folder: str, python: str) -> ClusterFacts:
-    """Ask the login node.
+    """Query the facts from the login node.
 
     Raises:
-        ProviderError: it has no Slurm, no controller answers, or the folder cannot be made.
+        ProviderError: it has no Slurm, no controller answers, or the folder cannot be created.
     """
     script = _FACTS_SCRIPT.replace("@FOLDER@", shlex.quote(folder)).replace("@PYTHON@", python)
     return facts_in(login.run(script), login.address.name, folder)
 
 
 def facts_in(text: str, login: str, folder: str) -> ClusterFacts:
-    """The facts in the answer of a login node.
+    """Parse the facts in a login node's answer.
 
     Raises:
-        ProviderError: something is missing that every pool takes.
+        ProviderError: something that every pool needs is missing.
     """
     found: dict[str, list[str]] = {}
     for line in text.splitlines():
@@ -334,7 +335,7 @@ def facts_in(text: str, login: str, folder: str) -> ClusterFacts:
 
 
 def _address(host: str) -> str:
-    """The address in `host(address)`, or the host alone."""
+    """Return the address in `host(address)`, or the host if there is none."""
     inner = re.fullmatch(r"[^(]+\(([^)]+)\)", host)
     return inner[1] if inner else host
 
@@ -357,10 +358,10 @@ def _partitions(lines: list[str]) -> tuple[Partition, ...]:
 
 
 def check_room(request: PoolRequest, cluster: ClusterFacts, partition: str | None) -> Partition:
-    """The partition that a pool's jobs go to.
+    """Return the partition for a pool's jobs.
 
     Raises:
-        ProviderError: there is none, or it takes no jobs; or the image is for another kind of machine.
+        ProviderError: it does not exist or accepts no jobs, or the image is for another platform.
     """
     wanted = request.image.platform or request.platform
     if wanted != cluster.platform:

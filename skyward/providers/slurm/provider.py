@@ -1,4 +1,4 @@
-"""`sky.Slurm`: nodes as jobs of a Slurm cluster, what one pool has there, and the way into its nodes."""
+"""`sky.Slurm`: nodes as jobs of a Slurm cluster, a pool's allocation there, and access to its nodes."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from skyward.providers.slurm.queue import JobRequest, gres_for, name_of, queued_
 from skyward.system import threading, time
 
 _TIME = re.compile(r"\d+(:\d{1,2}){0,2}|\d+-\d{1,2}(:\d{1,2}){0,2}")  # sbatch(1), --time
-_NAME = re.compile(r"[\w.@+-]+(,[\w.@+-]+)*")  # or several, of which Slurm takes the first that it can
+_NAME = re.compile(r"[\w.@+-]+(,[\w.@+-]+)*")  # or several, of which Slurm uses the first possible one
 _FOLDER = re.compile(r"(~|/)[\w./@+-]*")
-_FRESH_MIN = 10  # a folder of a pool this young may be one whose jobs are just being submitted
+_FRESH_MIN = 10  # the jobs of a younger pool's folder may just be being submitted
 _CLEAR_S = 60.0  # until cancelled jobs have left the queue
-_END_S = 10.0  # for a step of a job to end
-_SESSION = "session"  # file in a pool's folder: the command that enters its nodes
+_END_S = 10.0  # for a job step to end
+_SESSION = "session"  # file in a pool's folder with the command that enters its nodes
 
-# Folders of pools that have no job any more are left by clients that were killed together with their reaper.
+# Folders of pools without jobs are left behind by clients that were killed together with their reaper.
 _MAKE_FOLDER = """
 umask 077
 mkdir -p {pools} && cd {pools} || exit 1
@@ -51,25 +51,25 @@ mkdir {pool} || exit 1
 class Slurm(Provider):
     """Jobs of a Slurm cluster: `sky.Slurm("user@login", partition="gpu", time="4:00:00")`.
 
-    Each node is a job of its own. All are submitted at once and start as they come.
+    Each node is one job. All are submitted together and start independently.
 
     Attributes:
         login: the cluster's login node, as "user@host:port", or an alias of the SSH configuration; None, the default,
             is this machine.
-        partition, account, qos: where the jobs run and who pays, in the cluster's names; None for its defaults. Of
-            several partitions, as "short,long", each job runs in the one where it can start first.
-        time: limit of each job, as sbatch takes it ("4:00:00", "2-12"); None for the partition's default.
-        renew: whether a node whose time is nearly over gets a successor. Otherwise the pool ends with its last job.
-        folder: on a disk that all machines of the cluster share; "~" is the home directory there.
-        image_mode: how the image runs. "apptainer": as a file in that folder, which Apptainer runs; "venv": its
-            packages are installed into a virtual environment there. None: the first of them that the cluster can do.
-        key: file of the private key for SSH; None for what agent and SSH configuration offer.
-        known_hosts: file of the only host keys to trust, also of jump hosts; None for what the SSH configuration
+        partition, account, qos: partition, account and quality of service of the jobs, by the cluster's names; None for
+            its defaults. With several partitions, as "short,long", each job runs in the one where it can start first.
+        time: time limit of each job, in a format of sbatch ("4:00:00", "2-12"); None for the partition's default.
+        renew: whether a node near its time limit is replaced. Otherwise the pool ends with its last job.
+        folder: folder on a disk that all machines of the cluster share; "~" is the home directory there.
+        image_mode: how the image runs. "apptainer": as a file in that folder, run by Apptainer; "venv": its packages
+            are installed into a virtual environment there. None: the first of these that the cluster supports.
+        key: file of the private key for SSH; None for the keys of the SSH agent and configuration.
+        known_hosts: file of the only host keys to trust, also for jump hosts; None for those that the SSH configuration
             trusts.
-        address: that of the login node.
+        address: address of the login node.
 
     Raises:
-        ConfigError: a value is wrong.
+        ConfigError: a value is invalid.
     """
 
     name: ClassVar[str] = "slurm"
@@ -107,21 +107,21 @@ class Slurm(Provider):
             object.__setattr__(self, name, value)
 
     def check(self, request: PoolRequest) -> None:
-        """Refuse what it can never give.
+        """Reject requests that the provider can never fulfil.
 
         Raises:
-            ConfigError: the request contradicts what the provider is.
+            ConfigError: the request contains something that the provider does not support.
         """
         super().check(request)
         if self.image_mode == "venv":
             check_image(request.image)
 
     def open(self, request: PoolRequest) -> SlurmAllocation:
-        """The jobs of a pool."""
+        """Return the allocation for a pool, which submits its jobs."""
         return SlurmAllocation(self, request)
 
     def find(self) -> Sequence[Resource]:
-        """Every job of every pool that has not ended: pool, node, name, state, user, owner, image, id, host.
+        """Return every job of every pool that has not ended: pool, node, name, state, user, owner, image, id, host.
 
         Raises:
             ProviderError: the login node cannot be reached, or its controller does not answer.
@@ -144,16 +144,16 @@ class Slurm(Provider):
             ]
 
     def destroy(self, pool_id: str) -> None:
-        """Cancel a pool's jobs, and remove its folder, whoever made them.
+        """Cancel a pool's jobs, and remove its folder, whichever client created them.
 
         Raises:
-            ProviderError: the login node cannot be reached; jobs that run end by their lease.
+            ProviderError: the login node cannot be reached; the leases of running jobs end them.
         """
         with self.connected() as login:
             clear(login, f"{self._shared(login)}/pools/{pool_id}", pool_id)
 
     def enter(self, node: Resource) -> NodeAccess:
-        """A way into a node: a step of its job, which `srun --overlap` starts.
+        """Return access to a node by a step of its job, started by `srun --overlap`.
 
         Raises:
             ProviderError: the login node cannot be reached, or the pool has ended.
@@ -168,23 +168,23 @@ class Slurm(Provider):
 
     @contextmanager
     def connected(self) -> Iterator[Login]:
-        """A way to the login node, for as long as the block lasts."""
+        """Yield a connection to the login node."""
         with private_directory() as folder, closing(Login(self.address, folder)) as login:
             yield login
 
     def _shared(self, login: Login) -> str:
-        """The absolute path of the folder there."""
+        """Return the absolute path of the folder there."""
         quoted = re.sub(r"^~", '"$HOME"', self.folder)
         return login.run(f"cd {quoted} 2>/dev/null && pwd -P; exit 0").strip() or self.folder
 
 
 class SlurmAllocation(Allocation):
-    """What one pool has in a cluster: the way to its login node, its folder there, and its jobs."""
+    """One pool's part of a cluster: the connection to its login node, its folder there, and its jobs."""
 
     def __init__(self, provider: Slurm, request: PoolRequest) -> None:
         super().__init__(request)
         self._provider = provider
-        self._hosts: list[ClaimedHost[Job]] = []  # also those that have been replaced
+        self._hosts: list[ClaimedHost[Job]] = []  # including those that have been replaced
         self._lock = threading.Lock()
         self._directory: PoolDirectory | None = None
         self._login: Login | None = None
@@ -194,11 +194,11 @@ class SlurmAllocation(Allocation):
         self._reaper: Reaper | None = None
 
     def acquire(self) -> Sequence[Host]:
-        """Check that the cluster can have such jobs. On which machines they run is known after `prepare`.
+        """Check that the cluster can run such jobs. `prepare` determines their machines.
 
         Raises:
-            ProviderError: the login node cannot be reached, no controller answers, there is no such partition, or no
-                node of it has the GPUs.
+            ProviderError: the login node cannot be reached, no controller answers, there is no such partition, or none
+                of its nodes has the GPUs.
         """
         request, provider = self.request, self._provider
         sweep_orphans()
@@ -211,15 +211,15 @@ class SlurmAllocation(Allocation):
         return list(self._hosts)
 
     def prepare(self, hosts: Sequence[Host]) -> str | None:
-        """Put the image there unless it is there, submit all jobs, and wait until enough of them run.
+        """Copy the image there unless it exists, submit all jobs, and wait until enough of them run.
 
         Raises:
-            ConfigError: the image has what the cluster cannot run.
-            ImageError: packages cannot be had.
-            ProviderError: Slurm refuses the jobs, or too many of them can never run.
+            ConfigError: the image contains something that the cluster cannot run.
+            ImageError: packages cannot be found or downloaded.
+            ProviderError: Slurm rejected the jobs, or too many of them can never run.
             NodeStartError: jobs end instead of waiting.
         """
-        if self._environment is not None:  # else it is for a host that has been replaced
+        if self._environment is not None:  # otherwise a host has been replaced
             return self._environment.reference
         environment = self._made_environment()
         jobs = self._submit(environment)
@@ -233,7 +233,7 @@ class SlurmAllocation(Allocation):
         return environment.reference
 
     def _made_environment(self) -> Environment:
-        """What the jobs run their nodes in, on the shared disk."""
+        """Return the jobs' environment on the shared disk, created if necessary."""
         assert self._login and self._cluster
         request, facts = self.request, self._cluster
         mode = self._provider.image_mode or ("apptainer" if facts.apptainer else "venv")
@@ -243,7 +243,7 @@ class SlurmAllocation(Allocation):
         return sif_environment(self._login, facts, request.image, request.cluster, request.report)
 
     def _submit(self, environment: Environment) -> Jobs:
-        """Make the pool's folder, and submit a job for each node."""
+        """Create the pool's folder, and submit a job for each node."""
         assert self._login and self._cluster
         request, provider, login = self.request, self._provider, self._login
         pools = f"{self._cluster.shared}/pools"
@@ -276,14 +276,14 @@ class SlurmAllocation(Allocation):
             return jobs
 
     def replace(self, lost: Host | None) -> Host:
-        """Wait for a new job in the place of a lost one, on another machine if its machine was lost.
+        """Wait for a new job in place of a lost one, on another machine if the machine was lost.
 
-        For a node that never had one it is the next job of the pool that starts.
+        For a node that has never had a job it is the next job of the pool that starts.
 
         Raises:
             ProviderError: the job can never run.
             NodeStartError: the job ended before it was ready.
-            PoolClosedError: the pool has ended, another client has ended it, or its time is over.
+            PoolClosedError: the pool has ended, another client has ended it, or its time limit was reached.
         """
         with self._lock:
             self.check_open()
@@ -304,7 +304,7 @@ class SlurmAllocation(Allocation):
         return host
 
     def _give_up(self, jobs: Jobs, job: Job, process: ClaimedProcess | None) -> None:
-        """End a lost job, unless it may finish what it runs, and avoid its machine if that was lost."""
+        """End a lost job, unless it may finish its calls, and avoid its machine if that was lost."""
         if job.noticed:
             if not self._provider.renew:
                 self._wait_for_end(jobs, job)
@@ -320,7 +320,7 @@ class SlurmAllocation(Allocation):
             raise self._time_is_over()
 
     def _wait_for_end(self, jobs: Jobs, job: Job) -> None:
-        """Wait until the time of a job is over, for which there is no successor; other nodes serve the pool so long."""
+        """Wait until the time limit of a job that is not replaced; other nodes serve the pool until then."""
         over = time.monotonic() + job.left_s
         while not self.ended.wait(1.0):
             if time.monotonic() > over or not jobs.any_runs():
@@ -334,7 +334,7 @@ class SlurmAllocation(Allocation):
         )
 
     def _on_time(self, job: Job, left_s: float) -> None:
-        """Tell the pool that the time of a job is nearly over: its node is drained, and with renew=True replaced."""
+        """Notify the pool that a job's time limit is near: its node is drained, and with renew=True replaced."""
         host = next((host for host in self._hosts if host.claimed is job), None)
         if host is not None:
             text = f"has {left_s:.0f} s left of its time limit (job {job.id})"
@@ -343,7 +343,7 @@ class SlurmAllocation(Allocation):
             )
 
     def start(self, host: ClaimedHost[Job], launch: Launch) -> RunnerNode:
-        """Make the job the node."""
+        """Turn the job into the node."""
         with self._lock:
             self.check_open()
             assert self._login and self._jobs and host.claimed
@@ -351,14 +351,14 @@ class SlurmAllocation(Allocation):
             return RunnerNode(launch, host.process)
 
     def release(self) -> None:
-        """Cancel the jobs and remove the pool's folder; the reaper goes on with what could not be removed.
+        """Cancel the jobs and remove the pool's folder; the reaper continues with what could not be removed.
 
         Raises:
-            ProviderError: the login node cannot be asked; jobs that run end by their lease.
+            ProviderError: the login node cannot be queried; the leases of running jobs end them.
         """
         if self._jobs is not None:
             self._jobs.wake()
-        with self._lock:  # after whoever was just submitting
+        with self._lock:  # waits for a thread that is submitting jobs
             jobs, reaper = self._jobs, self._reaper
         with ExitStack() as last:
             if self._directory is not None:
@@ -376,12 +376,12 @@ class SlurmAllocation(Allocation):
 
 
 def clear(login: Login, folder: str, pool: str) -> None:
-    """Cancel the jobs of a pool, wait until they have left the queue, and remove its folder. Idempotent.
+    """Cancel a pool's jobs, wait until they have left the queue, and remove its folder. Idempotent.
 
-    The folder goes first: that it is gone tells the pool's client that nothing is to be started any more.
+    The folder is removed first: its absence shows the pool's client that nothing may be started any more.
 
     Raises:
-        ProviderError: the login node cannot be asked, or jobs are still there after a minute.
+        ProviderError: the login node cannot be queried, or jobs are still there after a minute.
     """
     if not pool.isalnum():
         return
@@ -400,19 +400,19 @@ rm -rf {shlex.quote(folder)}
 
 
 class SlurmAccess(NodeAccess):
-    """Into a node, by a step of its job.
+    """Access to a node, by a step of its job.
 
     Args:
-        node: as `Provider.find` lists it.
-        login: the way to the cluster.
-        session: the words that start the program of a session there.
-        close: ends what leads there.
+        node: the node as `Provider.find` lists it.
+        login: connection to the cluster.
+        session: the shell command that starts a session's program there.
+        close: closes the connection.
     """
 
     def __init__(self, node: Resource, login: Login, session: str, close: Callable[[], None]) -> None:
         super().__init__(node, f"job {node['id']}", close)
         self._login, self._job, self._session = login, node["id"], session
-        self.cwd = "/tmp"  # a job is processes among others of its machine
+        self.cwd = "/tmp"  # a job's processes see their machine's file system
 
     def open_session(self) -> _StepStream:
         """Start the program."""
@@ -421,7 +421,7 @@ class SlurmAccess(NodeAccess):
         return _StepStream(self._login.shell(words), end_s=_END_S)
 
     def loss_reason(self) -> str:
-        """Whether the job has ended, or the login node is gone."""
+        """Return whether the job has ended or the login node is lost, to complete "Node 1 ..."; "" if neither."""
         if gone := self._login.why_gone():
             return gone
         try:
@@ -432,7 +432,7 @@ class SlurmAccess(NodeAccess):
 
 
 class _StepStream(ProcessStream):
-    """The standard streams of a step of a job, from where its program begins."""
+    """The standard streams of a job step, from the start of its program."""
 
     def received(self) -> Iterator[bytes]:
         chunks, said = super().received(), b""

@@ -1,7 +1,7 @@
-"""Slurm's queue as text: what `sbatch` is given, and what `squeue`, `sinfo` and `scontrol` say. Pure.
+"""Slurm's queue as text: the arguments of `sbatch`, the output of `squeue`, `sinfo` and `scontrol`. Runs no commands.
 
-The commands' own formats are used, which are the same in all versions. Their JSON is not: it takes plugins that many
-clusters lack, and states and numbers in it changed between 22.05 and 24.11.
+The commands' own formats are used, which are the same in all versions. Their JSON is not: it requires plugins that many
+clusters lack, and its states and numbers changed between 22.05 and 24.11.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from skyward.errors import ProviderError
 from skyward.model.spec import Accelerator
 
-# Fields that hold no "|"; the comment, which may, is last.
+# Fields that contain no "|"; the comment, which may, is last.
 FORMAT = "%i|%T|%r|%S|%N|%L|%u|%k"
 _LABEL = "skyward."
 _ENDED = {
@@ -21,7 +21,7 @@ _ENDED = {
     *("REVOKED", "TIMEOUT"),
 }
 _WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"}
-# Reasons for which a job waits for ever, unless an administrator changes the cluster:
+# Reasons for which a job waits forever, unless an administrator changes the cluster:
 # https://slurm.schedmd.com/job_reason_codes.html
 _NEVER = re.compile(
     r"PartitionConfig|PartitionNodeLimit|PartitionTimeLimit|InvalidAccount|InvalidQOS|AccountNotAllowed"
@@ -35,8 +35,8 @@ _ADVICE = {
     "InvalidAccount": "Name an account that may run jobs here with account=.",
     "AccountNotAllowed": "Name an account that may use the partition with account=.",
 }
-# What Slurm's step says in the output of a job that it, or the kernel, killed for its memory. Without control groups
-# such a job is in the state FAILED, with another reason.
+# Output of Slurm's step in a job that it, or the kernel, killed for its memory. Without control groups the state of
+# such a job is FAILED, with another reason.
 _MEMORY = re.compile(r"slurmstepd.*(exceeded memory limit|oom[_-]kill)")
 _ENDS = {
     "TIMEOUT": "was ended by Slurm: its time limit was reached",
@@ -51,17 +51,17 @@ _ENDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuedJob:
-    """A job as `squeue` shows it.
+    """A job in the output of `squeue`.
 
     Attributes:
-        id: its number.
-        state: such as "PENDING" or "RUNNING".
-        reason: why it waits, or how it ended, in Slurm's words.
-        start: when it started or is expected to, in seconds since 1970; None where that is not known.
+        id: its ID.
+        state: its state, such as "PENDING" or "RUNNING".
+        reason: why it waits, or how it ended, as Slurm reports it.
+        start: actual or expected start in seconds since 1970; None if unknown.
         machine: the node it runs on; "" while it waits.
-        left_s: seconds until its time limit; None for no limit.
-        user: whose it is.
-        labels: of its comment.
+        left_s: seconds until its time limit; None if it has none.
+        user: its owner.
+        labels: labels in its comment.
     """
 
     id: str
@@ -80,12 +80,12 @@ class QueuedJob:
 
     @property
     def waits(self) -> bool:
-        """Whether it has not begun."""
+        """Whether it has not started."""
         return self.state in _WAITING
 
     @property
     def never_runs(self) -> bool:
-        """Whether it waits for something that does not come."""
+        """Whether it waits for something that will not happen."""
         return self.waits and bool(_NEVER.fullmatch(self.reason))
 
     @property
@@ -94,7 +94,7 @@ class QueuedJob:
         return _ADVICE.get(self.reason, f"`scontrol show job` and the cluster's manual explain {self.reason}.")
 
     def expected(self, now: float) -> str:
-        """When it is expected to start, for people; "" where that is not known. `now` is by the cluster's clock."""
+        """Return when it is expected to start, as text; "" if unknown. `now` is the cluster's time."""
         if self.start is None or not now:
             return ""
         minutes = max(0, round((self.start - now) / 60))
@@ -110,17 +110,17 @@ class QueuedJob:
 
 
 def with_output(job: QueuedJob, said: str) -> QueuedJob:
-    """A job that has ended, with what the last lines of its output tell of that."""
+    """Return an ended job, refined by what the last lines of its output reveal about its end."""
     return replace(job, state="OUT_OF_MEMORY", reason="") if _MEMORY.search(said) else job
 
 
 def submitted(text: str) -> list[str]:
-    """The numbers of jobs in what `sbatch --parsable` prints; a site's wrappers and filters may say more."""
+    """Return the job IDs in the output of `sbatch --parsable`; a site's wrappers and filters may print other lines."""
     return [found[1] for line in text.splitlines() if (found := re.fullmatch(r"(\d+)(;\S+)?", line.strip()))]
 
 
 def queued_jobs(text: str) -> list[QueuedJob]:
-    """The jobs in what `squeue -h -o FORMAT` prints, with SLURM_TIME_FORMAT=%s; other lines are left out."""
+    """Return the jobs in the output of `squeue -h -o FORMAT` with SLURM_TIME_FORMAT=%s; other lines are ignored."""
     found = []
     for line in text.splitlines():
         fields = line.split("|", 7)
@@ -143,7 +143,7 @@ def queued_jobs(text: str) -> list[QueuedJob]:
 
 
 def seconds(text: str) -> float | None:
-    """A duration as Slurm writes it, `days-hours:minutes:seconds`; None for one without a limit, or not known."""
+    """Parse a duration of Slurm, `days-hours:minutes:seconds`; None for an unlimited or unknown one."""
     found = re.fullmatch(r"(?:(\d+)-)?(?:(?:(\d+):)?(\d+):)?(\d+)", text)
     if found is None:
         return None
@@ -152,28 +152,29 @@ def seconds(text: str) -> float | None:
 
 
 def comment_of(labels: Mapping[str, str]) -> str:
-    """Labels as the comment of a job."""
+    """Return labels in the format of a job's comment."""
     return ",".join(f"{_LABEL}{name}={value}" for name, value in labels.items())
 
 
 def labels_in(comment: str) -> dict[str, str]:
-    """The labels in the comment of a job; none in one of somebody else's."""
+    """Return the labels in a job's comment; empty for other people's jobs."""
     parts = (part.partition("=") for part in comment.split(",") if part.startswith(_LABEL))
     return {name.removeprefix(_LABEL): value for name, _, value in parts}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRequest:
-    """What every job of a pool asks for.
+    """The resources that every job of a pool requests.
 
     Attributes:
         pool: identifier of the pool.
-        partition, account, qos: where it runs and who pays, in the cluster's names; None for the cluster's defaults.
-        time: limit in one of Slurm's forms; None for the partition's default.
-        cpus: of a node; None for the cluster's default.
-        memory_gb: of a node, in GiB; None for the cluster's default.
+        partition, account, qos: partition, account and quality of service, by the cluster's names; None for its
+            defaults.
+        time: time limit in one of Slurm's formats; None for the partition's default.
+        cpus: CPUs of a node; None for the cluster's default.
+        memory_gb: memory of a node in GiB; None for the cluster's default.
         gres: GPUs of a node, such as "gpu:a100:2"; "" for none.
-        options: further words for sbatch.
+        options: further arguments of sbatch.
     """
 
     pool: str
@@ -187,7 +188,7 @@ class JobRequest:
     options: Sequence[str] = ()
 
     def words(self, folder: str, labels: Mapping[str, str], excluded: Collection[str]) -> list[str]:
-        """The command line of sbatch for one job, whose script it reads from its input."""
+        """Return the command line of sbatch for one job, whose script it reads from standard input."""
         wanted = {
             "partition": self.partition,
             "account": self.account,
@@ -201,7 +202,7 @@ class JobRequest:
         return [
             *("sbatch", "--parsable", "--no-requeue", "--nodes=1", "--ntasks=1"),
             *(f"--job-name={name_of(self.pool)}", f"--comment={comment_of(labels)}"),
-            # of the submitter's environment nothing that could hold a secret
+            # nothing from the submitter's environment that might contain a secret
             *("--export=HOME,USER,LOGNAME,PATH,LANG,SLURM_CONF", f"--chdir={folder}"),
             *(f"--output={folder}/output", "--open-mode=append"),
             *(f"--{name}={value}" for name, value in wanted.items() if value is not None),
@@ -210,12 +211,12 @@ class JobRequest:
 
 
 def name_of(pool: str) -> str:
-    """Name of all jobs of a pool."""
+    """Return the name of all jobs of a pool."""
     return f"skyward-{pool}"
 
 
 def gres_for(accelerator: Accelerator, text: str) -> str:
-    """The generic resource of an accelerator, from what `sinfo -h -o %G` prints of a partition's nodes.
+    """Return the generic resource for an accelerator, from the output of `sinfo -h -o %G` for a partition's nodes.
 
     Raises:
         ProviderError: no node has enough of these GPUs.

@@ -1,1 +1,1 @@
-"""Nodes as tasks of a Docker Swarm service, `sky.Swarm`: the engine places them and replaces those that are lost."""
+"""`sky.Swarm`: nodes as tasks of a Docker Swarm service, which the engine places and replaces when they are lost."""

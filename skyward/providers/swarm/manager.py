@@ -1,4 +1,4 @@
-"""The manager of a swarm: the way to its engine, here or through SSH, its HTTP interface; whether its machines do."""
+"""A swarm's manager: the connection to its engine, local or by SSH, its HTTP API; checks of the swarm's machines."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from skyward.ssh.connection import handed_hosts
 from skyward.ssh.preflight import check_host, refuse
 from skyward.system import socket
 
-_UNUSED_LEASE_S = 60.0  # of a watchdog that makes nothing
+_UNUSED_LEASE_S = 60.0  # for a watchdog that creates nothing
 _VERSION = "/v1.41"  # engine 20.10
 _LOG_HEADER = 8  # one byte for the stream, three of padding, four for the length
-_LOG_S = 3.0  # a log on a machine that is gone never ends
+_LOG_S = 3.0  # a log on a lost machine never ends
 _GIB = 1024**3
 Document = Mapping[str, Any]
 
 
 class SwarmApi:
-    """A manager's interface. Each request has a connection of its own: they are few, and come from several threads.
+    """A manager's API. Each request has its own connection: they are few, and come from several threads.
 
-    All methods raise EngineError where the manager refuses, and EngineMissingError where it does not answer.
+    All methods raise EngineError if the manager refuses, and EngineMissingError if it does not answer.
     """
 
     def __init__(self, engine: EngineAddress) -> None:
@@ -52,25 +52,25 @@ class SwarmApi:
         return self._engine.url
 
     def info(self) -> Document:
-        """What the engine reports of itself, its role in a swarm included."""
+        """Return the engine's information about itself, including its role in a swarm."""
         return dict(self._ask("GET", "/info", "describe itself"))
 
     def nodes(self) -> Sequence[Document]:
-        """The machines of the swarm."""
+        """Return the machines of the swarm."""
         return list(self._ask("GET", "/nodes", "list the machines of its swarm"))
 
     def labelled(self, kind: Literal["service", "secret"], label: str) -> Sequence[Document]:
-        """The services, or secrets, with a label, as `name` or `name=value`; the engine gives no secret's content."""
+        """Return services or secrets with a label (`name` or `name=value`); secrets come without their content."""
         query = urlencode({"filters": json.dumps({"label": [label]})})
         return list(self._ask("GET", f"/{kind}s?{query}", f"list {kind}s"))
 
     def tasks(self, service_name: str) -> Sequence[Document]:
-        """The tasks of a service, including those that have ended and those left of a service just removed."""
+        """Return the tasks of a service, including those that have ended, and those left of a removed service."""
         query = urlencode({"filters": json.dumps({"name": [f"{service_name}."]})})
         return list(self._ask("GET", f"/tasks?{query}", f"list the tasks of service {service_name}"))
 
     def create_secret(self, name: str, content: str, labels: Mapping[str, str]) -> str:
-        """Make a secret; its id. The engine reads the content as a Go template and fills it in for each task."""
+        """Create a secret and return its id. The engine evaluates the content as a Go template for each task."""
         spec = {
             "Name": name,
             "Labels": dict(labels),
@@ -80,10 +80,10 @@ class SwarmApi:
         return str(self._ask("POST", "/secrets/create", f"make secret {name}", spec)["ID"])
 
     def create_service(self, spec: Document, auth: Mapping[str, str]) -> str:
-        """Make a service; its id.
+        """Create a service and return its id.
 
         Args:
-            spec: as the engine takes it.
+            spec: the service in the engine's format.
             auth: credentials for the registry of its image, which the machines get with their tasks.
         """
         header = base64.urlsafe_b64encode(json.dumps(dict(auth)).encode()).decode()
@@ -91,7 +91,7 @@ class SwarmApi:
         return str(self._ask("POST", "/services/create", action, spec, {"X-Registry-Auth": header})["ID"])
 
     def restart_tasks(self, service_name: str) -> None:
-        """Have the manager start a new task in each slot of a service, in the place of whatever is there."""
+        """Start a new task in each slot of a service, in place of the existing one."""
         query = urlencode({"filters": json.dumps({"name": [service_name]})})
         for service in self._ask("GET", f"/services?{query}", f"find service {service_name}"):
             spec, version = service["Spec"], int(service["Version"]["Index"])
@@ -100,11 +100,11 @@ class SwarmApi:
             self._ask("POST", path, f"start the tasks of service {service_name} again", {**spec, "TaskTemplate": task})
 
     def remove(self, kind: Literal["service", "secret"], ident: str) -> None:
-        """Remove a service, which ends its tasks, or a secret; nothing happens if it is gone."""
+        """Remove a service, which ends its tasks, or a secret; do nothing if it does not exist."""
         self._ask("DELETE", f"/{kind}s/{ident}", f"remove {kind} {ident}", may_be_gone=True)
 
     def last_lines(self, task: str) -> str:
-        """The last lines that a task has printed; "" where its machine does not answer."""
+        """Return the last lines that a task has printed; "" if its machine does not answer."""
         try:
             with closing(SocketLine(self._engine)) as line:
                 line.timeout = _LOG_S
@@ -130,7 +130,7 @@ class SwarmApi:
         *,
         may_be_gone: bool = False,
     ) -> Any:
-        """The manager's answer; None for what it does not have, if that is allowed."""
+        """Send a request and return the answer; None if the object does not exist and `may_be_gone` is set."""
         with closing(SocketLine(self._engine)) as line:
             try:
                 given = {"Content-Type": "application/json", **(headers or {})}
@@ -157,11 +157,11 @@ def _message(answer: bytes, otherwise: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ManagerAddress:
-    """Where a manager is.
+    """The address of a manager.
 
     Attributes:
-        host: the machine that is reached by SSH; None for this one.
-        url: the engine's socket on this machine, as `unix:///path`; None for what the docker command would use.
+        host: the machine to reach by SSH; None for this one.
+        url: the engine's socket on this machine, as `unix:///path`; None for the one that the docker command would use.
     """
 
     host: SshHost | None
@@ -171,10 +171,10 @@ class ManagerAddress:
     def of(
         cls, engine: str | None, key: str | os.PathLike[str] | None, known_hosts: str | os.PathLike[str] | None
     ) -> ManagerAddress:
-        """The manager that a caller names; by default the engine that the docker command would use.
+        """Return the manager that a caller specifies; by default the engine that the docker command would use.
 
         Raises:
-            ConfigError: the text is no such address.
+            ConfigError: the text is not such an address.
         """
         given: object = engine
         if given is not None and not isinstance(given, str):
@@ -229,15 +229,15 @@ class Manager:
         self.api = SwarmApi(self.engine)
 
     def dial(self, address: str, port: int) -> socket.socket:
-        """A connected socket to a machine of the swarm.
+        """Return a socket connected to a machine of the swarm.
 
         Raises:
-            OSError: nothing listens there, or it cannot be reached.
+            OSError: nothing is listening there, or it cannot be reached.
         """
         return dial_program(address, port, self._machine.connection if self._machine else None)
 
     def machines(self) -> dict[str, Document]:
-        """The machines of the swarm, by id.
+        """Return the machines of the swarm by id.
 
         Raises:
             EngineError: the manager refuses or does not answer.
@@ -245,7 +245,7 @@ class Manager:
         return {str(node["ID"]): node for node in self.api.nodes()}
 
     def why_gone(self) -> str:
-        """Why the manager cannot be asked any more, to complete "Node 1 ..."; "" if it can."""
+        """Return why the manager cannot be queried any more, to complete "Node 1 ..."; "" if it can."""
         machine = self._machine
         if machine is not None and machine.connection.ended.is_set():
             return f"is unreachable: the SSH connection to the manager {machine.name} ended ({machine.connection.why})"
@@ -256,12 +256,12 @@ class Manager:
         return ""
 
     def close(self) -> None:
-        """End the connection; nothing happens the second time."""
+        """Close the connection. Repeated calls do nothing."""
         if self._machine is not None:
             self._machine.connection.kill()
 
 
-# checks before anything is made, from what the manager reports --------------------------------------------------------
+# checks before anything is created, from the manager's information ---------------------------------------------------
 
 
 def check_manager(url: str, info: Document) -> None:
@@ -290,21 +290,21 @@ def check_manager(url: str, info: Document) -> None:
 
 
 def address_of(node: Document) -> str:
-    """IP address of a machine in its swarm; of a manager the one that it advertises."""
+    """Return a machine's IP address in its swarm; for a manager the one it advertises."""
     managing = str((node.get("ManagerStatus") or {}).get("Addr", "")).rpartition(":")[0]
     return managing.strip("[]") or str(node["Status"]["Addr"])
 
 
 def name_of_machine(node: Document) -> str:
-    """Its host name."""
+    """Return a machine's host name."""
     return str(node["Description"]["Hostname"])
 
 
 def usable_machines(nodes: Sequence[Document], platform: str) -> list[Document]:
-    """The machines that can be given tasks of an image's platform.
+    """Return the machines that can run tasks of an image's platform.
 
     Raises:
-        ProviderError: there is none, or one of them is in its swarm by an address of the public internet.
+        ProviderError: there is none, or the swarm knows one of them by a public IP address.
     """
     ready, wrong = [], []
     for node in nodes:
@@ -333,10 +333,10 @@ def usable_machines(nodes: Sequence[Document], platform: str) -> list[Document]:
 
 
 def room_for(nodes: Sequence[Document], request: PoolRequest) -> int:
-    """How many of the nodes asked for fit on the machines, were they empty.
+    """Return how many of the requested nodes would fit on the machines if these were empty.
 
     Raises:
-        ProviderError: too few.
+        ProviderError: fewer than the pool requires.
     """
     count = request.nodes
     for what, unit, each, key, scale in (
@@ -358,9 +358,9 @@ def room_for(nodes: Sequence[Document], request: PoolRequest) -> int:
 
 
 def gpus_for(nodes: Sequence[Document], count: int, at_least: int, accelerator: Accelerator) -> tuple[str, int]:
-    """The kind of generic resource that stands for an accelerator, and how many of so many nodes can have it.
+    """Return the generic resource that represents an accelerator, and how many of `count` nodes can have it.
 
-    It is the kind that bears the accelerator's name, else one that says GPU.
+    It is the kind with the accelerator's name, or else one that contains "gpu".
 
     Raises:
         ProviderError: no machine offers one, or they have too few.
@@ -390,7 +390,7 @@ def gpus_for(nodes: Sequence[Document], count: int, at_least: int, accelerator: 
 
 
 def _resources(node: Document) -> Counter[str]:
-    """How many of each kind a machine has."""
+    """Return the number of generic resources of each kind on a machine."""
     found = Counter[str]()
     for each in node["Description"]["Resources"].get("GenericResources") or ():
         if named := each.get("NamedResourceSpec"):

@@ -1,4 +1,4 @@
-"""`sky.Swarm`: nodes as tasks of one service of an existing Docker Swarm, and what one pool has there."""
+"""`sky.Swarm`: nodes as tasks of one service in an existing Docker Swarm, and a pool's allocation there."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ if TYPE_CHECKING:
     from skyward.delivery.deliver import Delivered
 
 _GIB = 1024**3
-_TASKS_S = 20.0  # until the tasks of a removed service are gone; the engine kills them after 12 s
+_TASKS_S = 20.0  # until the tasks of a removed service have ended; the engine kills them after 12 s
 _SETTLE_S = 2.0
 _LOOK_S = 0.05
-_FRESH_S = 120.0  # a secret this young may be one whose service is just being made
-_TASK = "com.docker.swarm.task.id"  # label that the engine gives to containers of tasks
+_FRESH_S = 120.0  # the service of a younger secret may just be being created
+_TASK = "com.docker.swarm.task.id"  # label that the engine sets on containers of tasks
 
 
 @suggesting("sky.Swarm")
@@ -65,24 +65,24 @@ _TASK = "com.docker.swarm.task.id"  # label that the engine gives to containers 
 class Swarm(Provider):
     """Tasks of a service of a Docker Swarm: `sky.Swarm("ssh://user@manager", registry="registry.example.com/skyward")`.
 
-    The swarm's engine places them, pulls their image and replaces those that are lost, on another machine if need be.
+    The swarm's engine places the tasks, pulls their image and replaces lost ones, on another machine if necessary.
 
     Attributes:
-        engine: of a manager of the swarm: `ssh://user@host`, `unix:///path` of its engine's socket on this machine, or
-            None for the engine that the docker command would use (`DOCKER_HOST` may name one by SSH).
-        key: file of the private key for SSH; None for what agent and SSH configuration offer.
-        known_hosts: file of the only host keys to trust, also of jump hosts; None for what the SSH configuration
+        engine: engine of one of the swarm's managers: `ssh://user@host`, `unix:///path` of its socket on this machine,
+            or None for the engine that the docker command would use (`DOCKER_HOST` may name one by SSH).
+        key: file of the private key for SSH; None for the keys of the SSH agent and configuration.
+        known_hosts: file of the only host keys to trust, also for jump hosts; None for those that the SSH configuration
             trusts.
-        registry: repository through which images reach the machines, such as "registry.example.com/team/skyward".
-            None is for a swarm that is this one machine.
-        user: the user that functions run as, by name or number, with a group if wanted ("app", "1000:100"). None
-            for the user that the image names, and for its user skyward where it names none.
+        registry: repository from which the machines pull images, such as "registry.example.com/team/skyward". None if
+            the swarm consists of this machine only.
+        user: the user that functions run as, by name or number, optionally with a group ("app", "1000:100"). None for
+            the user set in the image, or its user skyward if it sets none.
         privileges: capabilities(7) that their programs can have, or "default"; see `sky.Docker`.
-        manager: where the manager is.
-        rights: what user and privileges say.
+        manager: address of the manager.
+        rights: the values of user and privileges.
 
     Raises:
-        ConfigError: a value is wrong.
+        ConfigError: a value is invalid.
     """
 
     name: ClassVar[str] = "swarm"
@@ -98,7 +98,7 @@ class Swarm(Provider):
     rights: Rights = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        handed = handed_hosts()  # a detached run's manager has files of its own
+        handed = handed_hosts()  # a detached run's manager has its own files
         for name in ("key", "known_hosts"):
             file = None if handed else existing_file("sky.Swarm", name, getattr(self, name))
             object.__setattr__(self, name, file)
@@ -111,25 +111,25 @@ class Swarm(Provider):
         object.__setattr__(self, "privileges", self.rights.privileges)
 
     def open(self, request: PoolRequest) -> SwarmAllocation:
-        """The service of a pool."""
+        """Return the allocation for a pool, which creates its service."""
         return SwarmAllocation(self, request)
 
     def find(self) -> Sequence[Resource]:
-        """Every task of every pool in the swarm: pool, node, name, state, owner, image, id, host.
+        """Return every task of every pool in the swarm: pool, node, name, state, owner, image, id, host.
 
         Raises:
-            ProviderError: the manager cannot be reached, or is none.
-            EngineError: it refuses.
+            ProviderError: the manager cannot be reached, or is not a manager.
+            EngineError: the manager refused.
         """
         with self._connected() as manager:
             check_manager(manager.api.url, manager.api.info())
             return list(described(manager.api))
 
     def enter(self, node: Resource) -> NodeAccess:
-        """A way into a task on the manager's own machine; the engines of others cannot be asked from there.
+        """Return access to a task on the manager's own machine; other machines' engines cannot be reached through it.
 
         Raises:
-            ProviderError: the task is on another machine; a pool of `sky.SSH` on these machines has a way.
+            ProviderError: the task is on another machine, which a pool of `sky.SSH` could enter.
         """
         with ExitStack() as last:
             manager = last.enter_context(self._connected())
@@ -145,11 +145,11 @@ class Swarm(Provider):
             return ContainerAccess(there, manager.engine, last.pop_all().close)
 
     def destroy(self, pool_id: str) -> None:
-        """Remove a pool's service with its tasks, and its secret, whoever made them.
+        """Remove a pool's service with its tasks, and its secret, whichever client created them.
 
         Raises:
-            ProviderError: the manager cannot be reached; the tasks end by their lease.
-            EngineError: it refuses.
+            ProviderError: the manager cannot be reached; the tasks' leases end them.
+            EngineError: the manager refused.
         """
         with self._connected() as manager:
             clear(manager.api, pool_id)
@@ -161,14 +161,14 @@ class Swarm(Provider):
 
 
 class SwarmAllocation(Allocation):
-    """What one pool has in a swarm: the connection to its manager, its service and secret, and the tasks it claimed."""
+    """One pool's part of a swarm: the connection to its manager, service and secret, and the claimed tasks."""
 
     def __init__(self, provider: Swarm, request: PoolRequest) -> None:
         super().__init__(request)
         self._provider, self._registry, self._rights = provider, provider.registry, provider.rights
-        self._service_image: str | None = None  # once the service is there
-        self._hosts: list[ClaimedHost[ClaimedTask]] = []  # also those that have been replaced
-        self._given_up: set[str] = set()  # ids of tasks that are not claimed again
+        self._service_image: str | None = None  # once the service exists
+        self._hosts: list[ClaimedHost[ClaimedTask]] = []  # including those that have been replaced
+        self._given_up: set[str] = set()  # ids of tasks that must not be claimed again
         self._lock = threading.Lock()
         self._directory: PoolDirectory | None = None
         self._manager: Manager | None = None
@@ -176,15 +176,15 @@ class SwarmAllocation(Allocation):
 
     @property
     def manager(self) -> Manager:
-        """The connection to the manager, after `acquire`."""
+        """The connection to the manager, set by `acquire`."""
         assert self._manager
         return self._manager
 
     def acquire(self) -> Sequence[Host]:
-        """Check that the swarm has room for the nodes. On which machines they are is known after `prepare`.
+        """Check that the swarm has room for the nodes. `prepare` determines their machines.
 
         Raises:
-            ProviderError: the manager cannot be reached or is none; no machine fits; too few have the GPUs.
+            ProviderError: the manager cannot be reached or is not one; no machine fits; too few have the GPUs.
             EngineMissingError: no engine answers.
         """
         request = self.request
@@ -214,17 +214,17 @@ class SwarmAllocation(Allocation):
         return shm_bytes(int(own * _GIB) if own else min(n["Description"]["Resources"]["MemoryBytes"] for n in nodes))
 
     def prepare(self, hosts: Sequence[Host]) -> str | None:  # noqa: ARG002 - one service for all of them
-        """Put the image into the registry unless it is there, make the service, and claim its tasks.
+        """Push the image to the registry unless it is there, create the service, and claim its tasks.
 
         Raises:
-            ImageError: the image cannot be had.
+            ImageError: the image cannot be provided.
             ProviderError: the engine finds no machine for a task.
             NodeStartError: tasks fail.
         """
         from skyward.delivery.deliver import ImageTarget, deliver
 
         request = self.request
-        if self._service_image is None:  # else it is for a host that has been replaced: the service is there
+        if self._service_image is None:  # otherwise a host has been replaced, and the service exists
             engine = find_engine() if self._registry else self.manager.engine
             target = ImageTarget(engine=engine, registry=self._registry)
             delivered = deliver(request.image, request.cluster, target, request.report)
@@ -233,7 +233,7 @@ class SwarmAllocation(Allocation):
         return self._service_image
 
     def _create_service(self, delivered: Delivered) -> None:
-        """Make secret and service, and claim the tasks."""
+        """Create secret and service, and claim the tasks."""
         request, api, owner = self.request, self.manager.api, ProcessId.of(os.getpid())
         pool = request.pool_id
         own, theirs = identities("Swarm", pool, request.nodes)
@@ -266,9 +266,9 @@ class SwarmAllocation(Allocation):
                 host.claimed = claims[slot]
 
     def replace(self, lost: Host | None) -> Host:
-        """Wait until the engine has a new task in the slot of a lost one, on whichever machine, and claim it.
+        """Wait for the engine's new task in the slot of a lost one, on whichever machine, and claim it.
 
-        For a node that never had one, it is a task in any slot that has none claimed.
+        For a node that has never had a task, it may be in any slot without a claimed one.
 
         Raises:
             ProviderError: the engine finds no machine.
@@ -297,23 +297,23 @@ class SwarmAllocation(Allocation):
         return host
 
     def _tasks(self) -> list[ClaimedTask]:
-        """The tasks that this pool has claimed."""
+        """Return the tasks that this pool has claimed."""
         return [host.claimed for host in self._hosts if host.claimed]
 
     def start(self, host: ClaimedHost[ClaimedTask], launch: Launch) -> RunnerNode:
-        """Make a task the node."""
+        """Turn a task into the node."""
         with self._lock:
             self.check_open()
             assert host.claimed
             return RunnerNode(launch, SwarmProcess(self.manager, self._claimer, host.claimed, launch))
 
     def release(self) -> None:
-        """Remove the service with its tasks, and the secret; the reaper goes on with what could not be removed.
+        """Remove the service with its tasks, and the secret; the reaper continues with what could not be removed.
 
         Raises:
-            EngineError: the manager refuses or does not answer; the tasks end by their lease.
+            EngineError: the manager refuses or does not answer; the tasks' leases end them.
         """
-        with self._lock:  # after whoever was just making the service
+        with self._lock:  # waits for a thread that is creating the service
             tasks = self._tasks()
         with ExitStack() as last:
             if self._directory is not None:
@@ -331,11 +331,11 @@ class SwarmAllocation(Allocation):
         clear(self.manager.api, self.request.pool_id)
 
 
-# what pools have in a swarm: found and removed by labels, whoever made it ---------------------------------------------
+# resources of pools in a swarm, found and removed by label, whichever client created them -----------------------------
 
 
 def clear(api: SwarmApi, pool: str) -> None:
-    """Remove a pool's services, wait until their tasks are gone, and remove its secrets. Idempotent.
+    """Remove a pool's services, wait until their tasks have ended, and remove its secrets. Idempotent.
 
     Raises:
         EngineError: the manager refuses or does not answer.
@@ -347,13 +347,13 @@ def clear(api: SwarmApi, pool: str) -> None:
         api.remove("service", str(service["ID"]))
     deadline = time.monotonic() + _TASKS_S
     while any(_ending(api, name) for name in names) and time.monotonic() < deadline:
-        time.sleep(_LOOK_S)  # what a machine that is gone still has ends by its lease
+        time.sleep(_LOOK_S)  # leases end the tasks on lost machines
     for secret in api.labelled("secret", label):
         api.remove("secret", str(secret["ID"]))
 
 
 def settle(api: SwarmApi, pool: str) -> None:
-    """Wait for tasks that are just ending: the engine takes 4 s to remove one meanwhile, else 0.3.
+    """Wait for tasks that are ending: removing one meanwhile takes the engine 4 s instead of 0.3.
 
     Raises:
         EngineError: the manager refuses or does not answer.
@@ -366,7 +366,7 @@ def settle(api: SwarmApi, pool: str) -> None:
 
 
 def _ending(api: SwarmApi, name: str) -> bool:
-    """Whether tasks of a removed service are left on machines that are up."""
+    """Return whether tasks of a removed service are left on machines that are up."""
     tasks = api.tasks(name)
     if not tasks:
         return False
@@ -394,11 +394,11 @@ def sweep(api: SwarmApi) -> None:
             try:
                 api.remove("secret", str(secret["ID"]))
             except EngineError:
-                continue  # a service that has just been made uses it
+                continue  # a service that was just created uses it
 
 
 def described(api: SwarmApi) -> Iterator[Resource]:
-    """What there is of all pools, in the form of `Provider.find`: each service by its slots, secrets without service.
+    """Yield all pools' resources in the format of `Provider.find`: each service by its slots, secrets without service.
 
     Raises:
         EngineError: the manager refuses or does not answer.
@@ -429,7 +429,7 @@ def described(api: SwarmApi) -> Iterator[Resource]:
 def _resource(
     owned: Document, *, node: int, name: str, state: str, ident: str, image: str = "", host: str = ""
 ) -> Resource:
-    """What a service or secret has for one node."""
+    """Return the resource for one node of a service or secret."""
     labels = owned["Spec"]["Labels"]
     return Resource(
         pool=labels[POOL],

@@ -1,7 +1,7 @@
-"""The service of a pool, with one task per node, and its secret; its tasks, which are claimed and become nodes.
+"""A pool's service, with one task per node, and its secret; the tasks, which are claimed and become nodes.
 
-The tasks are in their machine's network. The secret holds an identity for each, made for this pool alone: certificates,
-because the TLS of Python's standard library takes pre-shared keys only from 3.13 on.
+The tasks use their machine's network. The secret contains an identity for each, created for this pool only:
+certificates, because the TLS of Python's standard library supports pre-shared keys only since 3.13.
 """
 
 from __future__ import annotations
@@ -29,37 +29,37 @@ from skyward.wire.tls import Identity
 _GIB = 1024**3
 _SECOND = 10**9  # the engine counts in nanoseconds
 _STOP_S = 12  # a runner that is asked to end takes 5 s for its workers
-_AGAIN_S = 1  # a task that failed is started again after this time
-_LOOK_S = 0.15  # no event tells of tasks; to list those of one service takes a manager 2 ms
-_PLACE_S = 15.0  # how long the engine may find no machine for a task before that is an error
-_PULL_S = 600.0  # how long it may take until all tasks run, their image's way there included
-_ANSWER_S = 30.0  # how long a task that runs may take to answer
+_AGAIN_S = 1  # delay before a failed task is restarted
+_LOOK_S = 0.15  # no event reports tasks; listing those of one service takes a manager 2 ms
+_PLACE_S = 15.0  # how long the engine may fail to place a task before that is an error
+_PULL_S = 600.0  # how long it may take until all tasks run, including the transfer of their image
+_ANSWER_S = 30.0  # how long a running task may take to answer
 _SAY_EVERY_S = 5.0
 _AT_ONCE = 16
-_FAILURES = 3  # tasks in a row that do not come to run
+_FAILURES = 3  # consecutive tasks that fail to start
 _BROKEN = ("failed", "rejected")
-_REASON_S = 1.5  # how long the swarm may take to tell how a task ended
+_REASON_S = 1.5  # how long the swarm may take to report how a task ended
 _END_LOOK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSpec:
-    """A pool's service.
+    """The settings of a pool's service.
 
     Attributes:
         pool: its identifier.
         nodes: number of tasks.
-        image: what they run, by digest.
+        image: the image they run, by digest.
         platform: OCI platform of that image.
         secret: id of the pool's secret.
         managers: addresses of the swarm's managers, as `host:port`.
-        lease_s: how long a task waits for its client.
-        shm_bytes: size of /dev/shm.
-        gpus: kind of the generic resource and how many of it a node needs; None for no GPU.
-        cpus: CPUs of a node, reserved and the most that it gets; None for as many as there are.
-        memory_gb: the same for memory.
-        user: the user of the tasks' programs, "user:group" by name or number; None for the user that the image names.
-        privileges: capabilities that they can have, as of `Rights`.
+        lease_s: seconds that a task waits for its client.
+        shm_bytes: size of /dev/shm in bytes.
+        gpus: kind of the generic resource, and the number a node needs; None for no GPUs.
+        cpus: CPUs of a node, both reserved and the limit; None for no limit.
+        memory_gb: memory of a node in GiB, likewise.
+        user: the user of the tasks' programs, "user:group" by name or number; None for the user set in the image.
+        privileges: capabilities that they can have, as in `Rights`.
     """
 
     pool: str
@@ -78,22 +78,22 @@ class ServiceSpec:
 
 
 def name_of(pool: str) -> str:
-    """Name of a pool's service and of its secret."""
+    """Return the name of a pool's service and of its secret."""
     return f"skyward-{pool}"
 
 
 def of_slot(tasks: Sequence[Document], slot: int) -> list[Document]:
-    """The tasks that a slot has had, the one of now last."""
+    """Return the tasks that a slot has had, the current one last."""
     return sorted((task for task in tasks if task.get("Slot") == slot), key=lambda task: str(task["CreatedAt"]))
 
 
 def labels_of(pool: str, owner: ProcessId) -> dict[str, str]:
-    """Labels of service and secret. Containers have none of them: the engine would only replace a removed one."""
+    """Return the labels of service and secret. Containers get none: the engine would just replace a removed one."""
     return {POOL: pool, **owner_labels(owner)}
 
 
 def secret_text(tasks: Sequence[Identity]) -> str:
-    """The pool's secret, as a template of which the engine gives each task only its own part.
+    """Return the pool's secret, a template from which the engine gives each task only its own part.
 
     https://docs.docker.com/reference/cli/docker/service/create/#create-services-using-templates
     """
@@ -105,7 +105,7 @@ def secret_text(tasks: Sequence[Identity]) -> str:
 
 
 def service_spec(spec: ServiceSpec, owner: ProcessId) -> dict[str, Any]:
-    """The service, as the engine's interface takes it."""
+    """Return the service in the format of the engine's API."""
     return {
         "Name": name_of(spec.pool),
         "Labels": labels_of(spec.pool, owner),
@@ -113,7 +113,7 @@ def service_spec(spec: ServiceSpec, owner: ProcessId) -> dict[str, Any]:
         "TaskTemplate": {
             "ContainerSpec": _container(spec),
             "Resources": _resources(spec),
-            # what ends with status 0 has done what it should: it stays ended
+            # a task that ends with status 0 has finished and is not restarted
             "RestartPolicy": {"Condition": "on-failure", "Delay": _AGAIN_S * _SECOND, "MaxAttempts": 0},
             "Placement": {"Platforms": [_platform(spec.platform)]},
             "Networks": [{"Target": "host"}],
@@ -129,7 +129,7 @@ def _container(spec: ServiceSpec) -> dict[str, Any]:
         "gains_privileges": bool(spec.privileges),
     }
     env = {TASK_VAR: json.dumps(settings), SLOT_VAR: "{{.Task.Slot}}"}
-    if spec.gpus:  # what the engine reserves it does not hand over; the runtime does
+    if spec.gpus:  # the engine reserves GPUs but does not pass them on; the runtime does
         env |= {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
     file = {"Name": TASK_SECRET.name, "UID": "0", "GID": "0", "Mode": 0o444}
     return {
@@ -145,20 +145,20 @@ def _container(spec: ServiceSpec) -> dict[str, Any]:
 
 
 def _rights(spec: ServiceSpec) -> dict[str, Any]:
-    """User and capabilities: none can be had or gained beyond those asked for."""
+    """Return user and capabilities; no others can be acquired."""
     rights: dict[str, Any] = {} if spec.user is None else {"User": spec.user}
     if spec.privileges == DEFAULT:
         return rights
     rights["CapabilityDrop"] = ["ALL"]
     if spec.privileges:
         rights["CapabilityAdd"] = list(spec.privileges)
-    else:  # known from API 1.44 on (engine 25), skipped by older ones; there the task's program does it for its own
+    else:  # since API 1.44 (engine 25), ignored by older ones; there the task's program does it for its children
         rights["Privileges"] = {"NoNewPrivileges": True}
     return rights
 
 
 def _resources(spec: ServiceSpec) -> dict[str, Any]:
-    """The limits are reserved as well, so that no machine is given more than it has."""
+    """Return limits, which are also reserved, so that no machine is overcommitted."""
     limits: dict[str, Any] = {}
     if spec.cpus is not None:
         limits["NanoCPUs"] = int(spec.cpus * 1e9)
@@ -176,7 +176,7 @@ def _platform(platform: str) -> Mapping[str, str]:
     return {"OS": system, "Architecture": processor.partition("/")[0]}
 
 
-# its tasks ------------------------------------------------------------------------------------------------------------
+# tasks ----------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,9 +186,9 @@ class ClaimedTask:
     Attributes:
         task: its id.
         slot: its number in the service.
-        machine: host name of the machine that it is on.
+        machine: host name of its machine.
         address: IP address of that machine in the swarm.
-        port: where it listens.
+        port: the port it listens on.
         claim: this client's connection to it.
     """
 
@@ -204,11 +204,11 @@ class TaskClaimer:
     """Claims the tasks of one pool, and connects to them.
 
     Args:
-        manager: the way to the swarm.
-        contexts: the client's identity towards the task of each slot.
+        manager: connection to the swarm's manager.
+        contexts: TLS contexts with the client's identity towards the task of each slot.
         pool: identifier of the pool.
-        report: is told what is waited for.
-        ended: is set when the pool has ended, for which nobody waits any more.
+        report: called with progress notes while waiting.
+        ended: set when the pool has ended, which ends all waiting.
     """
 
     def __init__(
@@ -223,12 +223,12 @@ class TaskClaimer:
         self._restarting, self._restarted_at = threading.Lock(), float("-inf")
 
     def claim(self, slots: Collection[int], count: int, given_up: Collection[str] = ()) -> dict[int, ClaimedTask]:
-        """Wait until tasks run in so many of these slots, and claim them.
+        """Wait until tasks run in `count` of these slots, and claim them.
 
         Args:
             slots: numbers of the tasks in their service, from 1.
-            count: how many of them are wanted.
-            given_up: ids of tasks that are not to be claimed again; one that still answers is told to end.
+            count: number of tasks wanted.
+            given_up: ids of tasks that must not be claimed again; one that still answers is told to end.
 
         Raises:
             ProviderError: the engine finds no machine for too many of the tasks, or takes too long.
@@ -266,14 +266,14 @@ class TaskClaimer:
                 raise
 
     def _look(self, slots: Collection[int], given_up: Collection[str]) -> View:
-        """What the manager says of the tasks now."""
+        """Return the manager's current view of the tasks."""
         tasks = self._manager.api.tasks(name_of(self._pool))
         if not tasks and not self._manager.api.labelled("service", f"{POOL}={self._pool}"):
             raise PoolClosedError(f"Pool {self._pool} was ended by another client: its service is gone.")
         return View({slot: of_slot(tasks, slot) for slot in sorted(slots)}, self._manager.machines(), given_up)
 
     def _claim(self, slot: int, view: View, given_up: Collection[str]) -> ClaimedTask | None:
-        """Claim a task; None if it does not answer yet, or is one that was given up."""
+        """Claim a task; return None if it does not answer yet, or has been given up."""
         task = view.running[slot]
         machine = view.machines[task["NodeID"]]
         address = address_of(machine)
@@ -290,10 +290,10 @@ class TaskClaimer:
         return ClaimedTask(str(task["ID"]), slot, name_of_machine(machine), address, port, claim)
 
     def connect(self, task: ClaimedTask, address: str) -> socket.socket:
-        """A socket that leads to one that a node has announced.
+        """Return a socket that leads to an address that a node has announced.
 
         Raises:
-            WireError: nothing listens there any more.
+            WireError: nothing is listening there any more.
         """
         where = f"{address} of the task on {task.machine} ({task.address}:{task.port})"
         dial = partial(self._manager.dial, task.address, task.port)
@@ -301,10 +301,10 @@ class TaskClaimer:
         return open_through(dial, self._contexts[task.slot], address, where=where, name=name)
 
     def _restart_all(self) -> None:
-        """Start all tasks again if all have ended with status 0, as after the lease of a client that was silent.
+        """Restart all tasks if all have ended with status 0, as after the lease of a silent client.
 
-        The engine leaves such slots empty until the specification of their task changes, which concerns all slots. So
-        nothing is done as long as one of them has another task.
+        The engine leaves such slots empty until the specification of their task changes, which affects all slots.
+        Nothing is therefore done while one of them has a task in another state.
         """
         name = name_of(self._pool)
         with self._restarting:
@@ -316,13 +316,13 @@ class TaskClaimer:
                 self._restarted_at = time.monotonic()
 
     def _check(self, view: View, missing: Collection[int], waiting: Waiting, can_miss: int) -> None:
-        """Raise the error of a task for which waiting is in vain, if those are more than can be missed."""
+        """Raise the error of a task that cannot be expected to run, if more of them fail than can be missed."""
         trouble = [error for slot in sorted(missing) if (error := self._trouble(view, slot, waiting)) is not None]
         if len(trouble) > can_miss:
             raise trouble[0]
 
     def _trouble(self, view: View, slot: int, waiting: Waiting) -> ProviderError | None:
-        """Why a task will not come; None if it may only need time."""
+        """Return why a task cannot be expected to run; None if it may only need more time."""
         who, history = f"node {slot - 1} of pool {self._pool}", view.tasks[slot]
         newest = history[-1] if history else None
         state = str(newest["Status"]["State"]) if newest else "not there"
@@ -356,12 +356,12 @@ class TaskClaimer:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a manager says of tasks at one moment.
+    """A manager's view of the tasks at one moment.
 
     Attributes:
-        tasks: of each slot, in the order in which they were made.
-        machines: of the swarm, by id.
-        given_up: ids of tasks that are no use any more.
+        tasks: the tasks of each slot, in order of creation.
+        machines: machines of the swarm, by id.
+        given_up: ids of tasks that are no longer used.
     """
 
     tasks: Mapping[int, Sequence[Document]]
@@ -370,7 +370,7 @@ class View:
 
     @property
     def running(self) -> dict[int, Document]:
-        """The task of each slot that runs, if its machine is ready."""
+        """The running task of each slot, if its machine is ready."""
         return {slot: task for slot, history in self.tasks.items() if (task := self._running(history)) is not None}
 
     def _running(self, history: Sequence[Document]) -> Document | None:
@@ -380,16 +380,16 @@ class View:
         return None
 
     def has_completed(self, slot: int) -> bool:
-        """Whether the newest task there has ended with status 0, after which the engine starts no other by itself."""
+        """Return whether the slot's newest task has ended with status 0: the engine then starts no other on its own."""
         history = self.tasks.get(slot, ())
         return bool(history) and history[-1]["Status"]["State"] == "complete"
 
     def should_answer(self, slot: int) -> bool:
-        """Whether a task runs there that can be claimed."""
+        """Return whether a task that can be claimed runs in the slot."""
         return slot in self.running and self.running[slot]["ID"] not in self.given_up
 
     def waited_for(self) -> str:
-        """How far each task is, for people."""
+        """Return the state of each task, for users."""
         states = []
         for slot, history in self.tasks.items():
             task = history[-1] if history else {}
@@ -400,18 +400,18 @@ class View:
 
 
 class Waiting:
-    """How long has been waited for the tasks, and since when each that runs has not answered."""
+    """Measures how long the tasks have been waited for, and how long each running one has not answered."""
 
     def __init__(self, began: float) -> None:
         self._began, self._silent_since = began, dict[int, float]()
 
     @property
     def waited_s(self) -> float:
-        """Seconds since the first look."""
+        """Seconds since the first query."""
         return time.monotonic() - self._began
 
     def silent_s(self, slot: int, *, expected: bool) -> float:
-        """Seconds that a task has run without an answer; 0 while no answer is expected of it."""
+        """Return the seconds that a task has run without an answer; 0 while none is expected."""
         now = time.monotonic()
         if not expected:
             self._silent_since[slot] = now
@@ -419,7 +419,7 @@ class Waiting:
 
 
 class SwarmProcess(ClaimedProcess):
-    """A runner in a task of the pool's service, in whose place the engine puts a new one while the service is there.
+    """A runner in a task of the pool's service; the engine replaces the task as long as the service exists.
 
     Raises:
         ProviderError: the task has ended.
@@ -433,15 +433,15 @@ class SwarmProcess(ClaimedProcess):
         super().__init__(launch, task.claim, f"task {task.task[:12]} on {task.machine}")
 
     def dial(self, address: str) -> socket.socket:
-        """A socket that leads, encrypted, to an address that the runner announced."""
+        """Return an encrypted socket to an address that the runner announced."""
         return self._claimer.connect(self._task, address)
 
     def is_unreachable(self) -> bool:
-        """Whether the manager is gone."""
+        """Return whether the manager is lost."""
         return bool(self._manager.why_gone())
 
     def how_lost(self) -> Exit:
-        """What the swarm knows of a task that exited without reporting."""
+        """Return what the swarm knows about a task that ended without reporting its exit status."""
         deadline = time.monotonic() + _REASON_S
         try:
             while time.monotonic() < deadline:
@@ -454,7 +454,7 @@ class SwarmProcess(ClaimedProcess):
                     return exit_of(code)
                 time.sleep(_END_LOOK_S)
         except EngineError:
-            pass  # the manager is gone, which is said below
+            pass  # the manager is lost, which is reported below
         gone = self._manager.why_gone()
         return Exit(code=None, text=gone or f"is lost: its connection to {self._task.machine} ended")
 
