@@ -1,7 +1,7 @@
-"""What a base image has (Python, user, C library ...), and whether an image can be built on it.
+"""The contents of a base image (Python, user, C library ...), and whether an image can be built on it.
 
-It is found out by the base's configuration and files, of which nothing is run, and noted by the base's id. A node can
-be started through an entry point only if that runs the command it is given: `runs_commands` decides that.
+They are read from the base's configuration and files, without running anything, and recorded by the base's id. A node
+can be started through an entry point only if that runs the command it receives: `runs_commands` determines that.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from skyward.image import BaseFacts, Interpreter, Plan
 if TYPE_CHECKING:
     from skyward.engine.images import ImageFiles
 
-_FORMAT = 2  # raised when what is found out changes
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # the engine's own, where an image names none
-_MINORS = range(8, 16)  # of Python 3
+_FORMAT = 2  # raised when the collected facts change
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # the engine's default for images without PATH
+_MINORS = range(8, 16)  # minor versions of Python 3
 _NEEDED = ("sh", "cat", "chmod", "cp", "find", "grep", "mkdir", "sleep", "touch")
 _STOP_SIGNALS = ("", "SIGTERM", "TERM", "15")
 _MUSL = {"amd64": "x86_64", "arm64": "aarch64", "riscv64": "riscv64"}
@@ -57,7 +57,7 @@ _WRAPPERS = {
 _USER_FIRST = {"gosu", "su-exec"}
 _RUN_FIRST = {"conda", "mamba", "micromamba"}
 _NAMES = "|".join(map(re.escape, _WRAPPERS))
-# a command of a shell that is all the arguments, perhaps behind one of the programs above
+# a shell command that is all the arguments, perhaps behind one of the programs above
 _RUNS_ARGUMENTS = re.compile(
     rf"""(?:^|[;&|{{(]|\b(?:exec|then|else|do))\s*(?:exec\s+)?(?:[\w./-]*\b(?:{_NAMES})\s[^\n;&|]*?)?
     (?:"\$@"|\$@|"\$\{{@\}}"|\$\{{@\}}|\$\*)\s*(?:$|[;&|}})])""",
@@ -66,13 +66,13 @@ _RUNS_ARGUMENTS = re.compile(
 
 
 def facts_of_base(reference: str, facts: ImageFacts, store: EngineImages, platform: str) -> BaseFacts:
-    """The facts of an image on the engine, for images built on it; cached by its id.
+    """Return the facts of an image on the engine, for images built on it; cached by its id.
 
     Raises:
         EngineError: the engine refuses.
     """
     note = _note(facts.id, platform)
-    with suppress(ValueError, KeyError, TypeError, AttributeError):  # none yet, half written, or of another version
+    with suppress(ValueError, KeyError, TypeError, AttributeError):  # missing, half written, or of another version
         return BaseFacts.of(json.loads(read(note) or ""))
     whole = facts if facts.config is not None else store.inspect(reference)
     config = (whole.config if whole else None) or {}
@@ -83,7 +83,7 @@ def facts_of_base(reference: str, facts: ImageFacts, store: EngineImages, platfo
 
 
 def noted_libc(dockerfile: str, find: Callable[[], str]) -> str:
-    """The C library that was found for a Dockerfile's digest once, noted as `facts_of_base` does."""
+    """Return the C library for a Dockerfile's digest, cached like the facts of `facts_of_base`."""
     note = _note(dockerfile, "libc")
     known = read(note)
     if known is None:
@@ -96,7 +96,7 @@ def check_base(name: str, given: BaseFacts, python: str) -> None:
     """Check that an image can be built on a base.
 
     Raises:
-        ImageError: it lacks what that takes.
+        ImageError: the base lacks something that is required.
     """
     reason = why_unfit(given, python)
     if reason:
@@ -104,7 +104,7 @@ def check_base(name: str, given: BaseFacts, python: str) -> None:
 
 
 def why_unfit(given: BaseFacts, python: str) -> str:
-    """The reason why nothing can be built on a base, and the remedy; "" if it can."""
+    """Return the reason why nothing can be built on a base, with the remedy; "" if it is suitable."""
     if "sh" in given.missing:
         return (
             "It has no shell, as is usual for images called distroless or made from scratch, and installing packages "
@@ -135,7 +135,7 @@ def why_unfit(given: BaseFacts, python: str) -> str:
 
 
 def replaced_python(plan: Plan) -> str:
-    """A note if the image gets another Python than the base has; "" if not."""
+    """Return a message if the image gets another Python than the base has; else ""."""
     if not (plan.given and plan.given.pythons and plan.given.lacks(plan.python)):
         return ""
     first = plan.given.pythons[0]
@@ -155,12 +155,12 @@ def _note(image: str, platform: str) -> Path:
 
 
 def examine(config: Mapping[str, Any], files: ImageFiles, platform: str) -> BaseFacts:
-    """The facts of a base.
+    """Return the facts of a base.
 
     Args:
-        config: the image's configuration, with the names that engines give its parts.
+        config: the image's configuration, with the engine's key names.
         files: its files.
-        platform: it is for, such as "linux/amd64".
+        platform: its platform, such as "linux/amd64".
 
     Raises:
         EngineError: the engine that has it refuses.
@@ -189,7 +189,7 @@ def examine(config: Mapping[str, Any], files: ImageFiles, platform: str) -> Base
 
 
 def _find(name: str, folders: list[str], files: ImageFiles) -> str | None:
-    """The path of a program, found as a shell finds it."""
+    """Return the path of a program, searched as a shell does."""
     places = (posixpath.join(folder, name) for folder in dict.fromkeys(folders))
     return next((place for place in places if files.find(place)), None)
 
@@ -200,7 +200,7 @@ def _program(program: str, folders: list[str], files: ImageFiles) -> bytes | Non
 
 
 def _pythons(env: Mapping[str, str], folders: list[str], files: ImageFiles) -> Iterator[Interpreter]:
-    """Its Pythons in the order in which a build looks for them, each once."""
+    """Yield the Pythons in the order in which a build searches them, each once."""
     active = [posixpath.join(env[name], "bin") for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if env.get(name)]
     names = ["python", "python3", *(f"python3.{minor}" for minor in _MINORS)]
     places = [f"{folder}/python" for folder in ("/opt/venv/bin", *active)]
@@ -212,13 +212,13 @@ def _pythons(env: Mapping[str, str], folders: list[str], files: ImageFiles) -> I
             continue
         found = _interpreter(place, target, files)
         file = (found.environment, target.removeprefix("/usr"))  # /bin leads to /usr/bin
-        if file not in seen:  # one name is enough of a file that has several
+        if file not in seen:  # one name per file suffices
             seen.add(file)
             yield found
 
 
 def _interpreter(place: str, target: str, files: ImageFiles) -> Interpreter:
-    """The version of a Python by its path and by the file that it leads to."""
+    """Describe a Python by its path and by the file that it leads to."""
     environment = posixpath.dirname(posixpath.dirname(place))
     settings = (files.read(posixpath.join(environment, "pyvenv.cfg")) or b"").decode(errors="replace")
     version = re.search(r"^version(?:_info)? *= *(3\.\d+)", settings, re.MULTILINE) or _VERSION.search(target)
@@ -238,7 +238,7 @@ def _libc(files: ImageFiles, platform: str) -> str:
 
 
 def _cuda(env: Mapping[str, str], files: ImageFiles) -> str:
-    """The version that CUDA's own images name, else that of an installed toolkit."""
+    """Return the version named by CUDA's own images, or else that of an installed toolkit."""
     if env.get("CUDA_VERSION"):
         return env["CUDA_VERSION"]
     for place in _CUDA_FILES:
@@ -253,14 +253,14 @@ def _cuda(env: Mapping[str, str], files: ImageFiles) -> str:
 
 
 def runs_commands(entrypoint: Sequence[str], read: Callable[[str], bytes | None]) -> bool:
-    """Whether an entry point runs the command that it is given.
+    """Return whether an entry point runs the command it receives.
 
-    An init (`tini --`), a program such as `env`, and a script with `exec "$@"` do. What cannot be told is taken for a
-    program of its own.
+    An init (`tini --`), a program such as `env`, and a script with `exec "$@"` do. Anything unrecognised counts as a
+    program that does not.
 
     Args:
-        entrypoint: as the image names it.
-        read: the content of a program in the image, by path or by name; None if it is not there.
+        entrypoint: the entry point in the image's configuration.
+        read: returns the content of a program in the image, by path or name; None if it does not exist.
     """
     if not entrypoint:
         return True
@@ -274,7 +274,7 @@ def runs_commands(entrypoint: Sequence[str], read: Callable[[str], bytes | None]
 
 
 def _behind(name: str, given: Sequence[str]) -> list[str]:
-    """The command that a wrapping program runs: its arguments without its own options."""
+    """Return the command that a wrapping program runs: its arguments without its own options."""
     words = list(given)
     if name in _RUN_FIRST and words[:1] == ["run"]:
         del words[0]
@@ -290,9 +290,9 @@ def _behind(name: str, given: Sequence[str]) -> list[str]:
 
 
 def _shell_runs(given: Sequence[str], read: Callable[[str], bytes | None]) -> bool:
-    """A shell runs a string (`-c`), a script, or, with nothing, the file that is its first argument: no command."""
+    """Return whether a shell runs the command: a string (`-c`) or script may; without either, a shell reads a file."""
     text = next((at + 1 for at, word in enumerate(given) if re.fullmatch(r"-[a-z]*c", word)), None)
-    if text is not None:  # the first word after the text is $0, so that a command is whole only behind one
+    if text is not None:  # the first word after the text is $0, so a command is complete only behind one
         return len(given) > text + 1 and bool(_RUNS_ARGUMENTS.search(given[text]))
     script = next((word for word in given if not word.startswith("-")), None)
     return script is not None and _script_runs(read(script), shebang=False)

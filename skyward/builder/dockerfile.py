@@ -1,4 +1,4 @@
-"""Bases built from the user's own Dockerfile; their tag follows from its text and from the files that it may copy."""
+"""Bases built from the user's own Dockerfile; their tag is derived from its text and the files that it may copy."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from skyward.model.image import Dockerfile
 if TYPE_CHECKING:
     pass
 
-# an instruction that reads the build context; everything else depends on the text alone
+# an instruction that reads the build context; everything else depends only on the text
 _READS = re.compile(r"^\s*(?:ONBUILD\s+)?(?:(?:COPY|ADD)\s|RUN\s.*--mount=\S*type=bind)", re.IGNORECASE | re.MULTILINE)
 _FROM_STAGE = re.compile(r"--from=|,from=|=bind\S*from=", re.IGNORECASE)
 
 
 def base_build(base: Dockerfile, root: Path, platform: str) -> BaseBuild:
-    """The build of a base.
+    """Return the build of a base.
 
     Args:
-        base: as the image names it.
-        root: what its paths are relative to.
-        platform: of the image.
+        base: the base as the image names it.
+        root: base directory of its relative paths.
+        platform: platform of the image.
 
     Raises:
         ConfigError: the Dockerfile or a file of its context cannot be read.
@@ -60,10 +60,10 @@ def base_build(base: Dockerfile, root: Path, platform: str) -> BaseBuild:
 
 
 def copy_base(place: Path, base: BaseBuild) -> None:
-    """Copy a user's Dockerfile, and those files of its context that it may read, into a build's folder.
+    """Copy a user's Dockerfile, and the files of its context that it may read, into a build's folder.
 
     Raises:
-        BuildError: they are no longer those that the base was named after.
+        BuildError: they have changed since the base was named.
     """
     import shutil
 
@@ -91,7 +91,7 @@ def _digest(target: str | None, platform: str, dockerfile: str, files: Files) ->
 
 
 def _walk(folder: Path, context: Path, ignored: Ignore) -> Iterator[Path]:
-    """The entries of a context that the builder gets: files, links, and empty directories."""
+    """Yield the entries of a context that the builder receives: files, links, and empty directories."""
     for path in sorted(folder.iterdir()):
         left_out = ignored(path.relative_to(context).as_posix())
         if path.is_dir() and not path.is_symlink():
@@ -104,7 +104,7 @@ def _walk(folder: Path, context: Path, ignored: Ignore) -> Iterator[Path]:
 
 
 def _ignore_patterns(file: Path, context: Path) -> list[str]:
-    """The patterns the builder goes by: those beside the Dockerfile before those of the context."""
+    """Return the ignore patterns that the builder uses: those beside the Dockerfile precede those of the context."""
     for candidate in (file.with_name(f"{file.name}.dockerignore"), context / ".dockerignore"):
         if candidate.is_file():
             lines = candidate.read_text(encoding="utf-8-sig").splitlines()
@@ -113,27 +113,27 @@ def _ignore_patterns(file: Path, context: Path) -> list[str]:
 
 
 def reads_context(text: str) -> bool:
-    """Whether an instruction of a Dockerfile may read files of the build context."""
+    """Return whether an instruction of a Dockerfile may read files of the build context."""
     return any(_READS.match(line) and not _FROM_STAGE.search(line) for line in _instructions(text))
 
 
 def named_user(text: str, target: str | None = None) -> str:
-    """The user that a Dockerfile's last stage, or the target, names; "" where it names none, or by a variable."""
+    """Return the user named in a Dockerfile's last stage or the target; "" if none is, or only by a variable."""
     stage = _stage(text, target)
     return "" if "$" in stage.user else stage.user
 
 
 def parent_of(text: str, target: str | None = None) -> str:
-    """The image that a Dockerfile's last stage, or the target, is built from in the end; "" where none tells."""
+    """Return the image at the root of a Dockerfile's last stage or the target; "" if unknown."""
     parent = _stage(text, target).parent
     return "" if "$" in parent or parent == "scratch" else parent
 
 
 def images_of(text: str) -> set[str]:
-    """The images that a Dockerfile takes from registries, as far as its text alone tells.
+    """Return the images that a Dockerfile takes from registries, as far as its text shows.
 
-    Those of FROM, `--from=`, mounts and the line `# syntax=`; variables have the defaults of the ARGs before the first
-    stage. Named stages are none.
+    They are those of FROM, `--from=`, mounts and the line `# syntax=`; variables have the defaults of the ARGs before
+    the first stage. Named stages are not included.
     """
     syntax = re.match(r"\s*#\s*syntax\s*=\s*(\S+)", text, re.IGNORECASE)
     taken = {image for stage in _stages(text).values() for image in stage.images}
@@ -142,7 +142,7 @@ def images_of(text: str) -> set[str]:
 
 @dataclass(slots=True)
 class _Stage:
-    """A stage of a Dockerfile: the image that it is built from in the end, those it names itself, and its user."""
+    """A stage of a Dockerfile: the image at its root, the images it names itself, and its user."""
 
     parent: str = ""
     images: set[str] = field(default_factory=set)
@@ -150,13 +150,13 @@ class _Stage:
 
 
 def _stage(text: str, target: str | None) -> _Stage:
-    """The stage that is built: the target, else the last one."""
+    """Return the stage to build: the target, or else the last one."""
     stages = _stages(text)
     return stages.get(target or next(reversed(stages), ""), _Stage())
 
 
 def _stages(text: str) -> dict[str, _Stage]:
-    """The stages of a Dockerfile by their names, or numbers where they have none."""
+    """Return the stages of a Dockerfile by name, or by number if they have none."""
     defaults: dict[str, str] = {}
     stages: dict[str, _Stage] = {}
     stage = _Stage()
@@ -178,12 +178,12 @@ def _stages(text: str) -> dict[str, _Stage]:
 
 
 def _instructions(text: str) -> list[str]:
-    """The lines of a Dockerfile, those that go on in the next line joined."""
+    """Return the lines of a Dockerfile, with continuation lines joined."""
     return re.sub(r"\\[ \t]*\r?\n", " ", text).splitlines()
 
 
 def _filled(word: str, defaults: Mapping[str, str]) -> str:
-    """A word of a Dockerfile with the variables that have a default replaced."""
+    """Replace the variables in a word of a Dockerfile that have a default."""
 
     def value(found: re.Match[str]) -> str:
         name, otherwise = found[1] or found[3], found[2]

@@ -17,18 +17,18 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One thing that happened.
+    """One event.
 
     Attributes:
-        kind: "note" is a sentence on the image as a whole, "waited" the one that another process has built it
-            meanwhile; the others are about one layer. Its step runs ("start"), has printed a line ("output"), was
-            found made ("cached"), is made ("done"), has failed ("failed"); and once the
-            image is there, how large it is ("size").
+        kind: "note" is a sentence about the whole image, "waited" one that another process has built it meanwhile; the
+            others concern one layer: its step is running ("start"), has printed a line ("output"), was cached
+            ("cached"), has ended ("done"), has failed ("failed"); or the layer's size in the finished image is known
+            ("size").
         line: the sentence, or the line of output.
-        layer: the layer it is about; None for a note.
-        seconds: how long the step took, where it is done.
-        size: bytes on the engine's disk, where it is known.
-        by: who was waited for, as words for people.
+        layer: the layer concerned; None for a note.
+        seconds: duration of the step, for "done".
+        size: bytes on the engine's disk, if known.
+        by: description of the process that was waited for, for users.
     """
 
     kind: Kind
@@ -39,7 +39,7 @@ class Event:
     by: str = ""
 
     def __str__(self) -> str:
-        """As a line for people."""
+        """Format the event as a line for users."""
         if self.layer is None or self.kind in ("note", "output"):
             return self.line
         if self.kind == "start":
@@ -49,16 +49,16 @@ class Event:
         return f"{self.layer.name}: {f'{self.seconds:.1f} s' if self.kind == 'done' else self.kind}"
 
 
-Report = Callable[[Event], None]  # takes what happens, as it happens
+Report = Callable[[Event], None]  # called with events as they happen
 
 
 def note(sentence: str) -> Event:
-    """A sentence on the image as a whole."""
+    """Create an event with a sentence about the whole image."""
     return Event(kind="note", line=sentence)
 
 
 def as_lines(say: Callable[[str], None]) -> Report:
-    """A listener that says each event as one line, and leaves out what steps print and how large layers are."""
+    """Return a listener that prints each event as one line, except output of steps and sizes of layers."""
 
     def report(event: Event) -> None:
         if event.kind not in ("output", "size"):
@@ -68,12 +68,12 @@ def as_lines(say: Callable[[str], None]) -> Report:
 
 
 def share(done: int, total: int) -> str:
-    """Progress as text, at most the total, which may be an estimate."""
+    """Format progress as text, limited to the total, which may be an estimate."""
     return f"{readable(min(max(0, done), total))} of {readable(total)}"
 
 
 def readable(size: int) -> str:
-    """A number of bytes for people, in decimal units as docker shows them."""
+    """Format a number of bytes for users, in decimal units as docker does."""
     value = float(size)
     for unit in ("B", "kB", "MB", "GB"):
         if value < 999.5:

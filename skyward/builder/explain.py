@@ -1,7 +1,7 @@
-"""Explanations of a build: which inputs differ from the last build's, which layers that costs, how large layers are.
+"""Explanations of a build: changed inputs since the last build, the layers they invalidate, and sizes of layers.
 
-The inputs of a build are kept in the user's cache under a name, such as the file an image is declared in. They hold
-neither secrets nor values from this machine's settings. Long inputs are kept whole, so that they can be compared.
+The inputs of a build are kept in the user's cache under a name, such as the file an image is declared in. They contain
+neither secrets nor values from this machine's settings. Long inputs are kept completely, so that they can be compared.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from skyward.image import Layer, Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """The inputs and layers of a build, as they are cached.
+    """The cached inputs and layers of a build.
 
     Attributes:
-        tag: of the image.
-        inputs: what decided its content, as canonical JSON by name.
+        tag: tag of the image.
+        inputs: the inputs of its content, as canonical JSON by name.
         layers: the key of every layer, in order.
     """
 
@@ -38,9 +38,9 @@ class Change:
     """One input that differs.
 
     Attributes:
-        input: its name: a field of the image, "base", "runner" (skyward's own version), "platform" and the like.
-        before: what is there no more; empty where something was only added.
-        after: what is new; empty where something was only taken away.
+        input: its name: a field of the image, "base", "runner" (skyward's own version), "platform" and so on.
+        before: what was removed; empty if something was only added.
+        after: what was added; empty if something was only removed.
     """
 
     input: str
@@ -48,19 +48,19 @@ class Change:
     after: str
 
     def __str__(self) -> str:
-        """As a line for people."""
+        """Format the change as a line for users."""
         parts = [f"- {self.before}" if self.before else "", f"+ {self.after}" if self.after else ""]
         return f"{self.input}: {' '.join(part for part in parts if part)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """The changes and layers of a build to come.
+    """The changes and layers of the next build.
 
     Attributes:
         changes: inputs that differ from the last build's.
-        reused: the layers with files in them that the last build made already.
-        rebuilt: those that are made anew: the first by a change, the others because they stand on it.
+        reused: layers with files that the last build has already made.
+        rebuilt: layers to be made again: the first because of a change, the others because they are above it.
     """
 
     changes: tuple[Change, ...] = ()
@@ -69,21 +69,21 @@ class Explanation:
 
 
 def remember(name: str, plan: Plan) -> None:
-    """Keep what a build was made of. Call it once the image is there."""
+    """Store the inputs of a build; to be called once the image exists."""
     write(_file(name), json.dumps(asdict(memory_of(plan)), indent=1))
 
 
 def recall(name: str) -> Memory | None:
-    """The memory of the last build of that name; None if there was none here."""
+    """Return the memory of the last build of that name; None if there was none here."""
     try:
         kept = json.loads(read(_file(name)) or "")
         return Memory(tag=kept["tag"], inputs=kept["inputs"], layers=tuple(kept["layers"]))
-    except (ValueError, KeyError, TypeError):  # none, or of a version that kept something else
+    except (ValueError, KeyError, TypeError):  # missing, or of a version with another format
         return None
 
 
 def memory_of(plan: Plan) -> Memory:
-    """The memory of a build of this plan."""
+    """Return the memory of a build of this plan."""
     return Memory(tag=plan.tag, inputs=dict(plan.inputs), layers=tuple(key for _, key in _keys(plan)))
 
 
@@ -91,8 +91,8 @@ def explain(plan: Plan, last: Memory | None) -> Explanation:
     """Compare a plan with the memory of the last build.
 
     Args:
-        plan: what would be built.
-        last: what `recall` gives. None: everything is made anew.
+        plan: the planned build.
+        last: the result of `recall`; with None, all layers are rebuilt.
     """
     made, keys = set(last.layers) if last else set(), list(_keys(plan))
     return Explanation(
@@ -110,7 +110,7 @@ def _changes(now: Mapping[str, str], last: Mapping[str, str]) -> Iterator[Change
 
 
 def _difference(before: str | None, after: str | None) -> tuple[str, str]:
-    """The differences of two values as text; both whole where only the order differs."""
+    """Return the differences of two values as text; both values completely if only the order differs."""
     old, new = _items(before), _items(after)
     gone, added = [each for each in old if each not in new], [each for each in new if each not in old]
     if not gone and not added:
@@ -119,7 +119,7 @@ def _difference(before: str | None, after: str | None) -> tuple[str, str]:
 
 
 def _items(text: str | None) -> list[Any]:
-    """The parts of a value, to be compared one by one."""
+    """Return the parts of a value for comparison."""
     value = json.loads(text) if text is not None else []
     if isinstance(value, dict):
         return [f"{key}={part}" for key, part in value.items()]
@@ -127,14 +127,14 @@ def _items(text: str | None) -> list[Any]:
 
 
 def _shown(part: Any) -> str:
-    """A part in few words: a locked package without its hashes, a digest by its beginning."""
+    """Shorten a part: a locked package without its hashes, a digest to its beginning."""
     text = part if isinstance(part, str) else json.dumps(part)
     text = " ".join(text.partition(" --hash=")[0].split())
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _keys(plan: Plan) -> Iterator[tuple[Layer, str]]:
-    """The layers that hold files, each with a key that changes when the builder would make it anew."""
+    """Yield the layers that contain files, each with a key that changes when the builder would rebuild it."""
     inputs = dict(plan.inputs)
     sources = {**dict(plan.files), **{each.folder: each.digest for each in plan.copied}, "runner": inputs["runner"]}
     key = hashlib.sha256(f"{inputs['base']} {inputs['platform']}".encode())
@@ -154,17 +154,17 @@ def _file(name: str) -> Path:
 
 
 def layer_sizes(plan: Plan, history: Sequence[tuple[str, int]]) -> Iterator[tuple[Layer, int]]:
-    """The layers that are in the image, each with the bytes it added; the base with all of what it brings.
+    """Yield the layers of the image with the bytes each has added; the base with its total size.
 
     Args:
-        plan: what was built.
-        history: the instructions of the image as the engine tells them, the first one first, with their bytes.
+        plan: the plan that was built.
+        history: the image's instructions as reported by the engine, first to last, with their bytes.
     """
     inside = _stages(plan)
     layers = [layer for layer in plan.layers if layer.stage in inside and not layer.text.startswith("FROM ")]
     own, before = list(history[-len(layers) :]), history[: -len(layers)]
     if [_word(layer.text) for layer in layers] != [_word(made) for made, _ in own]:
-        return  # told in some other way: better no figures than wrong ones
+        return  # reported in another form: no sizes are better than wrong ones
     base = next(layer for layer in plan.layers if layer.text.startswith("FROM ") and layer.stage == inside[0])
     yield base, sum(size for _, size in before)
     for layer, (_, size) in zip(layers, own, strict=True):
@@ -172,7 +172,7 @@ def layer_sizes(plan: Plan, history: Sequence[tuple[str, int]]) -> Iterator[tupl
 
 
 def _stages(plan: Plan) -> list[str]:
-    """The stages that the last one is made of, the first one first: the others are thrown away."""
+    """Return the stages that the last one is based on, the first one first; the others are discarded."""
     parents = {layer.stage: layer.text.split()[1] for layer in plan.layers if layer.text.startswith("FROM ")}
     chain = [plan.layers[-1].stage]
     while parents.get(chain[-1]) in parents:
@@ -181,5 +181,5 @@ def _stages(plan: Plan) -> list[str]:
 
 
 def _word(text: str) -> str:
-    """The instruction that a line of a Dockerfile, or of an engine's account of it, begins with."""
+    """Return the instruction at the beginning of a line from a Dockerfile or from an engine's history."""
     return text.split(maxsplit=1)[0] if text.strip() else ""

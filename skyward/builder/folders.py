@@ -1,12 +1,12 @@
-"""Folders of builds: the user's cache, whose small files save work, and temporary ones, which may hold secrets.
+"""Folders of builds: the user's cache of small files that save work, and temporary folders, which may hold secrets.
 
 The cache may be deleted at any time. Without a usable one (read-only home, full disk, another user's home, none at all)
-everything works as before, only slower, and one warning says so. Files are written under another name and renamed:
-readers never see half of one.
+everything works as before, only slower, with one warning. Files are written under another name and renamed, so readers
+never see partial files.
 
 Temporary folders are private, and removed even if their owner was killed. A folder's owner holds a lock (flock) on the
-folder itself for as long as it uses it. The system ends that lock with the process, so a folder without one has no
-owner, and the next process that needs a folder removes it.
+folder itself while it uses it. The system releases the lock with the process, so a folder without one has no owner, and
+the next process that needs a folder removes it.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ from typing import Literal
 from skyward.builder.events import warn
 from skyward.errors import ConfigError
 
-NOWHERE = Path("/nonexistent")  # the home of users without one, as Debian's accounts have it
+NOWHERE = Path("/nonexistent")  # the home of users without one, as for Debian's accounts
 Kind = Literal["build", "lock", "login"]
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _PREFIXES = ("skyward-build-", "skyward-lock-", "skyward-login-")
 
 
 def home() -> Path:
-    """The user's home directory; a path that does not exist where there is none."""
+    """Return the user's home directory; a path that does not exist if there is none."""
     try:
         found = Path.home()
-    except RuntimeError:  # no HOME, and no account of this user's number
+    except RuntimeError:  # no HOME, and no account with this user's number
         return NOWHERE
     return found if found.is_absolute() else NOWHERE  # an empty HOME would be the working directory
 
 
 def cache_path(*parts: str) -> Path:
-    """The place of a file or folder in the cache, which need not exist."""
+    """Return the path of a file or folder in the cache, which need not exist."""
     from platformdirs import user_cache_path
 
     try:
         found = user_cache_path("skyward")
-    except RuntimeError:  # no home; other versions leave `~` as it is, which is a folder of the working directory
+    except RuntimeError:  # no home; other versions keep `~`, which is a folder in the working directory
         found = NOWHERE
     return (found if found.is_absolute() else NOWHERE).joinpath(*parts)
 
 
 def cache_folder(*parts: str) -> Path | None:
-    """A folder of the cache, made if need be; None if it cannot be used."""
+    """Return a folder of the cache, creating it if needed; None if it cannot be used."""
     path = cache_path(*parts)
     if not _is_own():
         return None
@@ -67,7 +67,7 @@ def cache_folder(*parts: str) -> Path | None:
 
 
 def read(path: Path) -> str | None:
-    """The text of a file of the cache; None if there is none that can be read, or it is no text."""
+    """Return the text of a file in the cache; None if it is missing, unreadable or not text."""
     if not _is_own():
         return None
     try:
@@ -76,13 +76,13 @@ def read(path: Path) -> str | None:
         return None
     except OSError as error:
         gone_without(error)
-    except UnicodeDecodeError:  # of another program, or half written by a machine that went down: it is made anew
+    except UnicodeDecodeError:  # from another program, or half written before a crash: it is written again
         pass
     return None
 
 
 def write(path: Path, text: str) -> bool:
-    """Keep a string in a file of the cache that only this user can read; False if that is not possible."""
+    """Store a string in a file of the cache that only this user can read; False if that is not possible."""
     if cache_folder(*path.parent.relative_to(cache_path()).parts) is None:
         return False
     fresh: str | None = None
@@ -100,9 +100,9 @@ def write(path: Path, text: str) -> bool:
 
 
 def newest(folder: Path, pattern: str) -> list[Path]:
-    """The files of a folder of the cache that match, the one changed last first; none where it cannot be read."""
+    """Return the matching files of a cache folder, the last changed first; empty if it cannot be read."""
     ages: dict[Path, float] = {}
-    with suppress(OSError):  # `read` says why, and a file may go while this looks
+    with suppress(OSError):  # `read` reports the reason, and files may disappear meanwhile
         for path in folder.glob(pattern):
             with suppress(OSError):
                 ages[path] = path.stat().st_mtime
@@ -110,9 +110,9 @@ def newest(folder: Path, pattern: str) -> list[Path]:
 
 
 def drop_old(folder: Path, kept_s: float = 30 * 86400.0) -> None:
-    """Remove the notes of a folder of the cache that were written longer ago, so that it does not grow for ever.
+    """Remove files of a cache folder older than `kept_s`, so that it does not grow without limit.
 
-    Other processes write there at the same time: what goes away meanwhile is left to them.
+    Other processes write there at the same time; files that disappear meanwhile are ignored.
     """
     with suppress(OSError):
         for path in list(folder.iterdir()):
@@ -122,7 +122,7 @@ def drop_old(folder: Path, kept_s: float = 30 * 86400.0) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file of the cache, if it is there."""
+    """Remove a file of the cache, if it exists."""
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
@@ -130,7 +130,7 @@ def remove(path: Path) -> None:
 
 
 def uv_variables() -> dict[str, str]:
-    """Variables that switch uv's cache off where it cannot be written; none where it can."""
+    """Return variables that switch off uv's cache if it is not writable; empty if it is."""
     given = os.environ.get("UV_CACHE_DIR")
     folder = Path(given) if given else cache_path().parent / "uv"
     if given or cache_folder() is not None:
@@ -142,7 +142,7 @@ def uv_variables() -> dict[str, str]:
 
 
 def why_not_writable(folder: Path) -> str | None:
-    """The reason why a folder, made if need be, is not writable; None if it is."""
+    """Return the reason why a folder, created if needed, is not writable; None if it is."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
@@ -153,7 +153,7 @@ def why_not_writable(folder: Path) -> str | None:
 
 
 def _is_own() -> bool:
-    """Whether the cache is this user's; else a warning says why it is not used."""
+    """Return whether the cache belongs to this user; otherwise warn that it is not used."""
     reason = _refused(str(cache_path()), os.geteuid())
     if reason:
         gone_without(reason)
@@ -162,7 +162,7 @@ def _is_own() -> bool:
 
 @lru_cache(maxsize=16)
 def _refused(folder: str, user: int) -> str | None:
-    """The reason not to use a cache of another user: its content is trusted, and files in it would be theirs."""
+    """Return a reason to refuse another user's cache: its content is trusted, and new files in it would be theirs."""
     path = Path(folder)
     there = next((each for each in (path, *path.parents) if os.path.lexists(each)), path)
     owner = os.lstat(there).st_uid
@@ -183,13 +183,13 @@ def gone_without(reason: str | OSError | NotImplementedError) -> None:
 
 @contextmanager
 def scratch_folder(kind: Kind) -> Iterator[Path]:
-    """A folder that only this user can enter, for the time of a `with` block.
+    """Create a folder that only this user can enter, for the duration of a `with` block.
 
     Args:
-        kind: what it is for, which is part of its name.
+        kind: its purpose, which is part of its name.
 
     Raises:
-        ConfigError: there is no room for it, or no place where it can be made.
+        ConfigError: there is no space for it, or no place to create it.
     """
     try:
         sweep()
@@ -216,7 +216,7 @@ def _no_place(error: OSError) -> ConfigError:
 
 
 def sweep() -> None:
-    """Remove the folders of owners that are gone. What is not this user's own private folder is not touched."""
+    """Remove the folders of ended owners; only this user's own private folders are touched."""
     place = Path(tempfile.gettempdir())
     with suppress(OSError), os.scandir(place) as entries:
         for entry in entries:
@@ -225,7 +225,7 @@ def sweep() -> None:
 
 
 def _owned(kind: Kind) -> tuple[tempfile.TemporaryDirectory[str], int]:
-    """A new folder and the descriptor that holds its lock."""
+    """Return a new folder and the descriptor that holds its lock."""
     while True:
         folder = tempfile.TemporaryDirectory(prefix=f"skyward-{kind}-")
         lock = _open(Path(folder.name))
@@ -244,7 +244,7 @@ def _remove_ownerless(path: Path) -> None:
         found = os.fstat(lock)
         is_own = found.st_uid == os.geteuid() and not stat.S_IMODE(found.st_mode) & 0o077
         if is_own and _lock(lock) and _is_at(lock, path):
-            for folder, _, _ in os.walk(path):  # what was copied into it may be in folders that nobody may write to
+            for folder, _, _ in os.walk(path):  # files copied into it may be in read-only folders
                 Path(folder).chmod(0o700)
             shutil.rmtree(path, ignore_errors=True)
     finally:
@@ -252,14 +252,14 @@ def _remove_ownerless(path: Path) -> None:
 
 
 def _open(path: Path) -> int | None:
-    """A descriptor of a directory; None for anything else, a link included."""
+    """Return a descriptor of a directory; None for anything else, including links."""
     with suppress(OSError):
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     return None
 
 
 def _lock(descriptor: int) -> bool | None:
-    """Lock a folder: False if another has it, None where the file system knows no locks."""
+    """Lock a folder: False if another process holds the lock, None if the file system does not support locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,9 +1,9 @@
 """Plans of images: made from a description, and carried out unless an engine has the image.
 
-To plan is to read files, find the base, lock the requirements, and compile. `ensure` builds what was planned, once for
-all processes that ask at the same time. That the engine has an image with the plan's tag is not enough: its content has
-to be what this user built, or found in a registry, for that tag (`is_known`). Otherwise it is built, mostly from the
-builder's cache, and takes the tag.
+Planning reads files, finds the base, locks the requirements, and compiles. `ensure` builds a plan, once for all
+processes that need it at the same time. It does not suffice that the engine has an image with the plan's tag: its
+content must be what this user built, or found in a registry, for that tag (`is_known`). Otherwise it is built, mostly
+from the builder's cache, and replaces the image under the tag.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Base:
-    """A base image as a build uses it: the reference for FROM, and the digest that stands for its content.
+    """A base image for a build: the reference for FROM, and the digest that identifies its content.
 
-    With what the engine says of it; None while it is to be built first.
+    `facts` are the engine's; None if the base still has to be built.
     """
 
     reference: str
@@ -62,22 +62,22 @@ class Base:
 def plan_for(
     image: Image, store: EngineImages, *, python: str, platform: str, root: Path | None = None, upgrade: bool = False
 ) -> Plan:
-    """Compile an image: with its files read, its requirements locked, and against the base an engine has or can pull.
+    """Compile an image: read its files, lock its requirements, and find its base on the engine or pull it.
 
     Args:
-        image: the description, plugins applied. Without a base of its own it starts from what SKYWARD_BASE names,
-            else from the official slim image of the Python version.
+        image: the description, plugins applied. Without its own base it starts from the one in SKYWARD_BASE, or else
+            from the official slim image of the Python version.
         store: the images of the engine.
         python: the client's minor version, such as "3.11".
-        platform: of the nodes, such as "linux/amd64".
-        root: what the image's relative paths are relative to; None for the working directory.
-        upgrade: lock anew, and take the newest versions that are allowed.
+        platform: platform of the nodes, such as "linux/amd64".
+        root: base of the image's relative paths; None for the working directory.
+        upgrade: lock again, and take the newest versions allowed.
 
     Raises:
-        ConfigError: the image asks for another Python version, a file it names is missing or wrong, or its
-            requirements contradict each other.
+        ConfigError: the image requires another Python version, a file it names is missing or wrong, or its requirements
+            contradict each other.
         ImageNotFoundError: the base is neither on the engine nor in its registry.
-        ImageError: nothing can be built on the base, or a package or an index cannot be had.
+        ImageError: nothing can be built on the base, or a package or an index is unavailable.
     """
     check_python(image, python)
     wanted = _wanted(image, root or Path.cwd(), python, image.platform or platform)
@@ -87,7 +87,7 @@ def plan_for(
         raise not_upgraded(file)
     entry = entry_for(file, request) if file is not None else None
     base = wanted.base(store, entry, file)
-    named = base.reference if entry else wanted.named  # the name may be another image's by now
+    named = base.reference if entry else wanted.named  # the name may refer to another image by now
     given = facts_of_base(named, base.facts, store, request.platform) if base.facts else None
     if given:
         check_base(repr(named), given, python)
@@ -99,12 +99,12 @@ def plan_for(
 
 
 def draft_for(image: Image, *, python: str, platform: str, root: Path) -> Plan:
-    """The plan of an image to be read and not to be built, made without asking an engine, a registry or an index.
+    """Return a plan for reading, not for building, without asking an engine, a registry or an index.
 
-    It starts from the base as that is named, and its requirements are not locked.
+    Its base is the named one, and its requirements are not locked.
 
     Raises:
-        ConfigError: the image asks for another Python version, or a file it names is missing or wrong.
+        ConfigError: the image requires another Python version, or a file it names is missing or wrong.
     """
     check_python(image, python)
     wanted = _wanted(image, root, python, image.platform or platform)
@@ -113,20 +113,20 @@ def draft_for(image: Image, *, python: str, platform: str, root: Path) -> Plan:
 
 
 def plan_on_machine(image: Image, *, python: str, platform: str, libc: str) -> Plan:
-    """The plan of an image whose packages are installed for a machine's own Python, without a container.
+    """Return the plan of an image whose packages are installed for a machine's own Python, without a container.
 
-    Its lock and its tag mean something; its Dockerfile does not.
+    Only its lock and its tag are meaningful, not its Dockerfile.
 
     Args:
         image: the description, plugins applied, without a base.
-        python: the client's minor version, such as "3.11", which the machine has as well.
-        platform: of the machine, such as "linux/amd64".
+        python: the client's minor version, such as "3.11", which the machine also has.
+        platform: platform of the machine, such as "linux/amd64".
         libc: its C library, such as "glibc 2.36".
 
     Raises:
-        ConfigError: the image asks for another Python version, a file it names is missing or wrong, or its
-            requirements contradict each other.
-        ImageError: a package or an index cannot be had.
+        ConfigError: the image requires another Python version, a file it names is missing or wrong, or its requirements
+            contradict each other.
+        ImageError: a package or an index is unavailable.
     """
     check_python(image, python)
     wanted = _wanted(image, Path.cwd(), python, platform)
@@ -149,17 +149,17 @@ def lock_for(
     known: Sequence[Entry] = (),
     newer: Collection[str] | None = None,
 ) -> Entry:
-    """The entry of an image in its lock file: the one that it has if that still fits, else a new one.
+    """Return the entry of an image for its lock file: the existing one if it still fits, else a new one.
 
     Args:
         image: the description, plugins applied.
         store: the images of the engine.
         python: minor version of the nodes.
-        platform: of the nodes.
-        root: what the image's relative paths are relative to.
-        file: where the lock file is, or will be.
-        known: the entries that it has. Their versions are kept where they still fit.
-        newer: packages to take in their newest versions that are allowed; empty for all, with the base; None for none.
+        platform: platform of the nodes.
+        root: base of the image's relative paths.
+        file: the present or future location of the lock file.
+        known: its present entries. Their versions are kept if they still fit.
+        newer: packages to take in the newest versions allowed; empty for all, with the base; None for none.
 
     Raises:
         The same errors as `plan_for`.
@@ -188,17 +188,17 @@ def lock_for(
 
 
 def check_lock(image: Image, *, python: str, platform: str, root: Path, file: Path) -> None:
-    """See that a lock file fits an image. Asks neither engine nor index.
+    """Check that a lock file fits an image, without asking engine or index.
 
     Raises:
-        ConfigError: it does not; the message names what was changed, and the command to run.
+        ConfigError: it does not; the message names the changes, and the command to run.
     """
     entry_for(file, _wanted(image, root, python, image.platform or platform).request)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Wanted:
-    """What is wanted of an image, its files read. `root` is what its relative paths are relative to."""
+    """The requirements of an image, with its files read. `root` is the base of its relative paths."""
 
     request: Request
     packages: tuple[LocalPackage, ...]
@@ -207,23 +207,23 @@ class _Wanted:
 
     @property
     def named(self) -> str:
-        """The base as the image or this machine names it."""
+        """The base named by the image or this machine."""
         return str(self.request.image.base or os.environ.get("SKYWARD_BASE") or default_base(self.request.python))
 
     @property
     def lock_file(self) -> Path | None:
-        """The lock file that the image names; None for none."""
+        """The lock file that the image names; None if there is none."""
         image = self.request.image
         return None if image.lock is None else located(self.root, image.lock)
 
     def code(self) -> Copied | None:
-        """Its local code, where that is to be baked in."""
+        """Return its local code, if that is to be baked in."""
         return code_files(self.request.image, self.root)
 
     def plan(
         self, base: str, digest: str, *, lock: Lock | None, given: BaseFacts | None = None, code: Copied | None = None
     ) -> Plan:
-        """What it is compiled to, on a base of that digest."""
+        """Compile it on a base with that digest."""
         return compile(
             self.request.image,
             python=self.request.python,
@@ -239,7 +239,7 @@ class _Wanted:
         )
 
     def base(self, store: EngineImages, entry: Entry | None = None, file: Path | None = None) -> Base:
-        """The base: the one of an entry of a lock file, else the one that the engine has under its name."""
+        """Return the base: that of an entry of a lock file, else the one that the engine has under its name."""
         if self.base_build:
             return Base(reference=self.base_build.tag, digest=f"dockerfile:{self.base_build.digest}")
         named = self.named
@@ -253,9 +253,9 @@ class _Wanted:
         return base
 
     def libc(self, store: EngineImages, given: BaseFacts | None) -> str:
-        """The C library of the base; of one that is still to be built that of the image it is built from.
+        """Return the C library of the base, or of the image from which a base is still to be built.
 
-        "" where neither tells.
+        "" if neither is known.
         """
         made = self.base_build
         if given or not made or not made.parent:
@@ -267,7 +267,7 @@ class _Wanted:
 
         try:
             return noted_libc(made.digest, find)
-        except ImageNotFoundError:  # the builder may have it, or other credentials; if not, it says so
+        except ImageNotFoundError:  # the builder may have it, or other credentials; if not, it reports the error
             return ""
 
 
@@ -299,7 +299,7 @@ def resolve_base(reference: str, store: EngineImages) -> Base:
             raise ImageNotFoundError(
                 f"The base image {reference!r} is neither on the engine nor can it be pulled. {error} "
                 "Where no registry can be reached, set SKYWARD_BASE or Image(base=...) to an image the engine has."
-            ) from None  # its text has it all
+            ) from None  # the text contains all of it
         facts = store.inspect(reference)
     if facts is None:
         raise ImageNotFoundError(
@@ -310,10 +310,11 @@ def resolve_base(reference: str, store: EngineImages) -> Base:
 
 
 def _pinned(reference: str, facts: ImageFacts) -> tuple[str, str]:
-    """The base by digest if its own registry gave one, and the digest; an image made on this engine has its id only.
+    """Return the base by digest if its own registry supplied one, and the digest; for an image made here, its id.
 
-    An engine that keeps images in containerd gives every image a digest, which then is also its id. The builder would
-    ask a registry for it, and where it has not come from one there is none, so such a base goes by its tag.
+    An engine that keeps images in containerd assigns every image a digest, which is also its id. The builder would ask
+    a registry for it, which does not have it if the image did not come from one, so such a base is referred to by its
+    tag.
     """
     name = _repository(reference)
     for known in facts.repo_digests:
@@ -324,14 +325,14 @@ def _pinned(reference: str, facts: ImageFacts) -> tuple[str, str]:
 
 
 def _repository(reference: str) -> str:
-    """A reference without tag and digest."""
+    """Return a reference without tag and digest."""
     name = reference.partition("@")[0]
     head, colon, tag = name.rpartition(":")
     return head if colon and "/" not in tag else name
 
 
 def _full_name(repository: str) -> str:
-    """A repository with the registry and the folder that Docker leaves out."""
+    """Return a repository with the registry and folder that Docker omits."""
     first, slash, _ = repository.partition("/")
     if slash and ("." in first or ":" in first or first == "localhost"):
         return repository.removeprefix("index.").replace(
@@ -348,19 +349,18 @@ def ensure(
     docker_host: str | SshHost | None = None,
     cache: SharedCache | None = None,
 ) -> ImageFacts:
-    """Make the engine have the image of a plan, and return its facts. Another image that has the tag is replaced.
+    """Ensure that the engine has the image of a plan, and return its facts; another image with the tag is replaced.
 
     Args:
-        plan: from `plan_for`.
+        plan: a plan from `plan_for`.
         store: the images of the engine.
-        report: receives progress, see `skyward.builder.events`.
-        docker_host: address of that engine, as DOCKER_HOST has it, or the machine that has it; None for what the docker
-            command takes by itself.
-        cache: where a build takes layers of other builders from, and leaves its own.
+        report: receives progress; see `skyward.builder.events`.
+        docker_host: address of that engine, as in DOCKER_HOST, or its machine; None for the docker command's default.
+        cache: source of other builders' layers, and destination of new ones.
 
     Raises:
         BuildError: the build failed.
-        ImageError: nothing can be built on the base that a Dockerfile made.
+        ImageError: nothing can be built on the base from a Dockerfile.
         ImageNotFoundError: the builder cannot get the base.
         EngineError: no docker command here can build.
         ConfigError: a secret has no value here, or this machine's settings for package sources are wrong.
@@ -383,13 +383,13 @@ def ensure(
 def _build(
     plan: Plan, store: EngineImages, report: Report, docker_host: str | SshHost | None, cache: SharedCache | None
 ) -> ImageFacts:
-    # where nothing is to build, none of it is loaded
+    # not loaded if nothing is built
     from skyward.builder.docker.build import build, build_base, secret_values
 
-    secrets = secret_values(plan.image.secrets)  # whatever is missing is said before anything is made
+    secrets = secret_values(plan.image.secrets)  # missing secrets are reported before anything is made
     host = docker_host or os.environ.get("DOCKER_HOST")
     started, before = perf_counter(), store.inspect(plan.tag)
-    ask = partial(store.inspect, plan.base)  # something that a frozen engine does not answer
+    ask = partial(store.inspect, plan.base)  # a request that a frozen engine does not answer
     if plan.base_build and store.inspect(plan.base) is None:
         report(note(f"building the base {plan.base} from {plan.base_build.dockerfile}"))
         build_base(plan, report, host, secrets, ask)
@@ -413,7 +413,7 @@ def _build(
 
 
 def _settled(plan: Plan, made: BaseBuild, store: EngineImages) -> Plan:
-    """The plan of an image whose base, made from a Dockerfile, is there now."""
+    """Return the plan of an image whose base was just built from a Dockerfile."""
     facts = store.inspect(plan.base)
     if facts is None:
         raise BuildError(f"The base {plan.base} was built, but the engine does not have it. Repeat it.")
@@ -424,22 +424,22 @@ def _settled(plan: Plan, made: BaseBuild, store: EngineImages) -> Plan:
 
 @contextmanager
 def _single_flight(plan: Plan, report: Report) -> Iterator[str]:
-    """Let one process of this user build an image while others wait. Gives that process in words, "" for none."""
+    """Let one process of this user build an image while others wait. Yield a description of that process, or ""."""
     from filelock import FileLock, Timeout
 
     other, folder = "", cache_folder()
-    if folder is None:  # two processes may then build the same, of which the builder makes one
+    if folder is None:  # two processes may then build the same, which the builder merges
         yield other
         return
-    # part of the identity only: lock files stay behind, and so cannot become more than 4096
+    # only part of the identity: lock files remain, and so are limited to 4096
     lock = FileLock(folder / f"build-{plan.identity[:3]}.lock")
     try:
         lock.acquire(timeout=0)
     except Timeout:
         report(note(f"{_other(plan)} builds {plan.tag}; waiting for it"))
         lock.acquire()
-        other = _other(plan)  # which may be one that has waited, too
-    except (OSError, NotImplementedError) as error:  # a full disk, or one that knows no locks
+        other = _other(plan)  # possibly one that has also waited
+    except (OSError, NotImplementedError) as error:  # a full disk, or one without locks
         gone_without(error)
         yield other
         return
@@ -450,12 +450,12 @@ def _single_flight(plan: Plan, report: Report) -> Iterator[str]:
 
 
 def _builder(plan: Plan) -> Path:
-    """The file that says which process builds."""
+    """Return the path of the file that records the building process."""
     return cache_path(f"build-{plan.identity[:3]}.json")
 
 
 def _other(plan: Plan) -> str:
-    """The process that builds an image, or built it last, as far as it has said who it is."""
+    """Describe the process that builds or last built an image, as far as it is recorded."""
     try:
         found = json.loads(read(_builder(plan)) or "{}")
         return f"another process (pid {int(found['pid'])})" if found["tag"] == plan.tag else "another process"

@@ -1,7 +1,7 @@
 """The bill of materials of an image (SPDX): its lock, local packages, base, and the packages that dpkg lists.
 
-The format is SPDX 2.3 in JSON (https://spdx.github.io/spdx-spec/v2.3/). The same image gives the same bytes: times are
-those of the image, and the document's name is the image's identity. Licences are not examined.
+The format is SPDX 2.3 in JSON (https://spdx.github.io/spdx-spec/v2.3/). The same image results in the same bytes: times
+are those of the image, and the document's name is the image's identity. Licences are not examined.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _IMAGE = "SPDXRef-Image"
 
 
 def sbom(plan: Plan, image: str, store: EngineImages) -> bytes:
-    """The document for an image that an engine has.
+    """Create the document for an image on an engine.
 
     Args:
-        plan: what it was built from.
+        plan: the plan it was built from.
         image: its name on the engine.
         store: the images of that engine.
 
@@ -67,12 +67,12 @@ def sbom(plan: Plan, image: str, store: EngineImages) -> bytes:
 
 
 def keep(tag: str, document: bytes) -> None:
-    """Keep a document on this machine, for `kept`."""
+    """Store a document on this machine, for `kept`."""
     write(_file(tag), document.decode())
 
 
 def kept(tag: str) -> bytes | None:
-    """The document of an image that was built here with one; None for none."""
+    """Return the stored document of an image built here; None if there is none."""
     text = read(_file(tag))
     return None if text is None else text.encode()
 
@@ -127,7 +127,7 @@ def _base(plan: Plan) -> dict[str, Any]:
 
 
 def _locked(package: Package) -> dict[str, Any]:
-    """A package of the lock; where one of several files may be installed, all their hashes."""
+    """Describe a package of the lock; if one of several files may be installed, with all their hashes."""
     name, exact, version = package.pin.partition("==")
     more: dict[str, Any] = {"checksums": [_checksum(each) for each in package.hashes]} if package.hashes else {}
     if len(package.hashes) > 1:
@@ -151,7 +151,7 @@ def _local(plan: Plan) -> Iterator[dict[str, Any]]:
 
 
 def _debian(status: str, system: str) -> Iterator[dict[str, Any]]:
-    """The packages that dpkg has installed: those of the base, and what `apt` brought."""
+    """Yield the packages that dpkg has installed: those of the base, and those from `apt`."""
     about = dict(re.findall(r'^(ID|VERSION_ID)="?([^"\n]*)"?$', system, re.MULTILINE))
     vendor = about.get("ID", "debian")
     distro = f"&distro={vendor}-{about['VERSION_ID']}" if "VERSION_ID" in about else ""

@@ -1,11 +1,11 @@
-"""The images of an engine as builds need them: inspect, pull, push, look into files; and what their tags stand for.
+"""The images of an engine as builds need them: inspect, pull, push, read files; and the contents recorded for tags.
 
-Whoever may use an engine or push to a registry can move a tag, so a tag alone proves nothing. The content that was
-built or first found is noted in the user's cache, and every host's image is compared with it before it runs; when an
-image was last used is noted there as well.
+Anybody who may use an engine or push to a registry can move a tag, so a tag alone proves nothing. The content that was
+built or first found is recorded in the user's cache, and every host's image is compared with it before it runs; the
+time of an image's last use is recorded there as well.
 
-The digest of a content covers the layers and the part of the configuration that decides what runs. An image's id would
-not do: with images in containerd it is the digest of the manifest, elsewhere that of the configuration.
+The digest of a content covers the layers and the part of the configuration that determines what runs. An image's id is
+not suitable: with images in containerd it is the digest of the manifest, elsewhere that of the configuration.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from skyward.engine import Images
     from skyward.engine.images import ImageFiles
 
-# of https://github.com/opencontainers/image-spec/blob/main/config.md, and what Docker has besides
+# fields of https://github.com/opencontainers/image-spec/blob/main/config.md, and Docker's own
 _DECIDING = (
     "User",
     "ExposedPorts",
@@ -43,7 +43,7 @@ _DECIDING = (
     "OnBuild",
     "Shell",
 )
-_noted: dict[str, frozenset[str]] = {}  # by file: what could not be written, for as long as this process lives
+_noted: dict[str, frozenset[str]] = {}  # by file: what could not be written, for the lifetime of this process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,13 +53,14 @@ class ImageFacts:
     Attributes:
         id: the engine's own identifier, `sha256:...`: the digest of the image's configuration or, on engines that keep
             images in containerd, of its manifest.
-        repo_digests: names under which a registry knows it, `repository@sha256:...`; empty for images made here.
+        repo_digests: its names in registries, `repository@sha256:...`; empty for images made here.
         labels: its labels.
         size: bytes on the engine's disk.
-        platform: such as "linux/amd64"; "" where it was not asked for.
-        config: what it says of how it is run, with the names that engines give that; None where it was not asked for.
-        content: digest of what runs, comparable between engines, see `skyward.builder.store`; "" where it was not
-            asked for.
+        platform: platform such as "linux/amd64"; "" if not requested.
+        config: the part of its configuration that describes how it is run, with the engine's key names; None if not
+            requested.
+        content: digest of the executed content, comparable between engines, see `skyward.builder.store`; "" if not
+            requested.
     """
 
     id: str
@@ -75,8 +76,8 @@ class EngineImages:
     """The images of one engine.
 
     Args:
-        images: of the engine.
-        report: receives notes of pulls; None for none.
+        images: the images of the engine's client.
+        report: receives messages about pulls; None for no messages.
     """
 
     def __init__(self, images: Images, report: Report | None = None) -> None:
@@ -84,27 +85,27 @@ class EngineImages:
         self._report: Report = report or (lambda _: None)
 
     def inspect(self, ref: str) -> ImageFacts | None:
-        """Facts on the image of that name or id; None if the engine does not have it. May raise EngineError."""
+        """Return facts on the image of that name or id; None if the engine does not have it. May raise EngineError."""
         found = self._images.inspect(ref)
         if found is None:
             return None
         return facts_of(found)
 
     def files(self, ref: str) -> AbstractContextManager[ImageFiles]:
-        """The files of an image that the engine has, for the time of a `with` block; nothing of it is run."""
+        """Open the files of an image on the engine for the duration of a `with` block; nothing of it is run."""
         return self._images.files(ref)
 
     def history(self, ref: str) -> Sequence[tuple[str, int]]:
-        """The instructions an image was made by, the first one first, and the bytes each one added."""
+        """Return the instructions that made an image, first to last, and the bytes each has added."""
         return [(str(step.get("CreatedBy", "")), int(step.get("Size", 0))) for step in self._images.history(ref)]
 
     def pull(self, ref: str) -> None:
-        """Fetch an image from its registry, with this user's credentials for it.
+        """Pull an image from its registry, with this user's credentials for it.
 
         Raises:
             ConfigError: it is not the name of an image.
-            ImageNotFoundError: the registry has none, refuses it, or cannot be reached; in its own words.
-            RegistryError: it has stopped to answer, or credentials for it cannot be had.
+            ImageNotFoundError: the registry has none, refuses it, or cannot be reached; with the registry's message.
+            RegistryError: it has stopped answering, or credentials for it are unavailable.
             EngineError: the engine does not answer.
         """
         from skyward.builder.registry.auth import registry_credentials
@@ -115,7 +116,7 @@ class EngineImages:
         failure: RegistryError | None = None
         try:
             credentials = registry_credentials(reference.registry)
-        except RegistryError as error:  # matters only if the image is not for everybody
+        except RegistryError as error:  # relevant only if the image is not public
             credentials, failure = None, error
         auth = credentials.for_engine(reference.registry) if credentials else {}
         tagged = ref if "@" in ref or ref.endswith(f":{reference.tag}") else f"{ref}:{reference.tag}"
@@ -132,12 +133,12 @@ class EngineImages:
     def push(
         self, image: str, repository: str, tag: str, auth: Mapping[str, str], waiting: Callable[[float], None]
     ) -> Iterator[Mapping[str, Any]]:
-        """Push an image as `repository:tag`; gives the engine's messages. `waiting` is called while it is silent."""
+        """Push an image as `repository:tag`; yield the engine's messages. `waiting` is called while it is silent."""
         return self._images.push(image, repository, tag, auth, waiting)
 
 
 def facts_of(found: Mapping[str, Any]) -> ImageFacts:
-    """An engine's description of an image, as facts."""
+    """Convert an engine's description of an image to facts."""
     config = found.get("Config") or {}
     variant = f"/{found['Variant']}" if found.get("Variant") else ""
     layers = (found.get("RootFS") or {}).get("Layers") or ()
@@ -153,10 +154,10 @@ def facts_of(found: Mapping[str, Any]) -> ImageFacts:
 
 
 class ListedImages(EngineImages):
-    """The same, for a look at what is there: one listing answers for every image in it.
+    """The images of one engine, for an overview: one listing answers for every image in it.
 
-    It answers the first question about each image; further ones, and those about images that it does not have, go to
-    the engine one by one, so that what is built or pulled meanwhile is found.
+    It answers the first question about each image; further ones, and those about images that it does not contain, go to
+    the engine one by one, so that images built or pulled meanwhile are found.
     """
 
     def __init__(self, images: Images) -> None:
@@ -164,7 +165,7 @@ class ListedImages(EngineImages):
         self._known: dict[str, ImageFacts] | None = None
 
     def inspect(self, ref: str) -> ImageFacts | None:
-        """Facts on the image of that name or id; None if the engine does not have it."""
+        """Return facts on the image of that name or id; None if the engine does not have it."""
         if self._known is None:
             self._known = {}
             for found in self._images.listed():
@@ -180,13 +181,13 @@ class ListedImages(EngineImages):
 
 
 def content_digest(layers: Sequence[str], config: Mapping[str, Any], system: str, architecture: str) -> str:
-    """The digest of an image's content, the same from every engine and registry that has it.
+    """Return the digest of an image's content, the same from every engine and registry that has it.
 
     Args:
         layers: digests of the unpacked layers, the lowest first.
-        config: environment, command, user, labels and so on, with the names that engines and registries give them.
+        config: environment, command, user, labels and so on, with the key names of engines and registries.
         system: operating system.
-        architecture: of the processor.
+        architecture: processor architecture.
     """
     deciding = {name: config[name] for name in _DECIDING if config.get(name)}
     document = [system, architecture, list(layers), deciding]
@@ -194,27 +195,27 @@ def content_digest(layers: Sequence[str], config: Mapping[str, Any], system: str
 
 
 def is_known(tag: str, facts: ImageFacts | None) -> bool:
-    """Whether an image is one that its tag was noted for; False for None."""
+    """Return whether an image is one recorded for its tag; False for None."""
     return facts is not None and bool({facts.id, facts.content} & known_contents(tag))
 
 
 def known_contents(tag: str) -> frozenset[str]:
-    """The digests noted for a tag: of contents, and ids of images on engines."""
+    """Return the digests recorded for a tag: of contents, and ids of images on engines."""
     try:
         found = json.loads(read(_file(tag)) or "[]")
         kept = frozenset(str(digest) for digest in found if digest)
-    except (ValueError, TypeError):  # half written by a machine that went down
+    except (ValueError, TypeError):  # half written before a crash
         kept = frozenset()
     return kept | _noted.get(str(_file(tag)), frozenset())
 
 
 def note_content(tag: str, content: str, image_id: str = "") -> None:
-    """Note what a tag stands for, besides what is noted already: builds on two engines need not give the same bytes.
+    """Record the content of a tag beside those already recorded: builds on two engines may differ in their bytes.
 
     Args:
-        tag: of the image.
-        content: its content's digest.
-        image_id: what the engine that has it calls it; known again without a look at its layers.
+        tag: tag of the image.
+        content: digest of its content.
+        image_id: the engine's id of it, which identifies it without reading its layers.
     """
     known = known_contents(tag)
     fresh = known | {digest for digest in (content, image_id) if digest}
@@ -229,29 +230,29 @@ def _file(tag: str) -> Path:
 
 
 def note_use(tag: str, source: str = "") -> None:
-    """Remember that an image is used now, and by what: the file that declares it, else the program that runs here."""
+    """Record that an image is used now, and by what: the file that declares it, or else the program running here."""
     write(file_of_use(tag), source or str(getattr(sys.modules.get("__main__"), "__file__", None) or ""))
 
 
 def source_of(tag: str) -> str:
-    """What an image was used by last; "" if that is not known."""
+    """Return what last used an image; "" if unknown."""
     return read(file_of_use(tag)) or ""
 
 
 def last_use(tag: str) -> float | None:
-    """When an image was last used, in seconds since the epoch; None if that is not known."""
+    """Return when an image was last used, in seconds since the epoch; None if unknown."""
     try:
         return file_of_use(tag).stat().st_mtime
-    except OSError:  # none, or a cache that cannot be read, which only this figure is taken from
+    except OSError:  # no record, or an unreadable cache, in which case only this time is missing
         return None
 
 
 def forget_use(tag: str) -> None:
-    """Drop what is known of an image that is gone."""
+    """Drop the record of a removed image."""
     remove(file_of_use(tag))
 
 
 def file_of_use(tag: str) -> Path:
-    """The file that remembers when an image was used."""
-    # the tag is the identity: in whatever repository, it names the same image
+    """Return the path of the file that records when an image was used."""
+    # the tag is the identity: it names the same image in any repository
     return cache_path("used", tag.rpartition(":")[2])
