@@ -1,6 +1,6 @@
-"""The image compiler: an `Image` and what is known of its base become a `Plan`: Dockerfile text, layers, identity.
+"""The image compiler: turns an `Image` and facts about its base into a `Plan`: Dockerfile text, layers, identity.
 
-Pure: no clock, working directory, network, environment or file is read here; `skyward.builder` does the rest.
+It is pure: it reads no clock, working directory, network, environment or file; `skyward.builder` does the rest.
 """
 
 from skyward.image.compiler import EPOCH, check_python, compile, default_base, settled  # noqa: A004 - the one verb

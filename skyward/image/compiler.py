@@ -1,8 +1,8 @@
-"""`compile`: an image to its plan: the order of its layers, its text, its identity.
+"""`compile`: from an image to its plan: the order of its layers, its text, its identity.
 
-The identity is the hash of everything that decides an image's content, in one canonical form. Out of it are: names of
-bases and indexes' mirrors, secrets' values, labels, origins, paths and times of this machine. Texts are taken as they
-are: to normalise their Unicode would give two contents one name.
+The identity is the hash of everything that determines an image's content, in one canonical form. It excludes names of
+bases, mirrors of indexes, values of secrets, labels, origins, and paths and times of this machine. Texts are used
+unchanged: normalising their Unicode would assign two contents the same name.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from skyward.image.lock import BELOW_APT, TIERS, Lock, tier_files
 from skyward.image.plan import BaseBuild, BaseFacts, Copied, Layer, Plan, origin_of
 from skyward.model.image import Image
 
-_LINE_BYTES = 65_000  # builders read no line of 64 KiB
-EPOCH = 6  # raised when the same description has to become a different image
+_LINE_BYTES = 65_000  # builders do not read lines of 64 KiB
+EPOCH = 6  # raised when the same description has to result in a different image
 
 
 def default_base(python: str) -> str:
-    """The official slim image of a Python version."""
+    """Return the official slim image of a Python version."""
     return f"python:{python}-slim"
 
 
 def check_python(image: Image, python: str) -> None:
-    """See that the image asks for the client's Python.
+    """Check that the image uses the client's Python.
 
     Raises:
-        ConfigError: it asks for another version.
+        ConfigError: it requires another version.
     """
     if image.python not in ("auto", python):
         raise ConfigError(
@@ -56,26 +56,25 @@ def compile(  # noqa: A001 - it is what the package does
     base_build: BaseBuild | None = None,
     given: BaseFacts | None = None,
 ) -> Plan:
-    """The plan of an image.
+    """Compile the plan of an image.
 
     Args:
         image: the description, plugins applied, with all its requirements in `pip`.
         python: minor version of the client, such as "3.11"; the image gets the same.
         platform: OCI platform of the nodes, used unless the image names one.
-        base: reference for FROM, pinned by digest where a registry knows it.
-        base_digest: digest of the base; decides the identity in place of the reference.
-        runner_digest: digest of the runner's files, see `skyward.builder.files.copied`.
-        lock: what the requirements came to. None compiles without: text and layers are those of a lock in which names
-            alone tell what is large, of those packages that the image lists; such a plan can be read but not built.
+        base: reference for FROM, pinned by digest if a registry knows it.
+        base_digest: digest of the base; replaces the reference in the identity.
+        runner_digest: digest of the runner's files; see `skyward.builder.files.copied`.
+        lock: the locked requirements. With None, text and layers are those of a lock of the packages that the image
+            lists, with sizes estimated from names alone; such a plan can be read but not built.
         packages: local wheels and projects.
         code: local code to bake in; None to send it.
-        base_build: how the base is made, if from a Dockerfile.
-        given: what the base has; None where that is not known yet: such a plan has the name of the image, but is not
-            to be built.
+        base_build: the build of the base, if it is from a Dockerfile.
+        given: facts about the base; None if not yet known: such a plan has the image's name, but must not be built.
 
     Raises:
-        ConfigError: the image asks for a Python version other than the client's, or a value is longer than a line of a
-            Dockerfile may be.
+        ConfigError: the image requires a Python version other than the client's, or a value is too long for a line of a
+            Dockerfile.
     """
     check_python(image, python)
     platform = image.platform or platform
@@ -108,7 +107,7 @@ def compile(  # noqa: A001 - it is what the package does
 
 
 def settled(plan: Plan, given: BaseFacts) -> Plan:
-    """The same image's plan, of a base that is known by now: its name stays.
+    """Return the plan of the same image with facts about its base, which are known by now; its name stays the same.
 
     Raises:
         ConfigError: see `compile`.
@@ -140,7 +139,7 @@ def _layers(
     code: Copied | None,
     built: str,
 ) -> list[Layer]:
-    """All but the labels, what changes rarely first."""
+    """Return all layers but the labels; those that change rarely come first."""
     project = steps.project(image, platform, packages, lock, built)
     base_origin = origin_of(image, "base", str(image.base)) if image.base else "skyward itself, or SKYWARD_BASE"
     uv = steps.uv_stage(image, base, given, python)
@@ -159,7 +158,7 @@ def _layers(
         *(() if apt_first else steps.apt(image, platform, "image")),
         *(layer for tier in TIERS if tier not in BELOW_APT for layer in packaged.get(tier, ())),
         *steps.local_packages(image, platform, packages, lock, built),
-        *(project if image.run else ()),  # for commands, which run when all is installed
+        *(project if image.run else ()),  # before commands, which run when everything is installed
         *steps.commands(image),
         *steps.runner(),
         *(() if image.run else project),
@@ -179,7 +178,7 @@ def _inputs(
     packages: tuple[Copied, ...],
     code: Copied | None,
 ) -> dict[str, str]:
-    """What decides the content. How the lock is split into layers does not, and so is not in it."""
+    """Return the inputs of the content. The split of the lock into layers is not one of them."""
     given: dict[str, Any] = {
         "epoch": EPOCH,
         "platform": platform,
@@ -202,19 +201,19 @@ def _inputs(
 
 
 def _built_with(lock: Lock | None) -> list[list[Any]]:
-    """What each package that is built is built with, those that take nothing left out."""
+    """Return the build requirements of each package that is built; packages without any are left out."""
     given = [(package.name, package.build) for package in lock.packages] if lock else []
     given += lock.projects if lock else ()
     return [[name, [each.line for each in build]] for name, build in sorted(given) if build]
 
 
 def _cache_of_builds(image: Image, python: str, base_digest: str) -> str:
-    """The name of the cache for packages that are built: another for whatever in an image can change what comes out."""
+    """Return the name of the cache for built packages; it depends on everything in an image that may affect builds."""
     return digest_of([steps.UV, base_digest, python, image.apt, dict(image.build_env)])[:16]
 
 
 def _numbered(layers: list[Layer], given: BaseFacts | None) -> list[Layer]:
-    """Number the steps of each stage as BuildKit does: what runs or copies counts, and the base where it is pulled."""
+    """Number the steps of each stage as BuildKit does: steps that run or copy count, and the base if it is pulled."""
     counts: dict[str, int] = {}
     numbered = []
     for layer in layers:
@@ -240,7 +239,7 @@ def _check_lines(layers: tuple[Layer, ...]) -> None:
 
 
 def _render(layers: tuple[Layer, ...], image: Image) -> str:
-    """The Dockerfile, with what the image asks for in a comment before it is installed."""
+    """Return the Dockerfile, with the image's requirements in a comment before they are installed."""
     lines = [
         "# Compiled by skyward from a description of the image; change that, not this file.",
         "# A step is a script of steps/, in the environment that steps/step.sh gives to it.",
@@ -257,26 +256,26 @@ def _render(layers: tuple[Layer, ...], image: Image) -> str:
 
 
 def canonical(value: Any) -> str:
-    """JSON with its keys in order and no space, so that equal values are equal texts on every machine and Python.
+    """Return JSON with sorted keys and no spaces, so that equal values are equal texts on every machine and Python.
 
     Raises:
-        TypeError: a value is no text, number, truth value, list, mapping of these, or None.
+        TypeError: a value is not a string, number, boolean, list, mapping of these, or None.
     """
     return json.dumps(_checked(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def identity_of(inputs: Mapping[str, str]) -> str:
-    """SHA-256 (hex) over named inputs, each of them canonical."""
+    """Return the SHA-256 (hex) of named inputs in canonical form."""
     return digest_of(["skyward.image", [[name, text] for name, text in sorted(inputs.items())]])
 
 
 def digest_of(value: Any) -> str:
-    """SHA-256 (hex) of a value's canonical form."""
+    """Return the SHA-256 (hex) of a value's canonical form."""
     return hashlib.sha256(canonical(value).encode()).hexdigest()
 
 
 def _checked(value: Any) -> Any:
-    """The value with tuples as lists; anything whose text could differ from run to run is refused."""
+    """Return the value with tuples as lists; refuse anything whose text could differ between runs."""
     if value is None or isinstance(value, (str, bool, int)):
         return value
     if isinstance(value, (list, tuple)):

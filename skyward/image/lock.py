@@ -1,15 +1,15 @@
-"""`Lock`: the exact packages that an image's requirements came to, and how their install is split into layers.
+"""`Lock`: the exact packages for an image's requirements, and their split into layers.
 
-What is large and changes rarely comes first: CUDA's libraries, frameworks, other large packages, packages of some size.
-None of these needs Debian packages, and so they stand below apt's layer. Packages that are built in the image may need
-its headers, and stand above it. Small packages, which most additions are, come last; where there are many of them they
-are several layers. Names decide, because many indexes do not tell sizes; so does the size where one is told; where none
-is, compiled code is taken to be of some size.
+Large packages that change rarely come first: CUDA's libraries, frameworks, other large packages, medium packages. None
+of these needs Debian packages, so they are below apt's layer. Packages that are built in the image may need its
+headers, and are above it. Small packages, which most additions are, come last; if there are many, they form several
+layers. The tier follows from the name, because many indexes do not report sizes, and from the size if it is reported;
+otherwise compiled packages count as medium.
 
-A package without a wheel is built in the image. It stands apart, with the exact packages that its build takes.
+A package without a wheel is built in the image. It is kept apart, with the exact packages that its build requires.
 
-Made by `skyward.builder.packages.lock`, from the requirements in the form that uv reads (`requirements_file`); a value
-here. It holds no address but those the image itself names.
+`skyward.builder.packages.lock` makes it from the requirements in uv's format (`requirements_file`); here it is a value.
+It contains no address except those that the image itself names.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ BELOW_APT: tuple[Tier, ...] = ("cuda", "framework", "large", "medium")
 
 LARGE_BYTES = 50 * 10**6
 MEDIUM_BYTES = 10**6
-# Where small packages, or those of some size, come to more than this, they are split by a hash of their names, so that
-# one more leaves the other parts as they are. The largest of seven parts of small packages is some 3 % of an image that
-# has no large ones; beside large ones four are as small a share. Together there are at most ten layers of packages.
+# If small or medium packages exceed this size, they are split by a hash of their names, so that one more leaves the
+# other parts unchanged. The largest of seven parts of small packages is some 3 % of an image without large ones; beside
+# large ones, four parts have as small a share. In total there are at most ten layers of packages.
 _SPLIT_BYTES: Mapping[Tier, int] = {"medium": 50 * 10**6, "light": 3 * 10**6}
 _MEDIUM_PARTS, _LIGHT_PARTS, _LIGHT_PARTS_BESIDE_LARGE = 2, 7, 4
-_ASSUMED_BYTES = 170_000  # of a package of unknown size: the mean of the 55 small ones of a web application
-# Up to some gigabytes, which releases of frameworks share; also, nodes fetch two layers at once and one in turn.
+_ASSUMED_BYTES = 170_000  # for a package of unknown size: the mean of the 55 small ones of a web application
+# Up to some gigabytes, shared by releases of frameworks; also, nodes download two layers in parallel but not one.
 _CUDA = re.compile(r"nvidia-.+|cuda-.+")
-# Frameworks and what they bring: hundreds of megabytes that change together and rarely.
+# Frameworks and their dependencies: hundreds of megabytes that change together and rarely.
 _FRAMEWORK = re.compile(
     r"torch|torchvision|torchaudio|torchcodec|pytorch-triton.*|triton.*|tensorrt.*|flashinfer-.+"
     r"|jaxlib|jax-(cuda|rocm)\d+-.+|libtpu.*|tensorflow|tensorflow-(cpu|gpu|intel|rocm|cpu-aws)|tf-nightly.*|cupy.*"
     r"|paddlepaddle.*|mxnet.*|xformers|flash-attn.*|vllm|sglang-kernel|(cudf|cuml|cugraph|rmm|libcudf|libcuml"
     r"|libcugraph|pylibraft|libraft)-.+"
 )
-# Of their size, and added or taken away by themselves.
+# Similar in size, but added and removed individually.
 _LARGE = re.compile(r"bitsandbytes|onnxruntime.*|pyspark|open3d|opencv-.+|xgboost|catboost|mkl|pyarrow|ray")
-# Others that are known to be of some size, though no tag of a file tells.
+# Other medium packages, whose file tags do not show that.
 _MEDIUM = re.compile(
     r"numpy|scipy|scikit-.+|pandas|polars.*|duckdb|matplotlib|pillow|numba|llvmlite|h5py|statsmodels|lightgbm|sympy"
     r"|networkx|jax|keras.*|transformers|tokenizers|datasets|accelerate|diffusers|deepspeed|sentence-transformers|grpcio"
@@ -59,13 +59,13 @@ class Package:
     """One package of a lock.
 
     Attributes:
-        name: in normal form.
-        pin: the exact requirement: `name==version`, or `name @ URL` for what the image names by its URL.
+        name: normalised name.
+        pin: the exact requirement: `name==version`, or `name @ URL` if the image names it by URL.
         hashes: `sha256:...` of the files that may be installed, sorted; empty only for a commit of a repository.
-        index: URL of the one index it comes from, where the image scopes it; "" for any.
-        build: what a package that has no wheel is built with; None for one that has.
-        size: bytes of the largest of these files, where the index tells; decides nothing but the layer.
-        compiled: whether all its wheels are for one kind of machine; decides nothing but the layer.
+        index: URL of its only index, if the image scopes it; "" for any.
+        build: build requirements of a package without a wheel; None if it has one.
+        size: bytes of the largest of these files, if the index reports it; affects only the layer.
+        compiled: whether all its wheels are for one kind of machine; affects only the layer.
     """
 
     name: str
@@ -78,7 +78,7 @@ class Package:
 
     @property
     def line(self) -> str:
-        """As it stands in a requirements file."""
+        """Its line in a requirements file."""
         return " ".join([self.pin, *(f"--hash={each}" for each in self.hashes)])
 
     @property
@@ -88,23 +88,23 @@ class Package:
 
     @property
     def install(self) -> Install:
-        """Which of the requirements files of its layer it stands in: uv reads each with settings of its own."""
+        """The requirements file of its layer that lists it: uv reads each with separate settings."""
         if self.build is None:
             return Install(index=self.index)
         return Install(self.name, self.index, tuple((each.index, each.name) for each in self.build if each.index))
 
     @property
     def tier(self) -> Tier:
-        """The layer it belongs to."""
+        """The tier of layers it belongs to."""
         return "source" if self.is_source else tier_of(self.name, self.size, self.compiled)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """Where packages are looked for beside this site's own indexes, as files of requirements say.
+    """Package sources from requirements files, in addition to this site's own indexes.
 
     Attributes:
-        default: index in place of the site's default one; "" for that.
+        default: replaces the site's default index; "" to keep that.
         extra: further indexes, asked before it in this order.
         find_links: folders or pages that list files.
     """
@@ -116,12 +116,12 @@ class Sources:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Install:
-    """What one install command takes: all wheels of an index, or a package that is built. Wheels sort first.
+    """The input of one install command: all wheels of an index, or a package that is built. Wheels sort first.
 
     Attributes:
-        package: the one that is built; "" for wheels.
-        index: URL of the one index to ask; "" for any.
-        build: index and name of what the build takes from indexes that the image scopes.
+        package: the package to build; "" for wheels.
+        index: URL of the only index to ask; "" for any.
+        build: index and name of build requirements from indexes that the image scopes.
     """
 
     package: str = ""
@@ -130,19 +130,19 @@ class Install:
 
     @property
     def file(self) -> str:
-        """The name of its requirements file. It depends on nothing else the image names."""
+        """The name of its requirements file, which does not depend on other entries of the image."""
         if self.package:
             return f"{self.package}.source.txt"
         return f"index-{index_id(self.index)}.txt" if self.index else "locked.txt"
 
     @property
     def is_scoped(self) -> bool:
-        """Whether its wheels come from one index; a package that is built has its indexes in `pages_file`."""
+        """Whether its wheels come from one index; indexes of a built package are in `pages_file`."""
         return bool(self.index and not self.package)
 
     @property
     def pages(self) -> str:
-        """Index and name of what a package and its build take from indexes that the image scopes, one in a line."""
+        """Index and name of everything that a package and its build take from scoped indexes, one per line."""
         own = [(self.index, self.package)] if self.index and self.package else []
         return "".join(f"{index} {name}\n" for index, name in sorted({*own, *self.build}))
 
@@ -152,9 +152,9 @@ class Group:
     """Packages that are installed in one layer.
 
     Attributes:
-        tier: theirs.
-        name: the tier's; with a number where the tier is split.
-        packages: in the order of their names; none where they are not locked yet.
+        tier: their tier.
+        name: the name of the tier, with a number if it is split.
+        packages: sorted by name; empty if not locked yet.
     """
 
     tier: Tier
@@ -163,19 +163,19 @@ class Group:
 
     @property
     def installs(self) -> tuple[Install, ...]:
-        """What is run for them, in this order."""
+        """The install commands for them, in order."""
         return tuple(sorted({package.install for package in self.packages}))
 
 
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """Packages in the order of their names.
+    """Packages sorted by name.
 
     Attributes:
-        packages: what is installed.
-        sources: where to look for them beside the site's indexes; that decides no content, as each has its hashes.
-        projects: what local projects are built with, by their names.
-        target: the platform in uv's words, glibc included: what it is installed for, as it was locked for.
+        packages: the installed packages.
+        sources: their additional sources; these do not affect the content, as each package has its hashes.
+        projects: build requirements of local projects, by name.
+        target: the platform in uv's terms, including glibc, for which it was locked and is installed.
     """
 
     packages: tuple[Package, ...] = ()
@@ -188,7 +188,7 @@ class Lock:
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """The packages as they are split into layers, the lowest first."""
+        """The packages split into layers, the lowest first."""
         tiers: dict[Tier, list[Package]] = {tier: [] for tier in TIERS}
         for package in self.packages:
             tiers[package.tier].append(package)
@@ -199,7 +199,7 @@ class Lock:
 
 
 def _split(tier: Tier, packages: tuple[Package, ...], parts: int) -> list[Group]:
-    """The packages of a tier in as many groups, or in one where they are few."""
+    """Split the packages of a tier into groups; few packages stay in one."""
     size = sum(_ASSUMED_BYTES if package.size is None else package.size for package in packages)
     if parts == 1 or size <= _SPLIT_BYTES[tier]:
         return [Group(tier, tier, packages)]
@@ -210,7 +210,7 @@ def _split(tier: Tier, packages: tuple[Package, ...], parts: int) -> list[Group]
 
 
 def tier_of(name: str, size: int | None = None, compiled: bool = False) -> Tier:
-    """The layer of a package: by its name alone where nothing else is known of it."""
+    """Return the tier of a package; by its name alone if nothing else is known."""
     if _CUDA.fullmatch(name):
         return "cuda"
     if _FRAMEWORK.fullmatch(name):
@@ -222,7 +222,7 @@ def tier_of(name: str, size: int | None = None, compiled: bool = False) -> Tier:
 
 
 def unlocked_installs(image: Image) -> dict[Tier, tuple[Install, ...]]:
-    """The installs of each tier by what the image names, as if all that comes as a dependency were small."""
+    """Return the installs of each tier for the packages that the image names; their dependencies count as small."""
     scoped = scopes(image)
     found: dict[Tier, set[Install]] = {"light": {Install()}} if image.pip else {}
     for entry in image.pip:
@@ -235,12 +235,12 @@ def unlocked_installs(image: Image) -> dict[Tier, tuple[Install, ...]]:
 
 
 def scopes(image: Image) -> dict[str, str]:
-    """The index each scoped package comes from."""
+    """Return the index of each scoped package."""
     return {name: index.url for index in image.pip_indexes for name in index.packages}
 
 
 def tier_files(lock: Lock) -> tuple[tuple[str, str], ...]:
-    """The requirements files of these layers, by path in the build context: one for each source, and for its build."""
+    """Return the requirements files of these layers by path in the build context: one per source, and one per build."""
     files: dict[str, list[str]] = {}
     for group in lock.groups:
         for package in group.packages:
@@ -260,12 +260,12 @@ def _build_files(folder: str, install: Install, build: tuple[Package, ...]) -> d
 
 
 def build_file(name: str) -> str:
-    """The name of the file with what a package is built with."""
+    """Return the name of the file with the build requirements of a package."""
     return f"{name}.build.txt"
 
 
 def pages_file(name: str) -> str:
-    """The name of the file with the indexes that a build asks for single packages."""
+    """Return the name of the file with the indexes that a build uses for single packages."""
     return f"{name}.pages.txt"
 
 
@@ -274,7 +274,7 @@ def _hash(name: str) -> int:
 
 
 def index_id(url: str) -> str:
-    """What an index is called in names of files and variables."""
+    """Return the name of an index for files and variables."""
     return hashlib.sha256(url.encode()).hexdigest()[:8]
 
 
@@ -285,19 +285,19 @@ def requirements_file(
     mirrors: Mapping[str, str] | None = None,
     known: Mapping[str, str] | None = None,
 ) -> str:
-    """A `pyproject.toml` that lists the image's requirements.
+    """Return a `pyproject.toml` that lists the image's requirements.
 
-    An index is `explicit`: uv takes from it the packages whose source it is, and those from nowhere else. uv heeds
-    sources for direct requirements only, so a scoped package that the image does not list has an extra of its own,
-    asked for when the resolution turns out to need it.
+    Indexes are `explicit`: uv takes from each only the packages that have it as their source, and these only from
+    there. uv applies sources only to direct requirements, so a scoped package that the image does not list has its own
+    extra, which is requested if the resolution turns out to need it.
 
     Args:
-        image: what to install; its local packages have their needs beside them and are left out.
+        image: the image to install; its local packages are left out, as `pip` includes their dependencies.
         python: minor version it is for.
-        mirrors: other addresses to use for indexes, by the URL in the image.
-        known: what takes the place of a requirement: a file for a package of which all is known.
+        mirrors: addresses to use instead of indexes, by the URL in the image.
+        known: replacements of requirements: a file for a package about which everything is known.
     """
-    import tomli_w  # where nothing is to be locked, it is not loaded
+    import tomli_w  # not loaded if nothing is locked
 
     names = {index.url: f"scoped-{number}" for number, index in enumerate(image.pip_indexes, start=1)}
     project: dict[str, Any] = {
@@ -315,6 +315,6 @@ def requirements_file(
 
 
 def unlisted(image: Image) -> tuple[str, ...]:
-    """Scoped packages that the image does not list itself; they may still come as somebody's dependency."""
+    """Return scoped packages that the image does not list itself; they may still be needed as dependencies."""
     listed = {requirement_name(entry) for entry in image.pip}
     return tuple(sorted(name for index in image.pip_indexes for name in index.packages if name not in listed))

@@ -1,6 +1,6 @@
-"""`BaseFacts`, what the compiler knows of a base, and `Plan`, its result: layers, Dockerfile, the image's identity.
+"""`BaseFacts`, the compiler's knowledge of a base, and `Plan`, its result: layers, Dockerfile, the image's identity.
 
-Entries of an image have an origin, which errors name: the user's own field, or the plugin that added one.
+Entries of an image have an origin, which errors name: the user's own field, or the plugin that added the entry.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class Interpreter:
     """A Python of a base.
 
     Attributes:
-        path: where it is called, such as "/app/.venv/bin/python".
-        version: its minor version, such as "3.11"; "" where its files do not tell.
-        environment: directory of the virtual environment that it is of; "" for none.
+        path: the path by which it is called, such as "/app/.venv/bin/python".
+        version: its minor version, such as "3.11"; "" if its files do not show it.
+        environment: directory of its virtual environment; "" if there is none.
     """
 
     path: str
@@ -31,23 +31,23 @@ class Interpreter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseFacts:
-    """What a base image has.
+    """The contents of a base image.
 
     Attributes:
-        user: the user that it names; "" for none.
-        home: the value of its variable HOME; "" for none.
-        entrypoint: what it runs containers' commands with.
-        runs_commands: whether that runs the command it is given, as an init or a script with `exec "$@"` does.
-        healthcheck: whether it has one.
-        stop_signal: the signal that asks its containers to end; "" for the engine's own.
-        shell: what its own steps ran with, where that is not /bin/sh.
+        user: its user; "" if it names none.
+        home: the value of its variable HOME; "" if not set.
+        entrypoint: its entry point.
+        runs_commands: whether that runs the command it receives, as an init or a script with `exec "$@"` does.
+        healthcheck: whether it has a health check.
+        stop_signal: the signal that asks its containers to end; "" for the engine's default.
+        shell: the shell of its own steps, unless that is /bin/sh.
         onbuild: instructions that it adds to builds.
-        pythons: those that are found by name, the one that counts first.
-        libc: "glibc 2.36", "musl", or "" for none that is known.
-        system: name of its distribution; "" for none.
+        pythons: the Pythons that are found by name, the preferred one first.
+        libc: "glibc 2.36", "musl", or "" if unknown.
+        system: name of its distribution; "" if unknown.
         apt: whether it has apt-get.
-        cuda: version of CUDA; "" for none.
-        missing: programs that steps of ours need, and it lacks.
+        cuda: version of CUDA; "" if there is none.
+        missing: programs that skyward's steps need, and it lacks.
     """
 
     user: str = ""
@@ -67,10 +67,10 @@ class BaseFacts:
 
     @classmethod
     def of(cls, document: dict[str, Any]) -> BaseFacts:
-        """The value whose fields were kept as JSON, see `dataclasses.asdict`.
+        """Create the value from fields stored as JSON; see `dataclasses.asdict`.
 
         Raises:
-            TypeError: they are those of another version.
+            TypeError: the fields are those of another version.
         """
         pythons = tuple(Interpreter(**each) for each in document.pop("pythons"))
         lists = {name: tuple(value) for name, value in document.items() if isinstance(value, list)}
@@ -78,12 +78,12 @@ class BaseFacts:
 
     @property
     def user_in_the_end(self) -> str:
-        """The user that it names for what is built on it: instructions that it adds to builds may name another."""
+        """The user for images built on it, which its added instructions may change."""
         named = [words[1] for words in map(str.split, self.onbuild) if words[0].upper() == "USER" and len(words) == 2]
         return named[-1] if named else self.user
 
     def lacks(self, python: str) -> bool:
-        """Whether it has no Python of a minor version, as far as is known."""
+        """Return whether it has no Python of a minor version, as far as known."""
         return all(each.version not in (python, "") for each in self.pythons)
 
 
@@ -94,9 +94,9 @@ class Layer:
     Attributes:
         stage: the build stage it belongs to.
         step: its number among the stage's steps, as BuildKit counts them; None for instructions that run nothing.
-        name: what it does, in a few words for people.
-        text: the instruction as it stands in the Dockerfile.
-        origin: who asked for it: a field of the user's image, a plugin, skyward itself. Never part of the identity.
+        name: a short description for users.
+        text: the instruction in the Dockerfile.
+        origin: who requested it: a field of the user's image, a plugin, skyward itself. Never part of the identity.
     """
 
     stage: str
@@ -111,12 +111,12 @@ class Copied:
     """Files of this machine that a build copies into its context.
 
     Attributes:
-        folder: where they go in the context.
-        digest: SHA-256 (hex) over their paths, modes and contents.
-        target: what of `local/` to install, where they are a package; "" for code.
-        is_project: whether they are the project that the image is for, which has a layer of its own.
-        entry: what the image calls them, where they are a package.
-        files: path below `folder`, and where each file is on this machine. Never part of the identity.
+        folder: their folder in the context.
+        digest: SHA-256 (hex) of their paths, modes and contents.
+        target: the part of `local/` to install, for a package; "" for code.
+        is_project: whether they are the project of the image, which has its own layer.
+        entry: the image's entry for them, for a package.
+        files: path below `folder`, and location of each file on this machine. Never part of the identity.
     """
 
     folder: str
@@ -132,14 +132,14 @@ class BaseBuild:
     """A base that is built first, from a Dockerfile of the user's.
 
     Attributes:
-        dockerfile: where it is on this machine.
-        target: its stage to build; None for the last.
-        platform: it is built for.
-        digest: SHA-256 (hex) over the Dockerfile, the stage, the platform and the files.
-        tag: the name of the image it becomes.
-        files: what it may copy: path in the context, and where each file is on this machine.
-        parent: the image that it is built from in the end; "" where that is unknown.
-        user: the user that its text names; "" for none, or for one that only the image it starts from names.
+        dockerfile: its path on this machine.
+        target: the stage to build; None for the last.
+        platform: its platform.
+        digest: SHA-256 (hex) of the Dockerfile, the stage, the platform and the files.
+        tag: the name of the resulting image.
+        files: files it may copy: path in the context, and location on this machine.
+        parent: the image at its root; "" if unknown.
+        user: the user that its text names; "" if it names none.
     """
 
     dockerfile: str = field(compare=False)
@@ -154,23 +154,23 @@ class BaseBuild:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Everything a build needs, and the name of what comes out.
+    """The complete input of a build, and the name of its result.
 
     Attributes:
         image: the description this was compiled from, plugins applied.
         python: minor version of Python in the image.
         platform: OCI platform such as "linux/amd64".
-        base: reference that stands in FROM.
+        base: the reference in FROM.
         dockerfile: the text.
-        layers: the instructions with who asked for them.
+        layers: the instructions with their origins.
         files: small text files of the build context, by path.
         copied: files of this machine that go into the build context.
         build_args: build arguments the text needs, by name.
-        lock: the packages that its requirements came to; None while they are not locked.
-        base_build: how its base is made, if from a Dockerfile.
-        given: what its base has; None while that is not known.
-        inputs: everything that decides the image's content, by name, each as canonical JSON.
-        identity: SHA-256 (hex) over the inputs; origins are not in it.
+        lock: the locked packages; None while they are not locked.
+        base_build: the build of its base, if it is from a Dockerfile.
+        given: facts about its base; None if not yet known.
+        inputs: everything that determines the image's content, by name, each as canonical JSON.
+        identity: SHA-256 (hex) of the inputs, without origins.
         tag: the image's local name, `skyward:sky-<epoch>-<first 16 hex of the identity>`.
         labels: labels of the image, a read-only mapping.
     """
@@ -194,14 +194,14 @@ class Plan:
 
     @property
     def user(self) -> str:
-        """The user that the image names; "" for none. Of a base that is to be built, what its Dockerfile tells."""
+        """The user of the image; "" if none is named. For a base still to be built, the one in its Dockerfile."""
         if self.given is not None:
             return self.given.user_in_the_end
         return self.base_build.user if self.base_build else ""
 
 
 def with_origin(before: Image, after: Image, name: str) -> Image:
-    """`after`, with every entry that `before` does not have attributed to `name`, such as "plugin torch"."""
+    """Return `after`, attributing every entry that `before` lacks to `name`, such as "plugin torch"."""
     known = {**dict(after.origins), **dict(before.origins)}
     old = set(_entries(before))
     known.update({key: name for key in _entries(after) if key not in old})
@@ -209,12 +209,12 @@ def with_origin(before: Image, after: Image, name: str) -> Image:
 
 
 def origin_of(image: Image, field: str, entry: str) -> str:
-    """Who asked for one entry of a field, in words for an error."""
+    """Describe who requested one entry of a field, for an error."""
     return dict(image.origins).get(f"{field}:{entry}") or f"your {field}=[{entry!r}]"
 
 
 def origins_of(image: Image, field: str, entries: tuple[str, ...]) -> str:
-    """Who asked for these entries of a field: the user's in one list, each plugin's in one."""
+    """Describe who requested these entries of a field: one list for the user, one per plugin."""
     added = dict(image.origins)
     groups: dict[str, list[str]] = {}
     for entry in entries:

@@ -1,8 +1,8 @@
-"""The instructions of a Dockerfile, one function for each group of them, in the order in which they stand there.
+"""The instructions of a Dockerfile, one function for each group of them, in their order in the file.
 
-A RUN is one command, `step.sh NAME ARGUMENT...`, with what it needs as mounts; the scripts are in `scripts/`. Every
-instruction stays within Dockerfile 1.2, so that engines from 20.10 on build it. What belongs to one site (CA bundle,
-index settings, mirrors) is no part of the text: each step reads an optional secret, whose value BuildKit keeps out of
+A RUN is one command, `step.sh NAME ARGUMENT...`, with its inputs as mounts; the scripts are in `scripts/`. Every
+instruction conforms to Dockerfile 1.2, so that engines from 20.10 on build it. Settings of one site (CA bundle, index
+settings, mirrors) are not part of the text: each step reads an optional secret, whose value BuildKit keeps out of
 layers and cache keys.
 """
 
@@ -18,9 +18,9 @@ from skyward.model.image import Image, local_path, requirement_name
 from skyward.model.instance import BAKED_DIR
 from skyward.model.rights import ACCOUNT, ACCOUNT_ID, HOME, WORK_DIR
 
-UV = "0.13.8"  # see scripts/uv.txt, which has its hashes
-_NEWLINES = {"\n": "SKYWARD_LF", "\r": "SKYWARD_CR"}  # the Dockerfile has no way to write them in ENV: build arguments
-TIME = 315532800  # the time of whatever a step makes, see scripts/step.sh
+UV = "0.13.8"  # scripts/uv.txt has its hashes
+_NEWLINES = {"\n": "SKYWARD_LF", "\r": "SKYWARD_CR"}  # build arguments, as ENV in a Dockerfile cannot contain them
+TIME = 315532800  # the time of all files made by steps; see scripts/step.sh
 MOUNT_POINTS_FILE = "mount-points.tar"  # in the build context
 SCRIPTS = "steps"  # folder of the build context with the scripts
 INSTALL = "/run/steps/step.sh install"
@@ -43,13 +43,13 @@ _OWN = "skyward itself"
 
 
 def files(image: Image) -> Iterator[tuple[str, str]]:
-    """The files that these steps need in the build context, beside scripts and requirements: their environment."""
+    """Yield the environment file that these steps need in the build context, besides scripts and requirements."""
     if image.build_env:
         yield "build-env.sh", "".join(f"export {name}={_word(value)}\n" for name, value in image.build_env.items())
 
 
 def base_stage(base: str, origin: str, given: BaseFacts | None, stage: str = "python") -> list[Layer]:
-    """Where everything starts from; what follows installs as root with /bin/sh, whatever the base names for either."""
+    """Return the first layers; later ones install as root with /bin/sh, whatever user and shell the base names."""
     layers = [_layer(f"FROM {base} AS {stage}", "base", origin, stage)]
     if given and given.user_in_the_end:
         layers.append(_layer("USER 0:0", "the user of what follows", _OWN, stage))
@@ -59,7 +59,7 @@ def base_stage(base: str, origin: str, given: BaseFacts | None, stage: str = "py
 
 
 def python_venv(python: str, platform: str, given: BaseFacts | None) -> list[Layer]:
-    """The wanted Python in /opt/venv: made there unless the base brings it."""
+    """Return the layers for the wanted Python in /opt/venv, which is installed unless the base has it."""
     brings = needs_uv_first(given, python)
     mounts = [_UV, *_apt_caches(platform)] if brings else []
     words = ["python", python, *(["bring"] if brings else [])]
@@ -70,7 +70,7 @@ def python_venv(python: str, platform: str, given: BaseFacts | None) -> list[Lay
 
 
 def uv_stage(image: Image, base: str, given: BaseFacts | None, python: str) -> list[Layer]:
-    """A stage with uv that is thrown away: it is mounted where it is needed. See `needs_uv_first`."""
+    """Return a temporary stage with uv, which is mounted where it is needed. See `needs_uv_first`."""
     first = needs_uv_first(given, python)
     if not image.pip and not first:
         return []
@@ -82,25 +82,25 @@ def uv_stage(image: Image, base: str, given: BaseFacts | None, python: str) -> l
 
 
 def needs_uv_first(given: BaseFacts | None, python: str) -> bool:
-    """Whether Python itself has to be brought, as the base has none of that version."""
+    """Return whether Python itself must be installed, as the base does not have that version."""
     return given is not None and given.lacks(python)
 
 
 def mount_points() -> list[Layer]:
-    """Empty files where builders mount theirs.
+    """Return a layer of empty files at the builders' mount points.
 
-    ADD keeps the times that the archive has. See `skyward.builder.docker.build`, which makes it.
+    ADD preserves the times in the archive. See `skyward.builder.docker.build`, which makes it.
     """
     return [_layer(f"ADD {MOUNT_POINTS_FILE} /", "mount points of builders", _OWN, "python")]
 
 
 def gives_python(image: Image) -> bool:
-    """Whether the interpreter may come from Debian packages, which are then installed before everything else."""
+    """Return whether the interpreter may come from Debian packages, which are then installed first."""
     return any(name.startswith("python") for name in image.apt)
 
 
 def apt(image: Image, platform: str, stage: str) -> list[Layer]:
-    """Debian packages. What they leave that differs from build to build, and their caches, stay out of the layer."""
+    """Return a layer of Debian packages, without their caches and files that differ from build to build."""
     if not image.apt:
         return []
     name, origin = f"apt {' '.join(image.apt)}", origins_of(image, "apt", tuple(image.apt))
@@ -114,14 +114,14 @@ def _apt_caches(platform: str) -> list[str]:
 
 
 def image_stage() -> list[Layer]:
-    """The image itself, from here on."""
+    """Return the start of the stage of the image itself."""
     return [_layer("FROM python AS image", "image", _OWN)]
 
 
 def requirements(image: Image, platform: str, lock: Lock | None, built: str) -> dict[Tier, list[Layer]]:
-    """The layers of each tier of the locked packages.
+    """Return the layers of each tier of the locked packages.
 
-    `built` names the cache of what is built: see `_uv_run`.
+    `built` names the cache of built packages; see `_package_caches`.
     """
     if not image.pip:
         return {}
@@ -147,14 +147,14 @@ def requirements(image: Image, platform: str, lock: Lock | None, built: str) -> 
 def local_packages(
     image: Image, platform: str, packages: tuple[Copied, ...], lock: Lock | None, built: str
 ) -> list[Layer]:
-    """Wheels and projects from this machine's files. Their needs are among the locked packages."""
+    """Return a layer of wheels and projects from this machine's files; their dependencies are locked packages."""
     others = tuple(package for package in packages if not package.is_project)
     entries = sorted(package.entry for package in others)
     return [_from_files(image, platform, others, lock, built, f"pip {' '.join(entries)}")] if others else []
 
 
 def project(image: Image, platform: str, packages: tuple[Copied, ...], lock: Lock | None, built: str) -> list[Layer]:
-    """The project that the image is for, in a layer of its own: its code is what changes most."""
+    """Return the layer of the project of the image, which is separate because its code changes most."""
     own = tuple(package for package in packages if package.is_project)
     return [_from_files(image, platform, own, lock, built, f"project {own[0].target}")] if own else []
 
@@ -164,7 +164,7 @@ def _from_files(
 ) -> Layer:
     projects = [package.target for package in packages if package.folder == f"local/{package.target}"]
     wheels = [package.target for package in packages if package.target not in projects]
-    # builds write beside the sources, where it is thrown away
+    # builds write beside the sources; the result is discarded
     mounts = [f"--mount=type=bind,source={each.folder},target=/run/{each.folder},readwrite" for each in packages]
     known = dict(lock.projects) if lock else {}
     needed = [build_file(each) for each in projects]
@@ -177,13 +177,13 @@ def _from_files(
 
 
 def runner() -> list[Layer]:
-    """The runner, of the client's own version, and the user that it runs as with directories that it can write to."""
+    """Return the layer of the runner, in the client's version, and of its user with writable directories."""
     words = ["runner", ACCOUNT, str(ACCOUNT_ID), HOME, WORK_DIR]
     return [_run(words, "--mount=type=bind,source=runner,target=/run/runner", name="the runner", origin=_OWN)]
 
 
 def commands(image: Image) -> list[Layer]:
-    """The user's commands in JSON form, which neither Dockerfile nor shell quoting can alter."""
+    """Return the user's commands in JSON form, which neither Dockerfile nor shell quoting can alter."""
     layers = []
     mounts = [*_env_mounts(image), *(f"--mount=type=secret,id={name},required=true" for name in image.secrets)]
     for number, command in enumerate(image.run, start=1):
@@ -194,7 +194,7 @@ def commands(image: Image) -> list[Layer]:
 
 
 def code(image: Image, copied: Copied | None) -> list[Layer]:
-    """Local code, where the image asks for it to be baked in."""
+    """Return a layer of local code, if the image bakes it in."""
     if copied is None:
         return []
     origin = f"your bake=True, includes={list(image.includes)!r}"
@@ -203,7 +203,7 @@ def code(image: Image, copied: Copied | None) -> list[Layer]:
 
 
 def start(given: BaseFacts | None) -> list[Layer]:
-    """How nodes start: as the user that the base names, and by what it starts programs with, if that starts others."""
+    """Return how nodes start: as the base's user, and through the base's entry point if that runs other programs."""
     if given is None:
         return []
     layers = []
@@ -221,7 +221,7 @@ def start(given: BaseFacts | None) -> list[Layer]:
 
 
 def env(image: Image, copied: Copied | None) -> list[Layer]:
-    """The environment of the nodes, and the paths that Python finds modules in: the runner's, then the base's last."""
+    """Return the environment of the nodes, and Python's module paths: the runner's first, the base's last."""
     pairs = [f"{name}={quoted(value)}" for name, value in sorted(image.env.items()) if name != "PYTHONPATH"]
     layers = [_layer(f"ARG {name}", "newlines in env", _USER) for name, _ in newlines(image)]
     # the runner must stay importable whatever path the user or the base adds
@@ -234,18 +234,18 @@ def env(image: Image, copied: Copied | None) -> list[Layer]:
 
 
 def newlines(image: Image) -> tuple[tuple[str, str], ...]:
-    """The build arguments that stand for newlines in the environment of the nodes: names and values."""
+    """Return the names and values of the build arguments for newlines in the environment of the nodes."""
     values = image.env.values()
     return tuple((name, char) for char, name in _NEWLINES.items() if any(char in value for value in values))
 
 
 def labels(facts: Mapping[str, str]) -> list[Layer]:
-    """What the image says of itself."""
+    """Return the labels of the image."""
     return [_layer("LABEL " + " ".join(f"{name}={quoted(text)}" for name, text in facts.items()), "labels", _OWN)]
 
 
 def quoted(value: str) -> str:
-    """A value as a Dockerfile word."""
+    """Quote a value as a Dockerfile word."""
     text = re.sub(r'([\\"$])', r"\\\1", value)
     for char, name in _NEWLINES.items():
         text = text.replace(char, f"${{{name}}}")
@@ -257,7 +257,7 @@ def _layer(text: str, name: str, origin: str, stage: str = "image") -> Layer:
 
 
 def _run(command: list[str] | str, *mounts: str, name: str, origin: str, stage: str = "image") -> Layer:
-    """A RUN of a script of ours with its arguments, or of a command in JSON form."""
+    """Return a RUN of one of skyward's scripts with its arguments, or of a command in JSON form."""
     if isinstance(command, list):
         command = f"sh /run/steps/step.sh {' '.join(map(_word, command))}"
     return _layer(" \\\n    ".join((f"RUN {_TMPFS}", _SCRIPTS, _SITE, *mounts, command)), name, origin, stage)
@@ -268,19 +268,19 @@ def _env_mounts(image: Image) -> list[str]:
 
 
 def _package_caches(platform: str, built: str) -> list[str]:
-    """The caches of uv: one of wheels for all images, and one of what is built, named by `built`; see `uv_pip.sh`."""
+    """Return uv's caches: one of wheels for all images, and one of built packages, named `built`; see `uv_pip.sh`."""
     name = platform.replace("/", "-")
     caches = [f"--mount=type=cache,id=skyward-uv-{name},target=/run/cache/uv"]
     return [*caches, f"--mount=type=cache,id=skyward-built-{name}-{built},target=/run/cache/built"] if built else caches
 
 
 def _target(lock: Lock | None) -> list[str]:
-    """What was locked for one platform is chosen for the same, as tags of wheels go."""
+    """Return the option that selects wheels for the platform of the lock."""
     return ["--python-platform", lock.target] if lock and lock.target else []
 
 
 def _group_entries(image: Image, lock: Lock | None, group: Group) -> tuple[str, ...]:
-    """The requirements that ask for a layer: those that name a package in it, else all of them."""
+    """Return the requirements behind a layer: those that name a package in it, else all of them."""
     entries = tuple(entry for entry in image.pip if local_path(entry) is None) or tuple(image.pip)
     known = {package.name: each.name for each in lock.groups for package in each.packages} if lock else {}
     names = {entry: requirement_name(entry) for entry in entries}
@@ -289,14 +289,14 @@ def _group_entries(image: Image, lock: Lock | None, group: Group) -> tuple[str, 
 
 
 def _group_words(entries: tuple[str, ...], group: Group) -> str:
-    """What a layer holds, in words: what was asked for; of large packages and parts, what that came to."""
+    """Describe a layer by its requirements; large packages and parts by the packages themselves."""
     if group.packages and (group.tier in ("cuda", "framework", "large") or group.name != group.tier):
         return " ".join(package.pin.partition(" @ ")[0] for package in group.packages)
     return " ".join(entries)
 
 
 def _word(text: str) -> str:
-    """A string as a word of the shell. Not `shlex.quote`: the same on every version of Python."""
+    """Quote a string as a word of the shell. Unlike `shlex.quote`, the same on every version of Python."""
     return text if re.fullmatch(r"[\w./:=@%+,-]+", text, re.ASCII) else "'" + text.replace("'", "'\"'\"'") + "'"
 
 
